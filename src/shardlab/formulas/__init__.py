@@ -1,0 +1,24 @@
+"""Every memory and time formula of the book, once. See registry.py for how they are resolved, render.py for how they are printed.
+
+    from shardlab.formulas import states_bytes, quantities
+    states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
+"""
+
+from . import given, model, states, time  # noqa: F401  (importing them fills the registry)
+from .presets import GPUS, MODELS, RECIPES, Preset, quantities
+from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
+from .subset import EXACT_LIMIT, ceil_div, equal, floor_div, maximum, minimum, where
+
+evaluate, validate = BOOK.evaluate, BOOK.validate
+
+
+def __getattr__(name):
+    """Every registered formula is an attribute of the package: `from shardlab.formulas import states_bytes`."""
+    if name in BOOK.formulas:
+        return BOOK.formulas[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+__all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "MODELS", "RECIPES", "Formula", "InvalidQuantity", "Preset", "Quantity", "Registry",
+           "Rule", "TooLarge", "ceil_div", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
+           *BOOK.formulas]

@@ -1,0 +1,133 @@
+"""The second and third rendering: SymPy symbols in, LaTeX and JavaScript out. Imported only when something is typeset.
+
+The functions are called under `sympy.evaluate(False)` and printed with `order="none"`, so that the equation and the code keep the
+order in which the formula was written. JavaScript gets one named line per quantity; divisions that round and powers are printed
+by our own methods (a ceiling that SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3).
+"""
+
+import json
+
+import sympy
+from sympy.printing.jscode import JavascriptCodePrinter
+from sympy.printing.latex import LatexPrinter
+from sympy.printing.precedence import PRECEDENCE
+
+from .registry import BOOK, Formula, Registry
+
+
+class CeilDiv(sympy.Function):
+    """ceil_div of symbols: stays as written."""
+
+
+class FloorDiv(sympy.Function):
+    """floor_div of symbols: stays as written."""
+
+
+class _Latex(LatexPrinter):
+    def _print_CeilDiv(self, expression, exp=None):
+        return r"\left\lceil \frac{%s}{%s} \right\rceil" % tuple(map(self._print, expression.args))
+
+    def _print_FloorDiv(self, expression, exp=None):
+        return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(map(self._print, expression.args))
+
+    def _print_Piecewise(self, expression):
+        (yes, condition), (no, _) = expression.args
+        return r"\begin{cases} %s & \text{if } %s \\ %s & \text{otherwise} \end{cases}" % tuple(
+            map(self._print, (yes, condition, no)))
+
+
+def _flatten(expression):
+    """((a + b) + c) as a + b + c: Python adds two at a time, a reader does not want to see it."""
+    if not expression.args:
+        return expression
+    arguments = [_flatten(argument) for argument in expression.args]
+    if isinstance(expression, sympy.Add) and isinstance(arguments[0], sympy.Add):
+        arguments[:1] = arguments[0].args
+    with sympy.evaluate(False):
+        return expression.func(*arguments)
+
+
+class _JavaScript(JavascriptCodePrinter):
+    """Prints one formula; `name` goes into the calls that may refuse."""
+
+    def __init__(self, name):
+        super().__init__({"order": "none"})
+        self.name = name
+
+    def _print_CeilDiv(self, expression):
+        return "ceilDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
+
+    def _print_FloorDiv(self, expression):
+        return "floorDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
+
+    def _print_Piecewise(self, expression):
+        (yes, condition), (no, _) = expression.args
+        return "(%s ? %s : %s)" % tuple(map(self._print, (condition, yes, no)))
+
+    def _print_Pow(self, expression):
+        base, exponent = expression.as_base_exp() if expression.exp.is_Integer else (expression.base, expression.exp)
+        if exponent == -1:
+            return "1/" + self.parenthesize(base, PRECEDENCE["Pow"])
+        return "(" + "*".join([self.parenthesize(base, PRECEDENCE["Mul"])] * int(exponent)) + ")"
+
+
+def _symbolic(function, needs):
+    with sympy.evaluate(False):
+        return sympy.sympify(function(*(sympy.Symbol(need, nonnegative=True) for need in needs)))
+
+
+def right_hand_side(name, registry: Registry = BOOK, symbol=None):
+    """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by default its registered symbol."""
+    symbol = symbol or (lambda need: registry.find(need).symbol)
+    formula = registry.formulas[name]
+    symbols = {sympy.Symbol(need, nonnegative=True): symbol(need) for need in formula.needs}
+    printer = _Latex({"order": "none", "symbol_names": symbols, "mul_symbol": r"\,"})
+    return printer.doprint(_flatten(_symbolic(formula.function, formula.needs)))
+
+
+def latex(name, registry: Registry = BOOK):
+    """The typeset equation: the formula's symbol = its right-hand side."""
+    return f"{registry.formulas[name].symbol} = {right_hand_side(name, registry)}"
+
+
+def _javascript_expression(function_name, function, needs):
+    made = _symbolic(function, needs)
+    text = " ".join(_JavaScript(function_name).doprint(made).split())
+    if "Not supported" in text:
+        raise ValueError(f"formula {function_name} does not print as JavaScript: {text}")
+    return text
+
+
+def javascript(targets, inputs=(), registry: Registry = BOOK):
+    """A JavaScript function of one object that returns every input and every quantity the targets need.
+
+    `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
+    `given`, `exact`, `invalid`, `show`, `ceilDiv` and `floorDiv` of formulas.js and nothing else.
+    """
+    formulas, needed = registry.resolve(targets, inputs)
+    needed += [name for name in inputs if name not in needed]
+    lines = ["function (q) {"]
+    for name in needed:
+        found = registry.find(name)
+        limits = found.as_quantity() if isinstance(found, Formula) else found
+        limits = dict(least=limits.least, most=min(limits.most, 1.7e308), above=limits.above, whole=limits.whole,  # JSON has no infinity
+                      rule=limits.rule())
+        lines.append(f"  var {name} = given(q, {json.dumps(name)}, {json.dumps(limits)});")
+    known, done = set(needed), set()
+
+    def rules():
+        for rule in registry.applicable_rules(known):
+            if rule.name not in done:
+                done.add(rule.name)
+                condition = _javascript_expression(rule.name, rule.function, rule.needs)
+                shown = "{" + ", ".join(f"{need}: {need}" for need in rule.needs) + "}"
+                lines.append(f"  if (!({condition})) invalid({json.dumps(rule.marks)}, {json.dumps(rule.message)}, {shown});")
+
+    rules()
+    for name in formulas:
+        formula = registry.formulas[name]
+        text = _javascript_expression(name, formula.function, formula.needs)
+        lines.append(f"  var {name} = {f'exact({json.dumps(name)}, {text})' if formula.whole else text};")
+        known.add(name)
+        rules()
+    return "\n".join([*lines, "  return {" + ", ".join(f"{name}: {name}" for name in [*needed, *formulas]) + "};", "}"])

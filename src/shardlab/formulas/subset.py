@@ -1,0 +1,113 @@
+"""What a formula may use besides names, numbers, + - * /, ** with a whole exponent, and < <= > >=.
+
+Each function takes numbers or SymPy symbols, so that one formula serves three times: called with integers it gives exact bytes,
+called with symbols it gives the equation on the page and the JavaScript behind the slider. `//`, `%` and `==` are left out on
+purpose: SymPy prints `n // 49` as floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
+`check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints something wrong.
+"""
+
+import ast
+import inspect
+import textwrap
+
+EXACT_LIMIT = 2**53 - 1  # up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
+
+
+class DividendTooLarge(OverflowError):
+    """ceil_div or floor_div of a number above EXACT_LIMIT; the registry adds the formula's name."""
+
+
+def _symbolic(*values):
+    return not all(isinstance(value, (int, float)) for value in values)
+
+
+def _whole_division(name, a, b):
+    for value in (a, b):
+        if not isinstance(value, int):
+            raise TypeError(f"{name}({a}, {b}): both must be whole numbers, {value!r} is a {type(value).__name__}.")
+    if a > EXACT_LIMIT:  # the page cannot divide it exactly, so Python does not either
+        raise DividendTooLarge(a)
+
+
+def ceil_div(a, b):
+    """a / b rounded up, exact for whole numbers: the rows of the fullest shard when a rows are dealt to b ranks."""
+    if _symbolic(a, b):
+        from .render import CeilDiv
+        return CeilDiv(a, b)
+    _whole_division("ceil_div", a, b)
+    return -(-a // b)
+
+
+def floor_div(a, b):
+    """a / b rounded down, exact for whole numbers."""
+    if _symbolic(a, b):
+        from .render import FloorDiv
+        return FloorDiv(a, b)
+    _whole_division("floor_div", a, b)
+    return a // b
+
+
+def maximum(*values):
+    """The largest of the values: the peak over the moments of a step."""
+    if _symbolic(*values):
+        import sympy
+        return sympy.Max(*values, evaluate=False)
+    return max(values)
+
+
+def minimum(*values):
+    """The smallest of the values."""
+    if _symbolic(*values):
+        import sympy
+        return sympy.Min(*values, evaluate=False)
+    return min(values)
+
+
+def where(condition, yes, no):
+    """`yes` where the condition holds, else `no`. The condition is one comparison: `zero_stage >= 2`."""
+    if isinstance(condition, bool):
+        return yes if condition else no
+    import sympy
+    return sympy.Piecewise((yes, condition), (no, True), evaluate=False)
+
+
+def equal(a, b):
+    """True where the two are equal. `==` on symbols asks whether they are the same symbol, hence a function."""
+    if _symbolic(a, b):
+        import sympy
+        return sympy.Eq(a, b, evaluate=False)
+    return a == b
+
+
+SUBSET = {function.__name__: function for function in (ceil_div, floor_div, maximum, minimum, where, equal)}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+_SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, *_OPERATORS)
+
+
+def check_subset(function):
+    """Raise TypeError, naming the line, when a formula's body is more than one `return` of an expression in the subset."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    body = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+
+    def refuse(node, why):
+        raise TypeError(f"formula {function.__name__}: `{ast.unparse(node)}` {why}")
+
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
+        refuse(tree.body[-1], "is not the only statement: a formula is one docstring and one return.")
+    arguments = set(inspect.signature(function).parameters)
+    for node in ast.walk(body[0].value):
+        if not isinstance(node, _SYNTAX):
+            refuse(node, "is outside the subset: + - * / **, < <= > >=, " + ", ".join(SUBSET) + ".")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+            if not (isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value >= 1):
+                refuse(node, "has an exponent that is not a whole number of at least 1.")
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not isinstance(node.left, (ast.Name, ast.Constant)):
+            refuse(node, "subtracts from an expression: name it, so that it is checked before the difference hides its size.")
+        if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
+            refuse(node, "is not a number.")
+        if isinstance(node, ast.Call) and (node.keywords or ast.unparse(node.func) not in SUBSET):
+            refuse(node, "calls something else than " + ", ".join(SUBSET) + ".")
+        if isinstance(node, ast.Compare) and len(node.ops) != 1:
+            refuse(node, "compares more than two values.")
+        if isinstance(node, ast.Name) and node.id not in arguments and node.id not in SUBSET:
+            refuse(node, "is not an argument; a formula depends on nothing else.")
