@@ -1,0 +1,84 @@
+# One command builds the book, one tests everything. Both do their own set-up in .venv and touch nothing outside this
+# folder. Every stamp is written last, so that an interrupted step is done again.
+
+PYTHON ?= python3
+# More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
+PIP_ARGS ?=
+PORT ?= 8000
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
+INSTALL := $(PIP) install $(PIP_ARGS) --constraint constraints.txt
+BOOK := build/html/index.html
+SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc')
+
+.DELETE_ON_ERROR:
+.PHONY: help book test serve lab bench store lock clean
+
+help:  ## what can be made (this text)
+	@echo "make <target>, where target is"
+	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
+		printf '  %-8s%s\n' "$$name" "$$text"; done
+
+$(VENV)/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+		echo "Python 3.10 or newer is needed; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+		echo "Python's venv module is missing. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "set-up: a virtual environment in $(VENV) ($$($(PYTHON) --version))"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+# What the book needs: bookkit with its dependencies, shardlab without them (they include torch).
+$(VENV)/.book: $(VENV)/.python pyproject.toml src/pyproject.toml requirements.txt constraints.txt
+	@echo "set-up: what the book needs (a minute or two the first time; no torch)"
+	@$(INSTALL) setuptools wheel
+	@$(INSTALL) --no-build-isolation --editable ./src
+	@$(INSTALL) --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# What labs and tests need: torch above all.
+$(VENV)/.labs: $(VENV)/.book
+	@echo "set-up: what labs and tests need (torch: minutes, the first time)"
+	@command -v nvidia-smi >/dev/null 2>&1 || \
+		echo "        no NVIDIA GPU found: README.md, \"On a laptop\", says how to get PyTorch's smaller CPU build"
+	@$(INSTALL) --no-build-isolation --editable '.[lab,test]'
+	@touch $@
+
+# The wheel that the built book carries, for machines that cannot reach the repository.
+build/wheel/.built: $(VENV)/.book $(SHARDLAB) README.md LICENSE
+	@echo "book:   the shardlab wheel"
+	@rm -rf build/wheel build/lib build/bdist*
+	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@touch $@
+
+book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
+	@echo "book:   the pages (seconds; less when little has changed)"
+	@$(BIN)/python -m bookkit . build/html
+	@echo "book:   done. Open $(CURDIR)/$(BOOK), or: make serve"
+
+test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser
+	@echo "test:   everything in tests/ (minutes)"
+	@$(BIN)/python -m pytest
+
+serve: book  ## serve the book on this machine only
+	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
+	@$(BIN)/python -m http.server --bind 127.0.0.1 --directory build/html $(PORT)
+
+lab: $(VENV)/.labs  ## open the labs in JupyterLab
+	@$(BIN)/jupyter lab --notebook-dir labs
+
+bench: book $(VENV)/.labs  ## measure speed and size; reported, never part of the tests
+	@$(BIN)/python -m bench
+
+store: $(VENV)/.labs  ## for authors: run a lab and store its outputs; make store LAB=labs/01-name.ipynb
+	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.ipynb"; exit 1; }
+	@$(BIN)/python tools/store_lab.py $(LAB)
+
+lock: $(VENV)/.book  ## for authors: write constraints.txt anew from what is newest
+	@$(INSTALL) uv
+	@$(BIN)/python tools/lock.py
+
+clean:  ## remove everything that was built or installed here
+	@rm -rf build $(VENV) src/*.egg-info
