@@ -6,7 +6,7 @@ from .subset import floor_div
 _GPT = "counted from gpt.py"
 
 
-@BOOK.formula(symbol=r"h_\text{kv}", unit="count", source=_GPT, measured_by="tests/test_gpt.py::test_parameter_counts")
+@BOOK.formula(symbol=r"h_\text{kv}", unit="count", source=_GPT, measured_by="tests/test_formulas.py::test_counts_of_each_part")
 def key_value_size(hidden, heads, key_value_heads):
     """columns that keys take, and values as many: the whole hidden size unless heads share them"""
     return key_value_heads * floor_div(hidden, heads)
@@ -51,7 +51,7 @@ def head_parameters(vocabulary, hidden, tied_head):
 
 
 @BOOK.formula(symbol=r"\Psi", unit="parameters", source="Radford et al. 2019 (GPT-2); Touvron et al. 2023 (Llama)",
-              measured_by="tests/test_gpt.py::test_parameter_counts", least=1)
+              measured_by="tests/test_formulas.py::test_counts_of_each_part", least=1)
 def parameters(layers, layer_parameters, embedding_parameters, norm_parameters, head_parameters):
     """parameters of the whole model: layers, tables, the last norm, the head"""
     return layers * layer_parameters + embedding_parameters + norm_parameters + head_parameters
