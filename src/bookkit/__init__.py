@@ -1,0 +1,20 @@
+"""The Sphinx extension of the book.
+
+Each part is a module with a ``setup(app)`` of its own and can be read alone:
+
+- ``build``    ``python -m bookkit``; what makes a page stale
+- ``mathml``   formulas become MathML while the book is built: no script in the page
+- ``boxes``    the four boxes: predict, measured, which number is right, in the wild
+- ``look``     fonts, style sheets, icons, and the palettes as CSS variables
+- ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the book
+"""
+
+from bookkit import boxes, build, look, mathml, offline
+
+__version__ = "0.1.0"
+
+
+def setup(app):
+    for part in (build, mathml, boxes, look, offline):
+        part.setup(app)
+    return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

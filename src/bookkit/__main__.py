@@ -1,0 +1,3 @@
+from bookkit.build import main
+
+main()

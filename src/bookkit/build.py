@@ -1,0 +1,77 @@
+"""Build the book: what ``jupyter-book build`` does, with the pages in the folder one asks for.
+
+``python -m bookkit SOURCE OUTPUT`` reads ``_config.yml`` and ``_toc.yml`` through Jupyter Book and builds with Sphinx;
+a warning is an error, and a reference that leads nowhere is a warning. Doctrees and the execution cache lie beside
+OUTPUT, so that the second build is quick.
+"""
+
+import argparse
+import hashlib
+from pathlib import Path
+import sys
+
+SOURCES = Path(__file__).resolve().parents[1]
+
+
+def build_book(source, output, quiet=True, overrides=None):
+    """Build the book in folder ``source`` into folder ``output``; raise ``BuildFailed`` on any error or warning."""
+    from jupyter_book.sphinx import build_sphinx
+
+    source, output = Path(source).resolve(), Path(output).resolve()
+    result = build_sphinx(
+        source,
+        output,
+        noconfig=True,
+        path_config=source / "_config.yml",
+        confoverrides={
+            "external_toc_path": str(source / "_toc.yml"),
+            "latex_individualpages": False,
+            "nitpicky": True,
+            **(overrides or {}),
+        },
+        doctreedir=output.parent / "doctrees",
+        warningiserror=True,
+        keep_going=True,
+        quiet=quiet,
+    )
+    if result != 0:
+        raise BuildFailed(f"the book in {source} was not built: see the messages above")
+
+
+class BuildFailed(Exception):
+    """Sphinx reported an error, or a warning, which counts as one."""
+
+
+def sources_digest(root=SOURCES):
+    """Digest of everything in ``src/`` a page can show or compute with: code, data tables, styles."""
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*")):
+        if path.suffix in {".py", ".csv", ".css", ".js", ".html", ".svg"} and path.is_file():
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _notice_sources(app, config):
+    """Pages are read again, and their cells run again, when ``src/`` changed: both caches look at the pages only."""
+    config.bookkit_sources = sources_digest()
+    if not config.nb_execution_cache_path:
+        cache = Path(app.outdir).parent / "jupyter_cache" / config.bookkit_sources
+        config.nb_execution_cache_path = str(cache)
+
+
+def setup(app):
+    app.add_config_value("bookkit_sources", "", "env")
+    app.connect("config-inited", _notice_sources)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m bookkit", description=__doc__.split("\n\n")[0])
+    parser.add_argument("source", type=Path, help="folder with _config.yml and _toc.yml")
+    parser.add_argument("output", type=Path, help="folder for the pages, for example build/html")
+    parser.add_argument("--verbose", action="store_true", help="say what Sphinx is doing")
+    arguments = parser.parse_args()
+    try:
+        build_book(arguments.source, arguments.output, quiet=not arguments.verbose)
+    except BuildFailed as error:
+        sys.exit(f"{error}")
+    print(f"The book is in {arguments.output / 'index.html'}")

@@ -1,0 +1,70 @@
+"""How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
+
+``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to the theme's style
+sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour is defined once for figures and pages.
+"""
+
+from pathlib import Path
+
+from markupsafe import Markup
+
+from bookkit.icons import ICONS, svg
+from shardlab.show.palette import MEMORY, PAGE, TIMELINE
+
+STATIC = Path(__file__).parent / "static"
+TEMPLATES = Path(__file__).parent / "templates"
+
+# Runs before anything is drawn, so that no page flashes in the wrong colours.
+THEME_SCRIPT = """(function (root) {
+  var mode = "auto";
+  try { mode = localStorage.getItem("mode") || mode; } catch (refused) { /* private windows, some file:// pages */ }
+  root.dataset.mode = mode;
+  root.dataset.theme = mode === "auto" ? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light") : mode;
+})(document.documentElement);"""
+
+
+def palette_css():
+    """The page, and two variables for each quantity: its fill and the line around it, in light and in dark."""
+    def declarations(mode):
+        yield f"  --page: {getattr(PAGE, mode)};\n  --line-strong: {PAGE.line};\n"
+        for kind, palette in (("memory", MEMORY), ("timeline", TIMELINE)):
+            for name, swatch in palette.items():
+                variable = f"--{kind}-{name.replace('_', '-')}"
+                yield f"  {variable}: {getattr(swatch, mode)};\n  {variable}-line: {swatch.line};\n"
+
+    return (f":root {{\n{''.join(declarations('light'))}}}\n"
+            f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n")
+
+
+def _icon(*names):
+    """The first of the icons ``names`` (ours, or the theme's name for one) that is known, as inline SVG; or nothing."""
+    for name in names:
+        if name and name in ICONS:
+            return Markup(svg(name))
+    return Markup("")
+
+
+def _page_context(app, pagename, templatename, context, doctree):
+    context["bookkit_icon"] = _icon
+    context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
+
+
+def _write_palette(app):
+    if app.builder.format == "html":
+        static = Path(app.outdir) / "_static"
+        static.mkdir(parents=True, exist_ok=True)
+        (static / "palette.css").write_text(palette_css(), encoding="utf-8")
+
+
+def _prepend_templates(app, config):
+    config.templates_path.insert(0, str(TEMPLATES))
+    config.html_static_path.append(str(STATIC))
+
+
+def setup(app):
+    app.connect("config-inited", _prepend_templates)
+    app.connect("builder-inited", _write_palette)
+    app.connect("html-page-context", _page_context)
+    app.add_css_file("palette.css", priority=800)
+    app.add_css_file("book.css", priority=801)
+    app.add_js_file("book.js", priority=801, loading_method="defer")

@@ -1,0 +1,312 @@
+"""Offline by construction: a page asks for nothing outside the book, and the book carries only what a page asks for.
+
+Four things happen here.
+
+1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side bars, search box and
+   colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets that match nothing.
+2. After the build, files in ``_static`` that no page refers to are deleted.
+3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the page; the one local
+   copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets view, which would be a
+   dead slider, becomes a sentence.
+4. Every page is read once more, and anything it would load from elsewhere is a warning, which stops the build.
+"""
+
+from html import escape
+from html.parser import HTMLParser
+import json
+from pathlib import Path
+import re
+from urllib.parse import unquote, urlsplit
+
+from docutils import nodes
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+
+logger = logging.getLogger(__name__)
+
+PLOTLY = "application/vnd.plotly.v1+json"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+
+# Scripts of Sphinx and of the theme that only the search page needs, and those that no page needs.
+SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js"}
+UNUSED_SCRIPTS = {"sphinx_highlight.js", "scripts/sphinx-book-theme.js", "design-tabs.js"}
+UNUSED_STYLES = {"styles/bootstrap.css", "styles/theme.css"}
+SLIMMED_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
+                  "mystnb*.css")
+
+# What templates/ takes the place of. A theme that no longer has these needs a new look at templates/.
+THEME_PARTS = {
+    "static/webpack-macros.html": ("macro head_pre_assets()", "macro head_js_preload()", "macro body_post()"),
+    "layout.html": ("block css", "block extrahead", "block docs_body", "block docs_main", "block docs_toc",
+                    "_webpack.head_pre_assets()"),
+}
+
+
+# ---------------------------------------------------------------- stored outputs
+
+class OfflineMime:
+    """MyST-NB plugin for two kinds of stored output; found through the entry point ``myst_nb.mime_renderers``."""
+
+    mime_priority_overrides = [("html", PLOTLY, 1), ("html", WIDGET, 2)]
+
+    @staticmethod
+    def handle_mime(renderer, data, inline):
+        """Nodes for a plotly figure or a widget; None for anything else, and in books that do not use bookkit."""
+        environment = getattr(renderer.renderer, "sphinx_env", None)
+        if inline or environment is None or "bookkit_sources" not in environment.config:
+            return None
+        if data.mime_type == PLOTLY:
+            return [nodes.raw("", figure_html(data.content), format="html")]
+        if data.mime_type == WIDGET:
+            return [nodes.paragraph("", "This control is live in the lab: open the notebook in Jupyter or Colab to move it.",
+                                    classes=["needs-kernel"])]
+        return None
+
+
+def figure_html(figure):
+    """A place for a stored plotly figure: its data, its height so that nothing jumps, and a sentence without scripts."""
+    parts = {key: figure[key] for key in ("data", "layout", "config") if key in figure}
+    layout = parts.get("layout", {})
+    parts["layout"] = {key: value for key, value in layout.items() if key != "template"}
+    title = layout.get("title")
+    title = (title or {}).get("text") if not isinstance(title, str) else title
+    name = re.sub(r"<[^>]*>", " ", title or "").strip() or "Figure from the notebook"
+    content = json.dumps(parts, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        f'<div class="plotly-figure" role="figure" aria-label="{escape(name, quote=True)}"'
+        f' style="min-height: {int(layout.get("height") or 400)}px">'
+        f'<script type="application/json">{content}</script>'
+        f"<noscript><p>{escape(name)}: an interactive figure, which needs JavaScript. "
+        "Its numbers are in the notebook.</p></noscript></div>"
+    )
+
+
+def _has_figures(doctree):
+    return doctree is not None and any('class="plotly-figure"' in node.astext() for node in doctree.findall(nodes.raw))
+
+
+# ---------------------------------------------------------------- what a page loads
+
+def _name(asset):
+    return str(getattr(asset, "filename", asset) or "").removeprefix("_static/").split("?")[0]
+
+
+def _select_assets(app, pagename, templatename, context, doctree):
+    """Leave out of a page's lists what it does not use."""
+    search = pagename == "search"
+    seen, kept = set(), []
+    for script in context.get("script_files", []):
+        name, body = _name(script), script.attributes.get("body", "") if hasattr(script, "attributes") else ""
+        unused = (
+            name in UNUSED_SCRIPTS
+            or name in SEARCH_SCRIPTS and not search
+            or body.startswith("DOCUMENTATION_OPTIONS.") and not search
+            or getattr(script, "attributes", {}).get("type") == WIDGET_STATE
+            or (name, body) in seen
+        )
+        if not unused:
+            seen.add((name, body))
+            kept.append(script)
+    context["script_files"][:] = kept
+    if "css_files" in context:
+        context["css_files"][:] = [style for style in context["css_files"] if _name(style) not in UNUSED_STYLES]
+
+
+def _add_figure_scripts(app, pagename, templatename, context, doctree):
+    if _has_figures(doctree):
+        plotly = context["pathto"]("_static/plotly.min.js", 1)
+        app.add_js_file("figures.js", loading_method="defer", priority=802, **{"data-plotly": plotly})
+
+
+def _copy_plotly(app):
+    """plotly.js out of the installed plotly: exactly the version that understands the stored figures."""
+    if app.builder.format != "html":
+        return
+    import plotly
+
+    source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    if not source.exists():
+        raise ExtensionError(f"bookkit: plotly {plotly.__version__} has no {source.name} where it used to be: {source}")
+    target = Path(app.outdir) / "_static" / "plotly.min.js"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists() or target.stat().st_size != source.stat().st_size:
+        target.write_bytes(source.read_bytes())
+
+
+def _check_theme(app):
+    """The templates here replace parts of the theme: say so plainly when those parts are not what they were."""
+    if app.builder.format != "html":
+        return
+    import pydata_sphinx_theme
+
+    theme = Path(pydata_sphinx_theme.__file__).parent / "theme" / "pydata_sphinx_theme"
+    for name, parts in THEME_PARTS.items():
+        text = (theme / name).read_text(encoding="utf-8") if (theme / name).exists() else ""
+        missing = [part for part in parts if part not in text]
+        if missing:
+            raise ExtensionError(
+                f"bookkit: pydata-sphinx-theme {pydata_sphinx_theme.__version__} has no {missing[0]!r} in {name}; "
+                "src/bookkit/templates replaces it. Install the version in constraints.txt, or bring the templates up "
+                "to date."
+            )
+
+
+# ---------------------------------------------------------------- after the build
+
+class _References(HTMLParser):
+    """Collects what a page refers to (any attribute that could be an address), and the words its markup uses."""
+
+    LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
+               ("audio", "src"), ("embed", "src"), ("object", "data"), ("image", "href"), ("use", "href")}
+
+    def __init__(self):
+        super().__init__()
+        self.addresses, self.loaded, self.words = set(), set(), set()
+
+    def handle_starttag(self, tag, attributes):
+        attributes = {name: value or "" for name, value in attributes}
+        self.words.add(tag)
+        self.words.update(attributes.get("class", "").split(), [attributes.get("id", "")])
+        relation = attributes.get("rel", "")
+        for name, value in attributes.items():
+            self.addresses.add(value)
+            loads = (tag, name) in self.LOADING or (
+                tag == "link" and name == "href" and re.search(r"stylesheet|preload|prefetch|icon|preconnect|modulepreload",
+                                                               relation))
+            if loads:
+                self.loaded.add(value)
+            if name == "srcset":
+                self.loaded.update(part.split()[0] for part in value.split(",") if part.strip())
+            if name == "style":
+                self.loaded.update(_css_addresses(value))
+
+
+def _css_addresses(text):
+    found = re.findall(r"""url\(\s*["']?([^"')]+)["']?\s*\)|@import\s+["']([^"']+)["']""", text)
+    return {first or second for first, second in found}
+
+
+def _is_external(address):
+    parts = urlsplit(address.strip())
+    return bool(parts.netloc) or parts.scheme in {"http", "https", "ftp", "ws", "wss"}
+
+
+def _local(address, folder):
+    """The file an address leads to from a page in ``folder``; None for what is no file."""
+    path = urlsplit(address).path if len(address) < 400 else ""
+    if not path or _is_external(address):
+        return None
+    return (folder / unquote(path)).resolve()
+
+
+def _tidy(app, exception):
+    """Slim the theme's style sheets, delete what nothing refers to, and look for addresses outside the book."""
+    if exception or app.builder.format != "html":
+        return
+    output = Path(app.outdir).resolve()
+    static = output / "_static"
+    used, words = set(), set()
+    for page in sorted(output.rglob("*.html")):
+        if static in page.parents:
+            continue
+        references = _References()
+        references.feed(page.read_text(encoding="utf-8"))
+        words |= references.words
+        used |= {_local(address, page.parent) for address in references.addresses}
+        for address in sorted(filter(_is_external, references.loaded)):
+            logger.warning("%s would load %s: a page must not ask for anything outside the book",
+                           page.relative_to(output), address, type="bookkit", subtype="offline")
+    for script in static.rglob("*.js"):
+        if script in used and script.name != "plotly.min.js":
+            words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
+    for pattern in SLIMMED_STYLES:
+        for sheet in static.glob(pattern):
+            sheet.write_text(slim_css(sheet.read_text(encoding="utf-8"), words), encoding="utf-8")
+    for sheet in sorted(static.rglob("*.css")):
+        if sheet not in used:
+            continue
+        for address in sorted(_css_addresses(sheet.read_text(encoding="utf-8"))):
+            if _is_external(address):
+                logger.warning("%s would load %s: a page must not ask for anything outside the book",
+                               sheet.relative_to(output), address, type="bookkit", subtype="offline")
+            used.add(_local(address, sheet.parent))
+    for path in sorted(static.rglob("*"), reverse=True):
+        if path.is_dir():
+            if not any(path.iterdir()):
+                path.rmdir()
+        elif path not in used and "licen" not in path.name.lower():
+            path.unlink()
+
+
+def slim_css(text, words):
+    """Style sheet without comments, fonts and rules whose selectors all name a class or an id that is not in ``words``."""
+    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    return "".join(_slim_rules(text, words))
+
+
+def _slim_rules(text, words):
+    for prelude, body in _rules(text):
+        name = prelude.split("(")[0].split()[0] if prelude.startswith("@") else ""
+        if name == "@font-face" or name == "@charset":
+            continue
+        if name in {"@media", "@supports", "@layer", "@container"} and body is not None:
+            inner = "".join(_slim_rules(body, words))
+            if inner:
+                yield f"{prelude}{{{inner}}}"
+        elif name:
+            yield f"{prelude}{{{body}}}" if body is not None else f"{prelude};"
+        else:
+            selectors = [s for s in _split_selectors(prelude) if _could_match(s, words)]
+            if selectors:
+                yield f"{','.join(selectors)}{{{body.strip()}}}"
+
+
+def _rules(text):
+    """(prelude, body) of each rule of a style sheet; the body of a statement such as ``@import`` is None."""
+    position = 0
+    while match := re.compile(r"[^{};]*[{;]").match(text, position):
+        prelude = match.group()[:-1].strip()
+        position = match.end()
+        if match.group().endswith(";"):
+            if prelude:
+                yield prelude, None
+            continue
+        depth, start = 1, position
+        for brace in re.compile(r"""[{}]|"[^"]*"|'[^']*'""").finditer(text, position):
+            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+            if depth == 0:
+                break
+        else:
+            raise ExtensionError(f"bookkit: a rule of a style sheet is not closed: {prelude[:80]}")
+        yield prelude, text[start:brace.start()]
+        position = brace.end()
+
+
+def _split_selectors(prelude):
+    """Selectors of a list, split at the commas that stand outside parentheses."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(prelude):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append(prelude[start:index].strip())
+            start = index + 1
+    return [*parts, prelude[start:].strip()]
+
+
+def _could_match(selector, words):
+    plain = re.sub(r"\[[^\]]*\]", "", selector)
+    while "(" in plain:  # what stands in :not(...), :is(...) and their kind need not be on a page
+        plain = re.sub(r"\([^()]*\)", "", plain)
+    names = re.findall(r"[.#]((?:[\w-]|\\.)+)", plain)
+    return all(name.replace("\\", "") in words for name in names)
+
+
+def setup(app):
+    # Jupyter Book sets it for the comments extension, which this book does not load.
+    app.add_config_value("comments_config", {}, "")
+    app.connect("builder-inited", _check_theme)
+    app.connect("builder-inited", _copy_plotly)
+    app.connect("html-page-context", _add_figure_scripts, priority=600)
+    app.connect("html-page-context", _select_assets, priority=990)
+    app.connect("build-finished", _tidy, priority=900)

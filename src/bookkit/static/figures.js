@@ -1,0 +1,65 @@
+/* Draws the plotly figures stored in a notebook when they come near the screen, in the colours of the page. plotly.js
+   is 4.7 MB: it is fetched, from the book itself, only when the first figure is near. */
+(function () {
+  "use strict";
+  var address = document.currentScript.dataset.plotly;
+  var figures = Array.prototype.slice.call(document.querySelectorAll(".plotly-figure"));
+  var loading = null;
+
+  function plotly() {
+    loading = loading || new Promise(function (resolve, reject) {
+      var script = document.createElement("script");
+      script.src = address;
+      script.onload = function () { resolve(window.Plotly); };
+      script.onerror = function () { reject(new Error("plotly.min.js is missing")); };
+      document.head.appendChild(script);
+    });
+    return loading;
+  }
+
+  /* The page's own ink, grid and paper, so that a figure follows the colour mode. */
+  function dressed(layout) {
+    var style = getComputedStyle(document.documentElement);
+    var colour = function (name) { return style.getPropertyValue(name).trim(); };
+    var ink = colour("--ink"), grid = colour("--line"), page = colour("--page");
+    var result = JSON.parse(JSON.stringify(layout || {}));
+    delete result.width;
+    result.autosize = true;
+    result.paper_bgcolor = result.plot_bgcolor = "rgba(0,0,0,0)";
+    result.font = Object.assign({ size: 14 }, result.font, { color: ink, family: colour("--font-ui") });
+    if (!result.colorway) result.colorway = ["parameters", "gradients", "activations", "optimizer", "temporaries", "gathered"]
+      .map(function (name) { return colour("--memory-" + name); });
+    result.hoverlabel = Object.assign({}, result.hoverlabel, { bgcolor: page, bordercolor: grid, font: { color: ink } });
+    Object.keys(result).concat(["xaxis", "yaxis"]).forEach(function (key) {
+      if (/^[xy]axis\d*$/.test(key)) result[key] = Object.assign({ automargin: true, zerolinecolor: grid }, result[key],
+        { gridcolor: grid, linecolor: grid, tickcolor: grid });
+    });
+    if (innerWidth < 600) {
+      result.margin = Object.assign({}, result.margin, { l: 8, r: 8 });
+      result.legend = Object.assign({}, result.legend, { orientation: "h", x: 0, y: -0.2, yanchor: "top", xanchor: "left" });
+    } else {
+      result.margin = Object.assign({ l: 60, r: 20, t: 50, b: 50 }, result.margin);
+    }
+    return result;
+  }
+
+  function draw(figure) {
+    plotly().then(function (Plotly) {
+      var stored = JSON.parse(figure.querySelector("script").textContent);
+      var place = figure.querySelector(".plotly-place");
+      if (!place) { place = document.createElement("div"); place.className = "plotly-place"; figure.appendChild(place); }
+      var config = Object.assign({ responsive: true, displaylogo: false, displayModeBar: false }, stored.config);
+      delete config.plotlyServerURL;
+      Plotly.react(place, stored.data, dressed(stored.layout), config);
+      figure.classList.add("drawn");
+    }).catch(function (problem) { figure.classList.add("failed"); console.error(problem); });
+  }
+
+  if (!("IntersectionObserver" in window)) { figures.forEach(draw); return; }
+  var observer = new IntersectionObserver(function (changes) {
+    changes.forEach(function (change) { if (change.isIntersecting) { observer.unobserve(change.target); draw(change.target); } });
+  }, { rootMargin: "400px" });
+  figures.forEach(function (figure) { observer.observe(figure); });
+  document.addEventListener("themechange", function () { figures.filter(function (f) { return f.classList.contains("drawn"); }).forEach(draw); });
+  addEventListener("beforeprint", function () { figures.forEach(draw); });
+})();

@@ -1,0 +1,1 @@
+"""Figures and widgets over formulas and measurements."""

@@ -1,0 +1,123 @@
+"""Numbers as the book prints them: three significant digits, the unit always written.
+
+GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and 3.14e23; durations run from
+microseconds to years of 365 days. bookkit/static/formulas.js writes the same strings; a test holds the two against each other.
+"""
+
+import re
+from decimal import ROUND_HALF_UP, Decimal
+
+DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in range(7))))
+BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for k in range(7))))
+LARGE = (("M", 10**6), ("B", 10**9), ("T", 10**12))
+DURATIONS = (("microsecond", 1e-6), ("millisecond", 1e-3), ("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400),
+             ("year", 31_536_000))
+RATES = (("FLOP/s", 1), ("MFLOP/s", 10**6), ("GFLOP/s", 10**9), ("TFLOP/s", 10**12), ("PFLOP/s", 10**15), ("EFLOP/s", 10**18))
+
+
+def _rounded(value):
+    """(text, value) of three significant digits, halves up; trailing zeros go when rounding changed nothing: 80, not 80.0."""
+    exact = Decimal(value)
+    if exact == 0:
+        return "0", 0.0
+    step = Decimal(1).scaleb(exact.adjusted() - 2)
+    digits = exact.quantize(step, rounding=ROUND_HALF_UP)
+    if digits.adjusted() > exact.adjusted():  # 9.996 became 10.00
+        digits = digits.quantize(step.scaleb(1))
+    text = f"{digits:f}"
+    if float(text) == value and "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return text, float(text)
+
+
+def _grouped(text):
+    whole, point, fraction = text.partition(".")
+    return f"{int(whole):,}" + point + fraction
+
+
+def format_number(value):
+    """Three significant digits: 0.4, 107, 12,300; 3.14e23 from a million on and below a thousandth."""
+    text, size = _rounded(value)
+    if size and not 1e-3 <= abs(size) < 1e6:
+        mantissa, _, exponent = f"{Decimal(text):e}".partition("e")
+        mantissa, point, fraction = mantissa.partition(".")
+        fraction = fraction[:2] if float(text) != value else fraction.rstrip("0")
+        return f"{mantissa}{'.' if fraction else ''}{fraction}e{int(exponent)}"
+    return ("-" if value < 0 else "") + _grouped(text.lstrip("-"))
+
+
+def format_exact(value):
+    """A whole number with all its digits: 124,439,808."""
+    return f"{value:,}" if value == int(value) else format_number(value)
+
+
+def format_count(value):
+    """All digits below a million, then 6.74B, 300B, 15T, and 3.14e23."""
+    if abs(value) < 1e6 and value == int(value):
+        return f"{int(value):,}"
+    return _scaled(value, (("", 1), *LARGE), separator="") if _rounded(value)[1] < 1e15 else format_number(value)
+
+
+def _scaled(value, units, separator=" "):
+    """The value in the largest unit of which it has at least one, after rounding: 999.6 GB is 1.00 TB."""
+    name, size = units[0]
+    for larger, its_size in units[1:]:
+        if value >= its_size or _rounded(value / size)[1] >= round(its_size / size):
+            name, size = larger, its_size
+    return f"{format_number(value / size)}{separator}{name}"
+
+
+def format_bytes(value, unit=None):
+    """Bytes in the unit that is asked for, or in the largest binary unit that holds at least one."""
+    if unit is None:
+        return _scaled(value, BINARY)
+    return f"{format_number(value / dict(DECIMAL + BINARY)[unit])} {unit}"
+
+
+def format_duration(seconds, unit=None):
+    """28.5 days, 357 years, 1 hour; in the largest unit of which there is at least one, or in the one asked for."""
+    if unit is None and seconds == 0:
+        unit = "second"
+    text = _scaled(seconds, ((unit, dict(DURATIONS)[unit]),) if unit else DURATIONS)
+    return text if text.startswith("1 ") else text + "s"
+
+
+STYLES = {
+    "exact": format_exact,
+    "number": format_number,
+    "count": format_count,
+    "percent": lambda value: f"{format_number(value * 100)}%",
+    "yes or no": lambda value: "yes" if value else "no",
+    "bytes": format_bytes,
+    "decimal bytes": lambda value: _scaled(value, DECIMAL),
+    **{unit: (lambda value, unit=unit: format_bytes(value, unit)) for unit, _ in DECIMAL[1:] + BINARY[1:]},
+    "duration": format_duration,
+    **{f"{unit}s": (lambda value, unit=unit: format_duration(value, unit)) for unit, _ in DURATIONS},
+    "rate": lambda value: _scaled(value, RATES),
+}
+STYLE_OF_UNIT = {"bytes": "bytes", "seconds": "duration", "fraction": "percent", "FLOP/s": "rate", "FLOP": "count"}
+
+
+def format_as(value, style):
+    """The value in one of STYLES, by name."""
+    if style not in STYLES:
+        raise ValueError(f"{style!r} is no way to print a number; there are {', '.join(STYLES)}.")
+    return STYLES[style](value)
+
+
+TYPED = re.compile(r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)", re.IGNORECASE)
+SHIFTS = {"": 0, "%": -2, "k": 3, "m": 6, "b": 9, "t": 12}
+
+
+def parse_number(text):
+    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%. What is no number comes back as text, for the
+    registry to refuse with its own sentence."""
+    text = text.strip()
+    match = TYPED.fullmatch(text)
+    if not match or not (match[2] or (match[3] or "").strip(".")):
+        return text
+    sign, whole, fraction, exponent, suffix = match.groups()
+    shift = int(exponent or 0) + SHIFTS[suffix.lower()]
+    digits = re.sub(r"[,_ ]", "", whole) or "0"
+    value = float(f"{sign}{digits}{fraction or ''}e{shift}")  # one rounding, so 2.3T is 2,300,000,000,000 exactly
+    return int(value) if value.is_integer() else value

@@ -1,0 +1,42 @@
+"""The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by bookkit) read them here.
+
+Fills are those of Okabe and Ito (2008), "Color Universal Design": they stay apart for every kind of colour blindness.
+The line around a fill has a contrast of at least 3:1 against the light and against the dark page, so one figure can
+stand on either. A label always says what the colour says; the hatch says it once more where colour is missing (print).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Swatch:
+    """How one quantity is drawn.
+
+    ``light`` and ``dark``: its fill on the light and on the dark page. ``line``: the outline, the same on both.
+    ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` is none).
+    """
+
+    light: str
+    dark: str
+    line: str
+    hatch: str
+
+
+PAGE = Swatch(light="#fdfdfc", dark="#15181b", line="#757b84", hatch="")
+
+MEMORY = {
+    "parameters": Swatch("#0072b2", "#0072b2", "#0072b2", ""),
+    "gradients": Swatch("#d55e00", "#d55e00", "#c75800", "/"),
+    "optimizer": Swatch("#e69f00", "#e69f00", "#a97400", "x"),
+    "activations": Swatch("#009e73", "#009e73", "#008a64", "."),
+    "gathered": Swatch("#56b4e9", "#56b4e9", "#2c86bd", "\\"),
+    "temporaries": Swatch("#cc79a7", "#cc79a7", "#b45d8d", "-"),
+}
+
+TIMELINE = {
+    "forward": Swatch("#0072b2", "#0072b2", "#0072b2", ""),
+    "backward": Swatch("#009e73", "#009e73", "#008a64", "/"),
+    "weight_gradient": Swatch("#f0e442", "#e3d634", "#8c8300", "."),
+    "communication": Swatch("#d55e00", "#d55e00", "#c75800", "x"),
+    "idle": Swatch("#fdfdfc", "#15181b", "#757b84", "-"),
+}
