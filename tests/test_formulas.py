@@ -231,6 +231,15 @@ def test_counts_of_each_part(changes):
     assert formulas.parameters(**given) == count(model)
 
 
+@pytest.mark.parametrize("changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3)])
+def test_sizes_of_heads(changes):
+    """Mutation: key_value_size takes heads in the place of key_value_heads."""
+    config, model = build(**changes)
+    attention, given = model.blocks[0].attention, config.quantities()
+    assert formulas.head_size(**given) == attention.head_size
+    assert config.hidden + 2 * formulas.key_value_size(**given) == attention.qkv.weight.shape[0]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_parameter_tensors(name):
     """Mutation: forget the bias of the gate, of the last norm, or the tied head."""
@@ -294,6 +303,15 @@ def test_time_is_work_over_rate():
     assert formulas.training_days(**{**base, "utilisation": 0.2}) == 2 * days
     assert math.isclose(formulas.training_days(training_seconds=86_400.0), 1)
     assert math.isclose(formulas.training_seconds(training_flops=6e18, achieved_flops_per_second=1e12), 6e6)
+
+
+@pytest.mark.parametrize("given", [dict(utilisation=1e-320, flops_per_second=1e-300), dict(utilisation=1e-300, flops_per_second=1e-20)])
+def test_a_time_without_end_is_refused(given):
+    """Division by a rate that underflows to 0, and a quotient above every float, never become inf or a traceback.
+
+    Mutation: drop the except clause, or the check for infinity, in Formula.compute."""
+    with pytest.raises(InvalidQuantity, match="training_seconds has no finite value"):
+        formulas.training_days(parameters=10**9, tokens=10**9, gpus=1, **given)
 
 
 def test_published_claims_of_gpt3():

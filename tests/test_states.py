@@ -71,3 +71,9 @@ def test_share_of_one_gpu(gpus_per_copy):
     fullest = max(sum(share[rank].numel() * share[rank].element_size() for share in shares) for rank in range(gpus_per_copy))
     given = {**CONFIG.quantities(), **RECIPES["fp32 Adam"].quantities, "gpus_per_copy": gpus_per_copy}
     assert formulas.states_bytes_per_gpu(**given) == fullest
+    parts = ["parameter_bytes_per_gpu", "gradient_bytes_per_gpu", "moment_bytes_per_gpu"]
+    of_rank_0 = [share[0].numel() * share[0].element_size() for share in shares]  # torch makes the first shares the larger ones
+    assert list(evaluate(parts, **given).values()) == [of_rank_0[0], of_rank_0[1], of_rank_0[2] + of_rank_0[3]]
+    master = torch.cat(tensors[0]).to(torch.float32, copy=True)  # what a recipe with a master copy keeps for 16-bit parameters
+    assert formulas.master_bytes_per_gpu(**{**given, "master_element_bytes": 4}) == master.tensor_split(gpus_per_copy)[0].numel() * 4
+    assert formulas.master_bytes_per_gpu(**given) == 0

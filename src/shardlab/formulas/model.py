@@ -6,10 +6,16 @@ from .subset import floor_div
 _GPT = "counted from gpt.py"
 
 
-@BOOK.formula(symbol=r"h_\text{kv}", unit="count", source=_GPT, measured_by="tests/test_formulas.py::test_counts_of_each_part")
-def key_value_size(hidden, heads, key_value_heads):
+@BOOK.formula(symbol=r"h_\text{head}", unit="count", source=_GPT, measured_by="tests/test_formulas.py::test_sizes_of_heads")
+def head_size(hidden, heads):
+    """columns of one head"""
+    return floor_div(hidden, heads)
+
+
+@BOOK.formula(symbol=r"h_\text{kv}", unit="count", source=_GPT, measured_by="tests/test_formulas.py::test_sizes_of_heads")
+def key_value_size(key_value_heads, head_size):
     """columns that keys take, and values as many: the whole hidden size unless heads share them"""
-    return key_value_heads * floor_div(hidden, heads)
+    return key_value_heads * head_size
 
 
 @BOOK.formula(symbol=r"\Psi_\text{attn}", unit="parameters", source=_GPT, measured_by="tests/test_formulas.py::test_counts_of_each_part")

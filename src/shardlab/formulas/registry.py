@@ -136,10 +136,15 @@ class Formula:
         """The value from already resolved arguments: an exact int for a whole unit, else a float."""
         try:
             value = self.function(*(values[name] for name in self.needs))
+            value = value if self.whole else float(value)
         except DividendTooLarge as error:
             raise TooLarge(self.name, error.args[0]) from None
+        except (ZeroDivisionError, OverflowError):
+            value = math.inf
+        if not self.whole and not math.isfinite(value):
+            raise InvalidQuantity(self.name, value, f"{self.name} has no finite value: a rate is too close to 0, or a factor too large.")
         if not self.whole:
-            return float(value)
+            return value
         if not isinstance(value, int):
             raise TypeError(f"formula {self.name}: {value!r} is not a whole number, but {self.unit} are counted; use ceil_div or floor_div.")
         if value > EXACT_LIMIT:
@@ -254,7 +259,7 @@ def show(value):
         return f"{value:,}" if abs(value) <= EXACT_LIMIT else f"{Decimal(value):.2e}"
     if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_LIMIT:
         return f"{int(value):,}"
-    return str(value)
+    return str(value) or "nothing"  # the text of an empty box
 
 
 BOOK = Registry()  # the book's formulas; filled by model.py, states.py, time.py when the package is imported, constant after

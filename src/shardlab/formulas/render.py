@@ -102,7 +102,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     """A JavaScript function of one object that returns every input and every quantity the targets need.
 
     `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
-    `given`, `exact`, `invalid`, `show`, `ceilDiv` and `floorDiv` of formulas.js and nothing else.
+    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else.
     """
     formulas, needed = registry.resolve(targets, inputs)
     needed += [name for name in inputs if name not in needed]
@@ -127,7 +127,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     for name in formulas:
         formula = registry.formulas[name]
         text = _javascript_expression(name, formula.function, formula.needs)
-        lines.append(f"  var {name} = {f'exact({json.dumps(name)}, {text})' if formula.whole else text};")
+        lines.append(f"  var {name} = {'exact' if formula.whole else 'finite'}({json.dumps(name)}, {text});")
         known.add(name)
         rules()
     return "\n".join([*lines, "  return {" + ", ".join(f"{name}: {name}" for name in [*needed, *formulas]) + "};", "}"])

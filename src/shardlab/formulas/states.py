@@ -61,10 +61,34 @@ def parameters_per_gpu(parameters, gpus_per_copy):
     return ceil_div(parameters, gpus_per_copy)
 
 
+@BOOK.formula(symbol=r"m_\text{param}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+def parameter_bytes_per_gpu(parameters_per_gpu, parameter_element_bytes):
+    """bytes of parameters on the fullest GPU"""
+    return parameter_element_bytes * parameters_per_gpu
+
+
+@BOOK.formula(symbol=r"m_\text{grad}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+def gradient_bytes_per_gpu(parameters_per_gpu, gradient_element_bytes):
+    """bytes of gradients on the fullest GPU"""
+    return gradient_element_bytes * parameters_per_gpu
+
+
+@BOOK.formula(symbol=r"m_\text{master}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+def master_bytes_per_gpu(parameters_per_gpu, master_element_bytes):
+    """bytes of the optimizer's master copy on the fullest GPU; 0 where the recipe has none"""
+    return master_element_bytes * parameters_per_gpu
+
+
+@BOOK.formula(symbol=r"m_\text{mom}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_bytes):
+    """bytes of the optimizer's moments on the fullest GPU"""
+    return optimizer_moments * moment_element_bytes * parameters_per_gpu
+
+
 @BOOK.formula(symbol=r"M_\text{GPU}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
-def states_bytes_per_gpu(parameters_per_gpu, bytes_per_parameter):
+def states_bytes_per_gpu(parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu):
     """bytes of model states on the fullest GPU when one copy is dealt out evenly"""
-    return bytes_per_parameter * parameters_per_gpu
+    return parameter_bytes_per_gpu + gradient_bytes_per_gpu + master_bytes_per_gpu + moment_bytes_per_gpu
 
 
 @BOOK.formula(symbol=r"M_\text{free}", unit="bytes", source=_DEFINITION, measured_by="tests/test_formulas.py::test_fit")
