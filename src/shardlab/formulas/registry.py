@@ -257,8 +257,8 @@ def show(value):
     """A value in a sentence: whole numbers with thousands separators. The page's JavaScript writes the same."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}" if abs(value) <= EXACT_LIMIT else f"{Decimal(value):.2e}"
-    if isinstance(value, float) and value.is_integer() and abs(value) <= EXACT_LIMIT:
-        return f"{int(value):,}"
+    if isinstance(value, float) and value.is_integer():
+        return show(int(value))  # the page has one kind of number
     return str(value) or "nothing"  # the text of an empty box
 
 

@@ -48,7 +48,7 @@ def format_number(value):
 
 def format_exact(value):
     """A whole number with all its digits: 124,439,808."""
-    return f"{value:,}" if value == int(value) else format_number(value)
+    return f"{int(value):,}" if value == int(value) else format_number(value)
 
 
 def format_count(value):
@@ -65,6 +65,11 @@ def _scaled(value, units, separator=" "):
         if value >= its_size or _rounded(value / size)[1] >= round(its_size / size):
             name, size = larger, its_size
     return f"{format_number(value / size)}{separator}{name}"
+
+
+def format_percent(value):
+    """A share as 40%, 12.3%; the point is moved in the digits, since 0.29 * 100 is not 29."""
+    return f"{_grouped(format(Decimal(_rounded(value)[0]).scaleb(2), 'f'))}%"
 
 
 def format_bytes(value, unit=None):
@@ -86,8 +91,9 @@ STYLES = {
     "exact": format_exact,
     "number": format_number,
     "count": format_count,
-    "percent": lambda value: f"{format_number(value * 100)}%",
+    "percent": format_percent,
     "yes or no": lambda value: "yes" if value else "no",
+    "s": lambda value: "" if value == 1 else "s",  # GPU{gpus:s}
     "bytes": format_bytes,
     "decimal bytes": lambda value: _scaled(value, DECIMAL),
     **{unit: (lambda value, unit=unit: format_bytes(value, unit)) for unit, _ in DECIMAL[1:] + BINARY[1:]},
@@ -105,7 +111,13 @@ def format_as(value, style):
     return STYLES[style](value)
 
 
-TYPED = re.compile(r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)", re.IGNORECASE)
+def format_to_type(value, style):
+    """The value as a reader could have typed it: in the style if that loses nothing (175B), else with all its digits."""
+    text = format_as(value, style)
+    return text if parse_number(text) == value else format_exact(value) if value == int(value) else str(value)
+
+
+TYPED = re.compile(r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)", re.IGNORECASE | re.ASCII)
 SHIFTS = {"": 0, "%": -2, "k": 3, "m": 6, "b": 9, "t": 12}
 
 
