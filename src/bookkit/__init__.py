@@ -7,14 +7,15 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the book
+- ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab, and the wheel
 """
 
-from bookkit import boxes, build, look, mathml, offline
+from bookkit import address, boxes, build, look, mathml, offline
 
 __version__ = "0.1.0"
 
 
 def setup(app):
-    for part in (build, mathml, boxes, look, offline):
+    for part in (build, mathml, boxes, look, offline, address):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

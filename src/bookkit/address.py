@@ -1,0 +1,216 @@
+"""Buttons that lead out of the book, and what the book carries for those who cannot follow them.
+
+``_address.yml`` says where the repository is; where it does not, GitHub's own variables do while GitHub builds the book.
+With an address there are buttons for the repository, for an issue about the page, and for the lab on Colab. Without one
+there is no dead button: the lab's page says in one sentence how to run it, and the book carries the shardlab wheel.
+In both cases the learner's edition of a lab can be downloaded. It stands in the link itself (a ``data:`` address),
+because a browser that reads the book from a disk would show a linked notebook as text.
+
+A chapter names its lab in its front matter: ``lab: labs/01-does-it-fit``.
+"""
+
+import base64
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+from docutils import nodes
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+
+from bookkit.learner import write_learner_edition
+
+logger = logging.getLogger(__name__)
+
+DOWNLOADS = "downloads"  # folder of the built book for wheel and learners' notebooks
+PROVIDERS = ("github", "gitlab")
+COLAB_HOST = "https://github.com/"  # the only one whose notebooks Colab opens
+
+
+class InvalidAddress(ExtensionError):
+    """_address.yml does not say what it should; the message names the value and the rule."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the repository is. All empty: nowhere that is known."""
+
+    repository: str = ""
+    branch: str = "main"
+    learner_branch: str = ""
+    provider: str = ""  # "github" or "gitlab": whose pages the buttons lead to
+
+    @property
+    def requirement(self) -> str:
+        """What pip installs shardlab from; "" when the repository is unknown."""
+        return f"shardlab @ git+{self.repository}@{self.branch}" if self.repository else ""
+
+    def colab(self, notebook_name: str) -> str:
+        """Address of a learner's notebook on Colab; "" where Colab cannot open it."""
+        if not (self.repository.startswith(COLAB_HOST) and self.learner_branch):
+            return ""
+        path = self.repository.removeprefix(COLAB_HOST)
+        return f"https://colab.research.google.com/github/{path}/blob/{self.learner_branch}/{notebook_name}"
+
+
+def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str]) -> Address:
+    """The address that `settings` (of _address.yml) give, else the one in GitHub's variables, else none.
+
+    Raises InvalidAddress for a setting that is unknown or no repository's address.
+    """
+    unknown = sorted(set(settings) - {"repository", "branch", "learner_branch"})
+    if unknown:
+        raise InvalidAddress(f"_address.yml: {unknown[0]!r} is unknown; it may hold repository, branch, learner_branch")
+    repository = settings.get("repository") or ""
+    host = urlsplit(repository).hostname or ""
+    provider = next((name for name in PROVIDERS if name in host), "")
+    if not repository and environment.get("GITHUB_REPOSITORY"):
+        server = environment.get("GITHUB_SERVER_URL") or "https://github.com"
+        repository, provider = f"{server}/{environment['GITHUB_REPOSITORY']}", "github"
+    if not repository:
+        return Address()
+    repository = repository.rstrip("/").removesuffix(".git")
+    if not re.fullmatch(r"https://[\w.:-]+(/[\w.-]+){2,}", repository):
+        raise InvalidAddress(f"_address.yml: repository is {repository!r}; it must look like https://github.com/you/your-book")
+    if not provider:
+        raise InvalidAddress(f"_address.yml: repository is {repository!r}; its host must be GitHub or GitLab")
+    return Address(repository, settings.get("branch") or "main", settings.get("learner_branch") or "", provider)
+
+
+# ---------------------------------------------------------------- what the book carries
+
+
+def find_wheel(folder: Path) -> Path | None:
+    """The one shardlab wheel in `folder`; None if there is none. Raises ExtensionError for several."""
+    wheels = sorted(folder.glob("shardlab-*.whl"))
+    if len(wheels) > 1:
+        raise ExtensionError(f"{folder} holds {len(wheels)} shardlab wheels; which one should the book carry? make clean")
+    return wheels[0] if wheels else None
+
+
+def chapter_lab(app, docname: str) -> str:
+    """Docname of the lab that a chapter names in its front matter, or ""."""
+    lab = app.env.metadata.get(docname, {}).get("lab", "")
+    if lab and lab not in app.env.found_docs:
+        logger.warning("lab is %r; there is no such page in the book", lab, location=docname, type="bookkit", subtype="lab")
+        return ""
+    return lab
+
+
+@dataclass(frozen=True)
+class Link:
+    """One way to get at a lab."""
+
+    text: str
+    address: str
+    download: str = ""  # the name under which it is saved, for what is saved
+
+
+def lab_links(app, docname: str, lab: str) -> list[Link]:
+    """The ways to run `lab`, addressed from page `docname`: on Colab, where that is possible, and by download."""
+    name = f"{lab.removeprefix('labs/')}.ipynb"
+    address: Address = app.config.bookkit_address
+    notebook = write_learner_edition(
+        Path(app.env.doc2path(lab)), Path(app.outdir) / DOWNLOADS / name, address.requirement
+    )
+    data = base64.b64encode(notebook.encode()).decode()
+    links = [Link("Download the notebook", f"data:application/x-ipynb+json;base64,{data}", name)]
+    if address.colab(name):
+        links.insert(0, Link("Open in Colab", address.colab(name)))
+    wheel = app.config.bookkit_wheel
+    if wheel:
+        up = "../" * docname.count("/")
+        links.append(Link("Download shardlab", f"{up}{DOWNLOADS}/{wheel}", wheel))
+    else:
+        logger.warning("no shardlab wheel in %s: make book puts one there", app.config.bookkit_wheel_folder,
+                       location=docname, type="bookkit", subtype="wheel")
+    return links
+
+
+# ---------------------------------------------------------------- Sphinx
+
+
+def _read_settings(app, config):
+    """The one place where the file and the hosting service's variables are read; and the wheel's name."""
+    wheel = find_wheel(Path(app.srcdir, config.bookkit_wheel_folder))
+    config.bookkit_wheel = wheel.name if wheel else ""
+    path = Path(app.srcdir) / "_address.yml"
+    settings = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else None
+    address = resolve_address(settings or {}, os.environ)
+    config.bookkit_address = address
+    if address.repository:
+        config.html_theme_options.update(
+            repository_url=address.repository,
+            repository_branch=address.branch,
+            repository_provider=address.provider,
+            use_repository_button=True,
+            use_issues_button=True,
+        )
+
+
+def _note_lab(app, doctree):
+    """A chapter carries its lab: it is made anew when the lab changes."""
+    lab = chapter_lab(app, app.env.docname)
+    if lab:
+        app.env.note_dependency(app.env.doc2path(lab))
+
+
+def _add_lab_menu(app, pagename, templatename, context, doctree):
+    """A menu in the header of a chapter that has a lab."""
+    lab = chapter_lab(app, pagename) if doctree is not None else ""
+    if lab:
+        buttons = [
+            {"type": "link", "text": link.text, "tooltip": link.text, "url": link.address, "download": link.download,
+             "icon": "fas fa-download" if link.download else "fas fa-rocket", "label": f"lab-link-{number}"}
+            for number, link in enumerate(lab_links(app, pagename, lab))
+        ]
+        context["header_buttons"].append(
+            {"type": "group", "tooltip": "Run the lab", "icon": "fas fa-rocket", "buttons": buttons, "label": "lab-menu"}
+        )
+
+
+def _add_lab_paragraph(app, doctree, docname):
+    """Under the title of a lab: how to run it."""
+    if app.builder.format != "html" or not docname.startswith("labs/"):
+        return
+    links = lab_links(app, docname, docname)
+    anchors = " ".join(
+        f'<a class="lab-link" href="{escape(link.address)}"'
+        + (f' download="{escape(link.download)}"' if link.download else "") + f">{escape(link.text)}</a>"
+        for link in links
+    )
+    if links[0].download:
+        hint = "To run this lab on Colab, download both, upload both there, and run the first cell: it installs the wheel."
+    else:
+        hint = "The first cell installs shardlab where it is missing."
+    html = f'<div class="lab-links"><p>{anchors}</p><p>{hint}</p></div>'
+    title = next(doctree.findall(nodes.title), None)
+    if title is not None:
+        title.parent.insert(title.parent.index(title) + 1, nodes.raw("", html, format="html"))
+
+
+def _copy_wheel(app, exception):
+    if exception is None and app.builder.format == "html" and app.config.bookkit_wheel:
+        wheel = Path(app.srcdir, app.config.bookkit_wheel_folder, app.config.bookkit_wheel)
+        target = Path(app.outdir) / DOWNLOADS
+        target.mkdir(exist_ok=True)
+        for old in target.glob("*.whl"):
+            old.unlink()
+        shutil.copy(wheel, target)
+
+
+def setup(app):
+    app.add_config_value("bookkit_address", Address(), "html")
+    app.add_config_value("bookkit_wheel_folder", "build/wheel", "html")
+    app.add_config_value("bookkit_wheel", "", "html")  # the wheel's name, found in that folder
+    app.connect("config-inited", _read_settings, priority=900)
+    app.connect("doctree-read", _note_lab)
+    app.connect("html-page-context", _add_lab_menu, priority=700)  # after the theme has made the list
+    app.connect("doctree-resolved", _add_lab_paragraph)
+    app.connect("build-finished", _copy_wheel)

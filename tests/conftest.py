@@ -1,0 +1,83 @@
+"""Fixtures for tests that look at the built book in a real browser.
+
+Where there is no browser those tests are skipped, and the header of the test run says how to get one; on a continuous
+integration machine (CI=true) a missing browser is an error.
+"""
+
+import os
+import shutil
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome",
+            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+HOW_TO_GET_ONE = "no Chromium or Chrome found; on Debian and Ubuntu: apt-get install chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync",
+         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # no network: only this machine has a name
+
+
+def find_browser(names=BROWSERS):
+    """Path of the first of `names` that can be run, or None."""
+    return next(filter(None, map(shutil.which, names)), None)
+
+
+def pytest_report_header(config):
+    browser = find_browser()
+    return f"browser: {browser}" if browser else f"browser: {HOW_TO_GET_ONE}. The browser tests are skipped."
+
+
+def require_browser(path, continuous_integration):
+    """`path` if there is one; else skip the test, or fail it on a continuous integration machine."""
+    if path:
+        return path
+    if continuous_integration:
+        pytest.fail(f"{HOW_TO_GET_ONE} (with CI=true the browser tests are never skipped)", pytrace=False)
+    pytest.skip(HOW_TO_GET_ONE)
+
+
+@pytest.fixture(scope="session")
+def chromium():
+    """Path of the browser's program."""
+    return require_browser(find_browser(), os.environ.get("CI", "").lower() == "true")
+
+
+@pytest.fixture(scope="session")
+def browser(chromium):
+    """A Playwright browser without a network. Each test opens its own context or page."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def book_html():
+    """Folder of the built book; `make test` builds it before it starts pytest."""
+    folder = ROOT / "build" / "html"
+    if not (folder / "index.html").exists():
+        pytest.fail("the book is not built: run make book", pytrace=False)
+    return folder
+
+
+class _QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture(scope="session")
+def book_server(book_html):
+    """Address of the built book over http, without a slash at its end, such as http://127.0.0.1:43125."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(book_html))) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
