@@ -1,0 +1,197 @@
+"""Labs are stored as a run left them, and a new run finds the same.
+
+nbval re-runs every lab and compares the cells tagged `nbval-check-output`. On its own it passes a notebook that never
+ran, so what is stored is looked at first, and the cells that nbval reports are counted.
+"""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from bookkit.learner import INSTALL_CELL, has_tag
+
+ROOT = Path(__file__).resolve().parents[1]
+LABS = sorted((ROOT / "labs").glob("*.ipynb"))
+CELL_TIMEOUT_SECONDS = 300
+LAB_TIMEOUT_SECONDS = 900
+SIZE_LIMIT_BYTES = 600 * 1024
+COMPARED = "nbval-check-output"
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code" and cell.source.strip()]
+
+
+def stored_problems(notebook, size_bytes: int) -> list[str]:
+    """What is wrong with a lab as it is stored, one sentence each."""
+    problems = []
+    cells = code_cells(notebook)
+    counts = [cell.execution_count for cell in cells]
+    if counts != list(range(1, len(cells) + 1)):
+        problems.append(f"it was not run from top to bottom: the execution counts are {counts}")
+    for cell in cells:
+        where = f"cell {cell.execution_count} ({cell.source.splitlines()[0][:40]!r})"
+        if any(output.output_type == "error" for output in cell.outputs) and not has_tag(cell, "raises-exception"):
+            problems.append(f"{where} is stored with an error")
+        if any(output.get("name") == "stderr" for output in cell.outputs):
+            problems.append(f"{where} is stored with output on stderr, which differs between machines")
+        if has_tag(cell, COMPARED) and not cell.outputs:
+            problems.append(f"{where} is tagged {COMPARED} and has no output to compare")
+    if not any(has_tag(cell, COMPARED) for cell in cells):
+        problems.append(f"no cell is tagged {COMPARED}, so a run is compared with nothing")
+    if [cell.source for cell in cells if has_tag(cell, "install")] != [INSTALL_CELL] or cells[0].source != INSTALL_CELL:
+        problems.append("its first code cell is not the install cell (bookkit.learner.INSTALL_CELL, tagged install)")
+    if "widgets" in notebook.metadata:
+        problems.append("it holds the state of widgets: store it with make store")
+    if size_bytes > SIZE_LIMIT_BYTES:
+        problems.append(f"it has {size_bytes // 1024} KiB; {SIZE_LIMIT_BYTES // 1024} are the limit")
+    return problems
+
+
+def rerun(lab: Path) -> tuple[int, list[str], str]:
+    """Run `lab` with nbval in its folder: (number of cells run, names of those that failed, nbval's report)."""
+    report = lab.with_suffix(".xml")
+    result = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", lab.name, "--nbval-lax", "--nbval-current-env"),
+            *("--nbval-cell-timeout", str(CELL_TIMEOUT_SECONDS), "--junit-xml", report.name),
+            *("--rootdir", ".", "-c", os.devnull, "-p", "no:cacheprovider", "--color=no", "--tb=short", "-q"),
+        ],
+        cwd=lab.parent, timeout=LAB_TIMEOUT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )
+    if not report.exists():
+        return 0, ["(nbval did not start)"], result.stdout
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    if result.returncode and not failed:
+        failed = [f"(nbval ended with {result.returncode})"]
+    return len(cases), failed, result.stdout
+
+
+# ---------------------------------------------------------------- the labs
+
+
+def test_there_is_a_lab():
+    """Must catch: the folder moved or renamed, so that all tests below pass on nothing."""
+    assert LABS, "no labs/*.ipynb"
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_lab_is_stored_as_a_run_left_it(lab):
+    """Must catch: what `stored_problems` lists; each is tried below."""
+    problems = stored_problems(nbformat.read(lab, as_version=4), lab.stat().st_size)
+    assert not problems, f"{lab.name}: " + "; ".join(problems)
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_lab_runs_again_and_finds_the_same(lab, tmp_path):
+    """Must catch: a change in shardlab that breaks a lab or changes a compared output."""
+    copytree(lab.parent, tmp_path / "labs", ignore=ignore_patterns(".ipynb_checkpoints", "*.ipynb"))
+    copy = tmp_path / "labs" / lab.name
+    copy.write_bytes(lab.read_bytes())
+    count, failed, report = rerun(copy)
+    assert not failed, f"{lab.name}: {', '.join(failed)} failed\n{report[-6000:]}"
+    assert count == len(code_cells(nbformat.read(lab, as_version=4)))
+
+
+# ---------------------------------------------------------------- what the tests above can see
+
+
+def small_lab(second_output="42"):
+    return new_notebook(
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        cells=[
+            new_markdown_cell("# A lab"),
+            new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
+            new_code_cell("print(6 * 7)", metadata={"tags": [COMPARED]}, execution_count=2,
+                          outputs=[new_output("stream", name="stdout", text=second_output + "\n")]),
+        ],
+    )
+
+
+def test_a_well_stored_lab_has_no_problems():
+    """Must catch: a check that always complains."""
+    assert stored_problems(small_lab(), 1000) == []
+
+
+def never_run(lab):
+    lab.cells[2].execution_count = None
+
+
+def out_of_order(lab):
+    lab.cells[1].execution_count, lab.cells[2].execution_count = 2, 1
+
+
+def with_error(lab):
+    lab.cells[2].outputs.append(new_output("error", ename="E", evalue="", traceback=[]))
+
+
+def with_stderr(lab):
+    lab.cells[2].outputs.append(new_output("stream", name="stderr", text="warning"))
+
+
+def without_output(lab):
+    lab.cells[2].outputs = []
+
+
+def nothing_compared(lab):
+    lab.cells[2].metadata = {}
+
+
+def another_install_cell(lab):
+    lab.cells[1].source = "%pip install shardlab"
+
+
+def with_widget_state(lab):
+    lab.metadata["widgets"] = {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (never_run, "not run from top to bottom"),
+        (out_of_order, "not run from top to bottom"),
+        (with_error, "stored with an error"),
+        (with_stderr, "on stderr"),
+        (without_output, "no output to compare"),
+        (nothing_compared, "compared with nothing"),
+        (another_install_cell, "not the install cell"),
+        (with_widget_state, "state of widgets"),
+    ],
+)
+def test_each_problem_is_seen(spoil, sentence):
+    """Must catch: one of the checks in `stored_problems` taken out."""
+    lab = small_lab()
+    spoil(lab)
+    (problem,) = stored_problems(lab, 1000)
+    assert sentence in problem
+
+
+def test_a_large_lab_is_seen():
+    """Must catch: the limit on the size taken out."""
+    (problem,) = stored_problems(small_lab(), SIZE_LIMIT_BYTES + 1)
+    assert "are the limit" in problem
+
+
+def test_a_different_output_is_seen(tmp_path):
+    """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our test."""
+    nbformat.write(small_lab("41"), tmp_path / "lab.ipynb")
+    count, failed, report = rerun(tmp_path / "lab.ipynb")
+    assert (count, len(failed)) == (2, 1), report
+    assert "41" in report and "42" in report, report
+
+
+def test_a_failing_cell_is_seen(tmp_path):
+    """Must catch: nbval's outcome not read, so that a lab that no longer runs passes."""
+    lab = small_lab()
+    lab.cells[2].source = "print(6 * 7)\nraise ValueError('six by nine')"
+    nbformat.write(lab, tmp_path / "lab.ipynb")
+    _, failed, report = rerun(tmp_path / "lab.ipynb")
+    assert len(failed) == 1 and "six by nine" in report, report

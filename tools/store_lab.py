@@ -1,0 +1,69 @@
+"""Run a lab and store it with its outputs, the same bytes for the same outputs: ``make store LAB=labs/01-name.ipynb``.
+
+What changes from run to run without meaning is dropped or numbered: the state of widgets (megabytes; a stored widget is
+dead anyway), times, ids of cells and widgets, versions of the kernel. A cell that fails leaves the file as it was.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from bookkit.learner import INSTALL_CELL, has_tag
+
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+CELL_TIMEOUT_SECONDS = 600
+
+
+def normalise(notebook: nbformat.NotebookNode) -> None:
+    """Leave in `notebook` only what a reader sees; in place."""
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
+    models = {}
+    for number, cell in enumerate(notebook.cells, start=1):
+        cell.id = f"cell-{number}"
+        tags = cell.metadata.get("tags", [])
+        cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        for output in cell.get("outputs", []):
+            output.pop("metadata", None) if output.output_type == "stream" else output.update(metadata={})
+            view = output.get("data", {}).get(WIDGET_VIEW)
+            if view:
+                view["model_id"] = models.setdefault(view["model_id"], f"widget-{len(models) + 1}")
+
+
+def store(path: Path) -> None:
+    """Execute the lab at `path` in its folder and write it back. Raises CellExecutionError when a cell fails."""
+    notebook = nbformat.read(path, as_version=4)
+    for cell in notebook.cells:
+        if has_tag(cell, "install"):
+            cell.source = INSTALL_CELL
+    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
+                            store_widget_state=False, resources={"metadata": {"path": str(path.parent)}})
+    client.execute()
+    normalise(notebook)
+    nbformat.validate(notebook)
+    nbformat.write(notebook, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
+    parser.add_argument("labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb")
+    for path in parser.parse_args().labs:
+        if not path.is_file():
+            parser.error(f"{path}: no such lab")
+        print(f"lab:    {path} is running", flush=True)
+        try:
+            store(path)
+        except CellExecutionError as error:
+            print(f"{path} is left as it was; a cell failed:\n{error}", file=sys.stderr)
+            return 1
+        print(f"lab:    {path} is stored, {path.stat().st_size // 1024} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
