@@ -5,6 +5,7 @@ sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colo
 """
 
 from pathlib import Path
+import re
 
 from markupsafe import Markup
 
@@ -44,8 +45,21 @@ def _icon(*names):
     return Markup("")
 
 
+def with_sections(contents, sections):
+    """The book's contents, with the sections of the page one is on under its entry; both are HTML of Sphinx's making.
+
+    (The theme shows a page's sections in the right margin, which here belongs to notes.)
+    """
+    current = re.search(r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL)
+    inner = re.search(r"</a>(.*)</li>", sections or "", flags=re.DOTALL)
+    if not current or not inner:
+        return contents
+    return Markup(contents[:current.end()] + inner.group(1) + contents[current.end():])
+
+
 def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
+    context["bookkit_contents"] = with_sections
     context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
 
 

@@ -112,8 +112,8 @@ class Atom:
     markup: str
     limits: bool = False  # scripts go below and above
     function: bool = False  # a name that wants a thin space before its argument
-    opening: bool = False  # "(" and its kind: no thin space before it
-    operator: bool = False  # a sign that follows it is a sign, not an operation: a = -b
+    bracket: bool = False  # begins with a bracket or a space: no thin space before it
+    operator: bool = False  # a sign that follows it is a sign, not an operation: a = -b, (-b)
 
 
 class _Parser:
@@ -202,12 +202,12 @@ class _Parser:
         while (token := self.peek()) is not None and token not in stops:
             if token in {"}", "&", "\\\\", r"\right", r"\end", r"\middle"}:
                 self.refuse(f"{token!r} where it means nothing")
-            if token in SIGNS and (not atoms or atoms[-1].operator or atoms[-1].opening):
+            if token in SIGNS and (not atoms or atoms[-1].operator):
                 self.take()
                 atom = Atom(f'<mo form="prefix">{SIGNS[token]}</mo>', operator=True)
             else:
                 atom = self.scripted()
-            if atoms and atoms[-1].function and not atom.opening:
+            if atoms and atoms[-1].function and not atom.bracket:
                 atoms.append(Atom(_space(SPACES[","])))
             atoms.append(atom)
         return atoms
@@ -274,7 +274,7 @@ class _Parser:
         if token[0].isdigit():
             return Atom(f"<mn>{token.replace('{,}', ',')}</mn>")
         if token in OPENING:
-            return Atom(_delimiter(OPENING[token], "prefix"), opening=True)
+            return Atom(_delimiter(OPENING[token], "prefix"), bracket=True, operator=True)
         if token in CLOSING:
             return Atom(_delimiter(CLOSING[token], "postfix"))
         if token == "/":
@@ -311,7 +311,7 @@ class _Parser:
         if name in LIMITS:
             return Atom(f'<mo movablelimits="true" lspace="0" rspace="0">{name}</mo>', limits=True, function=True)
         if name in SPACES:
-            return Atom(_space(SPACES[name]), opening=True)
+            return Atom(_space(SPACES[name]), bracket=True)
         if name == " ":
             return Atom("<mtext>\N{NO-BREAK SPACE}</mtext>")
         if name in TEXT:
@@ -429,13 +429,13 @@ class _Parser:
             if self.take() == r"\right":
                 break
             parts.append(f'<mo stretchy="true" symmetric="true">{self.bracket()}</mo>')
-        return Atom(_fenced(left, "".join(parts), self.bracket()), opening=True)
+        return Atom(_fenced(left, "".join(parts), self.bracket()), bracket=True)
 
     def sized(self, size):
         bracket = self.bracket()
         opening = bracket in OPENING.values()
         return Atom(f'<mo stretchy="true" symmetric="true" lspace="0" rspace="0" minsize="{size}" maxsize="{size}">'
-                    f"{bracket}</mo>", opening=opening)
+                    f"{bracket}</mo>", bracket=opening, operator=opening)
 
     def environment(self, kind):
         if kind in UNWRAPPED:

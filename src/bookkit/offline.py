@@ -32,8 +32,11 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js"}
 UNUSED_SCRIPTS = {"sphinx_highlight.js", "scripts/sphinx-book-theme.js", "design-tabs.js"}
 UNUSED_STYLES = {"styles/bootstrap.css", "styles/theme.css"}
-SLIMMED_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
-                  "mystnb*.css")
+THEME_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
+                "mystnb*.css", "pygments.css")
+
+# The theme's rules stand in a cascade layer of their own: whatever book.css says then counts, however it is said.
+LAYER = "@layer theme{"
 
 # What templates/ takes the place of. A theme that no longer has these needs a new look at templates/.
 THEME_PARTS = {
@@ -220,9 +223,11 @@ def _tidy(app, exception):
     for script in static.rglob("*.js"):
         if script in used and script.name != "plotly.min.js":
             words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
-    for pattern in SLIMMED_STYLES:
+    for pattern in THEME_STYLES:
         for sheet in static.glob(pattern):
-            sheet.write_text(slim_css(sheet.read_text(encoding="utf-8"), words), encoding="utf-8")
+            text = sheet.read_text(encoding="utf-8")
+            if not text.startswith(LAYER):  # else it is what an earlier build left
+                sheet.write_text(f"{LAYER}{slim_css(text, words)}}}", encoding="utf-8")
     for sheet in sorted(static.rglob("*.css")):
         if sheet not in used:
             continue
@@ -240,8 +245,8 @@ def _tidy(app, exception):
 
 
 def slim_css(text, words):
-    """Style sheet without comments, fonts and rules whose selectors all name a class or an id that is not in ``words``."""
-    text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+    """Style sheet without comments, fonts, ``!important`` and rules whose selectors name only what is not in ``words``."""
+    text = re.sub(r"/\*.*?\*/|\s*!important", "", text, flags=re.DOTALL)
     return "".join(_slim_rules(text, words))
 
 

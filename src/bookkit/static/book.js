@@ -81,7 +81,7 @@
 
   /* The section being read is marked in the contents. */
   var entries = {};
-  all(".bd-docs-nav .toctree-l2 > a[href^='#']").forEach(function (link) {
+  all(".bd-docs-nav li li > a[href^='#']").forEach(function (link) {
     var section = document.getElementById(decodeURIComponent(link.hash.slice(1)));
     if (section) entries[section.id] = link;
   });

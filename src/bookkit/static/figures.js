@@ -31,7 +31,7 @@
       .map(function (name) { return colour("--memory-" + name); });
     result.hoverlabel = Object.assign({}, result.hoverlabel, { bgcolor: page, bordercolor: grid, font: { color: ink } });
     Object.keys(result).concat(["xaxis", "yaxis"]).forEach(function (key) {
-      if (/^[xy]axis\d*$/.test(key)) result[key] = Object.assign({ automargin: true, zerolinecolor: grid }, result[key],
+      if (/^[xy]axis\d*$/.test(key)) result[key] = Object.assign({ automargin: true, zerolinecolor: grid, showgrid: key[0] === "y" }, result[key],
         { gridcolor: grid, linecolor: grid, tickcolor: grid });
     });
     if (innerWidth < 600) {
