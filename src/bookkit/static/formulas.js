@@ -209,6 +209,5 @@
   BOOK.format = format;
   BOOK.formatToType = formatToType;
   BOOK.parse = parse;
-  BOOK.grouped = grouped;
-  BOOK.pythonText = pythonText;
+  BOOK.pythonNumber = function (value) { return Number.isInteger(value) ? grouped(BigInt(value).toString(), "_") : pythonText(value); };
 })();

@@ -85,9 +85,10 @@ def right_hand_side(name, registry: Registry = BOOK, symbol=None):
     return printer.doprint(_flatten(_symbolic(formula.function, formula.needs)))
 
 
-def latex(name, registry: Registry = BOOK):
-    """The typeset equation: the formula's symbol = its right-hand side."""
-    return f"{registry.formulas[name].symbol} = {right_hand_side(name, registry)}"
+def latex(name, registry: Registry = BOOK, symbol=None):
+    """The typeset equation: the formula's symbol = its right-hand side. `symbol(name)` as in right_hand_side."""
+    left = symbol(name) if symbol else registry.formulas[name].symbol
+    return f"{left} = {right_hand_side(name, registry, symbol)}"
 
 
 def _javascript_expression(function_name, function, needs):

@@ -8,6 +8,7 @@
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -26,7 +27,7 @@ class Control:
     """A slider over `stops`, with a box beside it that takes any value. `style` is one of format.STYLES."""
     quantity: str
     label: str
-    stops: tuple
+    stops: Sequence  # ascending
     style: str = "exact"
 
 
@@ -184,6 +185,11 @@ class Explorer:
         moved = [control.quantity for control in self.controls]
         return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, moved)[1]]))
 
+    @cached_property
+    def formulas(self):
+        """Every formula behind the targets, in the order in which one needs the other."""
+        return BOOK.resolve(self.targets, self.inputs)[0]
+
     def preset(self, kind, name):
         """What a choice in a menu sets: those of the preset's quantities that are inputs, and inputs that follow from it alone
         (a model sets `parameters` where that is an input)."""
@@ -219,9 +225,8 @@ class Explorer:
         return values
 
     def compute(self, values):
-        """Inputs and targets by name; raises InvalidQuantity with the sentence to show."""
-        given = {name: values[name] for name in self.inputs}
-        return {**given, **evaluate([*self.inputs, *self.targets], **given)}
+        """Every input and every quantity computed from them; raises InvalidQuantity with the sentence to show."""
+        return evaluate([*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs})
 
     def say(self, computed):
         """The sentence for what compute() returned: the picture in words."""
@@ -299,7 +304,7 @@ DOES_IT_FIT = Explorer(
     title="Does it fit?",
     menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
     controls=(
-        Control("layers", "layers", tuple(range(1, 129))),
+        Control("layers", "layers", range(1, 129)),
         Control("hidden", "hidden size", (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 10_240,
                                           12_288, 14_336, 16_384, 20_480)),
         Control("heads", "attention heads", (1, 2, 4, 8, 12, 16, 20, 25, 32, 40, 48, 64, 80, 96, 128)),

@@ -1,0 +1,211 @@
+"""The ``{explorer}`` directive: one card with controls, a picture and a sentence, live without a server.
+
+    ```{explorer} does-it-fit
+    ```
+
+What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from the formulas. This module
+writes the card, with everything in it that needs no script: menus and controls, the sentence for the start, the equations
+behind "Why?", and a table for print and for readers without JavaScript. ``static/explorer.js`` makes it live while the rest
+of the page is still being read.
+"""
+
+from html import escape
+import json
+import re
+
+from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from bookkit.mathml import to_mathml
+from shardlab.formulas import BOOK
+from shardlab.formulas.render import javascript, latex
+from shardlab.show.explorers import EXPLORERS, Product, Ratio, default_style
+from shardlab.show.format import format_as, format_to_type
+
+logger = logging.getLogger(__name__)
+
+
+class explorer(nodes.General, nodes.Element):
+    """The place of an explorer in a page; ``name`` is a key of EXPLORERS."""
+
+
+class ExplorerDirective(SphinxDirective):
+    required_arguments = 1
+
+    def run(self):
+        name = self.arguments[0]
+        if name not in EXPLORERS:
+            logger.warning("no explorer is named %r; there are %s", name, ", ".join(EXPLORERS), location=self.get_location(),
+                           type="bookkit", subtype="explorer")
+            return []
+        if any(node["name"] == name for node in self.state.document.findall(explorer)):
+            logger.warning("explorer %r stands on this page already", name, location=self.get_location(), type="bookkit",
+                           subtype="explorer")
+            return []
+        node = explorer(name=name)
+        self.set_source_info(node)
+        return [node]
+
+
+# --- the card ------------------------------------------------------------------------------------------------------------
+
+def card(spec, sheet=None):
+    """The explorer as HTML. ``sheet`` is the address of the formula sheet, or None in a book that has none."""
+    ident, start = f"explorer-{spec.name}", spec.start()
+    computed = spec.compute(start)
+    data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    code = javascript(spec.targets, spec.inputs)
+    menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
+    controls = "".join(_control(ident, control, start[control.quantity]) for control in spec.controls)
+    pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
+                       for picture in spec.pictures)
+    return f"""
+<div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group" aria-labelledby="{ident}-title">
+<p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
+<div class="explorer-picture">{pictures}<p class="explorer-stale">last valid values</p></div>
+<div class="explorer-menus">{menus}</div>
+<div class="explorer-controls">{controls}</div>
+<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(spec.say(computed))}</p>
+<p class="explorer-detail">{escape(spec.say_detail(computed))}</p></div>
+<p class="explorer-status" role="status"></p>
+<div class="explorer-fallback">{_table(spec)}</div>
+<div class="explorer-foot"><details class="explorer-why"><summary>Why?</summary>{_why(spec, computed, sheet)}</details>
+<button type="button" class="explorer-reset">Reset</button><button type="button" class="explorer-copy">Copy as Python</button></div>
+<pre class="explorer-python" tabindex="0" hidden></pre>
+<script type="application/json">{data}</script>
+<script>BOOK.define({json.dumps(spec.name)},function(given,exact,finite,invalid,ceilDiv,floorDiv){{return {code}}});BOOK.start({json.dumps(ident)})</script>
+</div>
+"""
+
+
+def _menu(ident, spec, menu):
+    chosen = spec.begin[menu.kind]
+    options = "".join(f'<option{" selected" if name == chosen else ""}>{escape(name)}</option>' for name in menu.names)
+    return (f'<div class="explorer-menu"><label for="{ident}-{menu.kind}">{escape(menu.label)}</label>'
+            f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}" autocomplete="off">'
+            f'<option value="" hidden>own values</option>{options}</select></div>')
+
+
+def _control(ident, control, value):
+    """A slider and a box of one name. The slider moves over positions of the list of stops."""
+    ident = f"{ident}-{control.quantity}"
+    text = escape(format_to_type(value, control.style))
+    return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
+            f"{escape(control.label)}</label>"
+            f'<input type="range" min="0" max="{len(control.stops) - 1}" step="1" value="0" aria-labelledby="{ident}-label"'
+            f' aria-valuetext="{text}" autocomplete="off">'
+            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" autocomplete="off" spellcheck="false">'
+            f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
+
+
+def _table(spec):
+    heads = "".join(f'<th scope="col" class="number">{escape(head)}</th>' for head, _, _ in spec.table.columns)
+    width = len(spec.table.columns)
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th>'
+        + ("".join(f'<td class="number">{escape(text)}</td>' for text in texts) if len(texts) == width
+           else f'<td colspan="{width}">{escape(texts[0])}</td>') + "</tr>"
+        for name, texts in spec.rows())
+    kind = next(menu.label for menu in spec.menus if menu.kind == spec.table.kind)
+    return (f'<table class="table"><caption>{escape(spec.table.caption)}</caption><thead><tr><th scope="col">{escape(kind)}</th>{heads}</tr>'
+            f"</thead><tbody>{rows}</tbody></table>")
+
+
+# --- why -------------------------------------------------------------------------------------------------------------------
+
+def marked_equation(name):
+    """MathML of a formula in which every symbol stands in an element with ``data-quantity``, for the script to put numbers in."""
+    formula = BOOK.formulas[name]
+    places = [name, *formula.needs]
+    text = latex(name, symbol=lambda need: rf"\text{{@{places.index(need)}@}}")
+    markup = to_mathml(text, display=True)
+    return re.sub(r"<mtext>@(\d+)@</mtext>", lambda match: _marked(places[int(match[1])]), markup)
+
+
+def _marked(name):
+    symbol = to_mathml(BOOK.find(name).symbol, display=False).removeprefix("<math>").removesuffix("</math>")
+    return f'<mrow data-quantity="{name}">{symbol}</mrow>'
+
+
+def _why(spec, computed, sheet):
+    """What is given, then every equation in the order in which one needs the other."""
+    def item(name, math):
+        found, text = BOOK.find(name), escape(format_as(computed[name], default_style(name)))
+        meaning = f'<a href="{escape(sheet)}#{anchor(name)}">{escape(found.meaning)}</a>' if sheet else escape(found.meaning)
+        return f'<li data-quantity="{name}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
+
+    given = "".join(item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs)
+    equations = "".join(item(name, f'<div class="math-scroll">{marked_equation(name)}</div>') for name in spec.formulas)
+    return (f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
+            f'<p>Computed, each from what stands before it</p><ol>{equations}</ol></div>')
+
+
+def anchor(name):
+    """The id of a formula or quantity on the formula sheet."""
+    return f"formula-{name.replace('_', '-')}"
+
+
+# --- data for the script -----------------------------------------------------------------------------------------------------
+
+def _data(spec):
+    """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the presets' and the stops'."""
+    def words(pieces):
+        return [dict(text=re.sub(r"\{(\w+)\}", lambda m: f"{{{m[1]}:{default_style(m[1])}}}", piece.text), when=piece.when,
+                     unless=piece.unless) for piece in pieces]
+
+    def picture(drawn):
+        if drawn.kind == "memory":
+            return dict(kind="memory", parts=[[part.quantity, part.label, part.colour] for part in drawn.parts], total=drawn.total,
+                        capacity=drawn.capacity, spare=drawn.spare, over=drawn.over)
+        return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
+
+    def link(found):
+        if isinstance(found, Ratio):
+            return dict(kind="ratio", follower=found.follower, leader=found.leader)
+        return dict(kind="product", product=found.product, first=found.first, second=found.second)
+
+    assert all(isinstance(found, (Ratio, Product)) for found in spec.links)
+    return dict(
+        name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
+        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style) for control in spec.controls],
+        menus=[dict(kind=menu.kind, presets={name: spec.preset(menu.kind, name) for name in menu.names}) for menu in spec.menus],
+        links=[link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
+        pictures=[picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail),
+        styles={name: default_style(name) for name in [*spec.inputs, *spec.formulas]})
+
+
+def _stops(stops):
+    return dict(range=[stops[0], stops[-1]]) if isinstance(stops, range) else stops
+
+
+# --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
+
+def sheet_address(builder, page):
+    """Where the formula sheet is, seen from a page; None in a book without one."""
+    sheet = getattr(builder.env, "bookkit_formula_sheet", None)
+    return builder.get_relative_uri(page, sheet) if sheet else None
+
+
+def _visit_html(writer, node):
+    builder = writer.builder
+    writer.body.append(card(EXPLORERS[node["name"]], sheet_address(builder, builder.current_docname)))
+    raise nodes.SkipNode
+
+
+def _visit_text(writer, node):
+    raise nodes.SkipNode
+
+
+def _add_scripts(app, pagename, templatename, context, doctree):
+    """Plain scripts in the page's head: they are there when the parser meets the first explorer."""
+    if doctree is not None and next(doctree.findall(explorer), None) is not None:
+        app.add_css_file("explorer.css", priority=810)
+        app.add_js_file("formulas.js", priority=810)
+        app.add_js_file("explorer.js", priority=811)
+
+
+def setup(app):
+    app.add_node(explorer, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None))
+    app.add_directive("explorer", ExplorerDirective)
+    app.connect("html-page-context", _add_scripts)

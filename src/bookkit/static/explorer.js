@@ -1,0 +1,436 @@
+/* Makes the cards that bookkit/explorer.py wrote live. Classic script, no fetch: it works from file://. The card calls
+   BOOK.start(id) while the rest of the page is still being read. SVG nodes are made once and moved; nothing moves unless the
+   reader moves it. Quantities are computed by BOOK.models[name], generated from the formulas. */
+(function () {
+  "use strict";
+
+  const SVG = "http://www.w3.org/2000/svg";
+  const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
+  const format = BOOK.format, parse = BOOK.parse;
+  let serial = 0; // ids of SVG patterns
+
+  // --- small helpers ------------------------------------------------------------------------------------------------------
+
+  function set(node, attributes) {
+    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    return node;
+  }
+
+  function draw(parent, tag, attributes) {
+    return parent.appendChild(set(document.createElementNS(SVG, tag), attributes || {}));
+  }
+
+  function write(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function clamp(value, least, most) { return Math.max(least, Math.min(most, value)); }
+
+  /* Text at x, moved so that it stays between 0 and width. Its width is estimated: measuring would force a layout. */
+  function label(node, text, x, width, anchor) {
+    write(node, text);
+    const half = text.length * 3.6, reach = { start: [0, 2 * half], middle: [half, half], end: [2 * half, 0] }[anchor];
+    set(node, { x: clamp(x, Math.min(reach[0], width - reach[1]), Math.max(reach[0], width - reach[1])), "text-anchor": anchor });
+  }
+
+  /* The smallest round number that is not below value, and the distance of its ticks. */
+  function roundUp(value) {
+    const scale = Math.pow(10, Math.floor(Math.log10(value)));
+    const steps = [[1, .25], [1.2, .2], [1.5, .5], [2, .5], [2.5, .5], [3, 1], [4, 1], [5, 1], [6, 2], [8, 2], [10, 2.5], [12, 2]];
+    const found = steps.find(step => step[0] * scale >= value);
+    return { most: found[0] * scale, step: found[1] * scale };
+  }
+
+  // --- pictures -----------------------------------------------------------------------------------------------------------
+  // Each is { draw(values, width), ghost(values or null) }; sizes are CSS pixels, so text keeps its size on a phone.
+
+  function memoryBar(svg, spec) {
+    const ROW = 18, TOP = 4, BAR = 42, y = TOP + spec.parts.length * ROW + 4, height = y + BAR + 44, GAP = 74;
+    const pattern = "explorer-over-" + ++serial;
+    const hatch = draw(draw(svg, "defs"), "pattern", { id: pattern, width: 7, height: 7, patternUnits: "userSpaceOnUse",
+      patternTransform: "rotate(45)" });
+    draw(hatch, "rect", { width: 3, height: 7, class: "hatch" });
+    const free = draw(svg, "rect", { class: "free", y: y, height: BAR });
+    const parts = spec.parts.map(part => ({
+      quantity: part[0], label: part[1],
+      rect: draw(svg, "rect", { y: y, height: BAR, class: "part", style:
+        "fill: var(--memory-" + part[2] + "); stroke: var(--memory-" + part[2] + "-line)" })
+    }));
+    const over = draw(svg, "rect", { class: "over", y: y, height: BAR, fill: "url(#" + pattern + ")" });
+    const baseline = draw(svg, "path", { class: "axis" });
+    const ticks = [0, 1, 2, 3, 4, 5, 6].map(() => draw(svg, "text", { class: "tick", y: y + BAR + 16 }));
+    const ghost = draw(svg, "path", { class: "ghost" });
+    const card = draw(svg, "path", { class: "capacity" });
+    parts.forEach((part, k) => {
+      part.lead = draw(svg, "path", { class: "lead" });
+      part.text = draw(svg, "text", { class: "label", y: TOP + k * ROW + 13 });
+    });
+    const total = draw(svg, "text", { class: "strong", y: y + BAR / 2 + 5 });
+    const verdict = draw(svg, "text", { class: "strong", y: y + BAR + 37 });
+    let before = null;
+
+    return {
+      height: height,
+      ghost(values) { before = values; },
+      draw(values, width) {
+        const used = values[spec.total], room = values[spec.capacity];
+        const scale = roundUp(1.02 * Math.max(used, room, before ? before[spec.total] : 0));
+        const x = bytes => bytes / scale.most * (width - GAP) + 1;
+        let from = 0;
+        parts.forEach((part, k) => {
+          const bytes = values[part.quantity], middle = x(from + bytes / 2), shown = bytes > 0 ? "visible" : "hidden";
+          set(part.rect, { x: x(from), width: x(from + bytes) - x(from), visibility: shown });
+          set(part.lead, { d: "M" + middle + " " + y + "V" + (TOP + k * ROW + 3), visibility: shown });
+          set(part.text, { visibility: shown });
+          label(part.text, part.label + " " + format(bytes, "decimal bytes"), middle + 5, width, "start");
+          from += bytes;
+        });
+        set(over, { x: x(room), width: Math.max(0, x(used) - x(room)), visibility: used > room ? "visible" : "hidden" });
+        set(free, { x: x(used), width: Math.max(0, x(room) - x(used)), visibility: used < room ? "visible" : "hidden" });
+        set(card, { d: "M" + x(room) + " " + (y - 5) + "V" + (y + BAR + 25) });
+        set(baseline, { d: "M1 " + (y + BAR) + ".5H" + (width - GAP + 1) });
+        ticks.forEach((tick, k) => {
+          const bytes = k * scale.step, inside = bytes <= scale.most * 1.001;
+          set(tick, { visibility: inside ? "visible" : "hidden" });
+          if (inside) label(tick, format(bytes, "decimal bytes"), x(bytes), width, k ? "middle" : "start");
+        });
+        const words = format(used, "decimal bytes"), wide = words.length * 8 + 10;
+        const past = used < room && x(room) - x(used) < wide; // the free space is too narrow for the text: beyond the line
+        label(total, words, x(past ? room : used) + 7, width, "start");
+        const gap = used > room ? format(values[spec.over], "decimal bytes") + " too much"
+          : format(values[spec.spare], "decimal bytes") + " free";
+        label(verdict, format(room, "decimal bytes") + " card, " + gap, x(room), width, "middle");
+        set(ghost, { d: before ? outline(before, x) : "" });
+      }
+    };
+
+    /* The bar of other values on this scale: its outline and the seams of its parts. */
+    function outline(values, x) {
+      let from = 0, path = "M" + x(0) + " " + (y - 3) + "H" + x(values[spec.total]) + "V" + (y + BAR + 3) + "H" + x(0) + "Z";
+      parts.forEach(part => {
+        from += values[part.quantity];
+        path += "M" + x(from) + " " + (y - 3) + "V" + (y + BAR + 3);
+      });
+      return path;
+    }
+  }
+
+  function timeAxis(svg, spec) {
+    const y = 34, EDGE = 10;
+    const line = draw(svg, "path", { class: "axis" });
+    const ticks = spec.ticks.map(tick => ({ seconds: tick[1], mark: draw(svg, "path", { class: "axis" }),
+      text: draw(svg, "text", { class: "tick", y: y + 21 }), name: tick[0] }));
+    const ghost = draw(svg, "circle", { class: "ghost", r: 7, cy: y });
+    const marker = draw(svg, "circle", { class: "marker", r: 7, cy: y });
+    const arrow = draw(svg, "path", { class: "marker" });
+    const text = draw(svg, "text", { class: "strong", y: y - 16 });
+    let before = null;
+
+    return {
+      height: y + 28,
+      ghost(values) { before = values; },
+      draw(values, width) {
+        const x = seconds => EDGE + (width - 2 * EDGE) * clamp(
+          Math.log(seconds / spec.least) / Math.log(spec.most / spec.least), 0, 1);
+        const seconds = values[spec.quantity], beyond = seconds > spec.most ? 1 : seconds < spec.least ? -1 : 0;
+        set(line, { d: "M" + x(spec.least) + " " + y + ".5H" + x(spec.most) });
+        ticks.forEach(tick => {
+          set(tick.mark, { d: "M" + x(tick.seconds) + " " + (y - 4) + "v9" });
+          label(tick.text, tick.name, x(tick.seconds), width, "middle");
+        });
+        set(marker, { cx: x(seconds), visibility: beyond ? "hidden" : "visible" });
+        set(arrow, { visibility: beyond ? "visible" : "hidden",
+          d: "M" + (x(seconds) + 8 * beyond) + " " + y + "l" + -14 * beyond + " -7v14z" });
+        label(text, format(seconds, "duration"), x(seconds), width, "middle");
+        set(ghost, { cx: before ? x(before[spec.quantity]) : 0, visibility: before ? "visible" : "hidden" });
+      }
+    };
+  }
+
+  const PICTURES = { memory: memoryBar, time: timeAxis };
+
+  // --- what follows from what: the links of show/explorers.py ----------------------------------------------------------------
+
+  function whole(value) { return typeof value === "number" && Number.isSafeInteger(value) && value >= 1; }
+
+  const LINKS = {
+    ratio(link, values, changed, preset) {
+      const leader = values[link.leader], ours = preset[link.follower], theirs = preset[link.leader];
+      if (changed !== link.leader || ours === undefined || !whole(leader)) return;
+      const doubled = 2 * leader * ours + theirs;
+      values[link.follower] = Math.max(1, (doubled - doubled % (2 * theirs)) / (2 * theirs));
+    },
+    product(link, values, changed) {
+      const product = values[link.product], first = values[link.first], second = values[link.second];
+      if (changed === link.first && whole(first) && whole(second)) values[link.product] = first * second;
+      else if ((changed === link.product || changed === link.second) && whole(product) && whole(second) && product % second === 0) {
+        values[link.first] = product / second;
+      }
+    }
+  };
+
+  // --- the card ---------------------------------------------------------------------------------------------------------------
+
+  BOOK.start = function (id) {
+    const root = document.getElementById(id), find = selector => root.querySelector(selector);
+    const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
+    const picture = find(".explorer-picture"), status = find(".explorer-status"), why = find(".explorer-why");
+    const python = find(".explorer-python");
+    let values = Object.assign({}, spec.values); // as the reader set them, valid or not
+    let chosen = Object.assign({}, spec.chosen); // the last choice in each menu
+    let shown = null; // everything computed from the last valid values
+    let resting; // timer of the announcement
+
+    const controls = spec.controls.map(control => {
+      const box = find("#" + CSS.escape(id + "-" + control.quantity)), row = box.parentNode;
+      let stops = control.stops;
+      if (stops.range) stops = Array.from({ length: stops.range[1] - stops.range[0] + 1 }, (_, k) => stops.range[0] + k);
+      return { quantity: control.quantity, stops: stops, style: control.style, row: row, box: box,
+        slider: row.querySelector("[type=range]"), error: row.querySelector(".explorer-error") };
+    });
+    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: menu.presets,
+      select: find("[data-kind='" + menu.kind + "']") }));
+    const drawings = Array.from(root.querySelectorAll(".explorer-drawing"), (place, k) => {
+      const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
+      const made = PICTURES[spec.pictures[k].kind](svg, spec.pictures[k]);
+      set(svg, { height: made.height });
+      return { place: place, svg: svg, picture: made, width: 0 };
+    });
+
+    // -- what the values give
+
+    function presetValues() {
+      return Object.assign({}, ...menus.map(menu => menu.presets[chosen[menu.kind]]));
+    }
+
+    function holds(preset) {
+      return Object.keys(preset).every(name => preset[name] === values[name]);
+    }
+
+    function say(pieces) {
+      return pieces.map(piece => {
+        const said = piece.when.every(pair => shown[pair[0]] === pair[1]) && !piece.unless.some(pair => shown[pair[0]] === pair[1]);
+        return said ? piece.text.replace(/\{(\w+):([^}]+)\}/g, (_, name, style) => format(shown[name], style)) : "";
+      }).join("");
+    }
+
+    /* Where a refusal is said: at the quantity's own control, at that of the one it follows, or at the one that moved. */
+    function controlFor(quantity, changed) {
+      const leaders = spec.links.filter(link => link.kind === "ratio" && link.follower === quantity).map(link => link.leader);
+      return [quantity, ...leaders, changed].map(name => controls.find(control => control.quantity === name)).find(Boolean) ||
+        controls[0];
+    }
+
+    function refresh(changed) {
+      let refused = null;
+      try {
+        shown = model(values);
+      } catch (error) {
+        if (!(error instanceof BOOK.InvalidQuantity)) throw error;
+        refused = error;
+      }
+      const at = refused && controlFor(refused.quantity, changed);
+      controls.forEach(control => showControl(control, control === at ? refused.message : ""));
+      menus.forEach(menu => {
+        const names = Object.keys(menu.presets);
+        const name = [chosen[menu.kind], ...names].find(name => holds(menu.presets[name]));
+        if (name) chosen[menu.kind] = name;
+        menu.select.value = name || "";
+      });
+      root.classList.toggle("stale", !!refused);
+      if (!refused) {
+        redraw();
+        write(find(".explorer-sentence"), say(spec.sentence));
+        write(find(".explorer-detail"), say(spec.detail));
+        if (why.open) fillEquations();
+      }
+      if (!python.hidden) write(python, call());
+      return refused;
+    }
+
+    function showControl(control, error) {
+      const value = values[control.quantity], text = BOOK.formatToType(value, control.style);
+      if (document.activeElement !== control.box) control.box.value = text;
+      if (typeof value === "number") {
+        const above = control.stops.findIndex(stop => stop > value);
+        control.slider.value = Math.max(0, (above < 0 ? control.stops.length : above) - 1);
+      }
+      control.slider.setAttribute("aria-valuetext", text);
+      [control.box, control.slider].forEach(input => {
+        if (error) set(input, { "aria-invalid": "true", "aria-describedby": control.error.id });
+        else { input.removeAttribute("aria-invalid"); input.removeAttribute("aria-describedby"); }
+      });
+      write(control.error, error);
+      control.error.hidden = !error;
+    }
+
+    function redraw() {
+      drawings.forEach(drawing => { if (drawing.width) drawing.picture.draw(shown, drawing.width); });
+    }
+
+    /* Screen readers hear the sentence, or the refusal, once the reader rests. */
+    function announce(refused) {
+      clearTimeout(resting);
+      status.textContent = "";
+      resting = setTimeout(() => { status.textContent = refused ? refused.message : say(spec.sentence); }, QUIET_MS);
+    }
+
+    // -- the ghost: the picture as it was before the hand moved
+
+    let fading;
+
+    function keepGhost() {
+      clearTimeout(fading);
+      if (root.classList.contains("ghosted") && !root.classList.contains("fading")) return;
+      root.classList.remove("fading");
+      root.classList.add("ghosted");
+      drawings.forEach(drawing => drawing.picture.ghost(shown));
+    }
+
+    function releaseGhost() {
+      clearTimeout(fading);
+      root.classList.add("fading");
+      fading = setTimeout(() => {
+        root.classList.remove("ghosted", "fading");
+        drawings.forEach(drawing => drawing.picture.ghost(null));
+        redraw();
+      }, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 900);
+    }
+
+    // -- what the reader does
+
+    function move(quantity, value) {
+      keepGhost();
+      values[quantity] = value;
+      const preset = presetValues();
+      spec.links.forEach(link => LINKS[link.kind](link, values, quantity, preset));
+      announce(refresh(quantity));
+    }
+
+    controls.forEach(control => {
+      control.slider.max = control.stops.length - 1;
+      control.slider.addEventListener("input", () => move(control.quantity, control.stops[+control.slider.value]));
+      control.slider.addEventListener("change", releaseGhost);
+      control.box.addEventListener("input", () => {
+        if (control.box.value.trim()) move(control.quantity, parse(control.box.value)); // an empty box is about to be filled
+      });
+      control.box.addEventListener("change", () => {
+        const typed = parse(control.box.value);
+        if (typed !== values[control.quantity]) move(control.quantity, typed);
+        if (typeof typed === "number") control.box.value = BOOK.formatToType(typed, control.style);
+        releaseGhost();
+      });
+      control.box.addEventListener("keydown", event => {
+        const step = { ArrowUp: 1, ArrowDown: -1 }[event.key], value = values[control.quantity];
+        if (!step || typeof value !== "number") return;
+        event.preventDefault();
+        const next = step > 0 ? control.stops.find(stop => stop > value) : control.stops.filter(stop => stop < value).pop();
+        if (next === undefined) return;
+        move(control.quantity, next);
+        control.box.value = BOOK.formatToType(next, control.style);
+        releaseGhost();
+      });
+    });
+
+    menus.forEach(menu => menu.select.addEventListener("change", () => {
+      if (!menu.select.value) return;
+      keepGhost();
+      chosen[menu.kind] = menu.select.value;
+      Object.assign(values, menu.presets[menu.select.value]);
+      announce(refresh());
+      releaseGhost();
+    }));
+
+    find(".explorer-reset").addEventListener("click", () => {
+      keepGhost();
+      values = Object.assign({}, spec.values);
+      chosen = Object.assign({}, spec.chosen);
+      announce(refresh());
+      releaseGhost();
+    });
+
+    // -- why: the equations with the reader's numbers in them
+
+    function fillEquations() {
+      find(".explorer-equations").querySelectorAll("li").forEach(item => {
+        const name = item.dataset.quantity;
+        write(item.querySelector(".explorer-value"), format(shown[name], spec.styles[name]));
+        const equation = item.querySelector(".math-scroll");
+        if (!equation) return;
+        let numbers = equation.querySelector(".explorer-numbers");
+        if (!numbers) {
+          numbers = equation.appendChild(equation.querySelector("math").cloneNode(true));
+          numbers.setAttribute("class", "explorer-numbers");
+          numbers.querySelectorAll("mspace").forEach(space => space.replaceWith(mathNode("mo", "×")));
+          numbers.querySelectorAll("[data-quantity]").forEach(place => place.replaceChildren(mathNode("mn", "")));
+        }
+        numbers.querySelectorAll("[data-quantity]").forEach(place => {
+          const value = shown[place.getAttribute("data-quantity")];
+          write(place.firstChild, format(value, Number.isInteger(value) && value < 1e15 ? "exact" : "number"));
+        });
+      });
+    }
+
+    function mathNode(tag, text) {
+      const node = document.createElementNS("http://www.w3.org/1998/Math/MathML", tag);
+      node.textContent = text;
+      return node;
+    }
+
+    why.addEventListener("toggle", () => { if (why.open && shown) fillEquations(); });
+
+    // -- the same call in Python
+
+    function call() {
+      const preset = presetValues();
+      const given = menus.map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
+      spec.inputs.filter(name => preset[name] !== values[name]).forEach(name => {
+        const value = values[name], text = typeof value === "number" ? BOOK.pythonNumber(value) : JSON.stringify(value);
+        given.push(name + "=" + text);
+      });
+      return "from shardlab.formulas import evaluate, quantities\n\nevaluate([" +
+        spec.outputs.map(name => JSON.stringify(name)).join(", ") + "],\n         **quantities(" + given.join(", ") + "))";
+    }
+
+    find(".explorer-copy").addEventListener("click", event => {
+      python.hidden = false;
+      write(python, call());
+      const button = event.currentTarget;
+      copy(python).then(copied => {
+        const words = copied ? "Copied" : "Press Ctrl+C to copy";
+        write(button, words);
+        status.textContent = words;
+        setTimeout(() => write(button, "Copy as Python"), 2000);
+      });
+    });
+
+    function copy(node) {
+      const range = document.createRange(), selection = window.getSelection();
+      range.selectNodeContents(node);
+      selection.removeAllRanges();
+      selection.addRange(range); // also what the reader sees, and what Ctrl+C takes where a script may not copy
+      const byCommand = () => { try { return document.execCommand("copy"); } catch (refused) { return false; } };
+      if (!navigator.clipboard) return Promise.resolve(byCommand());
+      return navigator.clipboard.writeText(node.textContent).then(() => true, byCommand);
+    }
+
+    // -- alive
+
+    root.classList.add("live");
+    drawings.forEach(drawing => {
+      drawing.width = drawing.place.clientWidth;
+      set(drawing.svg, { width: drawing.width });
+    });
+    refresh();
+    const seen = new ResizeObserver(() => drawings.forEach(drawing => {
+      const width = drawing.place.clientWidth;
+      if (!width || width === drawing.width) return;
+      drawing.width = width;
+      set(drawing.svg, { width: width });
+      if (shown) drawing.picture.draw(shown, width);
+    }));
+    drawings.forEach(drawing => seen.observe(drawing.place));
+    root.setAttribute("data-ready", performance.now().toFixed(1));
+    root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));
+  };
+})();
