@@ -1,0 +1,1 @@
+"""Counts what a run really holds and sends. Import the parts: `from shardlab.measure.ledger import Ledger`."""

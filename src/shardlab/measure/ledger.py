@@ -1,0 +1,262 @@
+"""The byte ledger: every live byte of a training step, by category, at every moment, with what allocated it.
+
+    with Ledger(model, optimizer) as ledger:
+        loss = next_token_loss(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+    ledger.peak            # Moment(bytes=Counts(parameters=64363520, ...), phase="backward", operation="_log_softmax_backward_data")
+
+A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new storage gets one entry and a weak
+reference; when the storage dies, the entry goes. What a storage is *for* becomes known later than it is made: it is a temporary until
+autograd keeps it for backward (an activation), it becomes a parameter's gradient, or the optimizer keeps it.
+
+What it does not see: scratch memory inside one operation; the 8 bytes of a plain number that autograd keeps, such as the divisor of
+x / 3; what an allocator rounds up or holds back (see cuda.py).
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Counts(NamedTuple):
+    """Bytes by category, under the names of the memory palette."""
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0
+    gathered: int = 0
+    temporaries: int = 0  # and buffers
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+class Moment(NamedTuple):
+    """One line of the timeline: live bytes after an operation that changed them, and where in the step it ran."""
+    bytes: Counts
+    phase: str  # forward, backward or optimizer
+    operation: str
+    module: str  # the innermost module that was running forward
+
+
+@dataclass
+class Entry:
+    """One live storage. `born` is its line of the timeline."""
+    category: str
+    nbytes: int
+    operation: str
+    module: str
+    born: int
+
+
+def storages(tensor: Tensor):
+    """The storages behind a tensor: of its shard for a DTensor, of its result for a collective that has not been waited for."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    tensor = getattr(tensor, "elem", tensor)
+    return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
+
+
+class Ledger(TorchDispatchMode):
+    """Counts live bytes while it is entered. Leaves nothing patched behind, also when the step raises."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+        super().__init__()
+        devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
+        if len(devices) > 1:
+            raise ValueError(f"the model is on {len(devices)} devices ({', '.join(devices)}): a ledger weighs one device; "
+                             "move the model to one of them.")
+        self.model, self.optimizer = model, optimizer
+        self.timeline: list[Moment] = []
+        self._live: dict[int, Entry] = {}  # by the address of the storage
+        self._watchers: dict[int, weakref.ref] = {}
+        self._now = dict.fromkeys(Counts._fields, 0)
+        self._changed = True
+        self._modules = [""]
+        self._stepping = False
+        self._undo = []
+
+    # --- what it tells -------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes(self) -> Counts:
+        """Live bytes by category, now."""
+        return Counts(**self._now)
+
+    @property
+    def peak(self) -> Moment:
+        """The first moment of most live bytes."""
+        return max(self.timeline, key=lambda moment: moment.bytes.total)
+
+    def by_module(self, category: str) -> dict[str, int]:
+        """Live bytes of one category by the module that allocated them, now."""
+        found: dict[str, int] = {}
+        for entry in self._live.values():
+            if entry.category == category:
+                found[entry.module] = found.get(entry.module, 0) + entry.nbytes
+        return found
+
+    # --- one entry per storage ------------------------------------------------------------------------------------------
+
+    def _record(self, category, tensor, operation=""):
+        """Enter the tensor's storage; if it has an entry, leave that as it is."""
+        for storage in storages(tensor):
+            key = storage._cdata
+            if key not in self._live:
+                nbytes = storage.nbytes()
+                self._live[key] = Entry(category, nbytes, operation, self._modules[-1], len(self.timeline))
+                self._watchers[key] = weakref.ref(storage, lambda _: self._forget(key))
+                self._count(category, nbytes)
+
+    def _move(self, category, tensors):
+        """Enter the tensors' storages under a category, or move them there."""
+        for tensor in tensors:
+            self._record(category, tensor)
+            for storage in storages(tensor):
+                entry = self._live[storage._cdata]
+                if entry.category != category:
+                    self._count(entry.category, -entry.nbytes)
+                    self._count(category, entry.nbytes)
+                    entry.category = category
+
+    def _forget(self, key):
+        del self._watchers[key]
+        entry = self._live.pop(key)
+        self._count(entry.category, -entry.nbytes)
+
+    def _count(self, category, difference):
+        self._now[category] += difference
+        self._changed = True
+
+    def _write_line(self, operation):
+        phase = "optimizer" if self._stepping else "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        self.timeline.append(Moment(self.bytes, phase, operation, self._modules[-1]))
+        self._changed = False
+
+    def _restate(self, operation):
+        """A storage was found to be for something else: say so in the line of the operation that made it, if that was the last."""
+        if self.timeline[-1].bytes.total == sum(self._now.values()):
+            self.timeline[-1] = self.timeline[-1]._replace(bytes=self.bytes)
+            self._changed = False
+        else:
+            self._write_line(operation)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if types and any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # a DTensor unwraps itself and comes back with its shard
+        result = function(*args, **(kwargs or {}))
+        if active_fake_mode() is not self._fake_mode or function.namespace == "prim":
+            return result  # DTensor finds shapes under a fake mode of its own, a fake tensor is asked for its device: no memory
+        operation = function.overloadpacket.__name__
+        for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._record("temporaries", tensor, operation)
+        if self._changed:
+            self._write_line(operation)
+        return result
+
+    # --- what a storage is for --------------------------------------------------------------------------------------------
+
+    def _keep_for_backward(self, tensor):
+        for storage in storages(tensor):
+            entry = self._live.get(storage._cdata)
+            if entry is None or entry.category == "temporaries":
+                self._move("activations", [tensor])
+                self._restate("save for backward")
+        return tensor
+
+    def _keep_gradient(self, parameter):
+        self._move("gradients", [parameter.grad])
+        self._restate("accumulate gradient")
+
+    def _before_step(self, *_):
+        self._stepping = True
+
+    def _after_step(self, optimizer, *_):
+        self._keep_states(optimizer)
+        self._stepping = False
+
+    def _keep_states(self, optimizer):
+        """What the optimizer holds after a step it made during it. Put that right in the lines since then."""
+        held = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
+        born = [0] * (len(self.timeline) + 1)
+        for entry in {key: self._live[key] for t in held for s in storages(t) if (key := s._cdata) in self._live}.values():
+            if entry.category == "temporaries":
+                born[entry.born] += entry.nbytes
+        self._move("optimizer", held)
+        since = 0
+        for line, moment in enumerate(self.timeline):
+            since += born[line]
+            if since:
+                counts = moment.bytes._replace(optimizer=moment.bytes.optimizer + since, temporaries=moment.bytes.temporaries - since)
+                self.timeline[line] = moment._replace(bytes=counts)
+
+    # --- entering and leaving ---------------------------------------------------------------------------------------------
+
+    def __enter__(self):
+        self._fake_mode = active_fake_mode()
+        try:
+            self._watch()
+            return super().__enter__()
+        except BaseException:
+            self._unwatch()
+            raise
+
+    def __exit__(self, *error):
+        try:
+            return super().__exit__(*error)
+        finally:
+            self._unwatch()
+
+    def _watch(self):
+        for name, module in self.model.named_modules():
+            self._undo += [module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)).remove,
+                           module.register_forward_hook(self._leave_module, always_call=True).remove]
+        for parameter in (p for p in self.model.parameters() if p.requires_grad):
+            self._undo.append(parameter.register_post_accumulate_grad_hook(self._keep_gradient).remove)
+        self._move("parameters", self.model.parameters())
+        self._move("gradients", (p.grad for p in self.model.parameters() if p.grad is not None))
+        self._move("temporaries", self.model.buffers())
+        if self.optimizer is not None:
+            self._keep_states(self.optimizer)
+        self._undo += [register_optimizer_step_pre_hook(self._before_step).remove,
+                       register_optimizer_step_post_hook(self._after_step).remove]
+        saved = saved_tensors_hooks(self._keep_for_backward, lambda tensor: tensor)
+        saved.__enter__()
+        self._undo.append(lambda: saved.__exit__(None, None, None))
+        self._watch_resize()
+        self._write_line("")
+
+    def _unwatch(self):
+        while self._undo:
+            self._undo.pop()()
+        self._modules[1:] = []
+        self._stepping = False
+
+    def _leave_module(self, *_):
+        self._modules.pop()
+
+    def _watch_resize(self):
+        """FSDP frees and refills the storage of what it gathers; nothing else resizes a storage, so that is what it is."""
+        original = torch.UntypedStorage.resize_
+
+        def resize_(storage, size):
+            original(storage, size)
+            entry = self._live.get(storage._cdata)
+            if entry is not None:
+                self._count(entry.category, -entry.nbytes)
+                entry.category, entry.nbytes = "gathered", storage.nbytes()
+                self._count(entry.category, entry.nbytes)
+
+        torch.UntypedStorage.resize_ = resize_
+        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))

@@ -1,0 +1,182 @@
+"""The byte ledger against PyTorch's own bookkeeping, and what it leaves behind."""
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.profiler import ProfilerActivity, profile  # noqa: E402
+
+from shardlab.formulas import evaluate, quantities  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab.measure.ledger import Counts, Ledger  # noqa: E402
+
+SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
+TRAPS = [dict(), dict(fused_attention=False, dropout=0.1), dict(key_value_heads=2, biases=0, gated_mlp=1, learned_positions=0, tied_head=0)]
+SCALARS = 16  # bytes of numbers that an operation turns into tensors inside itself, such as the 0.9 of a multiplication
+
+
+def training(batch=3, sequence=7, foreach=False, **changes):
+    """(model, optimizer, step): a small GPT and one training step of it. The batch is counted as part of the step."""
+    torch.manual_seed(0)
+    config = GPTConfig(**{**SMALL, **changes})
+    model = GPT(config)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
+
+    def step():
+        tokens = torch.zeros(batch, sequence, dtype=torch.long)
+        loss = next_token_loss(model(tokens), torch.ones_like(tokens))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def allocator_history(step):
+    """Running total of the CPU allocator's events during a step, as the profiler records them."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        step()
+    total, history = 0, []
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            total += event.nbytes()
+            history.append(total)
+    return history
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("changes", TRAPS)
+def test_ledger_equals_the_allocators_events(changes, foreach):
+    """Every total that the ledger writes down is one the allocator passed through; the highest differs by nothing but numbers that an
+    operation turned into tensors inside itself, also from the highest of a step that nobody watched; the step ends where it began.
+
+    Mutation: enter a storage without a weak reference (nothing is ever freed), or count views as new storages."""
+    model, optimizer, step = training(foreach=foreach, **changes)
+    step()
+    gc.collect()
+    alone = allocator_history(step)
+    with Ledger(model, optimizer) as ledger:
+        start = ledger.bytes.total
+        watched = allocator_history(step)
+    divisors = 0 if model.config.fused_attention else model.config.layers  # kept by autograd, 8 bytes each, and not shown to hooks
+    passed = {total - 8 * kept for total in (0, *watched) for kept in range(divisors + 1)}
+    assert {moment.bytes.total - start for moment in ledger.timeline} <= passed
+    for history in (alone, watched):
+        assert 0 <= max(history) - (ledger.peak.bytes.total - start) <= SCALARS + 8 * divisors
+        assert history[-1] == ledger.bytes.total - start == 0
+
+
+@pytest.mark.parametrize("changes", TRAPS)
+def test_fake_tensors_give_the_same_timeline(changes):
+    """Mutation: keep only the total of a storage's shape in the place of its nbytes, or drop the check of the fake mode."""
+    model, optimizer, step = training(**changes)
+    with Ledger(model, optimizer) as real:
+        step()
+    with FakeTensorMode():
+        model, optimizer, step = training(**changes)
+        with Ledger(model, optimizer) as fake:
+            step()
+    assert [moment.bytes.total for moment in real.timeline] == [moment.bytes.total for moment in fake.timeline]
+    assert real.peak == fake.peak
+
+
+def test_categories_at_each_phase():
+    """Parameters are there from the start; after backward all gradients are; after the first step the optimizer's states are, and
+    they are called so from the operation that made them on; saved activations are gone when backward is done.
+
+    Mutation: leave _keep_states' correction of earlier lines out: the states would count as temporaries during the step."""
+    model, optimizer, step = training()
+    config = {**model.config.quantities(), **quantities(recipe="fp32 Adam")}
+    want = evaluate(["parameter_bytes", "gradient_bytes", "optimizer_bytes", "step_counter_bytes"], **config)
+    states = want["optimizer_bytes"] + want["step_counter_bytes"]
+    with Ledger(model, optimizer) as ledger:
+        step()
+    assert ledger.timeline[0].bytes == Counts(parameters=want["parameter_bytes"])
+    phases = [moment.phase for moment in ledger.timeline]
+    last = {phase: ledger.timeline[len(phases) - 1 - phases[::-1].index(phase)].bytes for phase in ("backward", "optimizer")}
+    assert last["backward"].gradients == want["gradient_bytes"] and last["backward"].optimizer == 0
+    tokens = 3 * 7 * 8  # the step still has a name for them; nobody else holds the targets
+    assert last["backward"].activations == tokens
+    assert last["optimizer"].optimizer == states
+    assert max(moment.bytes.temporaries for moment in ledger.timeline if moment.phase == "optimizer") < states
+    assert ledger.bytes == Counts(parameters=want["parameter_bytes"], optimizer=states)
+
+
+def test_who_allocated():
+    """Each activation is filed under the innermost module that made it.
+
+    Mutation: never pop the module on the way out."""
+    model, optimizer, _ = training()
+    with Ledger(model) as ledger:
+        logits = model(torch.zeros(3, 7, dtype=torch.long))
+    found = ledger.by_module("activations")
+    assert found["blocks.1.mlp.up"] == 3 * 7 * 4 * 24 * 4  # [B, S, F] in fp32
+    assert found["blocks.1.attention.qkv"] == 3 * 7 * 3 * 24 * 4
+    assert sum(found.values()) == ledger.bytes.activations
+    del logits
+
+
+def hooks_of(model):
+    return [len(hooks) for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)] + \
+        [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+
+
+def test_a_step_that_raises_leaves_nothing_patched():
+    """The error comes out as it is; hooks, resize_ and the dispatch mode are gone; the next ledger counts as the first did.
+
+    Mutation: unhook only when no error came."""
+    model, optimizer, step = training()
+    step()
+    before = hooks_of(model), torch.UntypedStorage.resize_
+    with Ledger(model, optimizer) as clean:
+        step()
+
+    class Boom(Exception):
+        pass
+
+    def explode(*_):
+        raise Boom
+
+    handle = model.blocks[1].mlp.register_forward_pre_hook(explode)
+    ledger = Ledger(model, optimizer)
+    with pytest.raises(Boom), ledger:
+        step()
+    handle.remove()
+    assert (hooks_of(model), torch.UntypedStorage.resize_) == before
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    lines = len(ledger.timeline)
+    optimizer.zero_grad()
+    step()
+    assert len(ledger.timeline) == lines  # it no longer looks
+    gc.collect()  # the error held the step's tensors
+    with Ledger(model, optimizer) as again:
+        step()
+    assert again.peak == clean.peak
+
+
+def test_a_model_on_two_devices_is_refused():
+    """Mutation: take the first parameter's device for the whole model's."""
+    model, optimizer, _ = training()
+    model.head.to("meta")
+    with pytest.raises(ValueError, match=r"the model is on 2 devices \(cpu, meta\): a ledger weighs one device"):
+        Ledger(model, optimizer)
+
+
+def test_any_module_can_be_weighed():
+    """Not only ours: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter without a gradient.
+
+    Mutation: take p.grad of every parameter as there."""
+    model = torch.nn.ModuleDict(dict(conv=torch.nn.Sequential(torch.nn.Conv1d(3, 5, 3), torch.nn.BatchNorm1d(5)),
+                                     lstm=torch.nn.LSTM(5, 7)))
+    model.lstm.bias_hh_l0.requires_grad_(False)
+    with Ledger(model) as ledger:
+        features = model.conv(torch.randn(2, 3, 11))
+        out, _ = model.lstm(features.permute(2, 0, 1))
+        out.sum().backward()
+    parameters = sum(p.nbytes for p in model.parameters())
+    assert ledger.bytes.parameters == parameters
+    assert ledger.bytes.gradients == parameters - model.lstm.bias_hh_l0.nbytes
+    assert ledger.timeline[0].bytes.temporaries == sum(b.nbytes for b in model.buffers())
