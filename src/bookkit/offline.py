@@ -29,8 +29,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 # Scripts of Sphinx and of the theme that only the search page needs, and those that no page needs.
-SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js"}
-UNUSED_SCRIPTS = {"sphinx_highlight.js", "scripts/sphinx-book-theme.js", "design-tabs.js"}
+SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js", "sphinx_highlight.js"}
+UNUSED_SCRIPTS = {"scripts/sphinx-book-theme.js", "design-tabs.js"}
 UNUSED_STYLES = {"styles/bootstrap.css", "styles/theme.css"}
 THEME_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
                 "mystnb*.css", "pygments.css")

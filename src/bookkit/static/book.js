@@ -101,7 +101,7 @@
 
   /* What scrolls sideways can be reached and scrolled with the keyboard. */
   function reachable() {
-    all("pre, .math-scroll, .table-scroll, .cell_output > .output").forEach(function (box) {
+    all("pre, .math-scroll, .pst-scrollable-table-container, .cell_output > .output").forEach(function (box) {
       if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0; else box.removeAttribute("tabindex");
     });
   }
