@@ -138,8 +138,8 @@ def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The rows of the qkv weight are ordered by group: the R queries, the key and the value of one
-    key-value head, then those of the next. So a slice of the rows can be a number of whole heads."""
+    """Causal self-attention. The rows of the qkv weight are ordered by group: the R queries, the key and the value of
+    one key-value head, then those of the next. So a slice of the rows can be a number of whole heads."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
