@@ -66,8 +66,8 @@ def card(spec, sheet=None):
 <div class="explorer-picture">{pictures}<p class="explorer-stale">last valid values</p></div>
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls">{controls}</div>
-<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(spec.say(computed))}</p>
-<p class="explorer-detail">{escape(spec.say_detail(computed))}</p></div>
+<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p>
+<p class="explorer-detail">{escape(unbroken(spec.say_detail(computed)))}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(spec)}</div>
 <div class="explorer-foot"><details class="explorer-why"><summary>Why?</summary>{_why(spec, computed, sheet)}</details>
@@ -79,6 +79,11 @@ def card(spec, sheet=None):
 """
 
 
+def unbroken(text):
+    """No line ends between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=[A-Za-z])", "\N{NO-BREAK SPACE}", text)
+
+
 def _menu(ident, spec, menu):
     chosen = spec.begin[menu.kind]
     options = "".join(f'<option{" selected" if name == chosen else ""}>{escape(name)}</option>' for name in menu.names)
@@ -88,14 +93,14 @@ def _menu(ident, spec, menu):
 
 
 def _control(ident, control, value):
-    """A slider and a box of one name. The slider moves over positions of the list of stops."""
+    """A box and a slider of one name. The slider moves over positions of the list of stops."""
     ident = f"{ident}-{control.quantity}"
     text = escape(format_to_type(value, control.style))
     return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
             f"{escape(control.label)}</label>"
+            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" autocomplete="off" spellcheck="false">'
             f'<input type="range" min="0" max="{len(control.stops) - 1}" step="1" value="0" aria-labelledby="{ident}-label"'
             f' aria-valuetext="{text}" autocomplete="off">'
-            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" autocomplete="off" spellcheck="false">'
             f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
 
 
@@ -119,7 +124,7 @@ def marked_equation(name):
     formula = BOOK.formulas[name]
     places = [name, *formula.needs]
     text = latex(name, symbol=lambda need: rf"\text{{@{places.index(need)}@}}")
-    markup = to_mathml(text, display=True)
+    markup = to_mathml(text, display=False)
     return re.sub(r"<mtext>@(\d+)@</mtext>", lambda match: _marked(places[int(match[1])]), markup)
 
 

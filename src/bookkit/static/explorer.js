@@ -24,28 +24,32 @@
     if (node.textContent !== text) node.textContent = text;
   }
 
+  /* No line ends between a number and its unit. */
+  function unbroken(text) { return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0"); }
+
   function clamp(value, least, most) { return Math.max(least, Math.min(most, value)); }
 
-  /* Text at x, moved so that it stays between 0 and width. Its width is estimated: measuring would force a layout. */
+  /* Text at x, moved so that it stays between 0 and width; true if it had to move. Its width is estimated: measuring would
+     force a layout. */
   function label(node, text, x, width, anchor) {
     write(node, text);
-    const half = text.length * 3.6, reach = { start: [0, 2 * half], middle: [half, half], end: [2 * half, 0] }[anchor];
-    set(node, { x: clamp(x, Math.min(reach[0], width - reach[1]), Math.max(reach[0], width - reach[1])), "text-anchor": anchor });
+    const wide = text.length * 7, left = { start: 0, middle: wide / 2, end: wide }[anchor];
+    const at = clamp(x, left, Math.max(left, width - wide + left));
+    set(node, { x: at, "text-anchor": anchor });
+    return at < x;
   }
 
-  /* The smallest round number that is not below value, and the distance of its ticks. */
+  /* The smallest round number that is not below value. */
   function roundUp(value) {
     const scale = Math.pow(10, Math.floor(Math.log10(value)));
-    const steps = [[1, .25], [1.2, .2], [1.5, .5], [2, .5], [2.5, .5], [3, 1], [4, 1], [5, 1], [6, 2], [8, 2], [10, 2.5], [12, 2]];
-    const found = steps.find(step => step[0] * scale >= value);
-    return { most: found[0] * scale, step: found[1] * scale };
+    return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12].find(step => step * scale >= value) * scale;
   }
 
   // --- pictures -----------------------------------------------------------------------------------------------------------
   // Each is { draw(values, width), ghost(values or null) }; sizes are CSS pixels, so text keeps its size on a phone.
 
   function memoryBar(svg, spec) {
-    const ROW = 18, TOP = 4, BAR = 42, y = TOP + spec.parts.length * ROW + 4, height = y + BAR + 44, GAP = 74;
+    const ROW = 19, TOP = 2, BAR = 48, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR, height = under + 56;
     const pattern = "explorer-over-" + ++serial;
     const hatch = draw(draw(svg, "defs"), "pattern", { id: pattern, width: 7, height: 7, patternUnits: "userSpaceOnUse",
       patternTransform: "rotate(45)" });
@@ -57,62 +61,53 @@
         "fill: var(--memory-" + part[2] + "); stroke: var(--memory-" + part[2] + "-line)" })
     }));
     const over = draw(svg, "rect", { class: "over", y: y, height: BAR, fill: "url(#" + pattern + ")" });
-    const baseline = draw(svg, "path", { class: "axis" });
-    const ticks = [0, 1, 2, 3, 4, 5, 6].map(() => draw(svg, "text", { class: "tick", y: y + BAR + 16 }));
-    const ghost = draw(svg, "path", { class: "ghost" });
+    const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const card = draw(svg, "path", { class: "capacity" });
+    const gap = draw(svg, "path", { class: "axis" });
     parts.forEach((part, k) => {
       part.lead = draw(svg, "path", { class: "lead" });
       part.text = draw(svg, "text", { class: "label", y: TOP + k * ROW + 13 });
     });
     const total = draw(svg, "text", { class: "strong", y: y + BAR / 2 + 5 });
-    const verdict = draw(svg, "text", { class: "strong", y: y + BAR + 37 });
+    const zero = draw(svg, "text", { class: "tick", x: 1, y: under + 18 });
+    write(zero, "0");
+    const cardText = draw(svg, "text", { class: "strong", y: under + 19 });
+    const gapText = draw(svg, "text", { y: under + 48 });
     let before = null;
 
     return {
       height: height,
       ghost(values) { before = values; },
       draw(values, width) {
-        const used = values[spec.total], room = values[spec.capacity];
-        const scale = roundUp(1.02 * Math.max(used, room, before ? before[spec.total] : 0));
-        const x = bytes => bytes / scale.most * (width - GAP) + 1;
+        const used = values[spec.total], room = values[spec.capacity], fits = used <= room;
+        const most = roundUp(1.02 * Math.max(used, room, before ? before[spec.total] : 0));
+        const x = bytes => bytes / most * (width - GAP) + 1;
         let from = 0;
         parts.forEach((part, k) => {
           const bytes = values[part.quantity], middle = x(from + bytes / 2), shown = bytes > 0 ? "visible" : "hidden";
           set(part.rect, { x: x(from), width: x(from + bytes) - x(from), visibility: shown });
-          set(part.lead, { d: "M" + middle + " " + y + "V" + (TOP + k * ROW + 3), visibility: shown });
+          const moved = label(part.text, part.label + " " + format(bytes, "decimal bytes"), middle + 5, width, "start");
           set(part.text, { visibility: shown });
-          label(part.text, part.label + " " + format(bytes, "decimal bytes"), middle + 5, width, "start");
+          set(part.lead, { d: "M" + middle + " " + y + "V" + (TOP + k * ROW + (moved ? ROW - 1 : 2)), visibility: shown });
           from += bytes;
         });
-        set(over, { x: x(room), width: Math.max(0, x(used) - x(room)), visibility: used > room ? "visible" : "hidden" });
-        set(free, { x: x(used), width: Math.max(0, x(room) - x(used)), visibility: used < room ? "visible" : "hidden" });
-        set(card, { d: "M" + x(room) + " " + (y - 5) + "V" + (y + BAR + 25) });
-        set(baseline, { d: "M1 " + (y + BAR) + ".5H" + (width - GAP + 1) });
-        ticks.forEach((tick, k) => {
-          const bytes = k * scale.step, inside = bytes <= scale.most * 1.001;
-          set(tick, { visibility: inside ? "visible" : "hidden" });
-          if (inside) label(tick, format(bytes, "decimal bytes"), x(bytes), width, k ? "middle" : "start");
-        });
-        const words = format(used, "decimal bytes"), wide = words.length * 8 + 10;
-        const past = used < room && x(room) - x(used) < wide; // the free space is too narrow for the text: beyond the line
-        label(total, words, x(past ? room : used) + 7, width, "start");
-        const gap = used > room ? format(values[spec.over], "decimal bytes") + " too much"
-          : format(values[spec.spare], "decimal bytes") + " free";
-        label(verdict, format(room, "decimal bytes") + " card, " + gap, x(room), width, "middle");
-        set(ghost, { d: before ? outline(before, x) : "" });
+        set(over, { x: x(room), width: Math.max(0, x(used) - x(room)), visibility: fits ? "hidden" : "visible" });
+        set(free, { x: x(used), width: Math.max(0, x(room) - x(used)), visibility: fits ? "visible" : "hidden" });
+        set(card, { d: "M" + x(room) + " " + (y - 5) + "V" + (under + 5) });
+        label(cardText, format(room, "decimal bytes") + " card", x(room), width, "middle");
+        set(zero, { visibility: x(room) < 70 ? "hidden" : "visible" });
+        const words = format(used, "decimal bytes");
+        const past = fits && x(room) - x(used) < words.length * 8 + 12; // too little free space for the text: beyond the line
+        label(total, words, x(past ? room : used) + 8, width, "start");
+        set(gap, { d: "M" + x(used) + " " + (under + 26) + "v6H" + x(room) + "v-6" });
+        set(gapText, { class: fits ? "strong" : "strong warn" });
+        label(gapText, fits ? format(values[spec.spare], "decimal bytes") + " free" : format(values[spec.over], "decimal bytes") +
+          " too much", (x(used) + x(room)) / 2, width, "middle");
+        const outline = before ? "M" + x(0) + " " + (y - 3) + "H" + x(before[spec.total]) + "V" + (under + 3) + "H" + x(0) + "Z" : "";
+        set(halo, { d: outline });
+        set(ghost, { d: outline });
       }
     };
-
-    /* The bar of other values on this scale: its outline and the seams of its parts. */
-    function outline(values, x) {
-      let from = 0, path = "M" + x(0) + " " + (y - 3) + "H" + x(values[spec.total]) + "V" + (y + BAR + 3) + "H" + x(0) + "Z";
-      parts.forEach(part => {
-        from += values[part.quantity];
-        path += "M" + x(from) + " " + (y - 3) + "V" + (y + BAR + 3);
-      });
-      return path;
-    }
   }
 
   function timeAxis(svg, spec) {
@@ -240,8 +235,8 @@
       root.classList.toggle("stale", !!refused);
       if (!refused) {
         redraw();
-        write(find(".explorer-sentence"), say(spec.sentence));
-        write(find(".explorer-detail"), say(spec.detail));
+        write(find(".explorer-sentence"), unbroken(say(spec.sentence)));
+        write(find(".explorer-detail"), unbroken(say(spec.detail)));
         if (why.open) fillEquations();
       }
       if (!python.hidden) write(python, call());
@@ -359,8 +354,9 @@
         if (!equation) return;
         let numbers = equation.querySelector(".explorer-numbers");
         if (!numbers) {
-          numbers = equation.appendChild(equation.querySelector("math").cloneNode(true));
-          numbers.setAttribute("class", "explorer-numbers");
+          numbers = equation.appendChild(document.createElement("div"));
+          numbers.className = "explorer-numbers";
+          numbers.appendChild(equation.querySelector("math").cloneNode(true));
           numbers.querySelectorAll("mspace").forEach(space => space.replaceWith(mathNode("mo", "×")));
           numbers.querySelectorAll("[data-quantity]").forEach(place => place.replaceChildren(mathNode("mn", "")));
         }
@@ -382,14 +378,12 @@
     // -- the same call in Python
 
     function call() {
-      const preset = presetValues();
-      const given = menus.map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
-      spec.inputs.filter(name => preset[name] !== values[name]).forEach(name => {
-        const value = values[name], text = typeof value === "number" ? BOOK.pythonNumber(value) : JSON.stringify(value);
-        given.push(name + "=" + text);
-      });
-      return "from shardlab.formulas import evaluate, quantities\n\nevaluate([" +
-        spec.outputs.map(name => JSON.stringify(name)).join(", ") + "],\n         **quantities(" + given.join(", ") + "))";
+      const preset = presetValues(), quoted = names => names.map(name => JSON.stringify(name)).join(", ");
+      const presets = menus.map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
+      const own = spec.inputs.filter(name => preset[name] !== values[name]).map(name => name + "=" +
+        (typeof values[name] === "number" ? BOOK.pythonNumber(values[name]) : JSON.stringify(values[name])));
+      return "from shardlab.formulas import evaluate, quantities\n\nevaluate([" + quoted(spec.outputs) + "],\n         **quantities(" +
+        presets.join(", ") + (own.length ? ",\n                      " + own.join(", ") : "") + "))";
     }
 
     find(".explorer-copy").addEventListener("click", event => {
@@ -411,7 +405,7 @@
       selection.addRange(range); // also what the reader sees, and what Ctrl+C takes where a script may not copy
       const byCommand = () => { try { return document.execCommand("copy"); } catch (refused) { return false; } };
       if (!navigator.clipboard) return Promise.resolve(byCommand());
-      return navigator.clipboard.writeText(node.textContent).then(() => true, byCommand);
+      return navigator.clipboard.writeText(node.textContent).then(() => { selection.removeAllRanges(); return true; }, byCommand);
     }
 
     // -- alive

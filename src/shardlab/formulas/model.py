@@ -1,4 +1,4 @@
-"""How many parameters a GPT has, counted tensor by tensor as gpt.py builds it. Weights first, then biases and norms."""
+"""How many parameters a GPT has: counted tensor by tensor, as gpt.py builds it. Weights first, then biases and norms."""
 
 from .registry import BOOK
 from .subset import floor_div

@@ -142,8 +142,8 @@ class Table:
 
 
 def default_style(name):
-    """How a quantity is printed when nobody says how."""
-    return STYLE_OF_UNIT.get(BOOK.find(name).unit, "count")
+    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held against a card's GB."""
+    return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
 
 
 def _without_unit(text, head):
@@ -248,11 +248,11 @@ class Explorer:
         given = {}
         for kind, name in chosen.items():
             given.update(self.preset(kind, name))
-        arguments = [f'{kind}="{name}"' for kind, name in chosen.items()]
-        arguments += [f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name]]
+        presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
+        own = ", ".join(f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name])
+        outputs = ", ".join(f'"{name}"' for name in self.outputs)
         return ("from shardlab.formulas import evaluate, quantities\n\n"
-                f"evaluate([{', '.join(chr(34) + name + chr(34) for name in self.outputs)}],\n"
-                f"         **quantities({', '.join(arguments)}))")
+                f"evaluate([{outputs}],\n         **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))")
 
     def rows(self):
         """The table's rows: (preset's name, texts of the columns). A preset that is refused shows the reason in one cell."""
@@ -288,16 +288,16 @@ STATES_OF_ONE_GPU = MemoryBar(
 STATES_IN_WORDS = (
     Say("One GPU holds ", when=(("gpus_per_copy", 1),)),
     Say("Each of the {gpus_per_copy:exact} GPUs that share a copy holds ", unless=(("gpus_per_copy", 1),)),
-    Say("{states_bytes_per_gpu:decimal bytes} ({states_bytes_per_gpu:bytes}) of model states"),
-    Say("; a card of {gpu_memory_bytes:decimal bytes} is {overflow_bytes:decimal bytes} short. "
+    Say("{states_bytes_per_gpu} ({states_bytes_per_gpu:bytes}) of model states"),
+    Say("; a card of {gpu_memory_bytes} is {overflow_bytes} short. "
         "Share each copy between at least {gpus_to_hold_states:exact} GPUs.", when=(("states_fit", 0),)),
-    Say("; a card of {gpu_memory_bytes:decimal bytes} has {spare_bytes:decimal bytes} left for activations, temporaries and buffers.",
+    Say("; a card of {gpu_memory_bytes} has {spare_bytes} left for activations, temporaries and buffers.",
         when=(("states_fit", 1),)))
 
 PARTS_IN_WORDS = (
-    Say("Parameters {parameter_bytes_per_gpu:decimal bytes}, gradients {gradient_bytes_per_gpu:decimal bytes}"),
-    Say(", the optimizer's master copy {master_bytes_per_gpu:decimal bytes}", unless=(("master_bytes_per_gpu", 0),)),
-    Say(", the optimizer's moments {moment_bytes_per_gpu:decimal bytes}", unless=(("moment_bytes_per_gpu", 0),)), Say("."))
+    Say("Parameters {parameter_bytes_per_gpu}, gradients {gradient_bytes_per_gpu}"),
+    Say(", the optimizer's master copy {master_bytes_per_gpu}", unless=(("master_bytes_per_gpu", 0),)),
+    Say(", the optimizer's moments {moment_bytes_per_gpu}", unless=(("moment_bytes_per_gpu", 0),)), Say("."))
 
 DOES_IT_FIT = Explorer(
     name="does-it-fit",
@@ -316,7 +316,7 @@ DOES_IT_FIT = Explorer(
     detail=(Say("{parameters} parameters: {layers:exact} layer{layers:s} of hidden size {hidden:exact}, each with {heads:exact} "
                 "head{heads:s} of {head_size:exact} columns. "), *PARTS_IN_WORDS),
     table=Table("Model states with a bf16 model and an fp32 master copy, against one A100 of 80 GB", "model", (
-        ("parameters", "parameters", "count"), ("model states, GiB", "states_bytes_per_gpu", "GiB"), ("fit one GPU?", "states_fit", "yes or no"),
+        ("parameters", "parameters", "count"), ("model states, GB", "states_bytes_per_gpu", "GB"), ("fit one GPU?", "states_fit", "yes or no"),
         ("fewest GPUs", "gpus_to_hold_states", "exact"))),
     outputs=("parameters", "states_bytes_per_gpu", "states_fit", "gpus_to_hold_states"))
 

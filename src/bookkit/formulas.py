@@ -1,0 +1,310 @@
+"""Numbers and equations out of the formula registry: no formula and no number that follows from one is written in a page.
+
+    {bytes}`states_bytes(parameters=175_000_000_000, recipe="fp32 Adam") as TB`      2.8 TB
+    {number}`training_days(model="GPT-3 175B", gpu="A100 SXM 80GB", tokens=300e9, gpus=1024, utilisation=0.4)`      28.5 days
+
+The text is a call with keywords; model=, recipe= and gpu= name presets. After it may stand ``as`` and a style of
+``shardlab.show.format``; without one, bytes are GiB and everything else is printed as its unit asks. The call and its exact value
+appear on hover. A call that is wrong is a warning with page and line, and so stops the build.
+
+    ```{equation} achieved_flops_per_second training_seconds
+    :numbered:
+    ```
+
+typesets the formulas, with what they mean below; ``{formula-sheet}`` prints everything the registry and the presets hold.
+"""
+
+import ast
+import importlib
+import math
+import re
+from html import escape
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+from bookkit.explorer import anchor, sheet_address, unbroken
+from shardlab.formulas import BOOK, EXACT_LIMIT, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate, quantities
+from shardlab.formulas.registry import show
+from shardlab.formulas.render import latex
+from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
+
+logger = logging.getLogger(__name__)
+
+PRESETS = ("model", "recipe", "gpu")
+SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any duration
+ANY_UNIT = {"exact", "number", "count"}
+STYLES_OF_UNIT = {
+    "bytes": {"bytes", "decimal bytes", *(unit for unit, _ in DECIMAL[1:] + BINARY[1:])},
+    "seconds": {"duration", *(f"{unit}s" for unit, _ in DURATIONS)},
+    "days": {"duration", *(f"{unit}s" for unit, _ in DURATIONS)},
+    "fraction": {"percent"},
+    "FLOP/s": {"rate"},
+}
+
+
+class WrongCall(ValueError):
+    """A role's text is no call of a formula, or its value cannot be printed so. The message says why."""
+
+
+# --- numbers -------------------------------------------------------------------------------------------------------------
+
+def read_call(text):
+    """(name, keywords, style or None) of a role's text."""
+    match = re.fullmatch(r"(?s)\s*(\w+\s*\(.*\))\s*(?:(?:as\s+)?(\S.*?))?\s*", text)
+    if not match:
+        raise WrongCall(f"{text!r} is no call of a formula with keywords, such as states_bytes(parameters=1000, recipe=\"fp32 Adam\").")
+    try:
+        call = ast.parse(match[1], mode="eval").body
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise WrongCall(f"{match[1]}: a formula is called with keywords only.")
+        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, AttributeError) as error:
+        raise error if isinstance(error, WrongCall) else WrongCall(f"{match[1]}: {error}") from None
+    return call.func.id, given, match[2]
+
+
+def compute(text):
+    """(printed, origin) of a role's text: the number with its unit, and the call with the exact value for the hover."""
+    name, given, style = read_call(text)
+    try:
+        found = BOOK.find(name)
+        value = evaluate([name], **quantities(**given))[name]
+    except (InvalidQuantity, TypeError) as error:
+        raise WrongCall(f"{name}: {error}") from None
+    own_style = "days" if found.unit == "days" else STYLE_OF_UNIT.get(found.unit, "count")
+    allowed = ANY_UNIT | STYLES_OF_UNIT.get(found.unit, set())
+    if style is not None and style not in STYLES:
+        raise WrongCall(f"{style!r} is no way to print a number; there are {', '.join(sorted(allowed))} for {found.unit}.")
+    if style is not None and style not in allowed:
+        raise WrongCall(f"{name} is in {found.unit}, which cannot be printed as {style!r}.")
+    style = style or own_style
+    printed = format_as(value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value, style)
+    said = ", ".join(f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}" for key, what in given.items())
+    unit = "" if found.unit in ("count", "fraction") else f" {found.unit}"
+    return printed, f"computed: {name}({said}) = {show(value) if isinstance(value, int) else format_as(value, 'number')}{unit}"
+
+
+class computed(nodes.inline):
+    """A number in the text; ``origin`` is shown on hover."""
+
+
+class NumberRole(SphinxRole):
+    """``{number}``, and ``{bytes}`` for what is in bytes."""
+
+    def run(self):
+        try:
+            printed, origin = compute(self.text)
+            if self.name == "bytes" and not origin.endswith(" bytes"):
+                raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
+        except WrongCall as wrong:
+            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="number")
+            return [nodes.literal(self.text, self.text)], []
+        return [computed(self.rawtext, unbroken(printed), origin=origin)], []
+
+
+def _visit_computed(writer, node):
+    writer.body.append(f'<span class="computed" title="{escape(node["origin"])}">')
+
+
+def _depart_computed(writer, node):
+    writer.body.append("</span>")
+
+
+# --- equations -------------------------------------------------------------------------------------------------------------
+
+class formula_link(nodes.inline):
+    """Leads to the formula ``name`` on the formula sheet, in a book that has one."""
+
+
+def _visit_link(writer, node):
+    sheet = sheet_address(writer.builder, writer.builder.current_docname)
+    if sheet is None:
+        writer.body.append("<span>")
+        writer.context.append("</span>")
+    else:
+        writer.body.append(f'<a class="reference internal" href="{escape(sheet)}#{anchor(node["name"])}">')
+        writer.context.append("</a>")
+
+
+def _depart_link(writer, node):
+    writer.body.append(writer.context.pop())
+
+
+class EquationDirective(SphinxDirective):
+    """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean.
+
+    ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:`` leaves the meanings out.
+    """
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    option_spec = {"numbered": directives.flag, "bare": directives.flag}
+
+    def run(self):
+        names = self.arguments[0].split()
+        unknown = [name for name in names if name not in BOOK.formulas]
+        if unknown:
+            logger.warning("no formula is named %s", ", ".join(unknown), location=self.get_location(), type="bookkit", subtype="equation")
+            return []
+        found = equation(names, self.env.docname)
+        self.set_source_info(found)
+        made = [found]
+        if "numbered" in self.options:
+            label = "eq-" + names[0].replace("_", "-")
+            domain = self.env.get_domain("math")
+            domain.note_equation(self.env.docname, label, location=found)
+            found["label"], found["number"] = label, domain.get_equation_number_for(label)
+            target = nodes.target("", "", ids=[nodes.make_id(f"equation-{label}")])
+            self.state.document.note_explicit_target(target)
+            made.insert(0, target)
+        if "bare" not in self.options:
+            made.append(nodes.paragraph("", "", *_meanings(names), classes=["equation-meaning"]))
+        return made
+
+
+def equation(names, docname):
+    """One block of mathematics with the formulas, aligned at their equals signs."""
+    text = latex(names[0]) if len(names) == 1 else (
+        r"\begin{aligned}" + r" \\ ".join(latex(name).replace(" = ", " &= ", 1) for name in names) + r"\end{aligned}")
+    return nodes.math_block(text, text, docname=docname, number=None, label=None, nowrap=False)
+
+
+def _meanings(names):
+    for index, name in enumerate(names):
+        formula = BOOK.formulas[name]
+        yield nodes.math(formula.symbol, formula.symbol)
+        yield nodes.Text(" ")
+        yield formula_link("", "", nodes.Text(formula.meaning), name=name)
+        yield nodes.Text("; " if index < len(names) - 1 else ".")
+
+
+# --- the formula sheet -------------------------------------------------------------------------------------------------------
+
+class FormulaSheetDirective(SphinxDirective):
+    """``{formula-sheet}``: sections for what is given, for each module of formulas, and for the presets."""
+
+    def run(self):
+        self.env.bookkit_formula_sheet = self.env.docname
+        groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
+        return [self._given(), *map(self._group, groups), self._recipes(), self._models(), self._gpus()]
+
+    def _section(self, ident, title, *content):
+        section = nodes.section("", nodes.title(title, title), *content, ids=[ident])
+        self.set_source_info(section)
+        return section
+
+    def _anchored(self, node, name):
+        node["ids"].append(anchor(name))
+        node["names"].append(anchor(name))  # so that a page can link to #formula-states-bytes
+        self.state.document.note_explicit_target(node)
+        return node
+
+    def _given(self):
+        rows = []
+        for quantity in BOOK.quantities.values():
+            name = self._anchored(nodes.inline("", "", _code(quantity.name)), quantity.name)
+            rows.append([_math(quantity.symbol), name, quantity.meaning, quantity.unit, _range(quantity)])
+        return self._section("given", "What is given", _text("Every other number in the book follows from these."),
+                             _table(["Symbol", "Name in code", "Meaning", "Unit", "Range"], rows, "given"))
+
+    def _group(self, group):
+        title, _, rest = importlib.import_module(f"shardlab.formulas.{group}").__doc__.partition(":")
+        intro = _text(rest.strip()[:1].upper() + rest.strip()[1:])
+        entries = [self._entry(formula) for formula in BOOK.formulas.values() if formula.group == group]
+        return self._section(f"sheet-{group}", title.strip(), intro, *entries)
+
+    def _entry(self, formula):
+        links = [node for need in formula.needs for node in (formula_link("", "", _code(need), name=need), nodes.Text(", "))][:-1]
+        facts = nodes.paragraph("", "", nodes.Text("From "), *links, nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. "
+                                                                               "Measured by "), _code(formula.measured_by), nodes.Text("."))
+        facts["classes"].append("formula-facts")
+        name = nodes.paragraph("", "", _code(formula.name), nodes.Text(f" \N{EN DASH} {formula.meaning}"), classes=["formula-name"])
+        return self._anchored(nodes.container("", name, equation([formula.name], self.env.docname), facts, classes=["formula"]), formula.name)
+
+    def _recipes(self):
+        rows = []
+        for recipe in RECIPES.values():
+            had = recipe.quantities
+            moments = f"{had['optimizer_moments']} × {had['moment_element_bytes']}"
+            verified = _code(recipe.verified) if recipe.verified else "not yet held against a run"
+            rows.append([recipe.name, str(had["parameter_element_bytes"]), str(had["gradient_element_bytes"]),
+                         str(had["master_element_bytes"] or "\N{EN DASH}"), moments, compute(f'bytes_per_parameter(recipe="{recipe.name}")')[0],
+                         f"{recipe.note} ({recipe.source})", verified])
+        return self._section("sheet-recipes", "Recipes", _text("Bytes of one element, by recipe, and what they add up to for one parameter."),
+                             _table(["Recipe", "Parameter", "Gradient", "Master copy", "Moments", "Bytes a parameter", "What it is", "Measured by"],
+                                    rows, "recipes", numeric=range(1, 6)))
+
+    def _models(self):
+        shape = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
+        rows = [[model.name, *(f"{model.quantities[name]:,}" for name in shape), compute(f'parameters(model="{model.name}") exact')[0],
+                 model.source] for model in MODELS.values()]
+        heads = ["Model", "Layers", "Hidden size", "Heads", "Key-value heads", "MLP size", "Vocabulary", "Parameters", "Shape from"]
+        return self._section("sheet-models", "Models", _text("Parameters are computed from the shape, with the formulas above."),
+                             _table(heads, rows, "models", numeric=range(1, 8)))
+
+    def _gpus(self):
+        rows = [[gpu.name, format_as(gpu.quantities["gpu_memory_bytes"], "GB").split(" ")[0],
+                 format_as(gpu.quantities["gpu_memory_bytes"], "GiB").split(" ")[0],
+                 format_as(gpu.quantities["flops_per_second"] / 1e12, "number"), f"{gpu.source}. {gpu.verified}."] for gpu in GPUS.values()]
+        return self._section("sheet-gpus", "GPUs", _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it."),
+                             _table(["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Source, and how it was read"], rows, "gpus",
+                                    numeric=range(1, 4)))
+
+
+def _code(text):
+    return nodes.literal(text, text)
+
+
+def _math(symbol):
+    return nodes.math(symbol, symbol)
+
+
+def _text(text):
+    return nodes.paragraph(text, text)
+
+
+def _range(quantity):
+    if (quantity.least, quantity.most) == (0, 1) and quantity.whole:
+        return "0 or 1"
+    low = f"{'above' if quantity.above else 'from'} {show(quantity.least)}"
+    return low if quantity.most in (EXACT_LIMIT, math.inf) else f"{low} to {show(quantity.most)}"
+
+
+def _table(heads, rows, name, numeric=()):
+    """A table of texts and nodes; columns in ``numeric`` are right-aligned."""
+    def row(cells):
+        entries = []
+        for column, cell in enumerate(cells):
+            inner = nodes.paragraph("", "", nodes.Text(cell) if isinstance(cell, str) else cell)
+            entries.append(nodes.entry("", inner, classes=["text-right"] if column in numeric else []))
+        return nodes.row("", *entries)
+
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
+    group += nodes.thead("", row(heads))
+    group += nodes.tbody("", *map(row, rows))
+    return nodes.table("", group, classes=[f"sheet-{name}", "wide"])
+
+
+def _forget_sheet(app, env, docname):
+    if getattr(env, "bookkit_formula_sheet", None) == docname:
+        env.bookkit_formula_sheet = None
+
+
+def _merge_sheet(app, env, docnames, other):
+    if getattr(other, "bookkit_formula_sheet", None) in docnames:
+        env.bookkit_formula_sheet = other.bookkit_formula_sheet
+
+
+def setup(app):
+    app.add_node(computed, html=(_visit_computed, _depart_computed))
+    app.add_node(formula_link, html=(_visit_link, _depart_link))
+    app.add_role("number", NumberRole())
+    app.add_role("bytes", NumberRole())
+    app.add_directive("equation", EquationDirective)
+    app.add_directive("formula-sheet", FormulaSheetDirective)
+    app.add_css_file("formulas.css", priority=809)
+    app.connect("env-purge-doc", _forget_sheet)
+    app.connect("env-merge-info", _merge_sheet)
