@@ -225,17 +225,18 @@ class FormulaSheetDirective(SphinxDirective):
         return self._anchored(nodes.container("", name, equation([formula.name], self.env.docname), facts, classes=["formula"]), formula.name)
 
     def _recipes(self):
-        rows = []
+        rows, tests = [], dict.fromkeys(recipe.verified for recipe in RECIPES.values() if recipe.verified)
         for recipe in RECIPES.values():
             had = recipe.quantities
-            moments = f"{had['optimizer_moments']} × {had['moment_element_bytes']}"
-            verified = _code(recipe.verified) if recipe.verified else "not yet held against a run"
             rows.append([recipe.name, str(had["parameter_element_bytes"]), str(had["gradient_element_bytes"]),
-                         str(had["master_element_bytes"] or "\N{EN DASH}"), moments, compute(f'bytes_per_parameter(recipe="{recipe.name}")')[0],
-                         f"{recipe.note} ({recipe.source})", verified])
-        return self._section("sheet-recipes", "Recipes", _text("Bytes of one element, by recipe, and what they add up to for one parameter."),
-                             _table(["Recipe", "Parameter", "Gradient", "Master copy", "Moments", "Bytes a parameter", "What it is", "Measured by"],
-                                    rows, "recipes", numeric=range(1, 6)))
+                         str(had["master_element_bytes"] or "\N{EN DASH}"), f"{had['optimizer_moments']} × {had['moment_element_bytes']}",
+                         compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0], "yes" if recipe.verified else "not yet",
+                         f"{recipe.note} ({recipe.source})"])
+        heads = ["Recipe", "Parameter", "Gradient", "Master copy", "Moments", "All", "Held against a run?", "What it is"]
+        proof = nodes.paragraph("", "", nodes.Text("Held against a run by "), *(_code(test) for test in tests),
+                                nodes.Text(". The others are as their sources state them."))
+        return self._section("sheet-recipes", "Recipes", _text("Bytes for one parameter, by recipe."),
+                             _table(heads, rows, "recipes", numeric=range(1, 6)), proof)
 
     def _models(self):
         shape = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
@@ -248,7 +249,7 @@ class FormulaSheetDirective(SphinxDirective):
     def _gpus(self):
         rows = [[gpu.name, format_as(gpu.quantities["gpu_memory_bytes"], "GB").split(" ")[0],
                  format_as(gpu.quantities["gpu_memory_bytes"], "GiB").split(" ")[0],
-                 format_as(gpu.quantities["flops_per_second"] / 1e12, "number"), f"{gpu.source}. {gpu.verified}."] for gpu in GPUS.values()]
+                 format_as(gpu.quantities["flops_per_second"] / 1e12, "number"), f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."] for gpu in GPUS.values()]
         return self._section("sheet-gpus", "GPUs", _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it."),
                              _table(["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Source, and how it was read"], rows, "gpus",
                                     numeric=range(1, 4)))
@@ -285,7 +286,7 @@ def _table(heads, rows, name, numeric=()):
     group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
     group += nodes.thead("", row(heads))
     group += nodes.tbody("", *map(row, rows))
-    return nodes.table("", group, classes=[f"sheet-{name}", "wide"])
+    return nodes.container("", nodes.table("", group, classes=[f"sheet-{name}"]), classes=["wide"])
 
 
 def _forget_sheet(app, env, docname):
