@@ -1,0 +1,73 @@
+"""Recordings are validated when they are written and when they are read."""
+
+import json
+
+import pytest
+
+from shardlab.measure.recordings import Hardware, InvalidRecording, Recording, Row, read, read_all
+
+GOOD = dict(
+    hardware=Hardware("NVIDIA H200", "gpu", 1, 150_754_820_096),
+    versions=dict(python="3.12.3", torch="2.13.0", shardlab="0.1.0", cuda="13.0"),
+    date="2026-11-21",
+    command="make gpu",
+    rows=(Row("step.peak", 536_550_616, "bytes", dict(layers=4, optimizer="loop"), "peak_bytes", 536_550_616),
+          Row("step.peak", 600_000_000, "bytes", dict(layers=4, optimizer="foreach")),
+          Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16", size=8192))),
+)
+
+
+def test_what_is_written_is_read(tmp_path):
+    """Must catch: a field lost on the way, ints that come back as floats, the newest not first."""
+    recording = Recording(**GOOD)
+    path = recording.write(tmp_path)
+    assert path.name == "nvidia-h200-2026-11-21.json"
+    assert read(path) == recording and isinstance(read(path).rows[0].value, int)
+    older = Recording(**{**GOOD, "date": "2026-10-01"})
+    older.write(tmp_path)
+    assert read_all(tmp_path) == [recording, older]
+    assert read_all(tmp_path / "absent") == []
+    assert recording.label == "recorded on NVIDIA H200, 2026-11-21"
+
+
+def test_rows_are_found_by_name_and_case():
+    """Must catch: a case that is ignored."""
+    recording = Recording(**GOOD)
+    assert [row.value for row in recording.find("step.peak")] == [536_550_616, 600_000_000]
+    assert [row.value for row in recording.find("step.peak", optimizer="foreach")] == [600_000_000]
+    assert recording.find("step.peak", optimizer="fused") == []
+
+
+@pytest.mark.parametrize("spoil, sentence", [
+    (lambda r: r.update(schema=2), "schema = 2: this version reads schema 1"),
+    (lambda r: r.update(date="21.11.2026"), "date = '21.11.2026': a day as 2026-11-21"),
+    (lambda r: r["versions"].pop("torch"), "versions: torch = None: each recording names the version it ran with"),
+    (lambda r: r["hardware"].update(kind="tpu"), "hardware: kind = 'tpu': gpu or cpu"),
+    (lambda r: r["hardware"].update(count=0), "hardware: count = 0: a whole number of at least 1"),
+    (lambda r: r["rows"][0].update(value="many"), "step.peak: value = 'many': a finite number"),
+    (lambda r: r["rows"][0].update(unit="GB"), "step.peak: unit = 'GB': one of bytes, seconds"),
+    (lambda r: r["rows"][0].update(formula=""), "a prediction names its formula"),
+    (lambda r: r["rows"][0].update(name="step peak"), "name = 'step peak': a row is named by words"),
+    (lambda r: r["rows"][0].update(colour="red"), "colour"),
+    (lambda r: r["rows"].append(r["rows"][0]), "each name and case stands once"),
+    (lambda r: r.update(rows=[]), "rows = (): at least one"),
+    (lambda r: r.update(command=""), "command = '': the command that anyone can run again"),
+    (lambda r: r.pop("hardware"), "hardware"),
+])
+def test_a_broken_recording_is_refused_by_name(tmp_path, spoil, sentence):
+    """Must catch: any one check of the schema taken out."""
+    path = Recording(**GOOD).write(tmp_path)
+    content = json.loads(path.read_text())
+    spoil(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(InvalidRecording) as caught:
+        read(path)
+    assert sentence in str(caught.value) and str(caught.value).startswith(path.name)
+
+
+def test_a_truncated_file_is_refused_by_name(tmp_path):
+    """Must catch: a JSON error without the file's name."""
+    path = Recording(**GOOD).write(tmp_path)
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(InvalidRecording, match="nvidia-h200-2026-11-21.json: "):
+        read(path)
