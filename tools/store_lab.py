@@ -41,8 +41,9 @@ def store(path: Path) -> None:
     for cell in notebook.cells:
         if has_tag(cell, "install"):
             cell.source = INSTALL_CELL
+    # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops the state.
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
-                            store_widget_state=False, resources={"metadata": {"path": str(path.parent)}})
+                            resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     normalise(notebook)
     nbformat.validate(notebook)
