@@ -56,7 +56,6 @@ build/wheel/.built: $(VENV)/.book $(SHARDLAB) README.md LICENSE
 book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
 	@echo "book:   the pages (seconds; less when little has changed)"
 	@$(BIN)/python -m bookkit . build/html
-	@echo "book:   done. Open $(CURDIR)/$(BOOK), or: make serve"
 
 test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser
 	@echo "test:   everything in tests/ (minutes)"
