@@ -12,12 +12,13 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab, and the wheel
 """
 
-from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline
-
 __version__ = "0.1.0"
 
 
 def setup(app):
+    # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is loaded (see build.py).
+    from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline
+
     for part in (build, mathml, boxes, explorer, formulas, look, offline, address):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

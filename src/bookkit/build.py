@@ -15,9 +15,13 @@ SOURCES = Path(__file__).resolve().parents[1]
 
 def build_book(source, output, quiet=True, overrides=None):
     """Build the book in folder ``source`` into folder ``output``; raise ``BuildFailed`` on any error or warning."""
+    # jsonschema, where JupyterLab is installed too, compiles 39 grammars for this module when it is imported: a second and
+    # a half of every build, for checks of addresses that no notebook asks for. It does without where it is not there.
+    sys.modules.setdefault("rfc3987_syntax", None)
     from jupyter_book.sphinx import build_sphinx
 
     source, output = Path(source).resolve(), Path(output).resolve()
+    doctrees = output.parent / "doctrees"
     result = build_sphinx(
         source,
         output,
@@ -29,12 +33,14 @@ def build_book(source, output, quiet=True, overrides=None):
             "nitpicky": True,
             **(overrides or {}),
         },
-        doctreedir=output.parent / "doctrees",
+        doctreedir=doctrees,
         warningiserror=True,
         keep_going=True,
         quiet=quiet,
     )
     if result != 0:
+        # Sphinx would take the pages it has written for good and not warn again: let it read all of them next time.
+        (doctrees / "environment.pickle").unlink(missing_ok=True)
         raise BuildFailed(f"the book in {source} was not built: see the messages above")
 
 

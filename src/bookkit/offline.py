@@ -203,6 +203,24 @@ def _local(address, folder):
     return (folder / unquote(path)).resolve()
 
 
+def _references_of_pages(output, cache):
+    """Page -> what it refers to; pages that have not changed since the last build are taken from the file ``cache``."""
+    known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
+    pages = {}
+    for path in sorted(output.rglob("*.html")):
+        if output / "_static" in path.parents:
+            continue
+        name, stamp = path.relative_to(output).as_posix(), [path.stat().st_mtime_ns, path.stat().st_size]
+        pages[name] = known.get(name, {})
+        if pages[name].get("stamp") != stamp:
+            references = _References()
+            references.feed(path.read_text(encoding="utf-8"))
+            pages[name] = {"stamp": stamp, "addresses": sorted(references.addresses), "loaded": sorted(references.loaded),
+                           "words": sorted(references.words)}
+    cache.write_text(json.dumps(pages), encoding="utf-8")
+    return pages
+
+
 def _tidy(app, exception):
     """Slim the theme's style sheets, delete what nothing refers to, and look for addresses outside the book."""
     if exception or app.builder.format != "html":
@@ -210,16 +228,13 @@ def _tidy(app, exception):
     output = Path(app.outdir).resolve()
     static = output / "_static"
     used, words = set(), set()
-    for page in sorted(output.rglob("*.html")):
-        if static in page.parents:
-            continue
-        references = _References()
-        references.feed(page.read_text(encoding="utf-8"))
-        words |= references.words
-        used |= {_local(address, page.parent) for address in references.addresses}
-        for address in sorted(filter(_is_external, references.loaded)):
-            logger.warning("%s would load %s: a page must not ask for anything outside the book",
-                           page.relative_to(output), address, type="bookkit", subtype="offline")
+    for page, references in _references_of_pages(output, Path(app.doctreedir) / "references.json").items():
+        folder = (output / page).parent
+        words.update(references["words"])
+        used.update(_local(address, folder) for address in references["addresses"])
+        for address in filter(_is_external, references["loaded"]):
+            logger.warning("%s would load %s: a page must not ask for anything outside the book", page, address,
+                           type="bookkit", subtype="offline")
     for script in static.rglob("*.js"):
         if script in used and script.name != "plotly.min.js":
             words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
