@@ -106,7 +106,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK):
     `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else.
     """
     formulas, needed = registry.resolve(targets, inputs)
-    needed += [name for name in inputs if name not in needed]
+    needed = list(dict.fromkeys([*inputs, *needed]))  # checked in the order in which they are given, as in Python
     lines = ["function (q) {"]
     for name in needed:
         found = registry.find(name)

@@ -1,0 +1,185 @@
+"""The explorers as data: where they start, what follows from a move, what is said. The browser tests hold the page against these."""
+
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+
+from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
+from shardlab.show.explorers import EXPLORERS, PRESETS, Explorer, Product, Ratio, Say, Table, powers_of_two, steps_of_ten
+from shardlab.show.format import STYLES, format_to_type, parse_number
+
+FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
+
+
+@pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
+def explorer(request):
+    return request.param
+
+
+def test_importing_them_is_light():
+    """The page is built without torch, and a lab's import stays quick.
+
+    Mutation: import render at the top of explorers.py (sympy)."""
+    code = "import sys; import shardlab.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy', 'plotly'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_everything_named_exists(explorer):
+    """Mutation: misspell a quantity, a style, a colour or a preset in a specification."""
+    from shardlab.show.palette import MEMORY
+    controls = [control.quantity for control in explorer.controls]
+    assert 2 <= len(controls) <= 6 and len(set(controls)) == len(controls)
+    for name in (*controls, *explorer.targets, *explorer.outputs):
+        BOOK.find(name)
+    for control in explorer.controls:
+        assert control.style in STYLES and list(control.stops) == sorted(set(control.stops))
+        assert all(parse_number(format_to_type(stop, control.style)) == stop for stop in control.stops)
+        BOOK.validate(**{control.quantity: control.stops[0]})
+        BOOK.validate(**{control.quantity: control.stops[-1]})
+    for picture in explorer.pictures:
+        assert picture.kind in ("memory", "time")
+        assert all(part.colour in MEMORY for part in getattr(picture, "parts", ()))
+    assert all(style in STYLES for _, _, style in explorer.table.columns)
+    assert {menu.kind for menu in explorer.menus} <= set(PRESETS)
+
+
+def test_the_parts_of_a_bar_are_the_whole(explorer):
+    """Mutation: leave a part out of the bar, or swap spare and over."""
+    shown = explorer.compute(explorer.start())
+    bar = explorer.pictures[0]
+    assert sum(shown[part.quantity] for part in bar.parts) == shown[bar.total]
+    assert shown[bar.capacity] + shown[bar.over] == shown[bar.total] + shown[bar.spare]
+
+
+def test_they_start_with_a_question(explorer):
+    """The first thing a reader sees does not fit, and says what would.
+
+    Mutation: start with a model that fits and has nothing to say."""
+    shown = explorer.compute(explorer.start())
+    assert shown["states_fit"] == 0 and "short. Share each copy between at least" in explorer.say(shown)
+    assert set(explorer.start()) == set(explorer.inputs)
+
+
+def test_the_sentence_of_the_start():
+    """Written out once by hand, numbers and all: 6,738,415,616 parameters at 16 bytes are 107.8 GB, 100.4 GiB.
+
+    Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
+    assert FITS.say(FITS.compute(FITS.start())) == (
+        "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share each copy between at least 2 GPUs.")
+    fits = FITS.compute(FITS.move(FITS.start(), "gpus_per_copy", 2))
+    assert FITS.say(fits) == ("Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card of 80 GB has 26.1 GB left for "
+                              "activations, temporaries and buffers.")
+    assert "master" not in FITS.say_detail(FITS.compute(FITS.choose(FITS.start(), "recipe", "fp32 Adam")))
+
+
+def test_a_preset_sets_what_is_an_input():
+    """Mutation: forget the inputs that follow from a preset; GPT-3 would leave the parameters of the model before it."""
+    assert FITS.preset("gpu", "T4") == {"gpu_memory_bytes": 16 * 10**9}
+    assert HOW_LONG.preset("gpu", "T4") == {"gpu_memory_bytes": 16 * 10**9, "flops_per_second": 65e12}
+    assert HOW_LONG.preset("model", "GPT-2 124M") == {"parameters": 124_439_808}
+    chosen = HOW_LONG.choose(HOW_LONG.start(), "model", "GPT-2 124M")
+    assert chosen == {**HOW_LONG.start(), "parameters": 124_439_808}
+
+
+def test_a_ratio_follows_the_chosen_preset():
+    """11,008 / 4,096 of Llama 7B at hidden 5,120 is 13,760 exactly; 8 of 64 key-value heads at 25 heads are 3, at 2 heads 1, not 0.
+
+    Mutation: take the ratio of the current values (it drifts while one drags), or round down to 0 heads."""
+    assert FITS.move(FITS.start(), "hidden", 5120)["feed_forward"] == 13_760
+    there = FITS.move(FITS.start(), "hidden", 1)
+    assert FITS.move(there, "hidden", 4096) == FITS.start()
+    grouped, chosen = FITS.choose(FITS.start(), "model", "Llama 2 70B"), {"model": "Llama 2 70B"}
+    assert FITS.move(grouped, "heads", 25, chosen)["key_value_heads"] == 3
+    assert FITS.move(grouped, "heads", 2, chosen)["key_value_heads"] == 1
+
+
+@pytest.mark.parametrize("value", ["many", 2.5, 0, -4, float("nan"), 2**53])
+def test_nothing_follows_what_is_refused(value):
+    """Mutation: drop the check in _whole; text would raise a TypeError, and NaN would spread."""
+    moved = FITS.move(FITS.start(), "hidden", value)
+    assert moved["feed_forward"] == FITS.start()["feed_forward"]
+    assert HOW_LONG.move(HOW_LONG.start(), "gpus", value)["data_parallel"] == HOW_LONG.start()["data_parallel"]
+    with pytest.raises(InvalidQuantity):
+        FITS.compute(moved)
+
+
+def test_degrees_follow_the_gpus_where_they_divide():
+    """Mutation: let gpus_per_copy follow, or round the quotient."""
+    move = lambda name, value: {key: HOW_LONG.move(HOW_LONG.start(), name, value)[key] for key in ("gpus", "data_parallel", "gpus_per_copy")}
+    assert move("gpus", 2048) == dict(gpus=2048, data_parallel=256, gpus_per_copy=8)
+    assert move("gpus_per_copy", 64) == dict(gpus=1024, data_parallel=16, gpus_per_copy=64)
+    assert move("data_parallel", 7) == dict(gpus=56, data_parallel=7, gpus_per_copy=8)
+    assert move("gpus", 1001) == dict(gpus=1001, data_parallel=128, gpus_per_copy=8)
+    with pytest.raises(InvalidQuantity, match="data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024") as refused:
+        HOW_LONG.compute(HOW_LONG.move(HOW_LONG.start(), "gpus_per_copy", 3))
+    assert HOW_LONG.marks(refused.value.quantity, "gpus_per_copy") == "data_parallel"
+
+
+def test_a_refusal_is_marked_where_the_reader_can_mend_it():
+    """Mutation: mark the quantity itself although it has no control."""
+    assert FITS.marks("heads") == "heads"
+    assert FITS.marks("key_value_heads", "layers") == "heads"  # it follows the heads
+    assert FITS.marks("vocabulary", "layers") == "layers" and FITS.marks("vocabulary") == "layers"
+
+
+def test_the_call_computes_the_same(explorer):
+    """Copy as Python, run as Python, after random moves.
+
+    Mutation: leave out a value that is not the preset's, or name the preset before it was changed."""
+    chance = random.Random(5)
+    tried = 0
+    while tried < 50:
+        values, chosen = explorer.start(), {}
+        for _ in range(3):
+            if chance.random() < 0.4:
+                menu = chance.choice(explorer.menus)
+                chosen[menu.kind] = chance.choice(menu.names)
+                values = explorer.choose(values, menu.kind, chosen[menu.kind])
+            else:
+                control = chance.choice(explorer.controls)
+                values = explorer.move(values, control.quantity, chance.choice(control.stops), chosen)
+        try:
+            shown = explorer.compute(values)
+        except InvalidQuantity:
+            continue
+        tried += 1
+        header, _, call = explorer.call(values, chosen).partition("\n\n")
+        assert header == "from shardlab.formulas import evaluate, quantities"
+        assert eval(call, {"evaluate": evaluate, "quantities": quantities}) == {name: shown[name] for name in explorer.outputs}
+
+
+def test_the_table_has_a_row_for_every_preset(explorer):
+    """Mutation: skip the rows that are refused, or print a unit in the cell although the head has it."""
+    rows = dict(explorer.rows())
+    assert list(rows) == list(PRESETS[explorer.table.kind])
+    assert all(len(texts) == len(explorer.table.columns) and all(texts) for texts in rows.values())
+    assert not any(re.search(r"\d (GB|GiB)$", text) for texts in rows.values() for text in texts)
+    assert dict(FITS.rows())["Llama 7B"] == ["6.74B", "108", "no", "2"]
+
+
+def test_a_refused_row_says_why():
+    """Mutation: let the exception through; the build would stop because of one preset."""
+    refused = Explorer(**{**{name: getattr(FITS, name) for name in ("title", "menus", "controls", "links", "pictures", "sentence", "detail", "outputs")},
+                          "name": "refused", "begin": {**FITS.begin, "heads": 7}, "table": Table("", "gpu", (("memory, GB", "gpu_memory_bytes", "GB"),))})
+    assert dict(refused.rows())["T4"] == ["heads = 7 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide "
+                                          "hidden."]
+
+
+def test_pieces_of_a_sentence():
+    """Mutation: treat `unless` as `when`, or say a piece when only one of its conditions holds."""
+    values = dict(states_fit=1, gpus_per_copy=1, gpus=1)
+    assert Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU" and Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
+    assert Say("x", when=(("states_fit", 1), ("gpus_per_copy", 2))).said(values) == ""
+    assert Say("x", unless=(("states_fit", 0), ("gpus_per_copy", 1))).said(values) == ""
+    assert Say("x", when=(("states_fit", 1),), unless=(("gpus_per_copy", 2),)).said(values) == "x"
+
+
+def test_stops():
+    """Mutation: stop one short of the end."""
+    assert powers_of_two(1, 1024) == tuple(2**k for k in range(11)) and powers_of_two(4, 60) == (4, 8, 16, 32)
+    assert steps_of_ten(1, 2) == (10, 15, 20, 30, 50, 70, 100)
+    assert isinstance(FITS.links[0], Ratio) and isinstance(HOW_LONG.links[0], Product)
