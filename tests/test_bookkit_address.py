@@ -153,6 +153,17 @@ def test_the_notebook_that_is_saved_is_the_learners_edition(request, book, page)
     assert (filled_in in notebook.cells[1].source) == (book == "with_address")
 
 
+def test_guesses_are_blank_in_the_learners_edition():
+    """Must catch: the stored guess handed out; its comment or any other line of the cell lost."""
+    source = "my_bytes = 16 * 124_000_000  # for all of them\nmy_days = 3.5\nother = 4  # stays\nlock(my_bytes, days=my_days)"
+    notebook = new_notebook(cells=[new_code_cell(source, metadata={"tags": ["predict"]}), new_code_cell("my_bytes = 7")])
+    predict, other = learner_edition(notebook, "").cells
+    assert predict.source == (
+        "my_bytes = ...  # for all of them\nmy_days = ...\nother = 4  # stays\nlock(my_bytes, days=my_days)"
+    )
+    assert other.source == "my_bytes = 7"
+
+
 def test_every_link_has_a_name(with_address):
     """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""
     for page in with_address.rglob("*.html"):
@@ -222,7 +233,7 @@ def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
     """Must catch: the cell doing nothing, so that the learner meets an ImportError further down."""
     result = run_install_cell(INSTALL_CELL, tmp_path)
     assert result.returncode != 0
-    assert "upload that beside this notebook and run this cell again" in result.stderr
+    assert "upload that beside this notebook, then run this cell again" in result.stderr
 
 
 def test_the_install_cell_takes_the_repository(tmp_path):

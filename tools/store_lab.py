@@ -41,9 +41,10 @@ def store(path: Path) -> None:
     for cell in notebook.cells:
         if has_tag(cell, "install"):
             cell.source = INSTALL_CELL
+            cell.metadata["tags"] = ["install", "hide-input"]  # folded in the book
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops the state.
     client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
-                            resources={"metadata": {"path": str(path.parent)}})
+                            coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     normalise(notebook)
     nbformat.validate(notebook)

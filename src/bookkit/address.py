@@ -162,7 +162,9 @@ def _note_lab(app, doctree):
 
 
 def _add_lab_menu(app, pagename, templatename, context, doctree):
-    """A menu in the header of a chapter that has a lab."""
+    """A menu in the header of a chapter that has a lab; on a lab, the look of its buttons."""
+    if pagename.startswith("labs/"):
+        app.add_css_file("lab.css", priority=810)
     lab = chapter_lab(app, pagename) if doctree is not None else ""
     if lab:
         buttons = [

@@ -1,9 +1,10 @@
-"""The learner's edition of a lab: blanks, no solutions, no outputs, and a first cell that can install shardlab.
+"""The learner's edition of a lab: no solutions, no guesses, no outputs, and a first cell that can install shardlab.
 
-The stored lab is the solved edition, with the outputs of a real run; that one is shown in the book. What the buttons give
+In a cell tagged `predict` a line ``my_bytes = 1_000  # what it is`` holds a guess; the learner finds ``...`` there. The stored lab is the solved edition, with the outputs of a real run; that one is shown in the book. What the buttons give
 is made from it while the book is built.
 """
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -12,18 +13,23 @@ import nbformat
 # empty; the learner's edition names the repository there, where the book knows it.
 INSTALL_LINE = 'SHARDLAB = ""'
 INSTALL_CELL = f'''\
-# Where shardlab is missing, as on Colab: install it, from its wheel if that lies beside this notebook.
-import importlib, importlib.util, pathlib, subprocess, sys
+# Install shardlab where it is missing, as on Colab:
+# from its wheel, if that lies beside this notebook.
+import importlib.util, pathlib, subprocess, sys
 
 {INSTALL_LINE}  # filled in where the book knows its repository
 if importlib.util.find_spec("shardlab") is None:
-    wheels = sorted(map(str, pathlib.Path.cwd().glob("shardlab-*.whl")))
-    if not (wheels or SHARDLAB):
-        raise ModuleNotFoundError("shardlab is not installed. The book's page of this lab offers its wheel: "
-                                  "upload that beside this notebook and run this cell again.")
-    source = wheels[-1] if wheels else SHARDLAB
-    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", source], check=True)
+    wheels = sorted(pathlib.Path.cwd().glob("shardlab-*.whl"))
+    source = str(wheels[-1]) if wheels else SHARDLAB
+    if not source:
+        raise ModuleNotFoundError(
+            "shardlab is not installed. This lab's page in the book offers its wheel: "
+            "upload that beside this notebook, then run this cell again.")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
+    subprocess.run([*pip, source], check=True)
     importlib.invalidate_caches()'''
+
+GUESS = re.compile(r"^(my_\w+ = )[^#\n]*?(?= *(?:#.*)?$)", re.MULTILINE)
 
 
 def has_tag(cell, tag: str) -> bool:
@@ -31,7 +37,7 @@ def has_tag(cell, tag: str) -> bool:
 
 
 def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbformat.NotebookNode:
-    """A new notebook: solutions left out, outputs cleared, `requirement` (may be "") where the install cell looks.
+    """A new notebook without solutions, guesses and outputs; `requirement` (may be "") where the install cell looks.
 
     `requirement` is what pip is to install, such as ``shardlab @ git+https://github.com/you/your-book@main``.
     """
@@ -40,6 +46,8 @@ def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbform
     for cell in edition.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
+        if has_tag(cell, "predict"):
+            cell.source = GUESS.sub(r"\1...", cell.source)
         if has_tag(cell, "install"):
             cell.source = cell.source.replace(INSTALL_LINE, f'SHARDLAB = "{requirement}"')
     return edition
