@@ -18,8 +18,7 @@ SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc')
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
-	@sed -n 's/^\([a-z]*\):.*##/\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do \
-		printf '  %-8s%s\n' "$$name" "$$text"; done
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-8s%s\n", $$1, $$2}' Makefile
 
 $(VENV)/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
@@ -51,6 +50,7 @@ build/wheel/.built: $(VENV)/.book $(SHARDLAB) README.md LICENSE
 	@echo "book:   the shardlab wheel"
 	@rm -rf build/wheel build/lib build/bdist*
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .
+	@rm -rf build/lib build/bdist*
 	@touch $@
 
 book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
