@@ -1,0 +1,40 @@
+"""Weigh any nn.Module: what its parameters and buffers take, and what one forward pass keeps for backward, module by module.
+
+    weigh(model, images)      # fake tensors weigh the same and take no memory
+"""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from .ledger import Ledger, storages
+
+
+class Weight(NamedTuple):
+    """Bytes of one module, its children not counted. A tied parameter counts where it comes first."""
+    module: str
+    kind: str
+    parameters: int
+    buffers: int
+    activations: int  # made or first kept in this module, for backward
+
+
+def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
+    """One line for each module that holds or keeps something, in the order of named_modules; an input counts where it is kept."""
+    with Ledger(module) as ledger:
+        result = module(*inputs, **keyword_inputs)
+    kept = ledger.by_module("activations")
+    del result
+    seen: set[int] = set()
+    lines = []
+    for name, child in module.named_modules():
+        own = [_new_bytes(tensors, seen) for tensors in (child.parameters(recurse=False), child.buffers(recurse=False))]
+        if any(own) or kept.get(name):
+            lines.append(Weight(name or "(the module itself)", type(child).__name__, *own, kept.get(name, 0)))
+    return lines
+
+
+def _new_bytes(tensors, seen):
+    found = {s._cdata: s.nbytes() for tensor in tensors for s in storages(tensor) if s._cdata not in seen}
+    seen.update(found)
+    return sum(found.values())

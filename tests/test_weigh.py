@@ -1,0 +1,61 @@
+"""Weighing modules that are not ours, and adding up to what the driver prints."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from shardlab.gpt import GPT, GPTConfig  # noqa: E402
+from shardlab.measure.cuda import CudaAccount, Reading, account_rows  # noqa: E402
+from shardlab.measure.ledger import Ledger  # noqa: E402
+from shardlab.measure.weigh import weigh  # noqa: E402
+
+
+def test_a_module_of_the_readers_own():
+    """Must catch: a child's parameters counted again in its parent, a buffer taken for a parameter, an activation counted elsewhere."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.GELU())
+    lines = {line.module: line for line in weigh(model, torch.randn(3, 5))}
+    assert lines["0"][2:] == (4 * (35 + 7), 0, 4 * 15 + 4 * 21)  # the input it keeps, and its output, which the norm keeps
+    assert lines["1"].parameters == 4 * 14 and lines["1"].buffers == 4 * 14 + 8
+    assert lines["1"].activations == 4 * (21 + 2 * 7)  # output kept by GELU, and the batch's mean and inverse deviation
+    assert sum(line.parameters for line in lines.values()) == sum(p.nbytes for p in model.parameters())
+
+
+def test_a_tied_weight_counts_once_and_fake_weighs_like_real():
+    """Must catch: the tied head counted twice; a fake tensor's storage taken for empty."""
+    config = GPTConfig(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
+    real = weigh(GPT(config), torch.zeros(2, 5, dtype=torch.long))
+    with FakeTensorMode():
+        fake = weigh(GPT(config), torch.zeros(2, 5, dtype=torch.long))
+    assert real == fake
+    assert sum(line.parameters for line in real) == sum(p.nbytes for p in GPT(config).parameters())
+
+
+def test_the_rows_add_up_to_what_the_driver_says():
+    """Must catch: a step left out of the sum, or taken twice; whatever is not explained must be visible in its own row."""
+    peak = Reading(requested=1_100, allocated=1_536, reserved=2_097_152, used=600_000_000)
+    for before, workspaces in ((0, 0), (50, 0), (50, 30), (20, 60)):
+        rows = account_rows(900, before, workspaces, peak)
+        assert sum(amount for _, amount in rows) == peak.used
+        named = dict(rows)
+        assert named["workspaces of cuBLAS"] == workspaces and named["rounding to 512 bytes"] == 436
+        assert named["inside operations, or not explained"] == 200 - max(before, workspaces)
+
+
+def test_an_account_wants_a_gpu():
+    """Must catch: an account on a CPU that reads zeros and looks exact."""
+    with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to account for on CUDA only"):
+        CudaAccount(Ledger(torch.nn.Linear(2, 2)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU: make gpu records it")
+def test_the_account_of_a_step_on_a_gpu():
+    """Must catch: a ledger on CUDA that misses tensors: what is not explained would be of the size of one."""
+    config = GPTConfig(layers=2, hidden=64, heads=4, vocabulary=1_000, max_sequence=64)
+    model = GPT(config).cuda()
+    tokens = torch.zeros(2, 64, dtype=torch.long, device="cuda")
+    with Ledger(model) as ledger, CudaAccount(ledger) as account:
+        model(tokens).sum().backward()
+    rows = dict(account.rows())
+    assert 0 <= rows["inside operations, or not explained"] < 2 * 64 * 1_000 * 4
