@@ -147,7 +147,7 @@ class _Parser:
 
     def expect(self, wanted):
         if self.peek() != wanted:
-            self.refuse(f"{wanted!r} is missing before {self.peek() or 'the end'!r}")
+            self.refuse(f"'{wanted}' is missing before '{self.peek() or 'the end'}'")
         return self.take()
 
     def raw_group(self):
@@ -183,7 +183,7 @@ class _Parser:
             rows[-1][-1] += _join(self.row({"&", "\\\\", stop}))
             token = self.peek()
             if token is None and stop is not None:
-                self.refuse(f"{stop!r} is missing at the end")
+                self.refuse(f"'{stop}' is missing at the end")
             if token == stop:
                 break
             self.take()
@@ -201,7 +201,7 @@ class _Parser:
         atoms = []
         while (token := self.peek()) is not None and token not in stops:
             if token in {"}", "&", "\\\\", r"\right", r"\end", r"\middle"}:
-                self.refuse(f"{token!r} where it means nothing")
+                self.refuse(f"'{token}' where it means nothing")
             if token in SIGNS and (not atoms or atoms[-1].operator):
                 self.take()
                 atom = Atom(f'<mo form="prefix">{SIGNS[token]}</mo>', operator=True)
@@ -291,7 +291,7 @@ class _Parser:
             return Atom(f"<mi>{token}</mi>")
         if token.startswith("\\"):
             return self.command(token[1:])
-        self.refuse(f"the character {token!r}")
+        self.refuse(f"the character '{token}'")
 
     def command(self, name):
         if name in GREEK:
@@ -368,7 +368,7 @@ class _Parser:
         """Text as written: escaped characters become themselves, a formula inside is refused."""
         text = re.sub(r"\\([ _%&#${}])", r"\1", raw).replace("~", "\N{NO-BREAK SPACE}").replace("--", "–")
         if "\\" in text or re.search(r"(?<!\\)\$", raw):
-            self.refuse(f"{raw!r} inside text")
+            self.refuse(f"'{raw}' inside text")
         return text.replace("{", "").replace("}", "")
 
     def name(self, command):
@@ -398,7 +398,7 @@ class _Parser:
             elif "0" <= letter <= "9" and digits:
                 letters += chr(digits + ord(letter) - ord("0"))
             else:
-                self.refuse(rf"{letter!r} in '\{command}'")
+                self.refuse(rf"'{letter}' in '\{command}'")
         return Atom(f"<mi>{letters}</mi>")
 
     def root(self):
@@ -418,7 +418,7 @@ class _Parser:
                 return known[token]
         if token == ".":
             return ""
-        self.refuse(f"{token!r} as a delimiter")
+        self.refuse(f"'{token}' as a delimiter")
 
     def stretched(self):
         left, parts = self.bracket(), []
@@ -449,7 +449,7 @@ class _Parser:
         if kind == "array":
             alignment = self.raw_group().replace("|", "").replace(" ", "")
             if set(alignment) - set("lcr"):
-                self.refuse(f"the columns {alignment!r} of an array")
+                self.refuse(f"the columns '{alignment}' of an array")
         elif kind == "alignat":
             self.raw_group()
         rows = self.environment_rows(kind)

@@ -74,7 +74,7 @@ def figure_html(figure):
     parts["layout"] = {key: value for key, value in layout.items() if key != "template"}
     title = layout.get("title")
     title = (title or {}).get("text") if not isinstance(title, str) else title
-    name = re.sub(r"<[^>]*>", " ", title or "").strip() or "Figure from the notebook"
+    name = " ".join(re.sub(r"<[^>]*>", " ", title or "").split()) or "Figure from the notebook"
     content = json.dumps(parts, separators=(",", ":")).replace("<", "\\u003c")
     return (
         f'<div class="plotly-figure" role="figure" aria-label="{escape(name, quote=True)}"'
@@ -251,11 +251,12 @@ def _tidy(app, exception):
                 logger.warning("%s would load %s: a page must not ask for anything outside the book",
                                sheet.relative_to(output), address, type="bookkit", subtype="offline")
             used.add(_local(address, sheet.parent))
+    folders = {path.parent for path in used if path}  # a licence stays with what it is for
     for path in sorted(static.rglob("*"), reverse=True):
         if path.is_dir():
             if not any(path.iterdir()):
                 path.rmdir()
-        elif path not in used and "licen" not in path.name.lower():
+        elif path not in used and not (path.parent in folders and "licen" in path.name.lower()):
             path.unlink()
 
 

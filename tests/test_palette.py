@@ -1,0 +1,91 @@
+"""The palette keeps its promises: seen against both pages, told apart by everyone, the same in figures and pages."""
+
+import itertools
+import math
+import re
+
+import pytest
+
+from shardlab.show.palette import MEMORY, PAGE, TIMELINE
+
+# Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
+VISION = {
+    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    "full colour": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+}
+SWATCHES = {f"memory {name}": swatch for name, swatch in MEMORY.items()}
+SWATCHES |= {f"timeline {name}": swatch for name, swatch in TIMELINE.items()}
+
+
+def linear(colour):
+    channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+
+
+def contrast(one, other):
+    """Contrast of two colours as WCAG 2 defines it: 1 to 21."""
+    luminances = sorted(sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour))) for colour in (one, other))
+    return (luminances[1] + 0.05) / (luminances[0] + 0.05)
+
+
+def lab(rgb):
+    """CIE L*a*b* of linear sRGB, D65."""
+    r, g, b = rgb
+    xyz = ((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+           (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883)
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def difference(one, other, vision):
+    """How far apart two colours look: the distance in L*a*b* (2 can just be told apart side by side)."""
+    seen = ([min(1, max(0, sum(w * c for w, c in zip(row, linear(colour))))) for row in vision] for colour in (one, other))
+    return math.dist(*map(lab, seen))
+
+
+def test_contrast_is_that_of_wcag():
+    """Mutation: leave out the 0.05 for stray light, or the gamma of sRGB."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#767676", "#ffffff") == pytest.approx(4.54, abs=0.01)
+
+
+@pytest.mark.parametrize("name", SWATCHES)
+def test_lines_are_seen_on_both_pages(name):
+    """Mutation: take the fill #e69f00 of the optimizer for its line: 2.2:1 on the light page."""
+    assert contrast(SWATCHES[name].line, PAGE.light) >= 3
+    assert contrast(SWATCHES[name].line, PAGE.dark) >= 3
+
+
+@pytest.mark.parametrize("vision", VISION)
+@pytest.mark.parametrize("palette", [MEMORY, TIMELINE], ids=["memory", "timeline"])
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_fills_are_told_apart(palette, vision, mode):
+    """Mutation: give the activations the gathered parameters' blue, or use a red and a green of one lightness."""
+    for one, other in itertools.combinations(palette, 2):
+        apart = difference(getattr(palette[one], mode), getattr(palette[other], mode), VISION[vision])
+        assert apart >= 15, f"{one} and {other} are {apart:.1f} apart"
+
+
+@pytest.mark.parametrize("palette", [MEMORY, TIMELINE], ids=["memory", "timeline"])
+def test_hatches_are_told_apart_without_colour(palette):
+    """Mutation: give two quantities one hatch; use a pattern plotly does not know."""
+    hatches = [swatch.hatch for swatch in palette.values()]
+    assert len(set(hatches)) == len(hatches)
+    assert set(hatches) <= {"", "/", "\\", "x", "-", "|", "+", "."}
+
+
+def test_pages_have_every_colour_once_for_each_mode():
+    """Mutation: write the light fills for the dark page; forget that weight_gradient needs a hyphen in CSS."""
+    from bookkit.look import palette_css
+
+    light, dark = palette_css().split("html[data-theme=dark]")
+    for css, mode in ((light, "light"), (dark, "dark")):
+        variables = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6});", css))
+        assert variables["--page"] == getattr(PAGE, mode)
+        for kind, palette in (("memory", MEMORY), ("timeline", TIMELINE)):
+            for name, swatch in palette.items():
+                variable = f"--{kind}-{name.replace('_', '-')}"
+                assert variables[variable] == getattr(swatch, mode)
+                assert variables[f"{variable}-line"] == swatch.line
