@@ -10,10 +10,11 @@ _DEFINITION = "definition"
 
 
 @BOOK.formula(symbol=r"\beta", unit="bytes", source=_ZERO, measured_by=_MEASURED)
-def bytes_per_parameter(parameter_element_bytes, gradient_element_bytes, master_element_bytes, optimizer_moments,
-                        moment_element_bytes):
-    """bytes of model states for each parameter: the number that is quoted as 16, and that depends on the recipe"""
-    return parameter_element_bytes + gradient_element_bytes + master_element_bytes + optimizer_moments * moment_element_bytes
+def bytes_per_parameter(parameter_element_bytes, gradient_element_bytes,
+                        master_element_bytes, optimizer_moments, moment_element_bytes):
+    """bytes of model states for each parameter: often quoted as 16, and it depends on the recipe"""
+    return (parameter_element_bytes + gradient_element_bytes + master_element_bytes
+            + optimizer_moments * moment_element_bytes)
 
 
 @BOOK.formula(symbol=r"M_\text{param}", unit="bytes", source=_ZERO, measured_by=_MEASURED)

@@ -8,7 +8,7 @@ _DEFINITION = "definition"
 
 @BOOK.formula(symbol=r"C", unit="FLOP", source=_KAPLAN, measured_by="tests/test_formulas.py::test_matmul_flops")
 def training_flops(parameters, tokens):
-    """operations of the whole training: 2 a parameter and token forward, twice that backward; attention scores not counted"""
+    """operations of the whole training: 2 a parameter and token forward, 4 backward; no attention scores"""
     return 6 * parameters * tokens
 
 
