@@ -1,0 +1,57 @@
+"""Fixtures for tests of the built pages: every page is opened once, and the tests ask what was found."""
+
+from shutil import copytree
+
+import pytest
+from visit import new_context, page_paths, visit
+
+SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
+SPOILS = """
+<style>
+  html[data-theme=light] .pale-in-light { color: #bbb } html[data-theme=dark] .pale-in-dark { color: #555 }
+  @media print { html, body { background: black !important } .explorer-fallback { display: none !important } }
+</style>
+<img src="https://example.org/counter.png" alt=""><img src="missing.png" alt="">
+<script>console.error("spoiled on the console")</script><script>nowhere.spoiled()</script>
+<p class="pale-in-light">pale in light</p><p class="pale-in-dark">pale in dark</p>
+<p style="width: 900px">too wide</p><div style="overflow: auto; white-space: nowrap">""" + 200 * "cut-off " + """</div>
+<p id="late"></p><script>document.getElementById("late").textContent = "written by a script"</script>
+<p>\\(x\\)</p><button class="nameless"></button><button tabindex="-1">skipped</button>
+<button class="blind" style="outline: none !important">no focus to be seen</button>
+"""
+
+
+@pytest.fixture(scope="session")
+def paths(book_html):
+    """Every page of the book, as paths from its folder."""
+    return page_paths(book_html)
+
+
+@pytest.fixture(scope="session")
+def homes(book_html, book_server):
+    """Where the book's folder is, without a slash at the end, for a reader of files and for a reader on the web."""
+    return {"file": book_html.as_uri(), "http": book_server}
+
+
+@pytest.fixture(scope="session")
+def visits(browser, homes, paths):
+    """Path -> Visit of every page, opened as a file."""
+    with new_context(browser) as context:
+        return {path: visit(context, f"{homes['file']}/{path}") for path in paths}
+
+
+@pytest.fixture(scope="session")
+def spoiled(book_html, tmp_path_factory):
+    """A copy of the book with one page spoiled in every way the tests have to see."""
+    folder = tmp_path_factory.mktemp("spoiled") / "html"
+    copytree(book_html, folder)
+    page = folder / SPOILED_PAGE
+    page.write_text(page.read_text(encoding="utf-8").replace("</article>", f"{SPOILS}</article>"), encoding="utf-8")
+    return page.as_uri()
+
+
+@pytest.fixture(scope="session")
+def spoiled_visit(browser, spoiled):
+    """What `visit` finds there."""
+    with new_context(browser) as context:
+        return visit(context, spoiled)

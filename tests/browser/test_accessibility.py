@@ -1,0 +1,143 @@
+"""Readers who see differently, or have no pointer: axe-core in light and dark, and the keyboard alone."""
+
+import pytest
+from conftest import SPOILED_PAGE
+from visit import lines, new_context, open_page
+
+# Numbers everything that can be reached and remembers how it looks without focus.
+NUMBER_CONTROLS = """() => {
+  document.querySelectorAll("details").forEach(part => { part.open = true; });
+  let count = 0;
+  for (const node of document.querySelectorAll(
+      "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0'], [contenteditable=true]")) {
+    const box = node.getBoundingClientRect();
+    if (node.disabled || node.closest("[inert]") || !box.width || !node.checkVisibility({visibilityProperty: true})) continue;
+    const style = getComputedStyle(node);
+    node.dataset.walk = count++;
+    node.dataset.unfocused = style.outlineStyle + style.boxShadow + style.borderColor + style.backgroundColor;
+  }
+  return count;
+}"""
+
+# What has the focus: {walk, name, seen, inView, kind, value, card}; `card` is all an explorer shows. Null for the page itself.
+FOCUSED = """() => {
+  const node = document.activeElement;
+  if (!node || node === document.body || node === document.documentElement) return null;
+  const style = getComputedStyle(node), box = node.getBoundingClientRect(), card = node.closest(".explorer");
+  const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
+  return {
+    walk: node.dataset.walk === undefined ? null : +node.dataset.walk,
+    name: node.outerHTML.slice(0, 120),
+    seen: outlined || style.outlineStyle + style.boxShadow + style.borderColor + style.backgroundColor !== node.dataset.unfocused,
+    inView: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
+    kind: card ? (node.type || node.tagName).toLowerCase() : "",
+    value: String(node.tagName === "SUMMARY" ? node.parentNode.open : node.value),
+    card: card && [...card.querySelectorAll("svg, .explorer-words, .explorer-error, .explorer-python")].map(part => part.outerHTML).join(""),
+  };
+}"""
+
+VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(control => control.value)"""
+
+# The keys that move a control of each kind. A choice may show what was shown before (two GPUs with the same memory): then the next.
+KEYS = {"range": ["ArrowRight", "ArrowLeft"], "text": ["ArrowUp", "ArrowDown"], "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8]}
+
+
+def moved_by_keys(page, focused) -> list[str]:
+    """Move the explorer's control that has the focus by keys; what is wrong with that."""
+    name, values = focused["name"], {focused["value"]}
+    if focused["kind"] == "summary":
+        page.keyboard.press("Enter")
+        values.add(page.evaluate(FOCUSED)["value"])
+        page.keyboard.press("Enter")
+        return [] if len(values) == 2 else [f"does not fold: {name}"]
+    for key in KEYS.get(focused["kind"], ()):
+        page.keyboard.press(key)
+        after = page.evaluate(FOCUSED)
+        values.add(after["value"])
+        if after["card"] != focused["card"]:
+            return []
+    if focused["kind"] not in KEYS:
+        return []
+    return [f"no key moves {name}" if len(values) == 1 else f"nothing is drawn or said anew: {name}"]
+
+
+def walk(page, address: str) -> list[str]:
+    """Go through the page at `address` with the Tab key, moving every control of its explorers; what is wrong on the way."""
+    open_page(page, address)
+    before = page.evaluate(VALUES)
+    count = page.evaluate(NUMBER_CONTROLS)
+    names = page.eval_on_selector_all("[data-walk]", "nodes => nodes.map(node => node.outerHTML.slice(0, 120))")
+    reached, problems = set(), []
+    for _ in range(count + 10):
+        page.keyboard.press("Tab")
+        focused = page.evaluate(FOCUSED)
+        if focused is None or focused["walk"] in reached:
+            break
+        if focused["walk"] is None:  # it came with a key: Python to copy, an error
+            continue
+        reached.add(focused["walk"])
+        if not focused["seen"]:
+            problems.append(f"one does not see the focus on {focused['name']}")
+        if not focused["inView"]:
+            problems.append(f"the focus is out of sight on {focused['name']}")
+        if focused["kind"]:
+            problems += moved_by_keys(page, focused)
+        if "explorer-reset" in focused["name"]:
+            page.keyboard.press("Enter")
+            if (now := page.evaluate(VALUES)) != before:
+                problems.append(f"Reset does not bring back what was there: {before}, {now}")
+        if "explorer-copy" in focused["name"]:
+            page.keyboard.press("Enter")
+            if not page.locator(".explorer-python:visible").count():
+                problems.append("Copy as Python shows no Python")
+    return problems + [f"Tab does not reach {names[k]}" for k in range(count) if k not in reached][:8]
+
+
+# ---------------------------------------------------------------- the book
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_nothing_grave(visits, mode):
+    """Must catch: text too pale for its page (in that mode only), a button without a name, a list whose children are none."""
+    assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
+
+
+def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
+    """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a trap for Tab."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        problems = {path: walk(page, f"{homes['file']}/{path}") for path in paths}
+    assert not lines(problems)
+
+
+# ---------------------------------------------------------------- what the tests above can see
+
+
+@pytest.mark.parametrize(("mode", "words"), [
+    ("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")])
+def test_a_spoiled_page_is_seen(spoiled_visit, mode, words):
+    """Must catch: axe not run in one of the modes, its findings thrown away."""
+    assert words in "\n".join(getattr(spoiled_visit, mode))
+
+
+def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
+    """Must catch: both looks taken in the same mode."""
+    assert "pale-in-dark" not in "\n".join(spoiled_visit.light) and "pale-in-light" not in "\n".join(spoiled_visit.dark)
+
+
+SPOIL_KEYS = """() => {
+  document.querySelector(".explorer [type=range]").addEventListener("keydown", event => { if (event.key !== "Tab") event.preventDefault(); });
+  document.querySelector(".explorer select").addEventListener("change", event => event.stopImmediatePropagation(), true);
+  document.querySelector(".explorer-reset").addEventListener("click", event => event.stopImmediatePropagation(), true);
+}"""
+
+
+def test_a_spoiled_walk_is_seen(browser, spoiled):
+    """Must catch: `walk` no longer noticing what it is for."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
+        problems = "\n".join(walk(page, spoiled))
+    for words in ('Tab does not reach <button tabindex="-1"', 'see the focus on <button class="blind"', 'no key moves <input type="range"',
+                  "nothing is drawn or said anew: <select", "Reset does not bring back"):
+        assert words in problems, SPOILED_PAGE

@@ -1,0 +1,175 @@
+"""The page's numbers are Python's: the functions generated from the formulas, their refusals, and the printed numbers, compared
+in a real page over http and from a file."""
+
+import json
+import math
+import random
+from functools import cache
+
+import pytest
+
+from shardlab.formulas import BOOK, InvalidQuantity
+from shardlab.formulas.registry import show
+from shardlab.show.explorers import EXPLORERS
+from shardlab.show.format import STYLES, format_as, format_to_type, parse_number
+
+CONFIGURATIONS = 10_000  # half from the controls' grid, half arbitrary; one in ten of these with a value that has to be refused
+BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, float("nan"), float("inf"), -float("inf"), 2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
+
+# What goes to the page is written as JavaScript, since JSON has neither NaN nor infinity; what comes back is JSON.
+RUN = """([name, configurations]) => configurations.map(q => {
+  try { return BOOK.models[name](q); }
+  catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return refused.message; }
+})"""
+
+
+@pytest.fixture
+def open_page(browser, book_html, book_server):
+    """open_page(name, protocol) opens the first page with that explorer."""
+    opened = []
+
+    def open_it(name, protocol):
+        path = next(path for path in sorted(book_html.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8"))
+        opened.append(browser.new_page())
+        opened[-1].goto(path.as_uri() if protocol == "file" else f"{book_server}/{path.relative_to(book_html).as_posix()}")
+        return opened[-1]
+
+    yield open_it
+    for page in opened:
+        page.close()
+
+
+def from_the_grid(spec, chance):
+    """What a reader can reach with menus and sliders."""
+    values, chosen = spec.start(), {}
+    for menu in spec.menus:
+        chosen[menu.kind] = chance.choice(menu.names)
+        values = spec.choose(values, menu.kind, chosen[menu.kind])
+    for control in chance.sample(spec.controls, chance.randint(0, 2)):
+        values = spec.move(values, control.quantity, chance.choice(control.stops), chosen)
+    return values
+
+
+def arbitrary(spec, chance):
+    """Any numbers: odd, prime, up to 2^53 - 1; most of them obey the rules between quantities."""
+    values = {}
+    for name in spec.inputs:
+        quantity = BOOK.find(name).as_quantity() if name in BOOK.formulas else BOOK.quantities[name]
+        if not quantity.whole:
+            values[name] = chance.uniform(0.001, 1) if quantity.most == 1 else 10 ** chance.uniform(9, 17)
+        elif quantity.most == 1:
+            values[name] = chance.randint(0, 1)
+        else:
+            values[name] = chance.randint(int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16)))
+    if chance.random() < 0.9:
+        if "heads" in values:
+            values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
+            values["hidden"] = values["heads"] * chance.randint(1, 257)
+        if "gpus" in values:
+            values["gpus"] = values["data_parallel"] * values["gpus_per_copy"]
+    if chance.random() < 0.05:
+        values[chance.choice(spec.inputs)] = chance.randint(2**40, 2**53 - 1)
+    if chance.random() < 0.1:
+        values[chance.choice(spec.inputs)] = chance.choice(BAD)
+    return values
+
+
+def ask(page, function, *arguments):
+    """What the JavaScript function returns on the page."""
+    return json.loads(page.evaluate(f"JSON.stringify(({function})({json.dumps(arguments)}))"))
+
+
+@cache
+def cases(name):
+    """(configurations, what Python says to each: every quantity, or the sentence of the refusal)."""
+    spec, chance = EXPLORERS[name], random.Random(name)
+    each = CONFIGURATIONS // len(EXPLORERS) // 2
+    configurations = [make(spec, chance) for make in (from_the_grid, arbitrary) for _ in range(each)]
+    return configurations, [answer(spec, configuration) for configuration in configurations]
+
+
+def answer(spec, configuration):
+    try:
+        return spec.compute(configuration)
+    except InvalidQuantity as refused:
+        return str(refused)
+
+
+def differences(spec, configurations, expected, got):
+    """Sentences about the first configurations in which page and Python differ."""
+    for configuration, python, javascript in zip(configurations, expected, got, strict=True):
+        if isinstance(python, str) or isinstance(javascript, str):
+            if python != javascript:
+                yield f"{configuration}: Python {python!r}, page {javascript!r}"
+            continue
+        for name in (*spec.inputs, *spec.formulas):
+            exact = (BOOK.formulas.get(name) or BOOK.quantities[name]).whole
+            same = python[name] == javascript[name] if exact else math.isclose(python[name], javascript[name], rel_tol=1e-12)
+            if not same:
+                yield f"{configuration}: {name} is {python[name]!r} in Python, {javascript[name]!r} on the page"
+
+
+@pytest.mark.parametrize("protocol", ["http", "file"])
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_functions_and_refusals(open_page, name, protocol):
+    """Every quantity and every refusal's sentence, on 10,000 configurations in all.
+
+    Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`; write a float as String() does;
+    take infinity for a number."""
+    spec, (configurations, expected) = EXPLORERS[name], cases(name)
+    refused = [text for text in expected if isinstance(text, str)]
+    assert len(refused) > len(expected) / 20 and len(set(refused)) > 100, "the configurations test no refusals"
+    assert len(expected) - len(refused) > len(expected) / 2, "hardly a configuration is valid"
+    got = ask(open_page(name, protocol), RUN, name, configurations)
+    assert not list(differences(spec, configurations, expected, got))[:3]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_kind_of_refusal_at_every_input(open_page, name):
+    """One bad value at a time, at each input, with the first of several that is named.
+
+    Mutation: swap the order of two checks in `given`, or check the inputs in another order than Python."""
+    spec = EXPLORERS[name]
+    configurations = [{**spec.start(), input_: bad} for input_ in spec.inputs for bad in BAD]
+    configurations += [{**spec.start(), first: "many", second: 0} for first in spec.inputs for second in spec.inputs]
+    expected = [answer(spec, configuration) for configuration in configurations]
+    got = ask(open_page(name, "file"), RUN, name, configurations)
+    assert not list(differences(spec, configurations, expected, got))[:3]
+
+
+def numbers(chance):
+    """Thousands of values of every size, ties of rounding and edges of units among them."""
+    yield from (0, 1, 2.5, 1.125, 9.995, 9.996, 999.5, 999.4999, 0.001, 0.0009995, 0.00099949, 999_999.5, 999_500, 1e6, 1e15, 2**53 - 1, 2**30,
+                2**40, 1023 * 2**20, 1024 * 1023.9, 1e16, 1e21, 1e22, 1.125e16, 1.135e16, 0.29, 86_400, 31_536_000, 1e-7, 1e-5, 0.0001)
+    for _ in range(1500):
+        yield chance.randrange(2 ** chance.randint(1, 53))
+        yield 10 ** chance.uniform(-12, 30)
+        yield chance.randrange(1, 10_000) / 8  # exact ties at the third digit
+        yield float(f"{chance.uniform(0, 1000):.{chance.randint(1, 4)}g}")
+
+
+def test_printed_numbers(open_page):
+    """Every style, the numbers of refusals, and what stands in a box, on thousands of values.
+
+    Mutations: toFixed in the place of toPrecision; halves up in `threeDigits`; a unit chosen from the rounded value alone."""
+    values, styles, typed = list(numbers(random.Random(3))), list(STYLES), ["exact", "count", "percent"]
+    expected = [[*(format_as(value, style) for style in styles), show(value), *(format_to_type(value, style) for style in typed)] for value in values]
+    got = ask(
+        open_page("does-it-fit", "file"), "([values, styles, typed]) => values.map(value => [...styles.map(style => BOOK.format(value, style)), BOOK.show(value), "
+        "...typed.map(style => BOOK.formatToType(value, style))])", values, styles, typed)
+    wrong = [(value, style, python, page) for value, ours, theirs in zip(values, expected, got, strict=True)
+             for style, python, page in zip([*styles, "show", *typed], ours, theirs, strict=True) if python != page]
+    assert not wrong[:5]
+
+
+def test_typed_numbers(open_page):
+    """What a reader types is the same number, or the same text, on the page and in a lab.
+
+    Mutation: parseFloat, which takes 12 out of "12 GB"; \\d without ASCII in Python."""
+    texts = ["12,288", "175B", "300e9", "1.5T", "40%", "0.27t", " 1_000 ", "1 000", "", "abc", ".", "5.", ".5", "-3", "+7", "1e400", "NaN", "Infinity",
+             "1,2", "12,2888", "0x10", "1.1.1", "12 GB", "1e-3k", "1,000.5", "\u0661", "1e", "--1", "0", "-0", "00012", "9007199254740993"]
+    expected = [parse_number(text) for text in texts]
+    got = open_page("does-it-fit", "file").evaluate("texts => texts.map(text => BOOK.parse(text))", texts)
+    wrong = [(text, python, page) for text, python, page in zip(texts, expected, got, strict=True)
+             if (isinstance(python, str) or isinstance(page, str)) and python != page or not isinstance(python, str) and float(python) != float(page)]
+    assert not wrong

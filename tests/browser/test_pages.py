@@ -1,0 +1,216 @@
+"""Every page as a reader meets it: from a disk and from the web, narrow, printed, without JavaScript.
+
+"Must catch" below names what was put on a copied page, or taken off it, to see the test fail; what stands in
+conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is_seen` looks whether it is found.
+"""
+
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from conftest import SPOILED_PAGE
+from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, without_scripts
+
+# Files no page loads or links to, each with the reason for which the book carries it.
+CARRIED = {
+    "objects.inv": "other books made with Sphinx refer to this one through it",
+    ".buildinfo": "Sphinx's own note, for the next build",
+    "-LICENSE.txt": "a font's licence has to lie beside the font",
+    ".LICENSE.txt": "a script's licence, as the theme ships it",
+}
+
+
+def test_there_are_pages(paths):
+    """Must catch: an empty or misplaced build, on which everything below would pass."""
+    assert {"index.html", "search.html"} <= set(paths) and len(paths) >= 5
+
+
+# ---------------------------------------------------------------- what a page asks for
+
+
+def test_files_ask_for_nothing_outside_the_book(visits, homes):
+    """Must catch: <img src="https://...">, a font from elsewhere, a script that fetches."""
+    assert not lines({path: visit.watch.outside(homes["file"]) for path, visit in visits.items()})
+
+
+def test_files_load_without_failures_and_errors(visits):
+    """Must catch: <img src="missing.png">, a script that throws, console.error in a script."""
+    assert not lines({path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()})
+
+
+@pytest.fixture(scope="module")
+def web_watches(browser, homes, paths):
+    """Path -> Watch of every page over http."""
+    watches = {}
+    with new_context(browser) as context:
+        for path in paths:
+            page = context.new_page()
+            watches[path] = Watch.of(page)
+            open_page(page, f"{homes['http']}/{path}")
+            page.close()
+    return watches
+
+
+def test_the_web_pages_ask_for_nothing_outside_the_book(web_watches, homes):
+    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as //cdn.example.org/x.js."""
+    assert not lines({path: watch.outside(homes["http"]) for path, watch in web_watches.items()})
+
+
+def test_the_web_pages_load_without_failures_and_errors(web_watches):
+    """Must catch: a missing file (404), a script that throws only over http."""
+    assert not lines({path: watch.failed + watch.errors for path, watch in web_watches.items()})
+
+
+def test_every_page_names_its_icon(visits):
+    """Must catch: a page without <link rel="icon">, for which browsers ask the server for /favicon.ico: a 404."""
+    assert [path for path, visit in visits.items() if not visit.icons] == []
+
+
+def test_the_book_carries_nothing_it_does_not_use(visits, book_html, homes):
+    """Must catch: the theme's icon fonts, a style sheet that no page loads, a picture nobody shows."""
+    addresses = {address for visit in visits.values() for address in (*visit.watch.loaded, *visit.links, *visit.icons)}
+    used = {unquote(urlsplit(address).path).removeprefix(urlsplit(homes["file"]).path + "/") for address in addresses}
+    carried = {path.relative_to(book_html).as_posix() for path in book_html.rglob("*") if path.is_file()}
+    assert sorted(name for name in carried - used - set(visits) if not name.endswith(tuple(CARRIED))) == []
+
+
+def test_every_font_is_our_own_and_has_its_licence(book_html):
+    """Must catch: the theme's icon fonts; a font added without its licence."""
+    fonts = {path for path in book_html.rglob("*") if path.suffix in {".woff", ".woff2", ".ttf", ".otf", ".eot"}}
+    assert fonts and {path.parent for path in fonts} == {book_html / "_static" / "fonts"}
+    licences = [path.name.removesuffix("-LICENSE.txt") for path in (book_html / "_static" / "fonts").glob("*-LICENSE.txt")]
+    assert [path.name for path in fonts if not path.name.startswith(tuple(licences))] == []
+
+
+# ---------------------------------------------------------------- narrow, printed, without JavaScript
+
+
+def test_nothing_is_wider_than_a_phone(visits):
+    """Must catch: <p style="width: 900px">, also where `overflow-x: clip` hides it."""
+    assert not lines({path: visit.phone for path, visit in visits.items()})
+
+
+def test_paper(visits):
+    """Must catch: the dark page printed dark, menus on paper, code that paper cuts off."""
+    assert not lines({path: visit.paper for path, visit in visits.items()})
+
+
+def test_explorers_on_paper(visits):
+    """Must catch: no table on paper; a slider on paper."""
+    assert not lines({path: visit.explorers_on_paper for path, visit in visits.items()})
+
+
+def test_without_javascript(browser, visits, homes):
+    """Must catch: text or a formula that only a script shows, an explorer without its table, a button that does nothing."""
+    with new_context(browser, java_script_enabled=False) as context:
+        problems = {path: without_scripts(context, f"{homes['file']}/{path}", visit.blocks) for path, visit in visits.items()}
+    assert not lines(problems)
+
+
+# ---------------------------------------------------------------- what the reader can set and ask
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_colour_mode(browser, homes, scheme):
+    """Must catch: a page that does not follow the system, a button that does not turn it, a choice the next page forgets."""
+    with new_context(browser) as context:
+        page = context.new_page()
+
+        def background():
+            return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+        page.goto(f"{homes[scheme]}/index.html")
+        light = background()
+        page.emulate_media(color_scheme="dark")
+        page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        dark = background()
+        assert dark != light
+        page.emulate_media(color_scheme="light")
+        page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+        page.locator(".theme-button:visible").click()
+        assert background() == dark
+        page.locator("article a[href*='chapters/']:visible").first.click()
+        page.wait_for_url("**/chapters/**")
+        assert background() == dark
+        page.locator(".theme-button:visible").click()
+        assert background() == light
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_search(browser, homes, scheme):
+    """Must catch: searchindex.js not loaded, a search box that leads nowhere, a result whose address is wrong."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        watch = Watch.of(page)
+        page.goto(f"{homes[scheme]}/chapters/notation.html")
+        page.locator(".book-search input:visible").fill("optimizer")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/search.html?q=optimizer*")
+        results = page.locator("#search-results li a")
+        results.first.wait_for()
+        addresses = results.evaluate_all("links => links.map(link => link.href)")
+        chapter = next(k for k, address in enumerate(addresses) if "/chapters/01-" in address)
+        results.nth(chapter).click()
+        page.wait_for_url("**/chapters/01-*")
+        assert "optimizer" in page.locator("article").inner_text()
+        page.goto(f"{homes[scheme]}/search.html?q=zyzzyva")
+        page.wait_for_function("document.querySelector('#search-results').innerText.trim().length > 20")
+        assert page.locator("#search-results li a").count() == 0
+    assert [*watch.failed, *watch.errors, *watch.outside(homes[scheme])] == []
+
+
+def test_the_front_page_shows_its_explorer_first(browser, homes):
+    """Must catch: a paragraph or a banner put before the explorer, so that one has to scroll to meet it."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        for window in (DESKTOP, PHONE):
+            page.set_viewport_size(window)
+            page.goto(f"{homes['file']}/index.html")
+            box = page.locator(".explorer svg").first.bounding_box()
+            assert box["y"] + box["height"] <= window["height"], f"the picture ends at {box['y'] + box['height']:.0f} px of {window}"
+
+
+def test_the_contents_open_on_a_phone(browser, homes):
+    """Must catch: the contents out of reach at 390 px, a drawer that Escape does not close."""
+    with new_context(browser, viewport=PHONE, has_touch=True, is_mobile=True) as context:
+        page = context.new_page()
+        page.goto(f"{homes['file']}/index.html")
+        link = page.locator("nav a[href*='notation']").first
+        assert not link.is_visible()
+        page.locator(".sidebar-open:visible").tap()
+        link.wait_for(state="visible")
+        page.keyboard.press("Escape")
+        link.wait_for(state="hidden")
+        page.locator(".sidebar-open:visible").tap()
+        link.tap()
+        page.wait_for_url("**/notation.html")
+
+
+# ---------------------------------------------------------------- what the tests above can see
+
+
+@pytest.mark.parametrize(("look", "words"), [
+    (lambda visit: visit.watch.outside("file://"), "https://example.org/counter.png"),
+    (lambda visit: visit.watch.failed, "missing.png"),
+    (lambda visit: visit.watch.errors, "spoiled on the console"),
+    (lambda visit: visit.watch.errors, "nowhere is not defined"),
+    (lambda visit: visit.phone, "too wide"),
+    (lambda visit: visit.paper, "is printed on rgb(0, 0, 0)"),
+    (lambda visit: visit.paper, "is cut off on paper"),
+    (lambda visit: visit.explorers_on_paper, "no table"),
+])
+def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
+    """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""
+    assert words in "\n".join(look(spoiled_visit))
+
+
+def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):
+    """Must catch: `without_scripts` no longer seeing late text, TeX, dead buttons."""
+    with new_context(browser, java_script_enabled=False) as context:
+        problems = "\n".join(without_scripts(context, spoiled, spoiled_visit.blocks))
+    for words in ("written by a script", "left as TeX", "does nothing without JavaScript"):
+        assert words in problems
+
+
+def test_the_spoiled_page_is_one_of_the_book(paths):
+    """Must catch: the page renamed, so that nothing is spoiled."""
+    assert SPOILED_PAGE in paths

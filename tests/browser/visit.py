@@ -1,0 +1,216 @@
+"""What a browser meets when it opens a page of the built book, as data for the tests.
+
+`visit` opens a page once and looks at it in every way that needs no click: light and dark, narrow, printed. What it finds
+wrong stands in lists of sentences; the tests say which list has to be empty.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from axe_playwright_python.sync_playwright import Axe
+
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+PAPER = {"width": 718, "height": 1050}  # A4 within margins of 10 mm, in CSS pixels
+
+# Only what a reader cannot get over: axe calls it serious or critical.
+AXE = Axe()
+GRAVE = ("serious", "critical")
+
+OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
+
+SCROLL_THROUGH = """async () => {
+  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) { scrollTo(0, y); await frame(); await frame(); }
+  scrollTo(0, 0);
+  await document.fonts.ready;
+  await frame();
+}"""
+
+# What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or `hidden` on the way up
+# does not excuse it: then it is not even reached by scrolling.
+BEYOND = """() => {
+  const wide = document.scrollingElement.scrollWidth, room = document.documentElement.clientWidth, found = [];
+  if (room !== innerWidth) found.push(`the page is laid out ${room} px wide in a window of ${innerWidth}`);
+  if (wide > room) found.push(`the page scrolls sideways: ${wide} px in ${room}`);
+  const scrolls = node => { for (let up = node.parentElement; up && up !== document.body; up = up.parentElement)
+    if (/auto|scroll/.test(getComputedStyle(up).overflowX)) return true; return false; };
+  for (const node of document.body.querySelectorAll("*")) {
+    const box = node.getBoundingClientRect();
+    if (box.right <= room + 1 || box.width < 2 || box.height < 2 || !node.checkVisibility({visibilityProperty: true})) continue;
+    if (scrolls(node) || found.length > 5) continue;
+    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> reaches ${Math.round(box.right)} px of ${room}: ` +
+      (node.textContent || "").trim().slice(0, 60));
+  }
+  return found;
+}"""
+
+# What there is to read, block by block, except in the explorers and figures, which a script may draw.
+BLOCKS = """() => [...document.querySelectorAll("article :is(h1, h2, h3, h4, p, li, dt, dd, td, th, pre, figcaption, math)")]
+  .filter(node => !node.closest(".explorer, .plotly-figure, noscript, #search-results") && node.checkVisibility({visibilityProperty: true}))
+  .map(node => node.textContent.replace(/\\s+/g, " ").trim())"""
+
+# Where nothing can be moved (paper, no JavaScript) a card has its table and its sentence and no dead control.
+EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap(card => {
+  const name = card.dataset.explorer, found = [], seen = node => node && node.checkVisibility({visibilityProperty: true});
+  const table = card.querySelector("table");
+  if (!seen(table) || table.rows.length < 3) found.push(`${name}: no table`);
+  else for (const cell of table.querySelectorAll("th, td")) if (!cell.textContent.trim() && cell.cellIndex) found.push(`${name}: an empty cell`);
+  const sentence = card.querySelector(".explorer-sentence");
+  if (!seen(sentence) || !/\\d/.test(sentence.textContent)) found.push(`${name}: no sentence`);
+  for (const control of card.querySelectorAll("input, select, button"))
+    if (seen(control)) { found.push(`${name}: <${control.tagName.toLowerCase()}> that does nothing`); break; }
+  return found;
+})"""
+
+PAPER_PROBLEMS = """() => {
+  const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
+  const light = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return a ? (r + g + b) / 765 : 1; };
+  for (const node of document.querySelectorAll("html, body")) {
+    const style = getComputedStyle(node);
+    if (light(style.backgroundColor) < 0.95) found.push(`${node.tagName} is printed on ${style.backgroundColor}`);
+    if (light(style.color) > 0.4) found.push(`${node.tagName} is printed in ${style.color}`);
+  }
+  for (const node of document.querySelectorAll("nav, .header-button, .copy-button"))
+    if (seen(node)) { found.push(`<${node.tagName.toLowerCase()} class="${node.className}"> is printed`); break; }
+  for (const node of document.querySelectorAll("main *")) {
+    if (node.scrollWidth <= node.clientWidth + 1 || node.clientWidth < 2 || !seen(node)) continue;
+    if (!/auto|scroll|hidden|clip/.test(getComputedStyle(node).overflowX)) continue;
+    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> is cut off on paper: ${node.scrollWidth} px in ` +
+      node.clientWidth + ": " + node.textContent.trim().slice(0, 60));
+  }
+  return found.slice(0, 6);
+}"""
+
+
+@dataclass
+class Watch:
+    """What a page asked for, and what went wrong on the way. Attach it before the page goes anywhere."""
+
+    loaded: set[str] = field(default_factory=set)  # addresses
+    failed: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # of the page's scripts, and on the console
+
+    @classmethod
+    def of(cls, page) -> "Watch":
+        watch = cls()
+        page.on("request", lambda request: watch.loaded.add(request.url))
+        page.on("requestfailed", lambda request: watch.failed.append(f"{request.url}: {request.failure}"))
+        page.on("response", lambda response: watch.failed.append(f"{response.url}: {response.status}")
+                if response.status >= 400 else None)
+        page.on("pageerror", lambda error: watch.errors.append(str(error)))
+        page.on("console", lambda message: watch.errors.append(f"console {message.type}: {message.text}")
+                if message.type in ("error", "warning", "assert") else None)
+        return watch
+
+    def outside(self, home: str) -> list[str]:
+        """Addresses that were asked for and do not begin with `home`."""
+        return sorted(address for address in self.loaded if not address.startswith((home, "data:", "blob:")))
+
+
+@dataclass
+class Visit:
+    """One page, looked at. Each list holds sentences about what is wrong."""
+
+    watch: Watch
+    blocks: list[str]  # what there is to read, block by block
+    links: list[str]  # addresses it links to
+    icons: list[str]  # addresses of its icon
+    light: list[str]  # serious and critical findings of axe
+    dark: list[str]  # the same, of the rules about colour
+    phone: list[str]  # what is too wide for 390 px
+    paper: list[str]
+    explorers_on_paper: list[str]
+
+
+def open_page(page, address: str) -> None:
+    """Go to `address`, come past everything that loads when it is near, and wait until it is drawn."""
+    page.goto(address, wait_until="load")
+    page.evaluate(SCROLL_THROUGH)
+    page.wait_for_function("!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
+    page.wait_for_function("[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
+
+
+def new_context(browser, **options):
+    """A reader who wants no motion, so that no colour is caught half-way."""
+    return browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options})
+
+
+def axe_findings(page, only=None) -> list[str]:
+    """Serious and critical findings on the page as it is now, a sentence each; at most five for one rule.
+
+    `only`: names of axe's rules; None for all that it runs by itself.
+    """
+    options = {"resultTypes": ["violations"], "preload": False}  # else axe fetches style sheets, which a file may not
+    if only:
+        options["runOnly"] = only
+    violations = AXE.run(page, options=options).response["violations"]
+    return [
+        f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
+        + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
+        for violation in violations if violation["impact"] in GRAVE for node in violation["nodes"][:5]
+    ]
+
+
+def visit(context, address: str) -> Visit:
+    """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on paper."""
+    page = context.new_page()
+    watch = Watch.of(page)
+    open_page(page, address)
+    page.evaluate(OPEN_ALL)
+    blocks = page.evaluate(BLOCKS)
+    links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
+    icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
+    light = axe_findings(page)
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_function("!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
+    dark = axe_findings(page, only=["color-contrast", "link-in-text-block"])
+    page.set_viewport_size(PHONE)
+    page.evaluate(SCROLL_THROUGH)
+    phone = page.evaluate(BEYOND)
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.evaluate(SCROLL_THROUGH)
+    paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
+    explorers = page.evaluate(EXPLORERS_AT_REST)
+    page.close()
+    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers)
+
+
+NO_SCRIPT_PROBLEMS = """() => {
+  const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
+  for (const node of document.querySelectorAll("button, input, select, textarea"))
+    if (seen(node) && !node.closest("form")) found.push("does nothing without JavaScript: " + node.outerHTML.slice(0, 100));
+  for (const math of document.querySelectorAll("math")) {
+    const box = math.getBoundingClientRect();
+    if (seen(math) && (box.width < 2 || box.height < 2)) found.push("a formula is not drawn: " + math.textContent.slice(0, 60));
+  }
+  const tex = /\\\\[(\\[]|\\$\\$|\\\\(frac|text|cdot|begin)\\b/;
+  for (const node of document.querySelectorAll("article :is(p, li, td, div)"))
+    if (!node.closest("pre, code") && [...node.childNodes].some(part => part.nodeType === 3 && tex.test(part.data)))
+      found.push("a formula is left as TeX: " + node.textContent.trim().slice(0, 60));
+  return found.slice(0, 8);
+}"""
+
+
+def without_scripts(context, address: str, blocks: list[str]) -> list[str]:
+    """What is wrong at `address` in a `context` without JavaScript; `blocks` is what there is to read with it."""
+    page = context.new_page()
+    page.goto(address, wait_until="load")
+    page.evaluate(OPEN_ALL)
+    still = set(page.evaluate(BLOCKS))
+    missing = [f"only a script shows: {block[:80]}" for block in blocks if block and block not in still]
+    found = missing[:8] + page.evaluate(EXPLORERS_AT_REST) + page.evaluate(NO_SCRIPT_PROBLEMS)
+    page.close()
+    return found
+
+
+def lines(problems: dict[str, list[str]]) -> str:
+    """Problems by page as text for a failing test; "" where there are none."""
+    return "".join(f"\n{path}" + "".join(f"\n    {problem}" for problem in found) for path, found in problems.items() if found)
+
+
+def page_paths(folder: Path) -> list[str]:
+    """Every page of the built book in `folder`, as paths from there."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html") if "_static" not in path.parts)
