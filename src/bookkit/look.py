@@ -61,6 +61,9 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
     context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
+    if "body" in context:  # docutils calls a bibliography a list without items: roles that tell a screen reader nonsense
+        context["body"] = re.sub(r'(<div)(?= class="citation)(.*?) role="doc-biblioentry"|(<div) role="list"(?= class="citation)',
+                                 r"\1\2\3", context["body"])
 
 
 def _write_palette(app):

@@ -51,14 +51,15 @@
     throw new InvalidQuantity(marks, values[marks], message.replace(/\{(\w+)\}/g, function (_, name) { return show(values[name]); }));
   }
 
-  // Through the remainder, which is exact; a / b rounds, and can round up to the next whole number.
+  // Exact: below 2^53 the rounding of a / b never reaches the next whole number. a * (1 / b) does, at 49 * (1 / 49).
   function floorDiv(name, a, b) {
     if (a > EXACT_LIMIT) throw tooLarge(name, a);
-    return (a - a % b) / b;
+    return Math.floor(a / b);
   }
 
   function ceilDiv(name, a, b) {
-    return floorDiv(name, a, b) + (a % b > 0 ? 1 : 0);
+    if (a > EXACT_LIMIT) throw tooLarge(name, a);
+    return Math.ceil(a / b);
   }
 
   // --- digits -----------------------------------------------------------------------------------------------------------
