@@ -1,0 +1,63 @@
+"""What this machine can do for a lab, found by trying it: a visible GPU that cannot compute is no GPU."""
+
+import os
+from typing import NamedTuple
+
+import torch
+
+
+class Capability(NamedTuple):
+    """One row of the table a lab opens with: what was asked, what this machine has, what follows for the lab."""
+    question: str
+    here: str
+    so: str
+
+
+def find_device() -> tuple[torch.device, str]:
+    """(device to train on, why not a GPU): the first CUDA GPU if it multiplies two matrices, else the CPU and the reason."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), "no CUDA GPU was found"
+    try:
+        a = torch.ones(16, 16, device="cuda")
+        if (a @ a).sum().item() == 16**3:
+            return torch.device("cuda", torch.cuda.current_device()), ""
+        return torch.device("cpu"), "the GPU computed a wrong product"
+    except RuntimeError as error:  # a driver too old, an architecture this PyTorch was not built for, no memory left
+        return torch.device("cpu"), f"the GPU refused: {str(error).strip().splitlines()[0]}"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of the device; on a CPU that of the machine, None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """True where a GPU has bf16 matrix units. `torch.cuda.is_bf16_supported()` is true on a T4 too: it emulates them."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def capabilities(device: torch.device, why_not: str = "") -> list[Capability]:
+    """Rows for a lab of one rank in fp32 on `device`; `why_not` is find_device's reason."""
+    gpus, total = torch.cuda.device_count(), memory_bytes(device)
+    memory = f", {total / 2**30:.1f} GiB" if total else ""
+    if device.type == "cuda":
+        units = "bf16 matrix units" if multiplies_bf16(device) else "no bf16 matrix units"
+        here = f"{torch.cuda.get_device_name(device)}{memory}"
+        device_row = Capability("device", here, f"one of {gpus} GPUs is used" if gpus > 1 else "the GPU is used")
+        precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
+    else:
+        device_row = Capability("device", f"CPU, {torch.get_num_threads()} threads{memory}", why_not or "the CPU is used")
+        precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
+    return [
+        Capability("ranks", "1", "one process; several ranks come with chapter 4"),
+        device_row,
+        Capability("backend", "none", "one rank has nobody to send to"),
+        Capability("precision", precision, "everything below is fp32"),
+        Capability("run", "every cell", "bytes are exact on any machine; times are this machine's"),
+        Capability("skipped or replayed", "nothing", "a recording on a GPU does not exist yet"),
+    ]

@@ -1,0 +1,219 @@
+"""plotly figures of formulas and of what was measured.
+
+Predicted is an outline, measured a fill, what finds no room a hatch; bytes start at zero, and the words beside a bar say what
+its colour says. Paper is transparent and ink a grey that can be read on a light and on a dark page (the book puts its own
+there). The JSON is small and the same for the same numbers: plain lists, no template, no ids.
+"""
+
+import math
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from .format import BINARY, DECIMAL, format_as, format_bytes, format_exact
+from .palette import MEMORY, PAGE, TIMELINE
+
+CLEAR = "rgba(0,0,0,0)"
+INK = PAGE.line
+LINE = TIMELINE["forward"].light
+ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
+FAR = 20  # a capacity this many times the bytes would leave nothing of the bars: it is named at the edge instead
+
+
+# --- what all figures share --------------------------------------------------------------------------------------------
+
+def new_figure(title, height, **layout):
+    """An empty figure of `height` pixels under a title of one line, or two with <br>, that starts at the left."""
+    return go.Figure(layout=dict(
+        template=go.layout.Template(), paper_bgcolor=CLEAR, plot_bgcolor=CLEAR, height=height, showlegend=False,
+        font=dict(color=INK, size=13), margin=dict(l=10, r=16, t=HEAD_PIXELS, b=FOOT_PIXELS),
+        title=dict(text=title, x=0, xref="container", xanchor="left", y=1, yref="container", yanchor="top",
+                   pad=dict(l=10, t=22 if "<br>" in title else 8), font=dict(size=15)), **layout))
+
+
+def axis(**given):
+    """An axis without a zero line of its own; the page colours grid and ticks."""
+    return dict(dict(showgrid=False, zeroline=False, linecolor=INK, tickcolor=INK, tickangle=0, gridcolor="rgba(117,123,132,0.25)", fixedrange=True,
+                     automargin=True), **given)
+
+
+def round_up(value):
+    """The smallest round number that is not below value."""
+    scale = 10.0 ** math.floor(math.log10(value))
+    return next(step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12) if step * scale >= value)
+
+
+# --- bytes ---------------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Bytes:
+    """One row of a figure of bytes: what it is, its colour's name in palette.MEMORY, and the bytes; None where nothing is
+    predicted, or nothing measured."""
+    label: str
+    colour: str
+    predicted: int | None = None
+    measured: int | None = None
+
+    @property
+    def size(self):
+        return self.predicted if self.predicted is not None else self.measured
+
+
+# The quantities that a figure of model states may be asked for, in the order of their rows.
+STATES = {"parameter_bytes": ("parameters", "parameters"), "gradient_bytes": ("gradients", "gradients"),
+          "optimizer_bytes": ("optimizer states", "optimizer"), "step_counter_bytes": ("step counters", "optimizer")}
+
+
+def states_figure(predicted, measured, title="Model states"):
+    """Bytes of model states, formula -> bytes, predicted and measured: the keys are names of STATES.
+
+    Raises TypeError for another name, or when the two do not name the same.
+    """
+    for name in [*predicted, *measured]:
+        if name not in STATES:
+            raise TypeError(f"{name!r} is no part of the model states; there are {', '.join(STATES)}.")
+    if set(predicted) != set(measured):
+        raise TypeError(f"predicted has {', '.join(predicted)}, measured has {', '.join(measured)}: they must name the same.")
+    rows = [Bytes(*STATES[name], predicted[name], measured[name]) for name in STATES if name in predicted]
+    return memory_figure(title, rows, style="bytes")
+
+
+def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
+    """Rows of Bytes, each bar starting where the one above ended, and their sum. With `capacity_bytes`, a line for the card,
+    hatched bars beyond it and a dotted frame around what is left.
+
+    A predicted bar is an outline where a measured one stands inside it, and filled where nothing was measured.
+    """
+    compared = any(row.measured is not None for row in rows)
+    together = Bytes("together", "", sum(row.size for row in rows),
+                     sum(row.measured for row in rows) if all(row.measured is not None for row in rows) else None)
+    most = max(together.predicted, together.measured or 0, 1)
+    near = capacity_bytes is not None and capacity_bytes <= FAR * most
+    most = max(most, capacity_bytes) if near else most
+    unit, scale = _unit(most, BINARY if style == "bytes" else DECIMAL)
+    if compared:
+        title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
+    head_pixels = HEAD_PIXELS + (12 if compared else 0)
+    figure = new_figure(title, head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1), barmode="overlay", bargap=0)
+    figure.update_layout(margin_t=head_pixels)
+    figure.update_xaxes(axis(range=[0, round_up(1.02 * most / scale)], ticksuffix=f" {unit}", nticks=5, showgrid=True))
+    figure.update_yaxes(axis(range=[len(rows) + 0.5, -0.5], ticks="outside", tickwidth=0, ticklen=8, showline=False, tickmode="array",
+                             tickvals=list(range(len(rows) + 1)), ticktext=[_words(row, style) for row in [*rows, together]]))
+
+    start = 0
+    for place, row in enumerate([*rows, together]):
+        base = 0 if row is together else start
+        for kind, size in (("predicted", row.predicted), ("measured", row.measured)):
+            if size is not None:
+                filled = kind == "measured" or row.measured is None
+                for bar in _bars(row, kind, place, base, size, filled, capacity_bytes if near else None, scale):
+                    figure.add_trace(bar)
+        start = base + row.size
+    if capacity_bytes is not None:
+        _draw_capacity(figure, capacity_bytes, near, together, len(rows), scale)
+    return figure
+
+
+def _unit(most, units):
+    return next((unit, size) for unit, size in reversed(units) if most >= size or size == 1)
+
+
+def _words(row, style):
+    """What stands beside a bar: its name, its bytes, and the prediction where that was another."""
+    shown = row.measured if row.measured is not None else row.predicted
+    differs = row.measured is not None and row.predicted is not None and row.measured != row.predicted
+    return f"{row.label}<br>{format_as(shown, style)}{f', not {format_as(row.predicted, style)}' if differs else ''}"
+
+
+def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
+    """The bar of one row, in two pieces where it crosses the card's capacity."""
+    swatch = MEMORY.get(row.colour)
+    fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
+    inside = size if capacity_bytes is None else max(0, min(size, capacity_bytes - base))
+    words = f"{row.label}, {kind}: {format_bytes(size)} = {format_exact(size)} B"
+    for offset, piece, over in ((0, inside, False), (inside, size - inside, True)):
+        if piece or (not over and not size):
+            marker = dict(color=fill if filled else CLEAR, line=dict(color=line, width=2))
+            if over:
+                marker["pattern"] = dict(shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4)
+            yield go.Bar(orientation="h", x=[piece / scale], base=[(base + offset) / scale], y=[place], marker=marker,
+                         width=[0.56 if kind == "predicted" or row.predicted is None else 0.32], name=f"{row.label}, {kind}",
+                         hovertemplate=f"{words}<extra></extra>")
+
+
+def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
+    """The card's capacity as a line, or words at the edge where it is too far away to be drawn, and what that leaves."""
+    left = capacity_bytes - together.predicted
+    words = f"{format_as(capacity_bytes, 'decimal bytes')} card, {format_as(abs(left), 'decimal bytes')} {'free' if left >= 0 else 'too much'}"
+    if not near:
+        figure.add_annotation(text=f"{words} →", x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="bottom", showarrow=False)
+        return
+    at = capacity_bytes / scale
+    figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=dict(color=INK, width=2))
+    if left > 0:
+        figure.add_shape(type="rect", x0=together.predicted / scale, x1=at, y0=place - 0.28, y1=place + 0.28,
+                         line=dict(color=INK, width=1, dash="dot"))
+    figure.add_annotation(text=words, x=at, y=1, yref="paper", yanchor="bottom", showarrow=False,
+                          xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left")
+
+
+# --- time ----------------------------------------------------------------------------------------------------------------
+
+def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
+    """One duration on a logarithmic axis from `least` to `most` seconds; `ticks` are pairs (name, seconds). A ring is predicted,
+    a disc measured; a lone prediction is a disc. What lies beyond an end is an arrow there."""
+    figure = new_figure(title, 132)
+    figure.update_xaxes(axis(type="log", range=[math.log10(least), math.log10(most)], tickvals=[size for _, size in ticks],
+                             ticktext=[name for name, _ in ticks], tickfont=dict(size=11), showgrid=True))
+    figure.update_yaxes(axis(visible=False, range=[-1, 1]))
+    marks = [("predicted", seconds, "circle" if measured_seconds is None else "circle-open")]
+    if measured_seconds is not None:
+        marks.append(("measured", measured_seconds, "circle"))
+    for kind, value, symbol in marks:
+        beyond = "triangle-right" if value > most else "triangle-left" if value < least else symbol
+        figure.add_trace(go.Scatter(
+            x=[min(max(value, least), most)], y=[0], mode="markers+text", cliponaxis=False, name=kind,
+            marker=dict(symbol=beyond, size=14 if kind == "predicted" else 9, color=LINE, line=dict(width=2, color=LINE)),
+            text=[f"<b>{format_as(value, 'duration')}</b>"], hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
+            textposition=_beside(value, least, most, "top" if kind == "predicted" else "bottom")))
+    return figure
+
+
+def _beside(value, least, most, side):
+    """Where the words go so that they stay inside: plotly's names for the corner."""
+    share = math.log(min(max(value, least), most) / least) / math.log(most / least)
+    return f"{side} {'right' if share < 0.15 else 'left' if share > 0.85 else 'center'}"
+
+
+# --- loss ----------------------------------------------------------------------------------------------------------------
+
+def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
+    """Loss in nats against the step, from zero; `levels` are pairs (words, loss) drawn as lines across, to compare with."""
+    figure = new_figure(title, 320)
+    figure.update_xaxes(axis(title=dict(text="step", font=dict(size=13), standoff=8), range=[1, max(len(losses), 2)], showline=True, nticks=6))
+    figure.update_yaxes(axis(title=dict(text="nats a token", font=dict(size=13), standoff=8), range=[0, 1.08 * max([*losses, *(level for _, level in levels)])], nticks=6,
+                             showgrid=True, zeroline=True, zerolinecolor=INK))
+    for words, level in levels:
+        figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=level, y1=level, line=dict(color=INK, width=1, dash="dash"))
+        figure.add_annotation(text=f"{words}: {level:.2f}", x=1, xref="paper", xanchor="right", y=level, yanchor="bottom",
+                              showarrow=False)
+    figure.add_trace(go.Scatter(x=list(range(1, len(losses) + 1)), y=[round(float(loss), 4) for loss in losses], mode="lines",
+                                name="loss", line=dict(color=LINE, width=1.5), hovertemplate="step %{x}: %{y:.3f}<extra></extra>"))
+    return figure
+
+
+# --- the pictures of an explorer ---------------------------------------------------------------------------------------------
+
+def explorer_figures(spec, computed, measured=None):
+    """One figure for each picture of an Explorer, from what its compute() returned; `measured` gives measured values by
+    quantity."""
+    measured = measured or {}
+    figures = []
+    for picture in spec.pictures:
+        if picture.kind == "memory":
+            rows = [Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity)) for part in picture.parts]
+            figures.append(memory_figure(picture.title, rows, computed[picture.capacity]))
+        else:
+            figures.append(duration_figure(picture.title, computed[picture.quantity], picture.ticks, picture.least, picture.most,
+                                           measured.get(picture.quantity)))
+    return figures

@@ -1,0 +1,61 @@
+"""The table a lab opens with says what was tried, also on machines that this one is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab import capabilities  # noqa: E402
+from shardlab.capabilities import find_device, memory_bytes, multiplies_bf16  # noqa: E402
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def pretend(monkeypatch, **cuda):
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+
+
+def test_without_a_gpu_the_cpu_is_used_and_the_reason_is_said(monkeypatch):
+    """Mutation: the reason left empty, so that the table says "the CPU is used" and not why."""
+    pretend(monkeypatch, is_available=False)
+    device, why_not = find_device()
+    assert (device, why_not) == (CPU, "no CUDA GPU was found")
+    assert any("no CUDA GPU was found" in row.so for row in capabilities.capabilities(device, why_not))
+
+
+def test_a_gpu_that_cannot_compute_is_no_gpu(monkeypatch):
+    """Mutation: is_available() believed. An old GPU is "available" to a PyTorch that has no kernels for it."""
+    def refuse(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore lines")
+
+    pretend(monkeypatch, is_available=True)
+    monkeypatch.setattr(capabilities.torch, "ones", refuse)
+    assert find_device() == (CPU, "the GPU refused: CUDA error: no kernel image is available for execution on the device")
+
+
+def test_a_t4_has_no_bf16_units(monkeypatch):
+    """Mutation: torch.cuda.is_bf16_supported() asked, which is true on a T4 by emulation."""
+    pretend(monkeypatch, get_device_capability=(7, 5), is_bf16_supported=True)
+    assert not multiplies_bf16(GPU)
+    pretend(monkeypatch, get_device_capability=(8, 0))
+    assert multiplies_bf16(GPU)
+    assert not multiplies_bf16(CPU)
+
+
+def test_the_table_of_a_gpu(monkeypatch):
+    """Mutations: memory in GB; the second GPU said to be used; "fp32" said without TF32's setting."""
+    pretend(monkeypatch, device_count=2, get_device_name="Tesla T4", get_device_capability=(7, 5),
+            get_device_properties=SimpleNamespace(total_memory=15_835_660_288))
+    rows = {row.question: row for row in capabilities.capabilities(GPU)}
+    assert rows["device"].here == "Tesla T4, 14.7 GiB" and rows["device"].so == "one of 2 GPUs is used"
+    assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
+
+
+def test_memory_where_the_system_does_not_tell(monkeypatch):
+    """Mutation: the AttributeError of a Windows machine let through, so that the lab's first cell fails there."""
+    assert memory_bytes(CPU) > 2**30
+    monkeypatch.delattr(capabilities.os, "sysconf")
+    assert memory_bytes(CPU) is None
+    assert any(row.question == "device" and "GiB" not in row.here for row in capabilities.capabilities(CPU))

@@ -1,0 +1,192 @@
+"""The plotly figures: what is drawn is what was measured, and the words say it too."""
+
+import json
+import re
+
+import pytest
+
+from shardlab.show.explorers import EXPLORERS
+from shardlab.show.figures import Bytes, duration_figure, explorer_figures, loss_figure, memory_figure, round_up, states_figure
+from shardlab.show.palette import MEMORY
+
+STATES = dict(parameter_bytes=2_448_896, gradient_bytes=2_448_896, optimizer_bytes=4_897_792, step_counter_bytes=160)
+CLEAR = "rgba(0,0,0,0)"
+TICKS = (("hour", 3600), ("day", 86_400), ("year", 31_536_000))
+
+
+def bars(figure, name):
+    """(start, end) of each bar of that name, in the axis' unit."""
+    return [(bar.base[0], bar.base[0] + bar.x[0]) for bar in figure.data if bar.name == name]
+
+
+def words(figure):
+    """All text of a figure."""
+    layout = figure.layout
+    ticks = [text for axis in (layout.xaxis, layout.yaxis) for text in axis.ticktext or ()]
+    return " | ".join([layout.title.text, *ticks, *(note.text for note in layout.annotations),
+                       *(text for trace in figure.data for text in getattr(trace, "text", None) or ())])
+
+
+# ---------------------------------------------------------------- bytes
+
+
+def test_every_bar_starts_where_the_one_above_ended():
+    """Mutations: all bars from zero; the sum drawn from where the last part ended; bytes divided by 10^6 under "MiB"."""
+    figure = states_figure(STATES, STATES)
+    ends = [0.0]
+    for name in ("parameters", "gradients", "optimizer states", "step counters"):
+        (predicted,), (measured,) = bars(figure, f"{name}, predicted"), bars(figure, f"{name}, measured")
+        assert predicted == measured and predicted[0] == pytest.approx(ends[-1])
+        ends.append(predicted[1])
+    assert bars(figure, "together, measured") == [(0, pytest.approx(ends[-1]))]
+    assert ends[-1] == pytest.approx(sum(STATES.values()) / 2**20) and figure.layout.xaxis.ticksuffix == " MiB"
+
+
+def test_bytes_start_at_zero():
+    """Mutation: the range left to plotly, which starts at the smallest bar."""
+    assert states_figure(STATES, STATES).layout.xaxis.range[0] == 0
+
+
+def test_predicted_is_an_outline_and_measured_a_fill():
+    """Mutations: the two exchanged; the measured bar as wide as the predicted one, which hides the outline."""
+    figure = states_figure(STATES, STATES)
+    (outline,) = [bar for bar in figure.data if bar.name == "gradients, predicted"]
+    (fill,) = [bar for bar in figure.data if bar.name == "gradients, measured"]
+    assert outline.marker.color == CLEAR and outline.marker.line.color == MEMORY["gradients"].line
+    assert fill.marker.color == MEMORY["gradients"].light and fill.width[0] < outline.width[0]
+    assert "outline: predicted, fill: measured" in words(figure)
+
+
+def test_a_difference_is_drawn_and_said():
+    """Mutations: the measured bar drawn with the predicted size; the words taken from the prediction alone."""
+    figure = states_figure(STATES, {**STATES, "gradient_bytes": 3_000_000})
+    assert bars(figure, "gradients, measured")[0][1] > bars(figure, "gradients, predicted")[0][1]
+    assert "gradients<br>2.86 MiB, not 2.34 MiB" in words(figure)
+    assert "parameters<br>2.34 MiB |" in words(figure)
+
+
+@pytest.mark.parametrize(("predicted", "measured", "sentence"), [
+    ({**STATES, "activation_bytes": 1}, STATES, "'activation_bytes' is no part of the model states; there are parameter_bytes, "),
+    ({"parameter_bytes": 1}, STATES, "predicted has parameter_bytes, measured has parameter_bytes, gradient_bytes"),
+])
+def test_unequal_parts_are_refused(predicted, measured, sentence):
+    """Mutation: parts without a partner dropped, so that forgotten bytes look like agreement."""
+    with pytest.raises(TypeError, match=re.escape(sentence)):
+        states_figure(predicted, measured)
+
+
+def test_beyond_the_capacity_a_bar_is_hatched():
+    """Mutations: the bar not split at the capacity; the hatch on the wrong piece; "free" said of what is too much."""
+    rows = [Bytes("parameters", "parameters", 60 * 10**9), Bytes("gradients", "gradients", 40 * 10**9)]
+    figure = memory_figure("States", rows, 80 * 10**9)
+    assert bars(figure, "gradients, predicted") == [(60, 80), (80, 100)]
+    hatched = [bool(bar.marker.pattern.shape) for bar in figure.data if bar.name == "gradients, predicted"]
+    assert hatched == [False, True]
+    assert bars(figure, "parameters, predicted") == [(0, 60)]
+    assert "80 GB card, 20 GB too much" in words(figure)
+    assert figure.layout.shapes[0].x0 == 80 and len(figure.layout.shapes) == 1
+
+
+def test_what_is_free_is_framed():
+    """Mutation: the frame drawn from zero, as if all of the card were free."""
+    figure = memory_figure("States", [Bytes("parameters", "parameters", 60 * 10**9)], 80 * 10**9)
+    assert (figure.layout.shapes[1].x0, figure.layout.shapes[1].x1) == (60, 80)
+    assert "80 GB card, 20 GB free" in words(figure)
+
+
+def test_a_far_capacity_does_not_flatten_the_bars():
+    """Mutation: the axis always up to the capacity; ten megabytes on 80 GB are less than a pixel."""
+    figure = memory_figure("States", [Bytes("parameters", "parameters", 10**7)], 80 * 10**9)
+    assert figure.layout.xaxis.range[1] == 12 and figure.layout.xaxis.ticksuffix == " MB"
+    assert "80 GB card, 80.0 GB free →" in words(figure) and not figure.layout.shapes
+
+
+def test_no_bytes_at_all_can_be_drawn():
+    """Mutation: the logarithm of zero in the axis' range."""
+    assert memory_figure("States", [Bytes("parameters", "parameters", 0)]).layout.xaxis.range[1] > 0
+
+
+def test_round_up():
+    """Mutation: the steps searched in falling order, or a step missing at the upper end (11.5 raises StopIteration)."""
+    assert [round_up(value) for value in (0.013, 1, 9.8, 10.3, 11.5, 64, 107)] == [0.015, 1, 10, 12, 12, 80, 120]
+
+
+# ---------------------------------------------------------------- time and loss
+
+
+def test_a_duration_stands_where_it_belongs():
+    """Mutation: seconds given to an axis that was told days."""
+    figure = duration_figure("Time", 86_400, TICKS, 60, 3e12)
+    assert figure.data[0].x[0] == figure.layout.xaxis.tickvals[1] == 86_400 and figure.layout.xaxis.type == "log"
+    assert "1 day" in words(figure)
+
+
+def test_beyond_the_end_stands_an_arrow():
+    """Mutation: the value itself drawn, off the axis where nobody sees it."""
+    for seconds, symbol, place in ((1e14, "triangle-right", 3e12), (1, "triangle-left", 60)):
+        (mark,) = duration_figure("Time", seconds, TICKS, 60, 3e12).data
+        assert (mark.marker.symbol, mark.x[0]) == (symbol, place)
+    assert "3.17e6 years" in words(duration_figure("Time", 1e14, TICKS, 60, 3e12))
+
+
+def test_a_measured_duration_is_a_disc_in_a_ring():
+    """Mutation: both marks filled, so that one hides the other."""
+    figure = duration_figure("Time", 3600, TICKS, 60, 3e12, measured_seconds=7200)
+    assert [(mark.name, mark.marker.symbol) for mark in figure.data] == [("predicted", "circle-open"), ("measured", "circle")]
+
+
+def test_the_loss_is_drawn_from_zero_with_levels_to_compare():
+    """Mutations: steps counted from 0; the range cut to the curve; a level without its words."""
+    figure = loss_figure([4.2, 3.123456, 2.5], [("guessing", 4.248)])
+    assert list(figure.data[0].x) == [1, 2, 3] and list(figure.data[0].y) == [4.2, 3.1235, 2.5]
+    assert figure.layout.yaxis.range[0] == 0 and figure.layout.yaxis.range[1] > 4.248
+    assert "guessing: 4.25" in words(figure) and figure.layout.shapes[0].y0 == 4.248
+
+
+# ---------------------------------------------------------------- explorers, and all
+
+
+def test_the_pictures_of_an_explorer():
+    """Mutations: a part left out; the measured bytes of one part given to another; the time picture not drawn."""
+    spec = EXPLORERS["fits-and-how-long"]
+    computed = spec.compute(spec.start())
+    memory, time = explorer_figures(spec, computed, {"gradient_bytes_per_gpu": 50 * 10**9})
+    parts = spec.pictures[0].parts
+    assert [text.split("<br>")[0] for text in memory.layout.yaxis.ticktext] == [*(part.label for part in parts), "together"]
+    assert {bar.name for bar in memory.data if bar.name.endswith("measured")} == {"gradients, measured"}
+    assert bars(memory, "together, predicted")[-1][1] == pytest.approx(computed["states_bytes_per_gpu"] / 1e9)
+    assert time.data[0].x[0] == computed["training_seconds"]
+
+
+def all_figures():
+    yield states_figure(STATES, STATES)
+    yield loss_figure([4.2 - step / 1000 for step in range(300)], [("guessing", 4.248)])
+    for spec in EXPLORERS.values():
+        yield from explorer_figures(spec, spec.compute(spec.start()))
+
+
+def test_the_json_is_small_and_the_same_each_time():
+    """Mutations: plotly's default template left in (7 KB a figure); arrays, which plotly 6 writes as base64 and 5 as numbers."""
+    for first, second in zip(all_figures(), all_figures()):
+        text = first.to_json()
+        assert text == second.to_json() and len(text) < 9000
+        assert "uid" not in text and "bdata" not in text
+        assert len(json.dumps(json.loads(text)["layout"].get("template"))) < 100
+
+
+def test_a_figure_can_stand_on_light_and_on_dark():
+    """Mutation: plotly's white paper, or ink that only one of the two pages can carry."""
+    for figure in all_figures():
+        assert figure.layout.paper_bgcolor == figure.layout.plot_bgcolor == CLEAR
+        assert min(contrast(figure.layout.font.color, page) for page in ("#ffffff", "#15181b", "#111111")) > 3.9
+
+
+def contrast(one, other):
+    """WCAG's contrast ratio of two colours."""
+    def luminance(colour):
+        channels = [int(colour[k:k + 2], 16) / 255 for k in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted((luminance(one), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
