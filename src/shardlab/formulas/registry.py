@@ -19,6 +19,7 @@ import math
 import operator
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from typing import Callable
 
 from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
@@ -93,7 +94,7 @@ class Rule:
     message: str
     marks: str
 
-    @property
+    @cached_property
     def needs(self):
         return tuple(inspect.signature(self.function).parameters)
 
@@ -117,7 +118,7 @@ class Formula:
     least: int  # smallest value it takes when it is given in the place of the formula
     registry: "Registry" = field(repr=False, compare=False)
 
-    @property
+    @cached_property
     def needs(self):
         return tuple(inspect.signature(self.function).parameters)
 
