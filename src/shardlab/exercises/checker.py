@@ -1,0 +1,81 @@
+"""Checks of what a reader wrote. A check compares it with the reference on several cases; where they differ, it looks whether one of
+the wrong solutions that are kept beside the exercise gives the reader's answers, and says which misconception that one stands for.
+
+    verdict = check(bytes_of_adam, my_function)      # prints "right: ..." or "not yet: ..." and is true or false
+"""
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any, Callable
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A wrong solution that readers really write, and the sentence that helps."""
+    solution: Callable
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write. `cases` are the arguments it is tried with; `right` is said when all agree."""
+    name: str
+    reference: Callable
+    cases: tuple[dict[str, Any], ...]
+    misconceptions: tuple[Misconception, ...]
+    right: str
+
+    def answers(self, solution: Callable) -> list:
+        return [solution(**case) for case in self.cases]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """True if the solution is right; prints as one sentence."""
+    right: bool
+    sentence: str
+
+    def __bool__(self):
+        return self.right
+
+    def __repr__(self):
+        return f"{'right' if self.right else 'not yet'}: {self.sentence}"
+
+
+def same(a, b) -> bool:
+    """Equal; floats to nine digits, which no misconception survives."""
+    if isinstance(a, float) or isinstance(b, float):
+        return isinstance(a, (int, float)) and isinstance(b, (int, float)) and math.isclose(a, b, rel_tol=1e-9)
+    return type(a) is type(b) and a == b
+
+
+def check(exercise: Exercise, solution: Callable) -> Verdict:
+    """Try `solution` on the exercise's cases. Never raises for what the reader wrote: an error in it is part of the verdict."""
+    if not callable(solution):
+        return Verdict(False, f"{exercise.name} wants a function, this is a {type(solution).__name__}.")
+    wanted, case = exercise.answers(exercise.reference), None
+    try:
+        given = []
+        for case in exercise.cases:
+            given.append(solution(**case))
+    except Exception as error:  # whatever a reader's first attempt may raise
+        return Verdict(False, f"{_call(exercise, case)} raised {type(error).__name__}: {error}")
+    wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
+    if wrong is None:
+        return Verdict(True, exercise.right)
+    if given[wrong] is None or given[wrong] is ...:
+        return Verdict(False, f"{_call(exercise, exercise.cases[wrong])} gave {given[wrong]!r}: fill in the blank.")
+    for misconception in exercise.misconceptions:
+        if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
+            return Verdict(False, misconception.sentence)
+    return Verdict(False, f"{_call(exercise, exercise.cases[wrong])} should give {_show(wanted[wrong])}, yours gives {_show(given[wrong])}.")
+
+
+def _call(exercise, case):
+    order = [name for name in inspect.signature(exercise.reference).parameters if name in case]
+    return f"{exercise.name}({', '.join(f'{name}={_show(case[name])}' for name in order)})"
+
+
+def _show(value):
+    return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)

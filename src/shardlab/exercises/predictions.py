@@ -1,0 +1,78 @@
+"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab, so that a lost runtime loses no answer.
+
+    predictions = Predictions("01-does-it-fit")           # 01-does-it-fit.predictions.json
+    predictions.lock("parameters", 800_000)                # the first number stays, however often the cell runs
+    predictions.compare("parameters", measured)            # predicted, measured, and by how much they differ
+"""
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+
+from ..show.tables import Table
+
+
+def _number(name, value):
+    if value is ...:
+        raise ValueError(f"{name}: put your number in the place of the dots.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise ValueError(f"{name} = {value!r}: a prediction is one finite number.")
+    return value
+
+
+class Predictions:
+    """The predictions of one lab, by name. `folder` is where the lab runs."""
+
+    def __init__(self, lab: str, folder: Path | str = "."):
+        self.path = Path(folder) / f"{lab}.predictions.json"
+        self._locked, self._measured = self._read(), {}
+
+    def _read(self):
+        if not self.path.exists():
+            return {}
+        try:
+            read = json.loads(self.path.read_text(encoding="utf-8"))
+            return {name: _number(name, value) for name, value in read.items()}
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{self.path} is damaged ({error}): mend it, or delete it and predict again.") from None
+
+    def lock(self, name: str, value: float) -> float:
+        """Keep `value` as the prediction of that name and return it; a number that is already locked stays, and is returned."""
+        if name not in self._locked:
+            self._write({**self._locked, name: _number(name, value)})
+        locked = self._locked[name]
+        changed = "" if value in (locked, ...) else f" (locked; not {value:,})"
+        print(f"predicted: {name} = {locked:,}{changed}")
+        return locked
+
+    def _write(self, locked):
+        """The whole file or none of it: a kernel killed while writing leaves the old one."""
+        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=self.path.name, delete=False, encoding="utf-8") as file:
+            json.dump(locked, file, indent=1)
+        os.replace(file.name, self.path)
+        self._locked = locked
+
+    def forget(self, name: str) -> None:
+        """Unlock a prediction, to predict anew."""
+        self._write({other: value for other, value in self._locked.items() if other != name})
+
+    def compare(self, name: str, measured: float) -> Table:
+        """Beside the locked prediction what was measured. Raises KeyError when nothing was predicted: predict first."""
+        if name not in self._locked:
+            raise KeyError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+        self._measured[name] = _number(name, measured)
+        return self._table([name])
+
+    def summary(self) -> Table:
+        """Everything predicted in this lab; what was not measured yet is a dash."""
+        return self._table(self._locked)
+
+    def _table(self, names):
+        return Table(["", "predicted", "measured", "predicted / measured"],
+                     [[name, self._locked[name], self._measured.get(name, "–"), self._ratio(name)] for name in names])
+
+    def _ratio(self, name):
+        measured = self._measured.get(name)
+        return f"{self._locked[name] / measured:.3g}" if measured else "–"

@@ -1,0 +1,91 @@
+"""Predictions stay as they were made; checks know every misconception they were given."""
+
+import importlib
+import json
+import pkgutil
+
+import pytest
+
+import shardlab.exercises
+from shardlab.exercises import Exercise, Misconception, Predictions, check
+
+
+def all_exercises():
+    for module in pkgutil.iter_modules(shardlab.exercises.__path__):
+        for name, value in vars(importlib.import_module(f"shardlab.exercises.{module.name}")).items():
+            if isinstance(value, Exercise):
+                yield pytest.param(value, id=f"{module.name}.{name}")
+
+
+@pytest.mark.parametrize("exercise", list(all_exercises()))
+def test_the_reference_passes_and_each_wrong_solution_gets_its_own_sentence(exercise):
+    """Must catch: a case list on which a wrong solution is right by luck, or two misconceptions that cannot be told apart."""
+    assert check(exercise, exercise.reference)
+    assert len(exercise.misconceptions) >= 2 and len(exercise.cases) >= 2
+    for misconception in exercise.misconceptions:
+        verdict = check(exercise, misconception.solution)
+        assert not verdict and verdict.sentence == misconception.sentence
+
+
+TWICE = Exercise("twice", lambda a: 2 * a, (dict(a=3), dict(a=1_000)),
+                 (Misconception(lambda a: a * a, "that is the square."), Misconception(lambda a: 3 * a, "that is thrice.")), "twice it is.")
+
+
+def test_a_verdict_says_what_is_wrong():
+    """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an answer, 6 and 6.0 or True and 1 mixed up."""
+    assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
+    assert repr(check(TWICE, lambda a: a * a)) == "not yet: that is the square."
+    assert repr(check(TWICE, lambda a: 7)) == "not yet: twice(a=3) should give 6, yours gives 7."
+    assert repr(check(TWICE, lambda a: ...)) == "not yet: twice(a=3) gave Ellipsis: fill in the blank."
+    assert repr(check(TWICE, lambda a: a / 0)) == "not yet: twice(a=3) raised ZeroDivisionError: division by zero"
+    assert repr(check(TWICE, 6)) == "not yet: twice wants a function, this is a int."
+    assert "should give 2_000, yours gives 6" in repr(check(TWICE, lambda a: 6))
+    assert check(TWICE, lambda a: 2.0 * a)
+
+
+def test_the_first_prediction_stays(tmp_path, capsys):
+    """Must catch: a cell run again after the reveal that overwrites the prediction; a new kernel that has forgotten it."""
+    predictions = Predictions("01-lab", tmp_path)
+    assert predictions.lock("peak", 1_000) == 1_000
+    assert Predictions("01-lab", tmp_path).lock("peak", 2_000) == 1_000
+    assert "peak = 1,000 (locked; not 2,000)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "01-lab.predictions.json").read_text()) == {"peak": 1000}
+    predictions.forget("peak")
+    assert Predictions("01-lab", tmp_path).lock("peak", 2_000) == 2_000
+
+
+def test_predict_first(tmp_path):
+    """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken for a number."""
+    predictions = Predictions("01-lab", tmp_path)
+    with pytest.raises(KeyError, match="peak was not predicted yet"):
+        predictions.compare("peak", 5)
+    with pytest.raises(ValueError, match="put your number in the place of the dots"):
+        predictions.lock("peak", ...)
+    for value in ("12", float("nan"), True, None):
+        with pytest.raises(ValueError, match="a prediction is one finite number"):
+            predictions.lock("peak", value)
+    assert not list(tmp_path.iterdir())  # nothing was kept
+
+
+def test_predicted_beside_measured(tmp_path):
+    """Must catch: the ratio upside down, a division by zero, a prediction missing from the summary."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("gradients", 7)
+    assert predictions.compare("peak", 1_000).rows == [["peak", "500", "1,000", "0.5"]]
+    assert predictions.compare("gradients", 0).rows == [["gradients", "7", "0", "–"]]
+    predictions.lock("unmeasured", 1)
+    assert [row[0] for row in predictions.summary().rows] == ["peak", "gradients", "unmeasured"]
+    assert predictions.summary().rows[2][2] == "–"
+
+
+def test_a_damaged_file_is_refused_and_kept(tmp_path):
+    """Must catch: a damaged file taken as no predictions, and overwritten by the next one."""
+    path = tmp_path / "01-lab.predictions.json"
+    path.write_text('{"peak": 10')
+    with pytest.raises(ValueError, match="is damaged .* mend it, or delete it and predict again"):
+        Predictions("01-lab", tmp_path)
+    path.write_text('{"peak": "ten"}')
+    with pytest.raises(ValueError, match="is damaged"):
+        Predictions("01-lab", tmp_path)
+    assert path.read_text() == '{"peak": "ten"}'
