@@ -1,0 +1,540 @@
+"""The explorers as a reader meets them: keys, typing, dragging, refusals, reset, Python, paper, no script, a phone."""
+
+import random
+import re
+
+import pytest
+from visit import DESKTOP, PHONE, Watch
+
+from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
+from shardlab.show.explorers import EXPLORERS, PRESETS
+from shardlab.show.format import format_to_type, parse_number
+
+
+class Card:
+    """One explorer on an open page, and what a reader does with it."""
+
+    def __init__(self, page, name):
+        self.page, self.name, self.spec = page, name, EXPLORERS[name]
+        self.root = page.locator(f"#explorer-{name}")
+
+    def find(self, selector):
+        return self.root.locator(selector)
+
+    def slider(self, quantity):
+        return self.find(f".explorer-control[data-quantity={quantity}] [type=range]")
+
+    def box(self, quantity):
+        return self.find(f".explorer-control[data-quantity={quantity}] [type=text]")
+
+    def error(self, quantity):
+        return self.find(f".explorer-control[data-quantity={quantity}] .explorer-error")
+
+    def type(self, quantity, text):
+        self.box(quantity).fill(text)
+        self.box(quantity).press("Enter")
+
+    def slide(self, quantity, stop):
+        """What a drag that ends at this stop does."""
+        position = list(next(control.stops for control in self.spec.controls if control.quantity == quantity)).index(stop)
+        self.slider(quantity).evaluate("(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); "
+                                       "slider.dispatchEvent(new Event('change')); }", position)
+
+    def choose(self, kind, name):
+        self.find(f"[data-kind={kind}]").select_option(name)
+
+    @property
+    def state(self):
+        """(words with ordinary spaces, visible refusals by control, texts of the boxes by control) in one look."""
+        return tuple(self.root.evaluate("""root => {
+          const rows = [...root.querySelectorAll(".explorer-control")], by = (rows, text) => Object.fromEntries(
+            rows.map(row => [row.dataset.quantity, text(row)]));
+          const refused = row => row.querySelector(".explorer-error").checkVisibility();
+          return [[...root.querySelectorAll(".explorer-words p")].map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
+            by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
+            by(rows, row => row.querySelector("[type=text]").value)]; }"""))
+
+    @property
+    def words(self):
+        return self.state[0]
+
+    @property
+    def errors(self):
+        return list(self.state[1].values())
+
+    @property
+    def pictures(self):
+        return self.find(".explorer-drawing").evaluate_all("places => places.map(place => place.innerHTML)")
+
+    def expected_words(self, values):
+        shown = self.spec.compute(values)
+        return f"{self.spec.say(shown)} {self.spec.say_detail(shown)}"
+
+
+@pytest.fixture
+def open_card(browser, book_html):
+    """open_card(name, **options of the browser's context) opens the page with that explorer, as a file."""
+    contexts = []
+
+    def open_it(name, **options):
+        path = next(path for path in sorted(book_html.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8"))
+        contexts.append(browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options}))
+        page = contexts[-1].new_page()
+        page.watch = Watch.of(page)
+        page.add_init_script("addEventListener('explorer:ready', event => (window.readyWhile ||= []).push(document.readyState), true)")
+        page.goto(path.as_uri())
+        return Card(page, name)
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture(params=EXPLORERS)
+def card(request, open_card):
+    card = open_card(request.param)
+    yield card
+    assert not card.page.watch.errors
+
+
+# --- alive -------------------------------------------------------------------------------------------------------------------
+
+def test_it_is_alive_while_the_page_is_still_read(card):
+    """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
+    assert card.page.evaluate("window.readyWhile") == ["loading"]
+    assert float(card.root.get_attribute("data-ready")) > 0
+    assert card.words == card.expected_words(card.spec.start())
+
+
+def test_the_page_says_what_python_says(card):
+    """A random walk over sliders and menus: what follows from a move, the sentence, the refusal and its place, at each of 80 steps.
+
+    Mutations: round the ratio's follower down; let gpus follow gpus_per_copy; say `when` for `unless`; keep the preset's ratio of
+    the start after another model was chosen."""
+    spec, chance = card.spec, random.Random(card.name)
+    values, chosen, shown, refusals = spec.start(), {}, card.words, 0
+    for _ in range(80):
+        changed = None
+        if chance.random() < 0.15:
+            menu = chance.choice(spec.menus)
+            chosen[menu.kind] = chance.choice(menu.names)
+            values = spec.choose(values, menu.kind, chosen[menu.kind])
+            card.choose(menu.kind, chosen[menu.kind])
+        else:
+            control = chance.choice(spec.controls)
+            changed, stop = control.quantity, chance.choice(control.stops)
+            values = spec.move(values, changed, stop, chosen)
+            card.slide(changed, stop)
+        try:
+            shown, sentences = card.expected_words(values), {}
+        except InvalidQuantity as refused:
+            sentences = {spec.marks(refused.quantity, changed): str(refused)}
+            refusals += 1
+        words, errors, boxes = card.state
+        assert words == shown and errors == sentences
+        assert {name: parse_number(text) for name, text in boxes.items()} == {name: values[name] for name in boxes}
+    assert 0 < refusals < 80
+
+
+def test_no_setting_shows_nonsense(card):
+    """Both ends of every slider, with every recipe.
+
+    Mutation: format a value that is undefined; a bar without width; a logarithm of zero."""
+    for control in card.spec.controls:
+        for stop in (control.stops[0], control.stops[-1]):
+            card.slide(control.quantity, stop)
+            text = card.root.inner_text() + "".join(card.pictures)
+            assert not re.search(r"NaN|undefined|null|Infinity|\binf\b", text), control.quantity
+            card.find(".explorer-reset").click()
+    for name in PRESETS["recipe"]:
+        card.choose("recipe", name)
+        assert not re.search(r"NaN|undefined|null|Infinity", card.root.inner_text() + "".join(card.pictures))
+
+
+# --- keys ----------------------------------------------------------------------------------------------------------------------
+
+def test_every_control_by_keyboard_alone(card):
+    """Tab reaches each slider, box, menu and button; an arrow key moves each of them, and the card says something else.
+
+    Mutations: tabindex="-1" on the boxes; a slider drawn with divs; no ArrowUp in the boxes."""
+    wanted = {f"{control.quantity} {kind}" for control in card.spec.controls for kind in ("range", "text")}
+    wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?"}
+    reached = set()
+    card.page.evaluate("document.activeElement.blur()")
+    for _ in range(400):
+        card.page.keyboard.press("Tab")
+        here = card.page.evaluate("""id => { const node = document.activeElement; if (!node.closest("#" + id)) return null;
+          const control = node.closest(".explorer-control");
+          return control ? control.dataset.quantity + " " + node.type : node.dataset.kind || node.textContent; }""", f"explorer-{card.name}")
+        if here is None and reached:
+            break
+        if here is None or here in reached:
+            continue
+        reached.add(here)
+        assert card.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", f"{here} shows no focus"
+        key = "ArrowRight" if here.endswith(" range") else "ArrowUp" if here.endswith(" text") else "ArrowDown"
+        if here in ("Reset", "Copy as Python", "Why?"):
+            continue
+        before = card.state[:2]
+        for _ in range(3):  # the next preset of a menu may have the same quantities
+            card.page.keyboard.press(key)
+            if card.state[:2] != before:
+                break
+        assert card.state[:2] != before, f"{key} does nothing at {here}"
+        card.find(".explorer-reset").evaluate("button => button.click()")
+    assert reached == wanted
+
+
+def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
+    """Mutation: go to the nearest stop, or leave the box with the old text."""
+    card = open_card("fits-and-how-long")
+    box = card.box("gpus_per_copy")
+    card.type("gpus_per_copy", "100")
+    box.press("ArrowUp")
+    assert box.input_value() == "128"
+    box.press("ArrowDown")
+    box.press("ArrowDown")
+    assert box.input_value() == "32"
+
+
+# --- typing ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, quantity, text, value, shown", [
+    ("fits-and-how-long", "parameters", "70b", 70 * 10**9, "70B"), ("fits-and-how-long", "tokens", "1.5T", 15 * 10**11, "1.5T"),
+    ("fits-and-how-long", "tokens", "300e9", 300 * 10**9, "300B"), ("fits-and-how-long", "utilisation", "0.35", 0.35, "35%"),
+    ("fits-and-how-long", "utilisation", "52.5%", 0.525, "52.5%"), ("does-it-fit", "hidden", "12,288", 12_288, "12,288"),
+    ("does-it-fit", "layers", " 1000 ", 1000, "1,000")])
+def test_typed_values(open_card, name, quantity, text, value, shown):
+    """Also beyond the slider's ends and between its stops.
+
+    Mutation: take the nearest stop for what was typed."""
+    card = open_card(name)
+    card.type(quantity, text)
+    assert card.box(quantity).input_value() == shown
+    assert card.words == card.expected_words(card.spec.move(card.spec.start(), quantity, value))
+    stops = list(next(control.stops for control in card.spec.controls if control.quantity == quantity))
+    below = max(index for index, stop in enumerate(stops) if stop <= value)
+    assert card.slider(quantity).input_value() == str(below)
+    assert card.slider(quantity).get_attribute("aria-valuetext") == shown
+
+
+def test_typing_is_not_interrupted(open_card):
+    """While a reader types, the box keeps what was typed; an empty box is no mistake yet, but one that is left empty is.
+
+    Mutation: write the box at every input, or refuse an empty box at once."""
+    card = open_card("does-it-fit")
+    box = card.box("layers")
+    box.fill("")
+    assert card.errors == [] and card.words == card.expected_words(card.spec.start())
+    box.press_sequentially("007")
+    assert box.input_value() == "007" and card.words == card.expected_words(card.spec.move(card.spec.start(), "layers", 7))
+    box.press("Tab")
+    assert box.input_value() == "7"
+    box.fill("")
+    box.press("Tab")
+    assert card.errors == ["layers = nothing: layers must be a whole number of at least 1."]
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, quantity, text, place, sentence", [
+    ("does-it-fit", "heads", "30", "heads",
+     "heads = 30 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide hidden."),
+    ("does-it-fit", "hidden", "4097", "heads",
+     "heads = 32 does not divide hidden = 4,097: every head takes hidden / heads columns, so heads must divide hidden."),
+    ("does-it-fit", "layers", "0", "layers", "layers = 0: layers must be a whole number of at least 1."),
+    ("does-it-fit", "layers", "-12", "layers", "layers = -12: layers must be a whole number of at least 1."),
+    ("does-it-fit", "layers", "2.5", "layers", "layers = 2.5: layers must be a whole number of at least 1."),
+    ("does-it-fit", "layers", "many", "layers", "layers = many: layers must be a whole number of at least 1."),
+    ("does-it-fit", "layers", "100T", "layers",
+     "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."),
+    ("fits-and-how-long", "gpus_per_copy", "3", "data_parallel",
+     "data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024: the degrees must multiply to the number of GPUs."),
+    ("fits-and-how-long", "parameters", "9e18", "parameters",
+     "parameters = 9.00e+18: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."),
+    ("fits-and-how-long", "utilisation", "40", "utilisation", "utilisation = 40: utilisation must be a number above 0 and at most 1."),
+    ("fits-and-how-long", "utilisation", "0", "utilisation", "utilisation = 0: utilisation must be a number above 0 and at most 1.")])
+def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, place, sentence):
+    """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it takes everything back.
+
+    Mutations: draw what could not be computed; mark the control that moved; leave aria-invalid behind."""
+    card = open_card(name)
+    pictures, words = card.pictures, card.words
+    card.type(quantity, text)
+    try:
+        card.spec.compute(card.spec.move(card.spec.start(), quantity, parse_number(text)))
+        raise AssertionError("Python refuses nothing here")
+    except InvalidQuantity as refused:
+        assert str(refused) == sentence
+    assert card.errors == [sentence] and card.error(place).is_visible()
+    for control in (card.box(place), card.slider(place)):
+        assert control.get_attribute("aria-invalid") == "true"
+        assert card.page.locator(f"[id='{control.get_attribute('aria-describedby')}']").text_content() == sentence
+    assert card.find("[aria-invalid]").count() == 2
+    assert card.pictures == pictures and card.words == words
+    assert card.find(".explorer-stale").is_visible()
+    card.type(quantity, format_to_type(card.spec.start()[quantity], "exact"))
+    if quantity == "hidden":
+        card.type("heads", "32")
+    assert card.errors == [] and card.find("[aria-invalid], [aria-describedby]").count() == 0
+    assert not card.find(".explorer-stale").is_visible() and card.words == words
+
+
+def test_a_refusal_without_a_control_stands_where_it_can_be_mended(open_card):
+    """Key-value heads follow the heads, so a broken rule between them is said beside the heads.
+
+    Mutation: write the sentence into the first control, or nowhere."""
+    card = open_card("does-it-fit")
+    card.choose("model", "Llama 2 70B")
+    card.type("hidden", "8200")
+    card.type("heads", "100")
+    expected = card.spec.move(card.spec.move(card.spec.choose(card.spec.start(), "model", "Llama 2 70B"), "hidden", 8200, {"model": "Llama 2 70B"}),
+                              "heads", 100, {"model": "Llama 2 70B"})
+    with pytest.raises(InvalidQuantity, match="key_value_heads = 13 does not divide heads = 100") as refused:
+        card.spec.compute(expected)
+    assert card.error("heads").text_content() == str(refused.value) and card.error("heads").is_visible()
+
+
+def test_the_sentence_is_announced_once_the_reader_rests(open_card):
+    """A screen reader hears one sentence for a whole drag, politely; and the refusal where there is one.
+
+    Mutation: make the visible sentence live; it would be read at every step."""
+    card = open_card("does-it-fit")
+    status = card.find("[role=status]")
+    assert card.find("[aria-live], [role=alert], output, [role=status]").count() == 1 and status.text_content() == ""
+    for layers in (40, 50, 60):
+        card.slide("layers", layers)
+        assert status.text_content() == ""
+    shown = card.spec.compute(card.spec.move(card.spec.start(), "layers", 60))
+    card.page.wait_for_function("id => document.querySelector(id + ' [role=status]').textContent", arg="#explorer-does-it-fit")
+    assert status.text_content() == card.spec.say(shown)
+    card.type("heads", "7")
+    card.page.wait_for_function("id => document.querySelector(id + ' [role=status]').textContent.startsWith('heads = 7')",
+                                arg="#explorer-does-it-fit")
+
+
+# --- menus, reset, Python ------------------------------------------------------------------------------------------------------------
+
+def test_menus_set_values_and_show_when_they_are_left(card):
+    """Mutation: leave the menu on the preset when a value moved, or forget that values came back to it."""
+    for menu in card.spec.menus:
+        chooser = card.find(f"[data-kind={menu.kind}]")
+        assert chooser.evaluate("menu => [...menu.options].filter(option => !option.hidden).map(option => option.text)") == list(menu.names)
+        for name in menu.names:
+            card.choose(menu.kind, name)
+            assert chooser.input_value() == name
+    card.find(".explorer-reset").click()
+    moved = card.spec.controls[0]
+    model, start = card.find("[data-kind=model]"), card.spec.start()[moved.quantity]
+    card.slide(moved.quantity, moved.stops[-1])
+    assert model.input_value() == "" and model.evaluate("menu => menu.selectedOptions[0].text") == "own values"
+    card.type(moved.quantity, str(start))
+    assert model.input_value() == card.spec.begin["model"]
+
+
+def test_reset(card):
+    """Mutation: forget the menus, the links' ratios or the refusal."""
+    pictures, words = card.pictures, card.words
+    for menu in card.spec.menus:
+        card.choose(menu.kind, menu.names[0])
+    for control in card.spec.controls:
+        card.slide(control.quantity, control.stops[-1])
+    card.type(card.spec.controls[0].quantity, "nonsense")
+    card.find(".explorer-reset").click()
+    assert card.words == words and card.pictures == pictures and card.errors == []
+    assert [card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus] == list(card.spec.chosen_at_start().values())
+
+
+def test_copy_as_python(card):
+    """What is shown runs, and gives the page's numbers; so does what the page shows after one more move.
+
+    Mutation: leave out what is not the preset's; keep the old text when a value moves."""
+    chance = random.Random(11)
+    card.find(".explorer-copy").click()
+    assert card.find(".explorer-copy").text_content() in ("Copied", "Press Ctrl+C to copy")
+    tried = 0
+    while tried < 12:
+        menu, control = chance.choice(card.spec.menus), chance.choice(card.spec.controls)
+        card.choose(menu.kind, chance.choice(menu.names))
+        card.slide(control.quantity, chance.choice(control.stops))
+        code = card.find(".explorer-python").text_content()
+        if card.errors:
+            card.find(".explorer-reset").click()
+            continue
+        tried += 1
+        header, _, call = code.partition("\n\n")
+        assert header == "from shardlab.formulas import evaluate, quantities"
+        answer = eval(call, {"evaluate": evaluate, "quantities": quantities})
+        given = eval(call, {"evaluate": lambda targets, **given: given, "quantities": quantities})
+        shown = evaluate([*card.spec.inputs, *card.spec.formulas], **given)
+        assert answer == {name: shown[name] for name in card.spec.outputs}
+        assert card.words == f"{card.spec.say(shown)} {card.spec.say_detail(shown)}"
+
+
+# --- the picture ---------------------------------------------------------------------------------------------------------------------
+
+def test_the_bar_is_to_scale(open_card):
+    """Widths of the parts are as their bytes, from zero; the line stands at the capacity; what is over begins there.
+
+    Mutation: start the bar at the axis' margin plus one part, or draw the capacity in GiB."""
+    card = open_card("does-it-fit")
+    for recipe in ("bf16 + fp32 master", "fp32 SGD momentum"):
+        card.choose("recipe", recipe)
+        shown = card.spec.compute(card.spec.choose(card.spec.start(), "recipe", recipe))
+        boxes = card.find(".part").evaluate_all("nodes => nodes.map(node => [+node.getAttribute('x'), +node.getAttribute('width')])")
+        scale = sum(width for _, width in boxes) / shown["states_bytes_per_gpu"]
+        start = boxes[0][0]
+        for (x, width), part in zip(boxes, card.spec.pictures[0].parts, strict=True):
+            assert x == pytest.approx(start, abs=0.01) and width == pytest.approx(shown[part.quantity] * scale, abs=0.01)
+            start += width
+        line = float(re.match(r"M([\d.]+)", card.find(".capacity").get_attribute("d"))[1])
+        assert line - boxes[0][0] == pytest.approx(shown["gpu_memory_bytes"] * scale, abs=0.01)
+        over = card.find(".over")
+        assert over.get_attribute("visibility") == ("visible" if shown["overflow_bytes"] else "hidden")
+        assert float(over.get_attribute("width")) == pytest.approx(shown["overflow_bytes"] * scale, abs=0.01)
+
+
+def test_the_marker_of_time_is_logarithmic(open_card):
+    """A year's tick is where a year is; twice as long moves the marker as far everywhere.
+
+    Mutation: a linear axis."""
+    card = open_card("fits-and-how-long")
+    at = lambda: float(card.find(".marker[cx]").get_attribute("cx"))
+    places = []
+    for gpus in (1024, 2048, 4096):
+        card.slide("gpus", gpus)
+        places.append(at())
+    assert places[0] - places[1] == pytest.approx(places[1] - places[2], abs=0.01) and places[0] > places[1]
+    card.find(".explorer-reset").click()
+    shown = card.spec.compute(card.spec.start())
+    card.type("utilisation", str(0.4 * shown["training_days"] / 365))
+    ticks = card.find("svg .tick").all_text_contents()
+    marks = card.find(".explorer-drawing >> nth=1").locator("path.axis").evaluate_all("nodes => nodes.slice(1).map(node => +node.getAttribute('d').match(/M([\\d.]+)/)[1])")
+    assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)  # the first tick is the bar's zero
+
+
+def test_the_ghost_of_the_picture_before(open_card):
+    """It appears with the first move of a drag, stays where the picture was, and goes after the release.
+
+    Mutation: take the ghost anew at every step of the drag, or never take it away."""
+    card = open_card("does-it-fit", reduced_motion="no-preference")
+    ghost, total = card.find(".ghost >> nth=1"), "parts => parts.reduce((sum, part) => sum + +part.getAttribute('width'), 0)"
+    before = card.spec.compute(card.spec.start())["states_bytes_per_gpu"]
+    box = card.slider("layers").bounding_box()
+    middle = box["y"] + box["height"] / 2
+    card.page.mouse.move(box["x"] + box["width"] * 0.25, middle)
+    assert ghost.get_attribute("d") == ""
+    card.page.mouse.down()
+    for share in (0.4, 0.6, 0.8):
+        card.page.mouse.move(box["x"] + box["width"] * share, middle)
+    layers = parse_number(card.box("layers").input_value())
+    assert layers > 80
+    now = card.spec.compute(card.spec.move(card.spec.start(), "layers", layers))["states_bytes_per_gpu"]
+    end = float(re.search(r"H([\d.]+)V", ghost.get_attribute("d"))[1])
+    assert (end - 1) / card.find(".part").evaluate_all(total) == pytest.approx(before / now, rel=1e-3)
+    card.page.mouse.up()
+    card.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
+    calm = open_card("does-it-fit", reduced_motion="reduce")
+    calm.slide("layers", 64)
+    calm.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''", timeout=600)
+
+
+# --- why -----------------------------------------------------------------------------------------------------------------------------
+
+def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
+    """Every formula behind the card, once, its own value left of the equals sign, and a link that leads to the formula sheet.
+
+    Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that is not there."""
+    card.find(".explorer-why > summary").click()
+    control = card.spec.controls[0]
+    card.slide(control.quantity, control.stops[10])
+    shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, control.stops[10]))
+    items = card.find(".explorer-equations ol > li")
+    assert items.evaluate_all("items => items.map(item => item.dataset.quantity)") == card.spec.formulas
+    lines = items.evaluate_all("""items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
+      place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))""")
+    for name, line in zip(card.spec.formulas, lines, strict=True):
+        assert line[0][0] == name and {quantity for quantity, _ in line} == {name, *BOOK.formulas[name].needs}
+        for quantity, text in line:
+            if BOOK.find(quantity).whole:
+                assert text == f"{shown[quantity]:,}"
+            else:
+                assert parse_number(text) == pytest.approx(shown[quantity], rel=0.005)
+    links = card.find(".explorer-equations a").evaluate_all("links => links.map(link => link.href)")
+    assert len(links) == len(card.spec.formulas) + len(card.spec.inputs)
+    for link in set(links):
+        path, _, anchor = link.removeprefix(book_html.as_uri() + "/").partition("#")
+        assert f'id="{anchor}"' in (book_html / path).read_text(encoding="utf-8")
+
+
+# --- without a script, on paper, on a phone ----------------------------------------------------------------------------------------------
+
+def table_of(card):
+    return card.find(".explorer-fallback tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_without_javascript_the_table_stands_there(open_card, name):
+    """And no control that does nothing.
+
+    Mutation: hide the table in the style sheet and let the script show it."""
+    card = open_card(name, java_script_enabled=False)
+    assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
+    assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
+    assert card.words == card.expected_words(card.spec.start())
+    for hidden in ("input", "select", "button", ".explorer-picture", ".explorer-python", ".explorer-stale"):
+        for node in card.find(hidden).all():
+            assert not node.is_visible(), hidden
+
+
+def test_on_paper_the_table_stands_below_the_picture(card):
+    """Mutation: leave the table hidden in print, or print the sliders."""
+    assert not card.find("table").is_visible()
+    card.page.emulate_media(media="print")
+    assert card.find("table").is_visible() and card.find("svg >> nth=0").is_visible() and card.find(".explorer-sentence").is_visible()
+    assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
+    for hidden in ("input", "select", "button", "summary"):
+        for node in card.find(hidden).all():
+            assert not node.is_visible(), hidden
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_on_a_phone(open_card, name):
+    """The picture comes first, its text keeps its size and stays inside, fingers find every control.
+
+    Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a 20 px slider."""
+    card = open_card(name, viewport=PHONE, has_touch=True, is_mobile=True)
+    picture, controls, menus = (card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-menus"))
+    assert picture["y"] + picture["height"] <= min(menus["y"], controls["y"]) + 1
+    assert card.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
+    for control in card.spec.controls:
+        for stop in (control.stops[0], control.stops[-1]):
+            card.slide(control.quantity, stop)
+            for text, size, left, right in card.find("svg text").evaluate_all("""texts => texts.filter(text => text.checkVisibility({visibilityProperty: true}))
+              .map(text => { const box = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
+                const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
+                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale, box.left - svg.left, svg.right - box.right]; })"""):
+                assert size >= 11 and left >= -1 and right >= -1, f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
+            card.find(".explorer-reset").click()
+    for control in card.find("input, select, button, summary").all():
+        box = control.bounding_box()
+        assert box["height"] >= 44 and box["width"] >= 44, control.evaluate("node => node.outerHTML.slice(0, 80)")
+
+
+def test_targets_with_a_pointer(card):
+    """Mutation: a slider of 16 px."""
+    for control in card.find("input, select, button, summary").all():
+        box = control.bounding_box()
+        assert box["height"] >= 24 and box["width"] >= 24
+
+
+def test_the_picture_follows_the_width_of_the_window(card):
+    """Mutation: measure the width once."""
+    card.page.set_viewport_size({"width": 1000, "height": 800})
+    card.page.wait_for_function("""id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
+      place => +place.firstChild.getAttribute("width") === place.clientWidth)""", arg=f"#explorer-{card.name}")
+    wide = card.find("svg >> nth=0").bounding_box()["width"]
+    card.page.set_viewport_size(PHONE)
+    card.page.wait_for_function("""id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
+      place => +place.firstChild.getAttribute("width") === place.clientWidth)""", arg=f"#explorer-{card.name}")
+    assert card.find("svg >> nth=0").bounding_box()["width"] != wide
