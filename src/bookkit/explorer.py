@@ -123,9 +123,12 @@ def marked_equation(name):
     """MathML of a formula in which every symbol stands in an element with ``data-quantity``, for the script to put numbers in."""
     formula = BOOK.formulas[name]
     places = [name, *formula.needs]
-    text = latex(name, symbol=lambda need: rf"\text{{@{places.index(need)}@}}")
-    markup = to_mathml(text, display=False)
-    return re.sub(r"<mtext>@(\d+)@</mtext>", lambda match: _marked(places[int(match[1])]), markup)
+
+    def place(need):  # a digit in front where the symbol has one: it asks for a dot after another number
+        return ("0_" if BOOK.find(need).symbol[0].isdigit() else "") + rf"\text{{@{places.index(need)}@}}"
+
+    markup = to_mathml(latex(name, symbol=place), display=False)
+    return re.sub(r"(<msub><mn>0</mn>)?<mtext>@(\d+)@</mtext>(?(1)</msub>)", lambda match: _marked(places[int(match[2])]), markup)
 
 
 def _marked(name):

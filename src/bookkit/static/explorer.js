@@ -357,7 +357,9 @@
           numbers = equation.appendChild(document.createElement("div"));
           numbers.className = "explorer-numbers";
           numbers.appendChild(equation.querySelector("math").cloneNode(true));
-          numbers.querySelectorAll("mspace").forEach(space => space.replaceWith(mathNode("mo", "×")));
+          numbers.querySelectorAll("mspace, mo").forEach(sign => {
+            if (sign.localName === "mspace" || sign.textContent === "⋅") sign.replaceWith(mathNode("mo", "×"));
+          });
           numbers.querySelectorAll("[data-quantity]").forEach(place => place.replaceChildren(mathNode("mn", "")));
         }
         numbers.querySelectorAll("[data-quantity]").forEach(place => {
