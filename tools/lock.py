@@ -13,6 +13,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = re.compile(r"(nvidia-|cuda-|triton\b)")
+# One look on every Python: what the theme's metadata ask for, and its code does not, is passed over (see Makefile).
+THEME = re.compile(r"(sphinx-book|pydata-sphinx)-theme==")
 HEADER = """\
 # The tested versions, written by `make lock`. Python 3.10 to 3.13; where the newest version of a package needs a newer
 # Python, each gets its own. Torch is moved by hand; on a machine without a GPU its CPU build satisfies the same line.
@@ -33,7 +35,12 @@ def main() -> None:
             ],
             cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
         ).stdout.splitlines()
-    kept = [line for line in resolved if not CUDA.match(line)]
+    kept = []
+    for line in resolved:
+        pin, _, marker = line.partition(" ; ")
+        if CUDA.match(pin) or (THEME.match(pin) and marker == "python_full_version < '3.11'"):
+            continue
+        kept.append(pin if THEME.match(pin) else line)
     constraints.write_text(HEADER + "\n".join(kept) + "\n")
     print(f"lock:   {len(kept)} lines in constraints.txt, {torch}")
 
