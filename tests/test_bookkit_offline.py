@@ -71,23 +71,23 @@ def write_lab(path):
 
 def write_book(folder, **pages):
     """The book's own configuration around other pages."""
-    (folder / "labs").mkdir(parents=True)
-    (folder / "build" / "wheel").mkdir(parents=True)
+    for name in ("chapters", "labs", "build/wheel"):
+        (folder / name).mkdir(parents=True)
     (folder / "build" / "wheel" / "shardlab-0-py3-none-any.whl").touch()
     for name in ("_config.yml", "references.bib"):
         (folder / name).write_bytes((ROOT / name).read_bytes())
     (folder / "_toc.yml").write_text("format: jb-book\nroot: index\nparts:\n- caption: Chapters\n  chapters:\n"
-                                     + "".join(f"  - file: {name}\n" for name in [*pages, "labs/lab"]))
+                                     + "".join(f"  - file: {name}\n" for name in [*(f"chapters/{page}" for page in pages), "labs/lab"]))
     (folder / "index.md").write_text("# A tiny book\n\nRead on.\n")
     for name, text in pages.items():
-        (folder / f"{name}.md").write_text(text)
+        (folder / "chapters" / f"{name}.md").write_text(text)
     write_lab(folder / "labs" / "lab.ipynb")
     return folder
 
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    """Folder of the pages of a tiny book: index, chapter, labs/lab."""
+    """Folder of the pages of a tiny book: index, chapters/chapter, labs/lab."""
     folder = tmp_path_factory.mktemp("offline")
     build_book(write_book(folder / "book", chapter=CHAPTER), folder / "html")
     return folder / "html"
@@ -172,7 +172,7 @@ def test_a_figure_is_data_in_the_page(book):
     assert "<noscript><p>Bytes held: an interactive figure" in page
     assert 'data-plotly="../_static/plotly.min.js"' in page
     assert (book / "_static" / "plotly.min.js").stat().st_size > 1_000_000
-    assert "plotly" not in pages(book)["chapter.html"].replace("plotly-figure", "")
+    assert "plotly" not in pages(book)["chapters/chapter.html"].replace("plotly-figure", "")
 
 
 def test_a_widget_is_a_sentence(book):
@@ -186,7 +186,7 @@ def test_a_widget_is_a_sentence(book):
                                          ("which-number", "Which number is right?"), ("wild", "In the wild")])
 def test_boxes_say_what_they_are(book, kind, label):
     """Mutation: label by colour only; give two boxes one mark; drop a box's own title."""
-    page = pages(book)["chapter.html"]
+    page = pages(book)["chapters/chapter.html"]
     (box,) = re.findall(rf'<div class="box box-{kind} admonition">(.*?)</div>', page, flags=re.DOTALL)
     assert f'<span class="box-label">{label}</span>' in box
     marks = re.findall(r'<svg class="box-mark".*?</svg>', page)
@@ -197,7 +197,7 @@ def test_boxes_say_what_they_are(book, kind, label):
 
 def test_the_contents_show_the_sections_of_the_page(book):
     """Mutation: put the sections under every entry, or under none."""
-    page = pages(book)["chapter.html"]
+    page = pages(book)["chapters/chapter.html"]
     contents = re.search(r'<nav class="bd-links.*?</nav>', page, flags=re.DOTALL).group()
     assert contents.count('href="#a-section"') == 1
     assert "#" not in re.search(r'<nav class="bd-links.*?</nav>', pages(book)["labs/lab.html"], flags=re.DOTALL).group().replace(
@@ -219,7 +219,7 @@ def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
         said = capfd.readouterr().err
         for i, html in enumerate(OUTSIDE):
             address = re.search(r"(?:https?:)?//example\.org[^\s\"')]*", html).group()
-            assert f"page{i}.html would load {address}: a page must not ask for anything outside the book" in said
+            assert f"chapters/page{i}.html would load {address}: a page must not ask for anything outside the book" in said
 
 
 def test_another_theme_is_refused_by_name(book, monkeypatch):

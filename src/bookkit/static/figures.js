@@ -17,8 +17,18 @@
     return loading;
   }
 
+  /* A title that is wider than the figure goes on in a second line. */
+  function wrapped(text, letters) {
+    if (!text || /<br/i.test(text)) return text;
+    return text.split(" ").reduce(function (lines, word) {
+      var last = lines[lines.length - 1];
+      if (last && (last + " " + word).length <= letters) lines[lines.length - 1] = last + " " + word; else lines.push(word);
+      return lines;
+    }, []).join("<br>");
+  }
+
   /* The page's own ink, grid and paper, so that a figure follows the colour mode. */
-  function dressed(layout) {
+  function dressed(layout, width) {
     var style = getComputedStyle(document.documentElement);
     var colour = function (name) { return style.getPropertyValue(name).trim(); };
     var ink = colour("--ink"), grid = colour("--line"), page = colour("--page");
@@ -27,6 +37,10 @@
     result.autosize = true;
     result.paper_bgcolor = result.plot_bgcolor = "rgba(0,0,0,0)";
     result.font = Object.assign({ size: 14 }, result.font, { color: ink, family: colour("--font-ui") });
+    var title = typeof result.title === "string" ? { text: result.title } : result.title || {};
+    title.text = wrapped(title.text, Math.floor(width / 8));
+    result.title = Object.assign(title, { x: 0, xref: "paper", xanchor: "left", font: { size: 17 } });
+    var lines = title.text ? title.text.split(/<br/i).length : 0;
     if (!result.colorway) result.colorway = ["parameters", "gradients", "activations", "optimizer", "temporaries", "gathered"]
       .map(function (name) { return colour("--memory-" + name); });
     result.hoverlabel = Object.assign({}, result.hoverlabel, { bgcolor: page, bordercolor: grid, font: { color: ink } });
@@ -34,11 +48,11 @@
       if (/^[xy]axis\d*$/.test(key)) result[key] = Object.assign({ automargin: true, zerolinecolor: grid, showgrid: key[0] === "y" }, result[key],
         { gridcolor: grid, linecolor: grid, tickcolor: grid });
     });
-    if (innerWidth < 600) {
-      result.margin = Object.assign({}, result.margin, { l: 8, r: 8 });
+    if (width < 520) {
+      result.margin = Object.assign({}, result.margin, { l: 8, r: 8, t: 24 + 24 * lines });
       result.legend = Object.assign({}, result.legend, { orientation: "h", x: 0, y: -0.2, yanchor: "top", xanchor: "left" });
     } else {
-      result.margin = Object.assign({ l: 60, r: 20, t: 50, b: 50 }, result.margin);
+      result.margin = Object.assign({ l: 60, r: 20, t: 24 + 24 * lines, b: 50 }, result.margin);
     }
     return result;
   }
@@ -50,7 +64,7 @@
       if (!place) { place = document.createElement("div"); place.className = "plotly-place"; figure.appendChild(place); }
       var config = Object.assign({ responsive: true, displaylogo: false, displayModeBar: false }, stored.config);
       delete config.plotlyServerURL;
-      Plotly.react(place, stored.data, dressed(stored.layout), config);
+      Plotly.react(place, stored.data, dressed(stored.layout, place.clientWidth), config);
       figure.classList.add("drawn");
     }).catch(function (problem) { figure.classList.add("failed"); console.error(problem); });
   }
