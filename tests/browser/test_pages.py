@@ -14,6 +14,7 @@ from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, without_
 CARRIED = {
     "objects.inv": "other books made with Sphinx refer to this one through it",
     ".buildinfo": "Sphinx's own note, for the next build",
+    ".ipynb": "a learner's notebook: the page holds it in the link itself, Colab opens this file once it is published",
     "-LICENSE.txt": "a font's licence has to lie beside the font",
     ".LICENSE.txt": "a script's licence, as the theme ships it",
 }

@@ -1,0 +1,90 @@
+"""`python -m bench [PART ...]`: measure, print a table, write build/bench.json."""
+
+import argparse
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+import sys
+import threading
+
+from playwright.sync_api import sync_playwright
+
+from bench.building import measure_building
+from bench.formulas import measure_python
+from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
+from bench.report import machine, table, write
+from bench.sample import build_sample
+
+ROOT = Path(__file__).resolve().parents[1]
+BOOK = ROOT / "build" / "html"
+PARTS = ("exact", "load", "redraw", "weight", "python", "build")
+
+sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
+
+
+def load_module(name: str, path: Path):
+    spec = spec_from_file_location(name, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure, of {', '.join(PARTS)}; all of them by default")
+    chosen = parser.parse_args().parts or PARTS
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    settings = load_module("browser_settings", ROOT / "tests" / "conftest.py")
+    chromium = settings.find_browser()
+    if not chromium:
+        sys.exit(f"bench: {settings.HOW_TO_GET_ONE}")
+    if not (BOOK / "index.html").exists():
+        sys.exit("bench: the book is not built: run make book")
+
+    from visit import page_paths
+
+    chapter = min(BOOK.glob("chapters/0*.html"))
+    results = []
+    with sync_playwright() as playwright, ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(BOOK))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=chromium, args=settings.FLAGS)
+        reader = Reader(browser)
+        described = machine(browser.version, ROOT)
+        print(f"bench:  load average {described['load_average']}; on a busy machine times say little", file=sys.stderr, flush=True)
+        for part in chosen:
+            print(f"bench:  {part}", file=sys.stderr, flush=True)
+            if part == "exact":
+                homes = {"http": f"http://127.0.0.1:{server.server_port}", "file": BOOK.as_uri()}
+                results += measure_exactness(reader, homes, BOOK)
+            elif part == "load":
+                sample = build_sample(ROOT, ROOT / "build" / "bench-book")
+                pages = {"40 display and 80 inline formulas": (sample["with-formulas"], True),
+                         "the same without formulas": (sample["without-formulas"], False),
+                         "the same with the explorer last": (sample["explorer-last"], False),
+                         "front page": (BOOK / "index.html", False), "chapter 1": (chapter, False)}
+                results += measure_loads(reader, pages)
+            elif part == "redraw":
+                results += measure_redraws(reader, {"front page": BOOK / "index.html", "chapter 1": chapter})
+            elif part == "weight":
+                our_files = {path.name for path in (ROOT / "src" / "bookkit" / "static").iterdir()} | {"palette.css"}
+                results += measure_weight(browser, BOOK, page_paths(BOOK), our_files)
+            elif part == "python":
+                results += measure_python()
+            elif part == "build":
+                results += measure_building(ROOT, ROOT / "build" / "bench-copy")
+        browser.close()
+        server.shutdown()
+    described["load_average_at_the_end"] = machine("", ROOT)["load_average"]
+    write(ROOT / "build" / "bench.json", results, described)
+    print(table(results, described))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""What a lab waits for: the imports, and the formulas themselves."""
+
+from statistics import median
+import subprocess
+import sys
+from time import perf_counter
+
+from bench.report import Result
+
+IMPORTS = 5
+EVALUATIONS = 300
+
+
+def measure_python() -> list[Result]:
+    """Milliseconds of an import in a fresh interpreter (above an empty one), and of one evaluation of each explorer."""
+    from shardlab.show.explorers import EXPLORERS
+
+    def start(statement):
+        begin = perf_counter()
+        subprocess.run([sys.executable, "-c", statement], check=True)
+        return 1000 * (perf_counter() - begin)
+
+    names = ("shardlab", "shardlab.formulas", "shardlab.show.explorers")
+    times = {name: [] for name in names}
+    for _ in range(IMPORTS):
+        empty = start("pass")
+        for name in names:
+            times[name].append(start(f"import {name}") - empty)
+    results = [Result("python", f"import {name}", round(median(times[name])), "ms") for name in names]
+    for name, spec in EXPLORERS.items():
+        values, taken = spec.start(), []
+        for _ in range(EVALUATIONS):
+            begin = perf_counter()
+            spec.compute(values)
+            taken.append(1000 * (perf_counter() - begin))
+        count = len(spec.inputs) + len(spec.formulas)
+        results.append(Result("python", f"{name}: {count} quantities, exactly", round(median(taken), 3), "ms"))
+    return results

@@ -1,0 +1,256 @@
+"""Measurements in a real browser: the first input, redraws, exactness, and what a page weighs."""
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from urllib.parse import unquote, urlsplit
+
+from bench.report import Result
+
+LOADS = 9
+SLOWED = (1, 4)  # CPU as it is, and slowed down four times
+READY_MS = {1: 400, 4: 1200}
+LATER_TASK_MS = {1: 100, 4: 400}
+REDRAW_MS = {1: 4, 4: 16}
+REDRAWS = 300
+PAGE_BYTES = 200_000
+DESKTOP = {"width": 1280, "height": 800}
+
+# Runs before the page's own scripts. When the explorer reports ready it moves the first slider at once, and notes when
+# the frame that shows it has been painted: a message posted in the frame's callback arrives after the painting.
+FIRST_INPUT = """
+  window.bench = {tasks: [], shift: 0};
+  new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(task => [task.startTime, task.duration])))
+    .observe({type: "longtask", buffered: true});
+  new PerformanceObserver(list => list.getEntries().forEach(entry => { bench.shift += entry.value; }))
+    .observe({type: "layout-shift", buffered: true});
+  addEventListener("explorer:ready", event => {
+    if (bench.ready) return;
+    bench.ready = performance.now();
+    const slider = event.target.querySelector("[type=range]"), words = () => event.target.querySelector(".explorer-words").textContent;
+    const before = words();
+    slider.value = +slider.value + (+slider.value < +slider.max ? 1 : -1);
+    slider.dispatchEvent(new Event("input", {bubbles: true}));
+    bench.changed = words() !== before;
+    requestAnimationFrame(() => {
+      const channel = new MessageChannel();
+      channel.port1.onmessage = () => { bench.painted = performance.now(); };
+      channel.port2.postMessage(0);
+    });
+  });
+"""
+
+SCROLL = """async () => {
+  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  bench.scrolled = performance.now();
+  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight / 2) { scrollTo(0, y); await frame(); }
+  await new Promise(done => setTimeout(done, 300));
+}"""
+
+# One input on each slider in turn. `handled` is what the script takes; `redrawn` has the style and layout that follow,
+# which are forced; `painted` is the next frame, which waits for the screen and so cannot be below 16 ms for long. Inputs
+# that are refused draw nothing: they are counted, not timed, and Reset makes the values valid again.
+REDRAW = """async ([count, why]) => {
+  const card = document.querySelector(".explorer"), sliders = [...card.querySelectorAll("[type=range]")];
+  card.querySelector(".explorer-why").open = why;
+  card.scrollIntoView();
+  const frame = () => new Promise(done => requestAnimationFrame(() => {
+    const channel = new MessageChannel(); channel.port1.onmessage = done; channel.port2.postMessage(0); }));
+  const handled = [], redrawn = [], painted = [];
+  let refused = 0;
+  await frame();
+  for (let k = 0; redrawn.length < count; k++) {
+    const slider = sliders[k % sliders.length], most = +slider.max;
+    const value = (7 * k + 3) % (most + 1);
+    slider.value = value === +slider.value ? (value + 1) % (most + 1) : value;
+    const start = performance.now();
+    slider.dispatchEvent(new Event("input", {bubbles: true}));
+    const script = performance.now() - start;
+    card.getBoundingClientRect(); document.body.offsetHeight;
+    const layout = performance.now() - start;
+    await frame();
+    if (card.classList.contains("stale")) { refused++; card.querySelector(".explorer-reset").click(); await frame(); continue; }
+    handled.push(script); redrawn.push(layout); painted.push(performance.now() - start);
+  }
+  return {handled, redrawn, painted, refused};
+}"""
+
+
+class Reader:
+    """Opens pages without a cache, at one speed of the CPU, each in a context of its own."""
+
+    def __init__(self, browser):
+        self.browser = browser
+
+    def open(self, address: str, slowed: int, script: str = ""):
+        """(context, page, session of the browser's protocol) after the load event."""
+        context = self.browser.new_context(viewport=DESKTOP)
+        page = context.new_page()
+        if script:
+            page.add_init_script(script)
+        session = context.new_cdp_session(page)
+        session.send("Network.enable")
+        session.send("Network.setCacheDisabled", {"cacheDisabled": True})
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        session.send("Emulation.setCPUThrottlingRate", {"rate": slowed})
+        page.goto(address, wait_until="load")
+        return context, page, session
+
+
+def quantile(values, share: float) -> float:
+    """The value below which about `share` of all lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def measure_loads(reader: Reader, pages: dict[str, tuple[Path, bool]], loads: int = LOADS) -> list[Result]:
+    """From the start of the navigation to the repaint after an input sent when the explorer reports ready; and what comes later.
+
+    `pages`: name -> (file, whether the figures hold for it). Pages and speeds take turns, so that all meet the same noise.
+    """
+    seen = defaultdict(lambda: defaultdict(list))
+    for _ in range(loads):
+        for slowed in SLOWED:
+            for name, (path, _) in pages.items():
+                context, page, session = reader.open(path.as_uri(), slowed, FIRST_INPUT)
+                page.wait_for_function("bench.painted")
+                page.wait_for_timeout(1000 + 500 * slowed)  # tasks that come later
+                metrics = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
+                page.evaluate(SCROLL)
+                noted = page.evaluate("bench")
+                if not noted["changed"]:
+                    raise RuntimeError(f"{name}: the input changed nothing")
+                contentful = page.evaluate("(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || 0")
+                context.close()
+                one = seen[name, slowed]
+                one["ready"].append(noted["ready"])
+                one["painted"].append(noted["painted"])
+                one["contentful"].append(contentful)
+                one["busy"].append(1000 * metrics["TaskDuration"])
+                one["shift"].append(noted["shift"])
+                later = [(start, duration) for start, duration in noted["tasks"] if start >= noted["painted"]]
+                one["later"].append(max((duration for start, duration in later if start < noted["scrolled"]), default=0))
+                one["scrolling"].append(max((duration for start, duration in later if start >= noted["scrolled"]), default=0))
+    results = []
+    for name, (_, held) in pages.items():
+        for slowed in SLOWED:
+            one, speed = seen[name, slowed], f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is"
+            spread = f"{min(one['painted']):.0f} to {max(one['painted']):.0f}, {loads} loads"
+            first = [("first content painted", "contentful", None, ""), ("explorer ready", "ready", None, ""),
+                     ("repaint after the first input", "painted", READY_MS[slowed] if held else None, spread)]
+            results += [Result("load, from file://", f"{name}, {speed}: {what}", round(median(one[key])), "ms", most, note)
+                        for what, key, most, note in first]
+            after = [("longest later task (of any load)", "later", LATER_TASK_MS[slowed] if held else None),
+                     ("longest task while scrolling through", "scrolling", None)]
+            if slowed == 1:
+                results += [Result("load, from file://", f"{name}: the main thread's CPU time, all in all", round(median(one["busy"])), "ms",
+                                   None, "depends little on what else the machine does"),
+                            Result("load, from file://", f"{name}: layout shift", round(max(one["shift"]), 4), "")]
+            results += [Result("load, from file://", f"{name}, {speed}: {what}", round(max(one[key])), "ms", most,
+                               "" if max(one[key]) else "none reaches 50 ms, from which on the browser counts")
+                        for what, key, most in after]
+    return results
+
+
+def measure_redraws(reader: Reader, pages: dict[str, Path]) -> list[Result]:
+    """Median and 95th percentile of one redraw, on the first explorer of each page."""
+    results = []
+    for name, path in pages.items():
+        for slowed in SLOWED:
+            for why in (False, True):
+                context, page, _ = reader.open(path.as_uri(), slowed)
+                page.evaluate(REDRAW, [30, why])  # the first runs are compiled
+                noted = page.evaluate(REDRAW, [REDRAWS, why])
+                context.close()
+                speed = f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is"
+                label = f"{name}, {speed}" + (", equations open" if why else "")
+                note = f"{REDRAWS} inputs; {noted['refused']} more were refused, not timed"
+                for what, key, share, most in (
+                    ("script, median", "handled", 0.5, None), ("script, style and layout, median", "redrawn", 0.5, REDRAW_MS[slowed]),
+                    ("script, style and layout, 95 %", "redrawn", 0.95, None), ("painted on the screen, median", "painted", 0.5, None)):
+                    results.append(Result("redraw", f"{label}: {what}", round(quantile(noted[key], share), 2), "ms",
+                                          most if not why else None, note if key == "redrawn" and share == 0.5 else ""))
+    return results
+
+
+def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> list[Result]:
+    """Differences between the pages' JavaScript and Python's exact integers; the configurations are those of the tests."""
+    from test_javascript_equals_python import RUN, ask, cases
+
+    from shardlab.formulas import BOOK
+    from shardlab.show.explorers import EXPLORERS
+
+    results = []
+    for scheme, home in homes.items():
+        counted = different = refusals = total = 0
+        worst = 0.0
+        for name, spec in EXPLORERS.items():
+            path = next(path for path in sorted(folder.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8"))
+            configurations, expected = cases(name)
+            context, page, _ = reader.open(f"{home}/{path.relative_to(folder).as_posix()}", 1)
+            answers = ask(page, RUN, name, configurations)
+            context.close()
+            total += len(configurations)
+            for python, javascript in zip(expected, answers, strict=True):
+                if isinstance(python, str) or isinstance(javascript, str):
+                    refusals += 1
+                    different += python != javascript
+                    continue
+                for quantity in (*spec.inputs, *spec.formulas):
+                    counted += 1
+                    ours, theirs = python[quantity], javascript[quantity]
+                    if (BOOK.formulas.get(quantity) or BOOK.quantities[quantity]).whole:
+                        different += ours != theirs
+                    elif ours != theirs:
+                        worst = max(worst, abs(ours - theirs) / max(abs(ours), abs(theirs)))
+        note = f"{total:,} configurations of {len(EXPLORERS)} explorers: {counted:,} numbers, {refusals:,} refusals"
+        results += [Result("exact", f"{scheme}: integers and refusals that differ", different, "", 0, note),
+                    Result("exact", f"{scheme}: largest relative difference of a float", worst, "", 1e-12)]
+    return results
+
+
+# ---------------------------------------------------------------- what a page weighs
+
+KINDS = ("HTML", "our CSS", "our JavaScript", "theme's CSS", "theme's JavaScript", "text fonts", "mathematics font", "plotly.js", "other")
+
+
+def kind_of(path: Path, our_files: set[str]) -> str:
+    ours = path.name in our_files
+    if path.suffix == ".html":
+        return "HTML"
+    if path.suffix == ".css":
+        return "our CSS" if ours else "theme's CSS"
+    if path.suffix == ".js":
+        return "plotly.js" if path.name.startswith("plotly") else "our JavaScript" if ours else "theme's JavaScript"
+    if path.suffix == ".woff2":
+        return "mathematics font" if "math" in path.name else "text fonts"
+    return "other"
+
+
+def weigh(browser, folder: Path, paths: list[str], our_files: set[str]) -> dict[str, dict[str, int]]:
+    """Page -> kind -> bytes of the files that the page loads, scrolled to its end."""
+    from visit import Watch, new_context, open_page
+
+    weights = {}
+    with new_context(browser) as context:
+        for path in paths:
+            page = context.new_page()
+            watch = Watch.of(page)
+            open_page(page, (folder / path).as_uri())
+            page.close()
+            weights[path] = dict.fromkeys(KINDS, 0)
+            for address in {address.split("?")[0] for address in watch.loaded if address.startswith("file:")}:
+                file = Path(unquote(urlsplit(address).path))
+                weights[path][kind_of(file, our_files)] += file.stat().st_size
+    return weights
+
+
+def measure_weight(browser, folder: Path, paths: list[str], our_files: set[str]) -> list[Result]:
+    results = []
+    for path, kinds in weigh(browser, folder, paths, our_files).items():
+        ours = sum(kinds[kind] for kind in ("HTML", "our CSS", "our JavaScript"))
+        rest = ", ".join(f"{kind} {size:,}" for kind, size in kinds.items() if size)
+        results.append(Result("weight", f"{path}: HTML, our CSS and our JavaScript", ours, "B", PAGE_BYTES, rest))
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    results.append(Result("weight", "the whole built book", sum(path.stat().st_size for path in files), "B", None, f"{len(files)} files"))
+    return results

@@ -1,0 +1,76 @@
+"""Results, the machine they were measured on, and a table of both."""
+
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from importlib.metadata import version
+import json
+import os
+from pathlib import Path
+import platform
+import re
+import subprocess
+
+PACKAGES = ("jupyter-book", "Sphinx", "sphinx-book-theme", "myst-nb", "sympy", "playwright")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One number. `most` is the figure it is held against, None where it is only reported."""
+
+    part: str
+    what: str
+    value: float
+    unit: str
+    most: float | None = None
+    note: str = ""
+
+    @property
+    def verdict(self) -> str:
+        if self.most is None:
+            return ""
+        return "met" if self.value <= self.most else "MISSED"
+
+
+def machine(browser_version: str, root: Path) -> dict:
+    """What was measured on: hardware, versions, date, and how busy the machine was."""
+    def first_line(path, pattern):
+        try:
+            found = re.search(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+        except OSError:
+            return ""
+        return found.group(1).strip() if found else ""
+
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)
+    memory_kib = first_line("/proc/meminfo", r"^MemTotal:\s*(\d+)")
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "processor": first_line("/proc/cpuinfo", r"^model name\s*:(.*)$") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(int(memory_kib) / 2**20, 1) if memory_kib else None,
+        "system": platform.platform(),
+        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "commit": commit.stdout.strip(),
+        "chromium": browser_version,
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+    }
+
+
+def table(results: list[Result], described: dict) -> str:
+    """Everything as text: a line for each number, its figure and whether it is met."""
+    lines = [f"{name}: {value}" for name, value in described.items()]
+    part = None
+    for result in results:
+        if result.part != part:
+            part = result.part
+            lines += ["", part]
+        value = f"{result.value:,.10g} {result.unit}"
+        figure = f"at most {result.most:,.10g}" if result.most is not None else ""
+        lines.append(f"  {result.what:<78}{value:>18}  {figure:<16}{result.verdict:<8}{result.note}".rstrip())
+    return "\n".join(lines)
+
+
+def write(path: Path, results: list[Result], described: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = [{**asdict(result), "verdict": result.verdict} for result in results]
+    path.write_text(json.dumps({"machine": described, "results": rows}, indent=1) + "\n", encoding="utf-8")
