@@ -61,7 +61,7 @@ def test_a_difference_is_drawn_and_said():
     """Mutations: the measured bar drawn with the predicted size; the words taken from the prediction alone."""
     figure = states_figure(STATES, {**STATES, "gradient_bytes": 3_000_000})
     assert bars(figure, "gradients, measured")[0][1] > bars(figure, "gradients, predicted")[0][1]
-    assert "gradients<br>2.86 MiB, not 2.34 MiB" in words(figure)
+    assert "gradients<br>2.86 MiB, predicted 2.34 MiB" in words(figure)
     assert "parameters<br>2.34 MiB |" in words(figure)
 
 

@@ -122,7 +122,7 @@ def _words(row, style):
     """What stands beside a bar: its name, its bytes, and the prediction where that was another."""
     shown = row.measured if row.measured is not None else row.predicted
     differs = row.measured is not None and row.predicted is not None and row.measured != row.predicted
-    return f"{row.label}<br>{format_as(shown, style)}{f', not {format_as(row.predicted, style)}' if differs else ''}"
+    return f"{row.label}<br>{format_as(shown, style)}{f', predicted {format_as(row.predicted, style)}' if differs else ''}"
 
 
 def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):

@@ -20,7 +20,7 @@ from .figures import explorer_figures
 from .format import format_to_type, parse_number
 
 OWN = "own values"  # what a menu shows when the values are no preset's
-LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = "17em", "8em", "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
+LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = "17em", "10em", "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
 
 
 def explorer(name_or_spec, measured=None, **start):
