@@ -39,7 +39,7 @@
     result.font = Object.assign({ size: 14 }, result.font, { color: ink, family: colour("--font-ui") });
     var title = typeof result.title === "string" ? { text: result.title } : result.title || {};
     title.text = wrapped(title.text, Math.floor(width / 8));
-    result.title = Object.assign(title, { x: 0, xref: "paper", xanchor: "left", font: { size: 17 } });
+    result.title = Object.assign(title, { x: 0, xref: title.xref || "paper", xanchor: "left", font: { size: 17 } });
     var lines = title.text ? title.text.split(/<br/i).length : 0;
     if (!result.colorway) result.colorway = ["parameters", "gradients", "activations", "optimizer", "temporaries", "gathered"]
       .map(function (name) { return colour("--memory-" + name); });
