@@ -38,7 +38,7 @@ BEYOND = """() => {
   for (const node of document.body.querySelectorAll("*")) {
     const box = node.getBoundingClientRect();
     if (box.right <= room + 1 || box.width < 2 || box.height < 2 || !node.checkVisibility({visibilityProperty: true})) continue;
-    if (scrolls(node) || found.length > 5) continue;
+    if (node.ownerSVGElement || scrolls(node) || found.length > 5) continue; // a picture clips what is in it
     found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> reaches ${Math.round(box.right)} px of ${room}: ` +
       (node.textContent || "").trim().slice(0, 60));
   }
