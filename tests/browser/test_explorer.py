@@ -83,6 +83,8 @@ def open_card(browser, book_html):
         page.watch = Watch.of(page)
         page.add_init_script("addEventListener('explorer:ready', event => (window.readyWhile ||= []).push(document.readyState), true)")
         page.goto(path.as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_function("[...document.querySelectorAll('.explorer-drawing svg')].every(svg => svg.hasAttribute('width'))")
         return Card(page, name)
 
     yield open_it

@@ -412,20 +412,17 @@
 
     // -- alive
 
+    // The first picture is drawn in the first frame, when widths are known; asking for them now would lay the page out twice.
     root.classList.add("live");
-    drawings.forEach(drawing => {
-      drawing.width = drawing.place.clientWidth;
-      set(drawing.svg, { width: drawing.width });
-    });
     refresh();
-    const seen = new ResizeObserver(() => drawings.forEach(drawing => {
+    const widths = new ResizeObserver(() => drawings.forEach(drawing => {
       const width = drawing.place.clientWidth;
       if (!width || width === drawing.width) return;
       drawing.width = width;
       set(drawing.svg, { width: width });
-      if (shown) drawing.picture.draw(shown, width);
+      drawing.picture.draw(shown, width);
     }));
-    drawings.forEach(drawing => seen.observe(drawing.place));
+    drawings.forEach(drawing => widths.observe(drawing.place));
     root.setAttribute("data-ready", performance.now().toFixed(1));
     root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));
   };
