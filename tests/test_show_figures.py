@@ -6,7 +6,8 @@ import re
 import pytest
 
 from shardlab.show.explorers import EXPLORERS
-from shardlab.show.figures import Bytes, duration_figure, explorer_figures, loss_figure, memory_figure, round_up, states_figure
+from shardlab.show.figures import (
+    Bytes, duration_figure, explorer_figures, loss_figure, memory_figure, round_up, states_figure)
 from shardlab.show.palette import MEMORY
 
 STATES = dict(parameter_bytes=2_448_896, gradient_bytes=2_448_896, optimizer_bytes=4_897_792, step_counter_bytes=160)
@@ -66,7 +67,7 @@ def test_a_difference_is_drawn_and_said():
 
 
 @pytest.mark.parametrize(("predicted", "measured", "sentence"), [
-    ({**STATES, "activation_bytes": 1}, STATES, "'activation_bytes' is no part of the model states; there are parameter_bytes, "),
+    ({**STATES, "activation_bytes": 1}, STATES, "'activation_bytes' is no part of the model states; there are parameter_"),
     ({"parameter_bytes": 1}, STATES, "predicted has parameter_bytes, measured has parameter_bytes, gradient_bytes"),
 ])
 def test_unequal_parts_are_refused(predicted, measured, sentence):

@@ -4,7 +4,8 @@ import pytest
 
 from shardlab.show.tables import Table
 
-BYTES = Table(["part", "predicted", "so"], [["parameters", 2448896, "equal"], ["step | counters", 160, "4 | 4"], ["none", "–", ""]])
+BYTES = Table(["part", "predicted", "so"],
+              [["parameters", 2448896, "equal"], ["step | counters", 160, "4 | 4"], ["none", "–", ""]])
 
 
 def test_numbers_stand_to_the_right():

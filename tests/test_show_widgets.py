@@ -63,8 +63,8 @@ def test_it_starts_as_the_page_does(name):
 
 
 def test_slider_box_sentence_and_figure_follow_one_another(fit):
-    """Mutations: the box not written when the slider moves, or the slider when the box does; the old sentence kept; the figure drawn
-    from the start's values."""
+    """Mutations: the box not written when the slider moves, or the slider when the box does; the old sentence kept; the
+    figure drawn from the start's values."""
     before = total(fit)
     fit.sliders["gpus_per_copy"].value = 2
     assert fit.boxes["gpus_per_copy"].value == "2" and "Each of the 2 GPUs" in fit.sentence
@@ -98,6 +98,12 @@ def test_a_menu_says_own_values_when_they_are(fit):
     assert fit.menus["model"].value == "Llama 7B"
     fit.menus["model"].value = OWN  # choosing it changes nothing
     assert fit.menus["model"].value == "Llama 7B" and fit.values == EXPLORERS["does-it-fit"].start()
+
+
+def test_a_twin_among_presets_stays_chosen(fit):
+    """Mutation: the first preset with these values shown: "autocast Adam" jumps back to "fp32 Adam", its equal in bytes."""
+    fit.menus["recipe"].value = "autocast Adam"
+    assert fit.menus["recipe"].value == "autocast Adam" and 'recipe="autocast Adam"' in fit.call()
 
 
 def test_what_is_linked_follows(fit, long):
@@ -174,6 +180,7 @@ def test_degrees_that_do_not_fill_the_gpus(long):
     (dict(name_or_spec="does-it-fit", layer=3), TypeError, "the start: 'layer' is unknown here"),
     (dict(name_or_spec="does-it-fit", model="GPT-5"), TypeError, "model: 'GPT-5' is unknown here; there are GPT-2 124M"),
     (dict(name_or_spec="does-it-fit", measured=dict(states_bytes=1)), TypeError, "measured: 'states_bytes' is unknown here"),
+    (dict(name_or_spec="does-it-fit", measured=dict(gpu_memory_bytes=1)), TypeError, "'gpu_memory_bytes' is unknown here"),
     (dict(name_or_spec="does-it-fit", heads=7), InvalidQuantity, "heads = 7 does not divide hidden"),
 ])
 def test_a_wrong_call_is_refused(arguments, error, said):
@@ -203,7 +210,8 @@ def test_a_measurement_stands_beside_the_formula_and_stays():
 
 def test_a_start_with_this_machine():
     """Mutation: quantities without a control (the rate, the memory) not taken from the start."""
-    widget = explorer("fits-and-how-long", gpus=1, data_parallel=1, gpus_per_copy=1, flops_per_second=1e11, gpu_memory_bytes=10**10)
+    widget = explorer("fits-and-how-long", gpus=1, data_parallel=1, gpus_per_copy=1, flops_per_second=1e11,
+                      gpu_memory_bytes=10**10)
     assert widget.shown["achieved_flops_per_second"] == 1e11 * 0.4 and widget.menus["gpu"].value == OWN
     widget.menus["gpu"].value = "T4"
     assert widget.shown["flops_per_second"] == 65e12

@@ -28,13 +28,13 @@ def new_figure(title, height, **layout):
         template=go.layout.Template(), paper_bgcolor=CLEAR, plot_bgcolor=CLEAR, height=height, showlegend=False,
         font=dict(color=INK, size=13), margin=dict(l=10, r=16, t=HEAD_PIXELS, b=FOOT_PIXELS),
         title=dict(text=title, x=0, xref="container", xanchor="left", y=1, yref="container", yanchor="top",
-                   pad=dict(l=10, t=22 if "<br>" in title else 8), font=dict(size=15)), **layout))
+                   pad=dict(t=22 if "<br>" in title else 8), font=dict(size=15)), **layout))
 
 
 def axis(**given):
     """An axis without a zero line of its own; the page colours grid and ticks."""
-    return dict(dict(showgrid=False, zeroline=False, linecolor=INK, tickcolor=INK, tickangle=0, gridcolor="rgba(117,123,132,0.25)", fixedrange=True,
-                     automargin=True), **given)
+    return {**dict(showgrid=False, zeroline=False, linecolor=INK, tickcolor=INK, gridcolor="rgba(117,123,132,0.25)",
+                   tickangle=0, fixedrange=True, automargin=True), **given}
 
 
 def round_up(value):
@@ -97,8 +97,9 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
     figure = new_figure(title, head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1), barmode="overlay", bargap=0)
     figure.update_layout(margin_t=head_pixels)
     figure.update_xaxes(axis(range=[0, round_up(1.02 * most / scale)], ticksuffix=f" {unit}", nticks=5, showgrid=True))
-    figure.update_yaxes(axis(range=[len(rows) + 0.5, -0.5], ticks="outside", tickwidth=0, ticklen=8, showline=False, tickmode="array",
-                             tickvals=list(range(len(rows) + 1)), ticktext=[_words(row, style) for row in [*rows, together]]))
+    figure.update_yaxes(axis(range=[len(rows) + 0.5, -0.5], ticks="outside", tickwidth=0, ticklen=8, showline=False,
+                             tickmode="array", tickvals=list(range(len(rows) + 1)),
+                             ticktext=[_words(row, style) for row in [*rows, together]]))
 
     start = 0
     for place, row in enumerate([*rows, together]):
@@ -144,17 +145,18 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
 def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
     """The card's capacity as a line, or words at the edge where it is too far away to be drawn, and what that leaves."""
     left = capacity_bytes - together.predicted
-    words = f"{format_as(capacity_bytes, 'decimal bytes')} card, {format_as(abs(left), 'decimal bytes')} {'free' if left >= 0 else 'too much'}"
+    card, rest = format_as(capacity_bytes, "decimal bytes"), format_as(abs(left), "decimal bytes")
+    words = f"{card} card, {rest} {'free' if left >= 0 else 'too much'}"
+    above = dict(y=1, yref="paper", yanchor="bottom", showarrow=False)
     if not near:
-        figure.add_annotation(text=f"{words} →", x=1, xref="paper", xanchor="right", y=1, yref="paper", yanchor="bottom", showarrow=False)
+        figure.add_annotation(text=f"{words} →", x=1, xref="paper", xanchor="right", **above)
         return
     at = capacity_bytes / scale
     figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=dict(color=INK, width=2))
     if left > 0:
         figure.add_shape(type="rect", x0=together.predicted / scale, x1=at, y0=place - 0.28, y1=place + 0.28,
                          line=dict(color=INK, width=1, dash="dot"))
-    figure.add_annotation(text=words, x=at, y=1, yref="paper", yanchor="bottom", showarrow=False,
-                          xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left")
+    figure.add_annotation(text=words, x=at, xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left", **above)
 
 
 # --- time ----------------------------------------------------------------------------------------------------------------
@@ -174,7 +176,8 @@ def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
         figure.add_trace(go.Scatter(
             x=[min(max(value, least), most)], y=[0], mode="markers+text", cliponaxis=False, name=kind,
             marker=dict(symbol=beyond, size=14 if kind == "predicted" else 9, color=LINE, line=dict(width=2, color=LINE)),
-            text=[f"<b>{format_as(value, 'duration')}</b>"], hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
+            text=[f"<b>{format_as(value, 'duration')}</b>"],
+            hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
             textposition=_beside(value, least, most, "top" if kind == "predicted" else "bottom")))
     return figure
 
@@ -190,9 +193,11 @@ def _beside(value, least, most, side):
 def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
     """Loss in nats against the step, from zero; `levels` are pairs (words, loss) drawn as lines across, to compare with."""
     figure = new_figure(title, 320)
-    figure.update_xaxes(axis(title=dict(text="step", font=dict(size=13), standoff=8), range=[1, max(len(losses), 2)], showline=True, nticks=6))
-    figure.update_yaxes(axis(title=dict(text="nats a token", font=dict(size=13), standoff=8), range=[0, 1.08 * max([*losses, *(level for _, level in levels)])], nticks=6,
-                             showgrid=True, zeroline=True, zerolinecolor=INK))
+    most = max([*losses, *(level for _, level in levels)])
+    name = dict(font=dict(size=13), standoff=8)
+    figure.update_xaxes(axis(title=dict(text="step", **name), range=[1, max(len(losses), 2)], showline=True, nticks=6))
+    figure.update_yaxes(axis(title=dict(text="nats a token", **name), range=[0, 1.08 * most], nticks=6, showgrid=True,
+                             zeroline=True, zerolinecolor=INK))
     for words, level in levels:
         figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=level, y1=level, line=dict(color=INK, width=1, dash="dash"))
         figure.add_annotation(text=f"{words}: {level:.2f}", x=1, xref="paper", xanchor="right", y=level, yanchor="bottom",
@@ -204,14 +209,20 @@ def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
 
 # --- the pictures of an explorer ---------------------------------------------------------------------------------------------
 
+def measurable(picture):
+    """The quantities of a picture beside which a measured value can be drawn."""
+    return [part.quantity for part in picture.parts] if picture.kind == "memory" else [picture.quantity]
+
+
 def explorer_figures(spec, computed, measured=None):
     """One figure for each picture of an Explorer, from what its compute() returned; `measured` gives measured values by
-    quantity."""
+    quantity, for those that are measurable."""
     measured = measured or {}
     figures = []
     for picture in spec.pictures:
         if picture.kind == "memory":
-            rows = [Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity)) for part in picture.parts]
+            rows = [Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity))
+                    for part in picture.parts]
             figures.append(memory_figure(picture.title, rows, computed[picture.capacity]))
         else:
             figures.append(duration_figure(picture.title, computed[picture.quantity], picture.ticks, picture.least, picture.most,

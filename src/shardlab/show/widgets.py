@@ -16,7 +16,7 @@ from IPython.display import clear_output, display
 from shardlab.formulas import InvalidQuantity
 
 from .explorers import EXPLORERS, PRESETS
-from .figures import explorer_figures
+from .figures import explorer_figures, measurable
 from .format import format_to_type, parse_number
 
 OWN = "own values"  # what a menu shows when the values are no preset's
@@ -27,7 +27,7 @@ def explorer(name_or_spec, measured=None, **start):
     """An explorer to display: of EXPLORERS by name, or an Explorer of your own.
 
     `start` says where it starts: presets (model="GPT-2 1.5B", recipe=..., gpu=...) and quantities (layers=3), which win.
-    `measured` gives measured values, quantity -> number, for quantities that the picture shows: they are drawn filled, and what
+    `measured` gives measured values, quantity -> number, for the parts of the picture: they are drawn filled, and what
     the formula says as an outline around them.
 
     Raises TypeError for a name it does not know, InvalidQuantity for a start that breaks a rule.
@@ -45,8 +45,7 @@ class ExplorerWidget(widgets.VBox):
 
     def __init__(self, spec, measured, start):
         self.spec, self.measured = spec, dict(measured)
-        drawn = [name for picture in spec.pictures for name in picture.quantities]
-        _refuse_unknown("measured", self.measured, drawn)
+        _refuse_unknown("measured", self.measured, [name for picture in spec.pictures for name in measurable(picture)])
         kinds = [menu.kind for menu in spec.menus]
         _refuse_unknown("the start", start, [*kinds, *spec.inputs])
         self.chosen = {**spec.chosen_at_start(), **{kind: start[kind] for kind in kinds if kind in start}}
