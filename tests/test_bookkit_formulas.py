@@ -9,7 +9,7 @@ pytest.importorskip("sphinx")
 from sphinx.application import Sphinx  # noqa: E402
 
 from bookkit.explorer import anchor  # noqa: E402
-from bookkit.formulas import WrongCall, compute, read_call  # noqa: E402
+from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call  # noqa: E402
 from shardlab.formulas import BOOK, GPUS, MODELS, RECIPES  # noqa: E402
 
 GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
@@ -125,6 +125,18 @@ def test_an_equation_with_its_meaning(build):
     assert re.findall(r'<a class="reference internal" href="(sheet\.html#[^"]*)">', page) == [
         "sheet.html#formula-training-flops", "sheet.html#formula-achieved-flops-per-second", "sheet.html#formula-training-seconds"]
     assert page.count(BOOK.formulas["parameters"].meaning) == 0
+
+
+def test_a_long_sum_goes_on_in_the_next_line():
+    """Broken between terms only, with the sign in front; short ones stay in one line.
+
+    Mutation: split at a plus inside brackets, or at the minus of a first term."""
+    first, second = r"a_\text{first}", r"+ \left(1 + b\right)\,c_\text{second and long}"
+    third = r"- \begin{cases} d + e & \text{if } k > 1 \\ 0 & \text{otherwise} \end{cases}"
+    last = r"+ z_\text{the last and the longest of all}"
+    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms("- x + y^{a + b}") == ["- x", "+ y^{a + b}"]
+    assert _rows("x", "a + b") == ["x &= a + b"]
+    assert _rows("x", f"{first} {second} {third} {last}") == [f"x &= {first} {second} {third}", f"& {last}"]
 
 
 def test_an_equation_in_a_book_without_a_sheet(build):

@@ -181,6 +181,36 @@ def test_equations_keep_the_written_order():
     assert r"\begin{cases} 1 & \text{if } " in render.latex("states_fit")
 
 
+def test_long_equations_are_stacked():
+    """A `where` in the place of `no` is one more row; long arguments of a maximum stand one under the other, in the written order.
+
+    Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
+    from shardlab.formulas import maximum, minimum, where
+    registry = Registry()
+    for name in ("first", "second", "third"):
+        registry.quantity(name, name[0] + r"_\text{long}", "count", "")
+
+    @registry.formula(symbol="x", unit="count", source="", measured_by="")
+    def stages(first, second, third):
+        """rows"""
+        return where(first > 2, third, where(first > 1, second, minimum(second, 0, first)))
+
+    @registry.formula(symbol="y", unit="count", source="", measured_by="")
+    def largest(first, second, third):
+        """a maximum of long things"""
+        return maximum(third + second + first, 0, 2 * second + 3 * first + third + 7 * second)
+
+    assert render.latex("stages", registry) == (
+        r"x = \begin{cases} t_\text{long} & \text{if } f_\text{long} > 2 \\ s_\text{long} & \text{if } f_\text{long} > 1 \\ "
+        r"\min\left(s_\text{long}, 0, f_\text{long}\right) & \text{otherwise} \end{cases}")
+    assert render.latex("largest", registry) == (
+        r"y = \max \begin{cases} t_\text{long} + s_\text{long} + f_\text{long} \\ 0 \\ "
+        r"2\,s_\text{long} + 3\,f_\text{long} + t_\text{long} + 7\,s_\text{long} \end{cases}")
+    assert render.latex("largest", registry, symbol=lambda name: "x").startswith(r"x = \max \begin{cases}"), "it depends on what is printed"
+    code = render.javascript(["stages", "largest"], registry=registry)
+    assert "Math.max((third + second) + first, 0, " in code and "Math.min(second, 0, first)" in code
+
+
 def test_every_formula_prints_in_both_languages():
     """Mutation: register a formula whose function SymPy cannot print."""
     code = render.javascript(list(BOOK.formulas))

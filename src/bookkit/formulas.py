@@ -28,7 +28,7 @@ from sphinx.util.docutils import SphinxDirective, SphinxRole
 from bookkit.explorer import anchor, sheet_address, unbroken
 from shardlab.formulas import BOOK, EXACT_LIMIT, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate, quantities
 from shardlab.formulas.registry import show
-from shardlab.formulas.render import latex
+from shardlab.formulas.render import right_hand_side, width
 from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
 
 logger = logging.getLogger(__name__)
@@ -165,11 +165,35 @@ class EquationDirective(SphinxDirective):
         return made
 
 
+ROOM = 62  # characters of a formula that the column of text has room for
+
+
 def equation(names, docname):
-    """One block of mathematics with the formulas, aligned at their equals signs."""
-    text = latex(names[0]) if len(names) == 1 else (
-        r"\begin{aligned}" + r" \\ ".join(latex(name).replace(" = ", " &= ", 1) for name in names) + r"\end{aligned}")
+    """One block of mathematics with the formulas, aligned at their equals signs; sums too long for a line go on in the next."""
+    rows = [row for name in names for row in _rows(BOOK.formulas[name].symbol, right_hand_side(name))]
+    text = rows[0].replace("&", "", 1) if len(rows) == 1 else r"\begin{aligned}" + r" \\ ".join(rows) + r"\end{aligned}"
     return nodes.math_block(text, text, docname=docname, number=None, label=None, nowrap=False)
+
+
+def _rows(left, right):
+    """`left &= terms`, and `& + more terms` where one line is not enough."""
+    rows = [f"{left} &="]
+    for term in _terms(right):
+        if width(rows[-1]) + width(term) > ROOM and not rows[-1].endswith("="):
+            rows.append("&")
+        rows[-1] += f" {term}"
+    return rows
+
+
+def _terms(text):
+    """The terms of a sum, each with its sign; what stands in brackets or in an environment stays together."""
+    terms, depth = [""], 0
+    for token in re.findall(r"\\[a-zA-Z]+|\\.|[{}]|.", text, re.DOTALL):
+        depth += {"{": 1, "}": -1, r"\left": 1, r"\right": -1, r"\begin": 1, r"\end": -1}.get(token, 0)
+        if depth == 0 and token in "+-" and terms[-1].strip():
+            terms.append("")
+        terms[-1] += token
+    return [term.strip() for term in terms]
 
 
 def _meanings(names):
@@ -212,7 +236,8 @@ class FormulaSheetDirective(SphinxDirective):
 
     def _group(self, group):
         title, _, rest = importlib.import_module(f"shardlab.formulas.{group}").__doc__.partition(":")
-        intro = _text(rest.strip()[:1].upper() + rest.strip()[1:])
+        first = rest.split("\n\n")[0].strip()  # the rest of a docstring is for who reads the code
+        intro = _text(first[:1].upper() + first[1:])
         entries = [self._entry(formula) for formula in BOOK.formulas.values() if formula.group == group]
         return self._section(f"sheet-{group}", title.strip(), intro, *entries)
 

@@ -6,6 +6,7 @@ by our own methods (a ceiling that SymPy prints as (1/91)*n is wrong at n = 273:
 """
 
 import json
+import re
 
 import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
@@ -23,7 +24,19 @@ class FloorDiv(sympy.Function):
     """floor_div of symbols: stays as written."""
 
 
+class Maximum(sympy.Function):
+    """maximum of symbols, in the written order; sympy.Max sorts."""
+
+
+class Minimum(sympy.Function):
+    """minimum of symbols, in the written order."""
+
+
 class _Latex(LatexPrinter):
+    def __init__(self, symbols, ruler=None):
+        super().__init__({"order": "none", "symbol_names": symbols, "mul_symbol": r"\,"})
+        self.ruler = ruler or self
+
     def _print_CeilDiv(self, expression, exp=None):
         return r"\left\lceil \frac{%s}{%s} \right\rceil" % tuple(map(self._print, expression.args))
 
@@ -31,9 +44,38 @@ class _Latex(LatexPrinter):
         return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(map(self._print, expression.args))
 
     def _print_Piecewise(self, expression):
-        (yes, condition), (no, _) = expression.args
-        return r"\begin{cases} %s & \text{if } %s \\ %s & \text{otherwise} \end{cases}" % tuple(
-            map(self._print, (yes, condition, no)))
+        """One row for each condition: a `where` in the place of `no` goes on below, where a reader expects it."""
+        rows = []
+        while isinstance(expression, sympy.Piecewise):
+            (yes, condition), (expression, _) = expression.args
+            rows.append(rf"{self._print(yes)} & \text{{if }} {self._print(condition)}")
+        return r"\begin{cases} %s \end{cases}" % r" \\ ".join([*rows, rf"{self._print(expression)} & \text{{otherwise}}"])
+
+    def _print_Maximum(self, expression, exp=None):
+        return self._extreme(r"\max", expression)
+
+    def _print_Minimum(self, expression, exp=None):
+        return self._extreme(r"\min", expression)
+
+    def _extreme(self, name, expression):
+        """Arguments that are long stand one under the other. How long is measured with the registered symbols, whatever is printed."""
+        arguments = [self._print(argument) for argument in expression.args]
+        if sum(width(self.ruler.doprint(argument)) for argument in expression.args) <= LONG:
+            return r"%s\left(%s\right)" % (name, ", ".join(arguments))
+        return r"%s \begin{cases} %s \end{cases}" % (name, r" \\ ".join(arguments))
+
+
+LONG = 40  # characters: what stands in one line of a maximum
+_INNERMOST = re.compile(r"\\begin\{cases\}((?:(?!\\begin\{|\\end\{).)*)\\end\{cases\}", re.DOTALL)
+
+
+def width(text):
+    """About how many characters wide a formula is when it is typeset; of the rows of an environment the longest counts."""
+    while match := _INNERMOST.search(text):
+        longest = max(width(row) for row in match[1].split(r"\\"))
+        text = text[:match.start()] + (longest + 2) * "x" + text[match.end():]
+    names = re.sub(r"\\(left|right|text|quad|,)", "", text)
+    return len(re.sub(r"[{}_\\^&\s]", "", re.sub(r"\\[a-zA-Z]+", "x", names)))
 
 
 def _flatten(expression):
@@ -60,6 +102,12 @@ class _JavaScript(JavascriptCodePrinter):
     def _print_FloorDiv(self, expression):
         return "floorDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
 
+    def _print_Maximum(self, expression):
+        return "Math.max(%s)" % ", ".join(map(self._print, expression.args))
+
+    def _print_Minimum(self, expression):
+        return "Math.min(%s)" % ", ".join(map(self._print, expression.args))
+
     def _print_Piecewise(self, expression):
         (yes, condition), (no, _) = expression.args
         return "(%s ? %s : %s)" % tuple(map(self._print, (condition, yes, no)))
@@ -78,10 +126,11 @@ def _symbolic(function, needs):
 
 def right_hand_side(name, registry: Registry = BOOK, symbol=None):
     """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by default its registered symbol."""
-    symbol = symbol or (lambda need: registry.find(need).symbol)
     formula = registry.formulas[name]
-    symbols = {sympy.Symbol(need, nonnegative=True): symbol(need) for need in formula.needs}
-    printer = _Latex({"order": "none", "symbol_names": symbols, "mul_symbol": r"\,"})
+    symbols = {sympy.Symbol(need, nonnegative=True): registry.find(need).symbol for need in formula.needs}
+    printer = _Latex(symbols)
+    if symbol:
+        printer = _Latex({made: symbol(made.name) for made in symbols}, ruler=printer)
     return printer.doprint(_flatten(_symbolic(formula.function, formula.needs)))
 
 

@@ -50,16 +50,16 @@ def floor_div(a, b):
 def maximum(*values):
     """The largest of the values: the peak over the moments of a step."""
     if _symbolic(*values):
-        import sympy
-        return sympy.Max(*values, evaluate=False)
+        from .render import Maximum
+        return Maximum(*values)
     return max(values)
 
 
 def minimum(*values):
     """The smallest of the values."""
     if _symbolic(*values):
-        import sympy
-        return sympy.Min(*values, evaluate=False)
+        from .render import Minimum
+        return Minimum(*values)
     return min(values)
 
 
