@@ -165,7 +165,7 @@ class EquationDirective(SphinxDirective):
         return made
 
 
-ROOM = 62  # characters of a formula that the column of text has room for
+ROOM = 58  # characters of a formula that the column of text has room for
 
 
 def equation(names, docname):
