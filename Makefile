@@ -16,7 +16,7 @@ BOOK := build/html/index.html
 SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc')
 
 .DELETE_ON_ERROR:
-.PHONY: help book test serve lab bench store lock clean
+.PHONY: help book test serve lab bench gpu store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -72,6 +72,9 @@ lab: $(VENV)/.labs  ## open the labs in JupyterLab
 
 bench: book $(VENV)/.labs  ## measure speed and size; reported, never part of the tests
 	@$(BIN)/python -m bench
+
+gpu: $(VENV)/.labs  ## measure what only a GPU can show, and write one recording into measured/
+	@$(BIN)/python -m shardlab.measure.record measured
 
 store: $(VENV)/.labs  ## for authors: run a lab and store its outputs; make store LAB=labs/01-name.ipynb
 	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.ipynb"; exit 1; }

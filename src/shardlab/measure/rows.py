@@ -1,0 +1,80 @@
+"""What `make gpu` measures: each function yields rows of a recording for one device. A technique adds a function, and its name to ALL.
+
+Byte rows carry what the formula says beside what was counted, as far as there is a formula; where CUDA differs from it, the
+recording shows by how much.
+"""
+
+from typing import Iterator
+
+import torch
+
+from ..formulas import RECIPES, evaluate
+from ..gpt import GPT, GPTConfig, next_token_loss
+from .clock import median_seconds
+from .cuda import CudaAccount
+from .ledger import Ledger
+from .recordings import Row
+
+MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
+SIZES = dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)  # the step that chapter 3 takes apart
+BATCH, SEQUENCE = 2, 256
+
+
+def _training(device, mode="loop", **changes):
+    """(config, model, optimizer, step): one steady step of fp32 Adam; the first, which makes the states, is behind it."""
+    torch.manual_seed(0)
+    config = GPTConfig(**{**SIZES, **changes})
+    model = GPT(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), **MODES[mode])
+
+    def step():
+        tokens = torch.zeros(BATCH, SEQUENCE, dtype=torch.long, device=device)
+        next_token_loss(model(tokens), torch.ones_like(tokens)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return config, model, optimizer, step
+
+
+def states(device: torch.device) -> Iterator[Row]:
+    """Bytes of the model states after a step, for each way of running the optimizer."""
+    for mode in MODES:
+        config, model, optimizer, _ = _training(device, mode)
+        with Ledger(model, optimizer) as ledger:
+            found = ledger.bytes
+        given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
+        want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
+        yield Row("states.parameters", found.parameters, "bytes", dict(optimizer=mode), "parameter_bytes", want["parameter_bytes"])
+        counters = sum(state["step"].nbytes for state in optimizer.state.values())  # on the CPU, unless fused or capturable
+        yield Row("states.optimizer", sum(t.nbytes for state in optimizer.state.values() for t in state.values()), "bytes",
+                  dict(optimizer=mode), "optimizer_bytes + step_counter_bytes", want["optimizer_bytes"] + want["step_counter_bytes"])
+        yield Row("states.step_counters", counters, "bytes", dict(optimizer=mode), "step_counter_bytes", want["step_counter_bytes"])
+
+
+def peaks(device: torch.device) -> Iterator[Row]:
+    """The peak of a step by the ledger, and on CUDA each row from there to what the driver prints."""
+    for mode in MODES:
+        _, model, optimizer, step = _training(device, mode)
+        if device.type == "cuda":
+            with Ledger(model, optimizer) as ledger, CudaAccount(ledger) as account:
+                step()
+            for name, amount in account.rows():
+                yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
+        else:
+            with Ledger(model, optimizer) as ledger:
+                step()
+        yield Row("step.peak", ledger.peak.bytes.total, "bytes", dict(optimizer=mode, phase=ledger.peak.phase,
+                                                                     operation=ledger.peak.operation))
+
+
+def rates(device: torch.device) -> Iterator[Row]:
+    """Rate of a large product, by element type."""
+    size = 8192 if device.type == "cuda" else 512
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+        seconds = median_seconds(lambda: a @ b, device)
+        yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
+
+
+ALL = (states, peaks, rates)

@@ -1,0 +1,28 @@
+"""`make gpu`, tried on the CPU: what is written can be read, and its byte rows are the formulas' bytes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab.measure import record, rows  # noqa: E402
+from shardlab.measure.recordings import read_all  # noqa: E402
+
+
+def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
+    """Must catch: a row that breaks the schema, a group that is not run, bytes that differ from the formulas on a machine where they
+    must not."""
+    monkeypatch.setattr(rows, "SIZES", dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32))
+    monkeypatch.setattr(rows, "SEQUENCE", 16)
+    assert record.main(["--cpu", str(tmp_path)]) == 0
+    (recording,) = read_all(tmp_path)
+    assert {row.name for row in recording.rows} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
+                                                    "matmul.rate"}
+    assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []
+    assert recording.hardware.kind == "cpu" and recording.versions["torch"] == torch.__version__
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")
+def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
+    """Must catch: a recording of a CPU passed off as one of a GPU."""
+    assert record.main([str(tmp_path)]) == 1
+    assert "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err and not list(tmp_path.iterdir())
