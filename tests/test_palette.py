@@ -41,8 +41,10 @@ def lab(rgb):
 
 def difference(one, other, vision):
     """How far apart two colours look: the distance in L*a*b* (2 can just be told apart side by side)."""
-    seen = ([min(1, max(0, sum(w * c for w, c in zip(row, linear(colour))))) for row in vision] for colour in (one, other))
-    return math.dist(*map(lab, seen))
+    def seen(colour):
+        return [min(1, max(0, sum(w * c for w, c in zip(row, linear(colour))))) for row in vision]
+
+    return math.dist(lab(seen(one)), lab(seen(other)))
 
 
 def test_contrast_is_that_of_wcag():

@@ -23,8 +23,8 @@ LABELS = {
 MARKS = {
     "predict": '<path d="M3.5 20v-7h4v7zM10 20V8.5h4V20zM16.5 20V4h4v16z"/>',
     "measured": '<path d="M3 20.5V12.5h5v8zM9.5 20.5V8h5v12.5zM16 20.5v-17h5v17z" fill="currentColor" stroke="none"/>',
-    "which-number": '<path d="M12 3v18M6.5 21h11M4 7.5 12 5l8 2.5M4 7.5 1.5 14a3 3 0 0 0 5 0L4 7.5M20 7.5 17.5 14a3 3 0 0 0 '
-                    '5 0L20 7.5"/>',
+    "which-number": '<path d="M12 3v18M6.5 21h11M4 7.5 12 5l8 2.5M4 7.5 1.5 14a3 3 0 0 0 5 0L4 7.5'
+                    'M20 7.5 17.5 14a3 3 0 0 0 5 0L20 7.5"/>',
     "wild": '<path d="M5 21c0-9 5-15 15-17 .5 9-4 14.5-11.5 14.5M5 21c1.5-5 4.5-8.5 9-11"/>',
 }
 
@@ -42,7 +42,8 @@ class Box(SphinxDirective):
         classes = ["box", f"box-{self.name}", *self.options.get("class", [])]
         box = nodes.admonition(classes=classes)
         box["bookkit-box"] = self.name
-        mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{MARKS[self.name]}</svg>'
+        mark = MARKS[self.name]
+        mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{mark}</svg>'
         title = nodes.title("", "", nodes.raw("", mark, format="html"))
         title += nodes.inline("", LABELS[self.name], classes=["box-label"])
         if self.arguments:

@@ -15,8 +15,8 @@ SOURCES = Path(__file__).resolve().parents[1]
 
 def build_book(source, output, quiet=True, overrides=None):
     """Build the book in folder ``source`` into folder ``output``; raise ``BuildFailed`` on any error or warning."""
-    # jsonschema, where JupyterLab is installed too, compiles 39 grammars for this module when it is imported: a second and
-    # a half of every build, for checks of addresses that no notebook asks for. It does without where it is not there.
+    # Where JupyterLab is installed too, jsonschema compiles 39 grammars for this module when it is imported: a second
+    # and a half of every build, for checks of addresses no notebook asks for. It does without where it is not there.
     sys.modules.setdefault("rfc3987_syntax", None)
     from jupyter_book.sphinx import build_sphinx
 

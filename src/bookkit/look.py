@@ -1,7 +1,8 @@
 """How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
 
 ``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to the theme's style
-sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour is defined once for figures and pages.
+sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour is defined once for figures and
+pages.
 """
 
 from pathlib import Path
@@ -57,13 +58,18 @@ def with_sections(contents, sections):
     return Markup(contents[:current.end()] + inner.group(1) + contents[current.end():])
 
 
+def _without_roles(body):
+    """docutils calls a bibliography a list, which has no items: take off the roles that tell a screen reader nonsense."""
+    body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
+
+
 def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
     context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
-    if "body" in context:  # docutils calls a bibliography a list without items: roles that tell a screen reader nonsense
-        context["body"] = re.sub(r'(<div)(?= class="citation)(.*?) role="doc-biblioentry"|(<div) role="list"(?= class="citation)',
-                                 r"\1\2\3", context["body"])
+    if "body" in context:
+        context["body"] = _without_roles(context["body"])
 
 
 def _write_palette(app):
@@ -74,8 +80,8 @@ def _write_palette(app):
 
 
 def _prepend_templates(app, config):
-    config.templates_path.insert(0, str(TEMPLATES))
-    config.html_static_path.append(str(STATIC))
+    config.templates_path = [str(TEMPLATES), *config.templates_path]
+    config.html_static_path = [*config.html_static_path, str(STATIC)]
 
 
 def setup(app):

@@ -27,11 +27,12 @@ logger = logging.getLogger(__name__)
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+LIVE_IN_THE_LAB = "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
 
 # Scripts of Sphinx and of the theme that only the search page needs, and those that no page needs.
 SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js", "sphinx_highlight.js"}
 UNUSED_SCRIPTS = {"scripts/sphinx-book-theme.js", "design-tabs.js"}
-UNUSED_STYLES = {"styles/bootstrap.css", "styles/theme.css"}
+UNUSED_STYLES = {"styles/theme.css"}
 THEME_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
                 "mystnb*.css", "pygments.css")
 
@@ -62,13 +63,12 @@ class OfflineMime:
         if data.mime_type == PLOTLY:
             return [nodes.raw("", figure_html(data.content), format="html")]
         if data.mime_type == WIDGET:
-            return [nodes.paragraph("", "This control is live in the lab: open the notebook in Jupyter or Colab to move it.",
-                                    classes=["needs-kernel"])]
+            return [nodes.paragraph("", LIVE_IN_THE_LAB, classes=["needs-kernel"])]
         return None
 
 
 def figure_html(figure):
-    """A place for a stored plotly figure: its data, its height so that nothing jumps, and a sentence without scripts."""
+    """A place for a stored plotly figure: its data, its height, so that nothing jumps, a sentence without scripts."""
     parts = {key: figure[key] for key in ("data", "layout", "config") if key in figure}
     layout = parts.get("layout", {})
     parts["layout"] = {key: value for key, value in layout.items() if key != "template"}
@@ -100,12 +100,13 @@ def _select_assets(app, pagename, templatename, context, doctree):
     search = pagename == "search"
     seen, kept = set(), []
     for script in context.get("script_files", []):
-        name, body = _name(script), script.attributes.get("body", "") if hasattr(script, "attributes") else ""
+        attributes = getattr(script, "attributes", {})
+        name, body = _name(script), attributes.get("body", "")
         unused = (
             name in UNUSED_SCRIPTS
             or name in SEARCH_SCRIPTS and not search
             or body.startswith("DOCUMENTATION_OPTIONS.") and not search
-            or getattr(script, "attributes", {}).get("type") == WIDGET_STATE
+            or attributes.get("type") == WIDGET_STATE
             or (name, body) in seen
         )
         if not unused:
@@ -175,8 +176,7 @@ class _References(HTMLParser):
         for name, value in attributes.items():
             self.addresses.add(value)
             loads = (tag, name) in self.LOADING or (
-                tag == "link" and name == "href" and re.search(r"stylesheet|preload|prefetch|icon|preconnect|modulepreload",
-                                                               relation))
+                tag == "link" and name == "href" and re.search(r"stylesheet|preload|prefetch|preconnect|icon", relation))
             if loads:
                 self.loaded.add(value)
             if name == "srcset":
@@ -215,8 +215,8 @@ def _references_of_pages(output, cache):
         if pages[name].get("stamp") != stamp:
             references = _References()
             references.feed(path.read_text(encoding="utf-8"))
-            pages[name] = {"stamp": stamp, "addresses": sorted(references.addresses), "loaded": sorted(references.loaded),
-                           "words": sorted(references.words)}
+            pages[name] = {"stamp": stamp, "addresses": sorted(references.addresses),
+                           "loaded": sorted(references.loaded), "words": sorted(references.words)}
     cache.write_text(json.dumps(pages), encoding="utf-8")
     return pages
 
@@ -261,7 +261,7 @@ def _tidy(app, exception):
 
 
 def slim_css(text, words):
-    """Style sheet without comments, fonts, ``!important`` and rules whose selectors name only what is not in ``words``."""
+    """Style sheet without comments, fonts, ``!important``, and rules for classes and ids that are not in ``words``."""
     text = re.sub(r"/\*.*?\*/|\s*!important", "", text, flags=re.DOTALL)
     return "".join(_slim_rules(text, words))
 
