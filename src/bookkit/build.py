@@ -48,26 +48,40 @@ class BuildFailed(Exception):
     """Sphinx reported an error, or a warning, which counts as one."""
 
 
-def sources_digest(root=SOURCES):
-    """Digest of everything in ``src/`` a page can show or compute with: code, data tables, styles."""
+def sources_digest(*roots):
+    """Digest of everything in these folders a page can show or compute with: code, data tables, recordings, styles."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*")):
-        if path.suffix in {".py", ".csv", ".css", ".js", ".html", ".svg"} and path.is_file():
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    for root in roots:
+        for path in sorted(root.rglob("*")):
+            if path.suffix in {".py", ".csv", ".json", ".css", ".js", ".html", ".svg"} and path.is_file():
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
 def _notice_sources(app, config):
-    """Pages are read again, and their cells run again, when ``src/`` changed: both caches look at the pages only."""
-    config.bookkit_sources = sources_digest()
+    """Pages are read again, and their cells run again, when ``src/`` or ``measured/`` changed: both caches look at pages."""
+    config.bookkit_sources = sources_digest(SOURCES, Path(app.srcdir) / "measured")
     if not config.nb_execution_cache_path:
         cache = Path(app.outdir).parent / "jupyter_cache" / config.bookkit_sources
         config.nb_execution_cache_path = str(cache)
 
 
+def _remove_old_pages(app, exception):
+    """A page that was renamed or taken out would stay in the built book, and be read, linked and copied with it."""
+    if exception or app.builder.format != "html":
+        return
+    output = Path(app.outdir)
+    kept = {*app.env.found_docs, "search", "genindex", *app.config.html_additional_pages}
+    for page in output.rglob("*.html"):
+        name = page.relative_to(output).with_suffix("").as_posix()
+        if name not in kept and not name.startswith("_"):  # _static holds what themes and extensions ship
+            page.unlink()
+
+
 def setup(app):
     app.add_config_value("bookkit_sources", "", "env")
     app.connect("config-inited", _notice_sources)
+    app.connect("build-finished", _remove_old_pages, priority=100)
 
 
 def main():

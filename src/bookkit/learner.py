@@ -55,7 +55,9 @@ def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbform
 
 def write_learner_edition(source: Path, target: Path, requirement: str) -> str:
     """Read the stored lab `source`, write its learner's edition to `target`; return the text written."""
-    text = nbformat.writes(learner_edition(nbformat.read(source, as_version=4), requirement)) + "\n"
+    edition = learner_edition(nbformat.read(source, as_version=4), requirement)
+    # Compact, because pages carry it.
+    text = nbformat.writes(edition, split_lines=False, indent=None, separators=(",", ":")) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return text
