@@ -36,7 +36,9 @@ class Nesting(HTMLParser):
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.ids += [attributes["id"]] if "id" in attributes else []
-        self.references += [attributes[name] for name in ("for", "aria-labelledby", "aria-describedby") if name in attributes]
+        self.references += [
+            attributes[name] for name in ("for", "aria-labelledby", "aria-describedby") if name in attributes
+        ]
         if tag not in self.EMPTY:
             self.open.append(tag)
 
@@ -61,7 +63,10 @@ def test_the_card_speaks_before_any_script(explorer):
     shown = explorer.compute(explorer.start())
     assert f'<p class="explorer-sentence">{unbroken(explorer.say(shown))}</p>' in text
     for name, cells in explorer.rows():
-        assert f'<tr><th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>" in text
+        assert (
+            f'<tr><th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
+            in text
+        )
     assert text.count("<math") == len(explorer.formulas) + len(explorer.inputs)
 
 
@@ -72,14 +77,22 @@ def test_the_scripts_data_are_the_explorers(explorer):
     raw = re.search(r'<script type="application/json">(.*?)</script>', card(explorer), re.S)[1]
     assert "<" not in raw
     data = json.loads(raw)
-    assert data["values"] == explorer.start() and data["chosen"] == explorer.chosen_at_start() and data["inputs"] == explorer.inputs
+    assert (
+        data["values"] == explorer.start()
+        and data["chosen"] == explorer.chosen_at_start()
+        and data["inputs"] == explorer.inputs
+    )
     assert set(data["styles"]) == {*explorer.inputs, *explorer.formulas}
     for control, given in zip(explorer.controls, data["controls"], strict=True):
         stops = given["stops"]
-        assert list(control.stops) == (list(range(stops["range"][0], stops["range"][1] + 1)) if isinstance(stops, dict) else stops)
+        assert list(control.stops) == (
+            list(range(stops["range"][0], stops["range"][1] + 1)) if isinstance(stops, dict) else stops
+        )
     for menu, given in zip(explorer.menus, data["menus"], strict=True):
         assert given["presets"] == {name: explorer.preset(menu.kind, name) for name in menu.names}
-    assert not re.search(r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])), "a quantity without a style"
+    assert not re.search(
+        r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
+    ), "a quantity without a style"
 
 
 @pytest.mark.parametrize("name", BOOK.formulas)
@@ -97,10 +110,16 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
     """Plain scripts in the head, formulas first, only where there is an explorer; the function of that explorer only.
 
     Mutation: add the scripts to every page, or with `defer`, so that nothing moves until the whole page is read."""
-    pages, warnings = build(index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
-                            two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n", three="---\norphan: true\n---\n# Three\n")
+    pages, warnings = build(
+        index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
+        two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n",
+        three="---\norphan: true\n---\n# Three\n",
+    )
     assert not warnings
-    for page, here, elsewhere in (("index", "does-it-fit", "fits-and-how-long"), ("two", "fits-and-how-long", "does-it-fit")):
+    for page, here, elsewhere in (
+        ("index", "does-it-fit", "fits-and-how-long"),
+        ("two", "fits-and-how-long", "does-it-fit"),
+    ):
         head, _, body = pages[page].partition("<body")
         scripts = re.findall(r'<script[^>]*src="_static/((?:formulas|explorer)\.js)[^"]*"([^>]*)>', head)
         assert [name for name, _ in scripts] == ["formulas.js", "explorer.js"]
@@ -111,7 +130,11 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
 
 def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811
     """Mutation: take the first explorer for an unknown one; two cards of one name share their ids."""
-    pages, warnings = build(index="# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer} does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n")
-    assert "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are does-it-fit, fits-and-how-long" in warnings
+    pages, warnings = build(
+        index="# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer} does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n"
+    )
+    assert (
+        "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are does-it-fit, fits-and-how-long" in warnings
+    )
     assert "index.md:9: WARNING: explorer 'does-it-fit' stands on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1

@@ -18,6 +18,7 @@ GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
 @pytest.fixture
 def build(tmp_path):
     """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
+
     def build_it(**pages):
         source, output = tmp_path / "source", tmp_path / "html"
         source.mkdir(exist_ok=True)
@@ -25,56 +26,118 @@ def build(tmp_path):
             (source / f"{name}.md").write_text(text, encoding="utf-8")
         warnings = tmp_path / "warnings"
         with open(warnings, "w+", encoding="utf-8") as stream:
-            app = Sphinx(source, None, output, tmp_path / "doctrees", "html", status=None, warning=stream, freshenv=True, confoverrides={
-                "extensions": ["myst_parser", "bookkit.mathml", "bookkit.explorer", "bookkit.formulas"], "html_math_renderer": "mathml",
-                "root_doc": "index", "nitpicky": True, "suppress_warnings": ["toc.not_included"], "html_theme": "basic",
-                "myst_enable_extensions": ["dollarmath"]})
+            app = Sphinx(
+                source,
+                None,
+                output,
+                tmp_path / "doctrees",
+                "html",
+                status=None,
+                warning=stream,
+                freshenv=True,
+                confoverrides={
+                    "extensions": ["myst_parser", "bookkit.mathml", "bookkit.explorer", "bookkit.formulas"],
+                    "html_math_renderer": "mathml",
+                    "root_doc": "index",
+                    "nitpicky": True,
+                    "suppress_warnings": ["toc.not_included"],
+                    "html_theme": "basic",
+                    "myst_enable_extensions": ["dollarmath"],
+                },
+            )
             app.build()
         lines = re.sub(r"\x1b\[[\d;]*m", "", warnings.read_text(encoding="utf-8")).splitlines()
-        said = [line for line in lines if "already registered" not in line]  # Sphinx says so of the second application in one process
+        said = [
+            line for line in lines if "already registered" not in line
+        ]  # Sphinx says so of the second application in one process
         return {name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages}, "\n".join(said)
+
     return build_it
 
 
-# --- the number roles --------------------------------------------------------------------------------------------------------
+# --- the number roles ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("text, printed, origin", [
-    (f"states_bytes({GPT3}) as TB", "2.8 TB", 'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes'),
-    (f"states_bytes({GPT3})", "2.55 TiB", 'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes'),
-    (f"states_bytes({GPT3}, gradient_bytes=0) as decimal bytes", "2.1 TB",
-     'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam", gradient_bytes=0) = 2,100,000,000,000 bytes'),
-    ('parameters(model="GPT-2 124M") exact', "124,439,808", 'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters'),
-    ('parameters(model="GPT-2 124M")', "124M", 'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters'),
-    ('gpu_memory_bytes(gpu="T4") as GB', "16 GB", 'computed: gpu_memory_bytes(gpu="T4") = 16,000,000,000 bytes'),
-    ("utilisation(utilisation=0.4)", "40%", "computed: utilisation(utilisation=0.4) = 0.4"),
-    ("training_flops(parameters=175e9, tokens=300e9)", "3.15e23",
-     "computed: training_flops(parameters=175,000,000,000, tokens=300,000,000,000) = 3.15e23 FLOP"),
-    ("training_days(parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12, utilisation=1) as years", "357 years",
-     "computed: training_days(parameters=175,000,000,000, tokens=300,000,000,000, gpus=1, flops_per_second=28,000,000,000,000, utilisation=1) "
-     "= 130,000 days"),
-    ("training_days(\n  training_seconds=86400.0)", "1 day", "computed: training_days(training_seconds=86,400) = 1 days"),
-    ("training_seconds(training_flops=6e18, achieved_flops_per_second=1e12)", "69.4 days",
-     "computed: training_seconds(training_flops=6.00e+18, achieved_flops_per_second=1,000,000,000,000) = 6e6 seconds"),
-    ("flops_per_second(flops_per_second=312e12)", "312 TFLOP/s", "computed: flops_per_second(flops_per_second=312,000,000,000,000) = 3.12e14 FLOP/s")])
+
+@pytest.mark.parametrize(
+    "text, printed, origin",
+    [
+        (
+            f"states_bytes({GPT3}) as TB",
+            "2.8 TB",
+            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes',
+        ),
+        (
+            f"states_bytes({GPT3})",
+            "2.55 TiB",
+            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes',
+        ),
+        (
+            f"states_bytes({GPT3}, gradient_bytes=0) as decimal bytes",
+            "2.1 TB",
+            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam", gradient_bytes=0) = 2,100,000,000,000 bytes',
+        ),
+        (
+            'parameters(model="GPT-2 124M") exact',
+            "124,439,808",
+            'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters',
+        ),
+        ('parameters(model="GPT-2 124M")', "124M", 'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters'),
+        ('gpu_memory_bytes(gpu="T4") as GB', "16 GB", 'computed: gpu_memory_bytes(gpu="T4") = 16,000,000,000 bytes'),
+        ("utilisation(utilisation=0.4)", "40%", "computed: utilisation(utilisation=0.4) = 0.4"),
+        (
+            "training_flops(parameters=175e9, tokens=300e9)",
+            "3.15e23",
+            "computed: training_flops(parameters=175,000,000,000, tokens=300,000,000,000) = 3.15e23 FLOP",
+        ),
+        (
+            "training_days(parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12, utilisation=1) as years",
+            "357 years",
+            "computed: training_days(parameters=175,000,000,000, tokens=300,000,000,000, gpus=1, flops_per_second=28,000,000,000,000, utilisation=1) "
+            "= 130,000 days",
+        ),
+        (
+            "training_days(\n  training_seconds=86400.0)",
+            "1 day",
+            "computed: training_days(training_seconds=86,400) = 1 days",
+        ),
+        (
+            "training_seconds(training_flops=6e18, achieved_flops_per_second=1e12)",
+            "69.4 days",
+            "computed: training_seconds(training_flops=6.00e+18, achieved_flops_per_second=1,000,000,000,000) = 6e6 seconds",
+        ),
+        (
+            "flops_per_second(flops_per_second=312e12)",
+            "312 TFLOP/s",
+            "computed: flops_per_second(flops_per_second=312,000,000,000,000) = 3.12e14 FLOP/s",
+        ),
+    ],
+)
 def test_a_call_is_printed_with_its_origin(text, printed, origin):
     """Mutation: print days as seconds; leave the unit out; show the rounded value on hover."""
     assert compute(text) == (printed, origin)
 
 
-@pytest.mark.parametrize("text, message", [
-    ("2.8 TB", "'2.8 TB' is no call of a formula"),
-    ("states_bytes", "'states_bytes' is no call of a formula"),
-    ("states_bytes(175_000_000_000)", "a formula is called with keywords only"),
-    ("states_bytes(**given)", "a formula is called with keywords only"),
-    ("states_bytes(parameters=10**9)", "malformed node or string"),
-    ("states_bytes(parameters=)", "states_bytes(parameters=): invalid syntax"),
-    ("state_bytes(parameters=1)", "no quantity or formula is named state_bytes; did you mean states_bytes?"),
-    ("states_bytes(parameters=1000)", "needed but not given: parameter_element_bytes"),
-    ('states_bytes(parameters=1000, recipe="fp8")', "no recipe is named 'fp8'; there are fp32 Adam"),
-    ('states_bytes(parameters=0, recipe="fp32 Adam")', "parameters = 0: parameters must be a whole number of at least 1."),
-    (f"states_bytes({GPT3}) as gigabytes", "'gigabytes' is no way to print a number; there are"),
-    (f"states_bytes({GPT3}) as years", "states_bytes is in bytes, which cannot be printed as 'years'"),
-    ('parameters(model="GPT-2 124M") as GB', "parameters is in parameters, which cannot be printed as 'GB'")])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("2.8 TB", "'2.8 TB' is no call of a formula"),
+        ("states_bytes", "'states_bytes' is no call of a formula"),
+        ("states_bytes(175_000_000_000)", "a formula is called with keywords only"),
+        ("states_bytes(**given)", "a formula is called with keywords only"),
+        ("states_bytes(parameters=10**9)", "malformed node or string"),
+        ("states_bytes(parameters=)", "states_bytes(parameters=): invalid syntax"),
+        ("state_bytes(parameters=1)", "no quantity or formula is named state_bytes; did you mean states_bytes?"),
+        ("states_bytes(parameters=1000)", "needed but not given: parameter_element_bytes"),
+        ('states_bytes(parameters=1000, recipe="fp8")', "no recipe is named 'fp8'; there are fp32 Adam"),
+        (
+            'states_bytes(parameters=0, recipe="fp32 Adam")',
+            "parameters = 0: parameters must be a whole number of at least 1.",
+        ),
+        (f"states_bytes({GPT3}) as gigabytes", "'gigabytes' is no way to print a number; there are"),
+        (f"states_bytes({GPT3}) as years", "states_bytes is in bytes, which cannot be printed as 'years'"),
+        ('parameters(model="GPT-2 124M") as GB', "parameters is in parameters, which cannot be printed as 'GB'"),
+    ],
+)
 def test_a_wrong_call_says_what_is_wrong(text, message):
     """Mutation: evaluate with eval, or print in any style that is asked for."""
     with pytest.raises(WrongCall, match=re.escape(message)):
@@ -91,39 +154,65 @@ def test_numbers_on_a_page(build):
     """In text, in a table and in a heading; with the origin for the hover, and no line end before the unit.
 
     Mutation: print without escaping, or a space that breaks."""
-    pages, warnings = build(index=f"# It takes {{bytes}}`states_bytes({GPT3}) as TB`\n\n{{number}}`training_days(training_seconds=86400)`\n\n"
-                                  f"| a |\n|--|\n| {{bytes}}`parameter_bytes({GPT3}) as GB` |\n")
+    pages, warnings = build(
+        index=f"# It takes {{bytes}}`states_bytes({GPT3}) as TB`\n\n{{number}}`training_days(training_seconds=86400)`\n\n"
+        f"| a |\n|--|\n| {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
+    )
     assert not warnings
     found = re.findall(r'<span class="computed" title="([^"]*)">([^<]*)</span>', pages["index"])
-    assert {text for _, text in found} == {"2.8\N{NO-BREAK SPACE}TB", "1\N{NO-BREAK SPACE}day", "700\N{NO-BREAK SPACE}GB"}
-    assert all(title.startswith("computed: ") and "&quot;fp32 Adam&quot;" in title for title, text in found if "B" in text)
+    assert {text for _, text in found} == {
+        "2.8\N{NO-BREAK SPACE}TB",
+        "1\N{NO-BREAK SPACE}day",
+        "700\N{NO-BREAK SPACE}GB",
+    }
+    assert all(
+        title.startswith("computed: ") and "&quot;fp32 Adam&quot;" in title for title, text in found if "B" in text
+    )
 
 
 def test_a_wrong_call_is_a_warning_with_page_and_line(build):
     """The book is built with warnings as errors, so this stops it.
 
     Mutation: leave the location out, or print the text as it stands without a word."""
-    pages, warnings = build(index="# One\n\nfine\n\n{bytes}`states_bytes(parameters=1)` and\n\n{bytes}`parameters(model=\"T4\")`\n\n"
-                                  "{bytes}`parameters(model=\"GPT-2 124M\")`\n")
-    for line, message in ((5, "needed but not given"), (7, "no model is named 'T4'"), (9, "not in bytes; use the role {number}")):
+    pages, warnings = build(
+        index='# One\n\nfine\n\n{bytes}`states_bytes(parameters=1)` and\n\n{bytes}`parameters(model="T4")`\n\n'
+        '{bytes}`parameters(model="GPT-2 124M")`\n'
+    )
+    for line, message in (
+        (5, "needed but not given"),
+        (7, "no model is named 'T4'"),
+        (9, "not in bytes; use the role {number}"),
+    ):
         assert re.search(rf"index\.md:{line}: WARNING: .*{re.escape(message)}", warnings), warnings
 
 
-# --- equations -----------------------------------------------------------------------------------------------------------------
+# --- equations -------------------------------------------------------------------------------------------------------
+
 
 def test_an_equation_with_its_meaning(build):
     """Numbered, referred to, aligned when there are several, linked to the sheet.
 
     Mutation: number every formula of a block, or link to a sheet that the book does not have."""
-    text = ("# Page\n\n```{equation} training_flops\n:numbered:\n```\n\nsee {eq}`eq-training-flops`\n\n"
-            "```{equation} achieved_flops_per_second training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n")
+    text = (
+        "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\nsee {eq}`eq-training-flops`\n\n"
+        "```{equation} achieved_flops_per_second training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
+    )
     pages, warnings = build(index=text, sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n")
     assert not warnings
     page = pages["index"]
-    assert page.count("<math") == 6 and page.count('<mtable class="aligned"') == 1  # three blocks, three symbols before meanings
-    assert page.count('class="eqno"') == 1 and 'href="#equation-eq-training-flops"' in page and 'id="equation-eq-training-flops"' in page
+    assert (
+        page.count("<math") == 6 and page.count('<mtable class="aligned"') == 1
+    )  # three blocks, three symbols before meanings
+    assert (
+        page.count('class="eqno"') == 1
+        and 'href="#equation-eq-training-flops"' in page
+        and 'id="equation-eq-training-flops"' in page
+    )
     assert re.findall(r'<a class="reference internal" href="(sheet\.html#[^"]*)">', page) == [
-        "sheet.html#formula-training-flops", "sheet.html#formula-achieved-flops-per-second", "sheet.html#formula-training-seconds"]
+        "sheet.html#formula-training-flops",
+        "sheet.html#formula-achieved-flops-per-second",
+        "sheet.html#formula-training-seconds",
+    ]
     assert page.count(BOOK.formulas["parameters"].meaning) == 0
 
 
@@ -134,7 +223,10 @@ def test_a_long_sum_goes_on_in_the_next_line():
     first, second = r"a_\text{first}", r"+ \left(1 + b\right)\,c_\text{second and long}"
     third = r"- \begin{cases} d + e & \text{if } k > 1 \\ 0 & \text{otherwise} \end{cases}"
     last = r"+ z_\text{the last and the longest of all}"
-    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms("- x + y^{a + b}") == ["- x", "+ y^{a + b}"]
+    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms("- x + y^{a + b}") == [
+        "- x",
+        "+ y^{a + b}",
+    ]
     assert _rows("x", "a + b") == ["x &= a + b"]
     assert _rows("x", f"{first} {second} {third} {last}") == [f"x &= {first} {second} {third}", f"& {last}"]
 
@@ -151,11 +243,15 @@ def test_an_unknown_equation_is_a_warning(build):
     assert "index.md:5: WARNING: no formula is named training_flop" in warnings
 
 
-# --- the sheet -------------------------------------------------------------------------------------------------------------------
+# --- the sheet -------------------------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def sheet(build):
-    pages, warnings = build(index="# Index\n\n[one](#formula-states-bytes)\n", sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n")
+    pages, warnings = build(
+        index="# Index\n\n[one](#formula-states-bytes)\n",
+        sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n",
+    )
     assert not warnings
     assert 'href="sheet.html#formula-states-bytes"' in pages["index"]
     return pages["sheet"]
@@ -166,7 +262,11 @@ def test_the_sheet_holds_everything(sheet):
 
     Mutation: skip a module, or the formulas that have no test yet."""
     for name, formula in BOOK.formulas.items():
-        entry = re.search(rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">(.*?)</div>\s*(?=<div class="[^"]*formula|</section>)', sheet, re.S)
+        entry = re.search(
+            rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">(.*?)</div>\s*(?=<div class="[^"]*formula|</section>)',
+            sheet,
+            re.S,
+        )
         assert entry, name
         plain = re.sub(r"<[^>]*>", "", entry[1]).replace("’", "'").replace("&lt;", "<")
         assert "<math" in entry[1] and formula.measured_by in plain and f"Unit: {formula.unit}." in plain

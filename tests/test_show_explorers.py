@@ -8,7 +8,17 @@ import sys
 import pytest
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
-from shardlab.show.explorers import EXPLORERS, PRESETS, Explorer, Product, Ratio, Say, Table, powers_of_two, steps_of_ten
+from shardlab.show.explorers import (
+    EXPLORERS,
+    PRESETS,
+    Explorer,
+    Product,
+    Ratio,
+    Say,
+    Table,
+    powers_of_two,
+    steps_of_ten,
+)
 from shardlab.show.format import STYLES, format_to_type, parse_number
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
@@ -31,6 +41,7 @@ def test_importing_them_is_light():
 def test_everything_named_exists(explorer):
     """Mutation: misspell a quantity, a style, a colour or a preset in a specification."""
     from shardlab.show.palette import MEMORY
+
     controls = [control.quantity for control in explorer.controls]
     assert 2 <= len(controls) <= 6 and len(set(controls)) == len(controls)
     for name in (*controls, *explorer.targets, *explorer.outputs):
@@ -69,10 +80,13 @@ def test_the_sentence_of_the_start():
 
     Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
     assert FITS.say(FITS.compute(FITS.start())) == (
-        "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share each copy between at least 2 GPUs.")
+        "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share each copy between at least 2 GPUs."
+    )
     fits = FITS.compute(FITS.move(FITS.start(), "gpus_per_copy", 2))
-    assert FITS.say(fits) == ("Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card of 80 GB has 26.1 GB left for "
-                              "activations, temporaries and buffers.")
+    assert FITS.say(fits) == (
+        "Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card of 80 GB has 26.1 GB left for "
+        "activations, temporaries and buffers."
+    )
     assert "master" not in FITS.say_detail(FITS.compute(FITS.choose(FITS.start(), "recipe", "fp32 Adam")))
 
 
@@ -109,12 +123,16 @@ def test_nothing_follows_what_is_refused(value):
 
 def test_degrees_follow_the_gpus_where_they_divide():
     """Mutation: let gpus_per_copy follow, or round the quotient."""
-    move = lambda name, value: {key: HOW_LONG.move(HOW_LONG.start(), name, value)[key] for key in ("gpus", "data_parallel", "gpus_per_copy")}
+    move = lambda name, value: {
+        key: HOW_LONG.move(HOW_LONG.start(), name, value)[key] for key in ("gpus", "data_parallel", "gpus_per_copy")
+    }
     assert move("gpus", 2048) == dict(gpus=2048, data_parallel=256, gpus_per_copy=8)
     assert move("gpus_per_copy", 64) == dict(gpus=1024, data_parallel=16, gpus_per_copy=64)
     assert move("data_parallel", 7) == dict(gpus=56, data_parallel=7, gpus_per_copy=8)
     assert move("gpus", 1001) == dict(gpus=1001, data_parallel=128, gpus_per_copy=8)
-    with pytest.raises(InvalidQuantity, match="data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024") as refused:
+    with pytest.raises(
+        InvalidQuantity, match="data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024"
+    ) as refused:
         HOW_LONG.compute(HOW_LONG.move(HOW_LONG.start(), "gpus_per_copy", 3))
     assert HOW_LONG.marks(refused.value.quantity, "gpus_per_copy") == "data_parallel"
 
@@ -149,7 +167,9 @@ def test_the_call_computes_the_same(explorer):
         tried += 1
         header, _, call = explorer.call(values, chosen).partition("\n\n")
         assert header == "from shardlab.formulas import evaluate, quantities"
-        assert eval(call, {"evaluate": evaluate, "quantities": quantities}) == {name: shown[name] for name in explorer.outputs}
+        assert eval(call, {"evaluate": evaluate, "quantities": quantities}) == {
+            name: shown[name] for name in explorer.outputs
+        }
 
 
 def test_the_table_has_a_row_for_every_preset(explorer):
@@ -163,16 +183,30 @@ def test_the_table_has_a_row_for_every_preset(explorer):
 
 def test_a_refused_row_says_why():
     """Mutation: let the exception through; the build would stop because of one preset."""
-    refused = Explorer(**{**{name: getattr(FITS, name) for name in ("title", "menus", "controls", "links", "pictures", "sentence", "detail", "outputs")},
-                          "name": "refused", "begin": {**FITS.begin, "heads": 7}, "table": Table("", "gpu", (("memory, GB", "gpu_memory_bytes", "GB"),))})
-    assert dict(refused.rows())["T4"] == ["heads = 7 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide "
-                                          "hidden."]
+    refused = Explorer(
+        **{
+            **{
+                name: getattr(FITS, name)
+                for name in ("title", "menus", "controls", "links", "pictures", "sentence", "detail", "outputs")
+            },
+            "name": "refused",
+            "begin": {**FITS.begin, "heads": 7},
+            "table": Table("", "gpu", (("memory, GB", "gpu_memory_bytes", "GB"),)),
+        }
+    )
+    assert dict(refused.rows())["T4"] == [
+        "heads = 7 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide "
+        "hidden."
+    ]
 
 
 def test_pieces_of_a_sentence():
     """Mutation: treat `unless` as `when`, or say a piece when only one of its conditions holds."""
     values = dict(states_fit=1, gpus_per_copy=1, gpus=1)
-    assert Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU" and Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
+    assert (
+        Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU"
+        and Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
+    )
     assert Say("x", when=(("states_fit", 1), ("gpus_per_copy", 2))).said(values) == ""
     assert Say("x", unless=(("states_fit", 0), ("gpus_per_copy", 1))).said(values) == ""
     assert Say("x", when=(("states_fit", 1),), unless=(("gpus_per_copy", 2),)).said(values) == "x"

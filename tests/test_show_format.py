@@ -2,7 +2,8 @@
 
 import pytest
 
-from shardlab.show.format import STYLES, format_as, format_bytes, format_count, format_duration, format_number, format_to_type, parse_number
+from shardlab.show.format import (STYLES, format_as, format_bytes, format_count, format_duration, format_number, format_to_type,
+                                  parse_number)
 
 
 @pytest.mark.parametrize("value, text", [
@@ -18,7 +19,8 @@ def test_three_significant_digits(value, text):
 
 @pytest.mark.parametrize("value, unit, text", [
     (80 * 10**9, "GB", "80 GB"), (107_814_649_856, None, "100 GiB"), (107_814_649_856, "GB", "108 GB"), (2**30, None, "1 GiB"),
-    (2**30 - 1, None, "1,020 MiB"), (0, None, "0 B"), (1023, None, "1,020 B"), (2_800_000_000_000, "TB", "2.8 TB"), (5 * 2**70, None, "5,120 EiB")])
+    (2**30 - 1, None, "1,020 MiB"), (0, None, "0 B"), (1023, None, "1,020 B"), (2_800_000_000_000, "TB", "2.8 TB"),
+    (5 * 2**70, None, "5,120 EiB")])
 def test_bytes(value, unit, text):
     """Mutation: choose the unit from the rounded value alone (2^30 would be 1,020 MiB)."""
     assert format_bytes(value, unit) == text
@@ -62,15 +64,17 @@ def test_an_unknown_style_is_named():
 
 
 @pytest.mark.parametrize("text, value", [
-    ("12,288", 12_288), ("175B", 175_000_000_000), ("300e9", 300_000_000_000), ("1.5T", 1_500_000_000_000), ("0.27t", 270_000_000_000),
-    (" 1_000 ", 1000), ("1 000", 1000), ("40%", 0.4), ("0.4", 0.4), ("5.", 5), (".5", 0.5), ("-3", -3), ("7k", 7000), ("1,000.5", 1000.5)])
+    ("12,288", 12_288), ("175B", 175_000_000_000), ("300e9", 300_000_000_000), ("1.5T", 1_500_000_000_000),
+    ("0.27t", 270_000_000_000), (" 1_000 ", 1000), ("1 000", 1000), ("40%", 0.4), ("0.4", 0.4), ("5.", 5), (".5", 0.5), ("-3", -3),
+    ("7k", 7000), ("1,000.5", 1000.5)])
 def test_typed_numbers(text, value):
     """Mutation: multiply by the suffix in floats (0.27 * 1e12 is 270,000,000,000.00003), or take 12,288 for 12.288."""
     typed = parse_number(text)
     assert typed == value and type(typed) is type(value)
 
 
-@pytest.mark.parametrize("text", ["", "abc", ".", "NaN", "Infinity", "1,2", "0x10", "1.1.1", "12 GB", "1e", "--1", "\u0661\u0662"])
+@pytest.mark.parametrize("text", ["", "abc", ".", "NaN", "Infinity", "1,2", "0x10", "1.1.1", "12 GB", "1e", "--1",
+                                  "\u0661\u0662"])
 def test_what_is_no_number_stays_text(text):
     """The registry then refuses it with its own sentence.
 

@@ -71,10 +71,14 @@ def card(spec, sheet=None):
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(spec)}</div>
 <div class="explorer-foot"><details class="explorer-why"><summary>Why?</summary>{_why(spec, computed, sheet)}</details>
-<button type="button" class="explorer-reset">Reset</button><button type="button" class="explorer-copy">Copy as Python</button></div>
+<button type="button" class="explorer-reset">Reset</button>
+<button type="button" class="explorer-copy">Copy as Python</button></div>
 <pre class="explorer-python" tabindex="0" hidden></pre>
 <script type="application/json">{data}</script>
-<script>BOOK.define({json.dumps(spec.name)},function(given,exact,finite,invalid,ceilDiv,floorDiv){{return {code}}});BOOK.start({json.dumps(ident)})</script>
+<script>
+BOOK.define({json.dumps(spec.name)}, function (given, exact, finite, invalid, ceilDiv, floorDiv) {{ return {code} }});
+BOOK.start({json.dumps(ident)});
+</script>
 </div>
 """
 
@@ -113,14 +117,14 @@ def _table(spec):
            else f'<td colspan="{width}">{escape(texts[0])}</td>') + "</tr>"
         for name, texts in spec.rows())
     kind = next(menu.label for menu in spec.menus if menu.kind == spec.table.kind)
-    return (f'<table class="table"><caption>{escape(spec.table.caption)}</caption><thead><tr><th scope="col">{escape(kind)}</th>{heads}</tr>'
-            f"</thead><tbody>{rows}</tbody></table>")
+    return (f'<table class="table"><caption>{escape(spec.table.caption)}</caption>'
+            f'<thead><tr><th scope="col">{escape(kind)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table>')
 
 
 # --- why -------------------------------------------------------------------------------------------------------------------
 
 def marked_equation(name):
-    """MathML of a formula in which every symbol stands in an element with ``data-quantity``, for the script to put numbers in."""
+    """MathML of a formula. Every symbol stands in an element with ``data-quantity``, where the script puts numbers."""
     formula = BOOK.formulas[name]
     places = [name, *formula.needs]
 
@@ -128,7 +132,8 @@ def marked_equation(name):
         return ("0_" if BOOK.find(need).symbol[0].isdigit() else "") + rf"\text{{@{places.index(need)}@}}"
 
     markup = to_mathml(latex(name, symbol=place), display=False)
-    return re.sub(r"(<msub><mn>0</mn>)?<mtext>@(\d+)@</mtext>(?(1)</msub>)", lambda match: _marked(places[int(match[2])]), markup)
+    placed = r"(<msub><mn>0</mn>)?<mtext>@(\d+)@</mtext>(?(1)</msub>)"
+    return re.sub(placed, lambda match: _marked(places[int(match[2])]), markup)
 
 
 def _marked(name):
@@ -159,13 +164,15 @@ def anchor(name):
 def _data(spec):
     """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the presets' and the stops'."""
     def words(pieces):
-        return [dict(text=re.sub(r"\{(\w+)\}", lambda m: f"{{{m[1]}:{default_style(m[1])}}}", piece.text), when=piece.when,
-                     unless=piece.unless) for piece in pieces]
+        def styled(text):
+            return re.sub(r"\{(\w+)\}", lambda match: f"{{{match[1]}:{default_style(match[1])}}}", text)
+        return [dict(text=styled(piece.text), when=piece.when, unless=piece.unless) for piece in pieces]
 
     def picture(drawn):
         if drawn.kind == "memory":
-            return dict(kind="memory", parts=[[part.quantity, part.label, part.colour] for part in drawn.parts], total=drawn.total,
-                        capacity=drawn.capacity, spare=drawn.spare, over=drawn.over)
+            parts = [[part.quantity, part.label, part.colour] for part in drawn.parts]
+            return dict(kind="memory", parts=parts, total=drawn.total, capacity=drawn.capacity,
+                        spare=drawn.spare, over=drawn.over)
         return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
 
     def link(found):
@@ -176,8 +183,10 @@ def _data(spec):
     assert all(isinstance(found, (Ratio, Product)) for found in spec.links)
     return dict(
         name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
-        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style) for control in spec.controls],
-        menus=[dict(kind=menu.kind, presets={name: spec.preset(menu.kind, name) for name in menu.names}) for menu in spec.menus],
+        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style)
+                  for control in spec.controls],
+        menus=[dict(kind=menu.kind, presets={name: spec.preset(menu.kind, name) for name in menu.names})
+               for menu in spec.menus],
         links=[link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
         pictures=[picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail),
         styles={name: default_style(name) for name in [*spec.inputs, *spec.formulas]})

@@ -55,7 +55,8 @@ def read_call(text):
     """(name, keywords, style or None) of a role's text."""
     match = re.fullmatch(r"(?s)\s*(\w+\s*\(.*\))\s*(?:(?:as\s+)?(\S.*?))?\s*", text)
     if not match:
-        raise WrongCall(f"{text!r} is no call of a formula with keywords, such as states_bytes(parameters=1000, recipe=\"fp32 Adam\").")
+        raise WrongCall(f"{text!r} is no call of a formula with keywords, such as "
+                        'states_bytes(parameters=1000, recipe="fp32 Adam").')
     try:
         call = ast.parse(match[1], mode="eval").body
         if call.args or any(keyword.arg is None for keyword in call.keywords):
@@ -84,7 +85,8 @@ def compute(text):
     printed = format_as(value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value, style)
     said = ", ".join(f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}" for key, what in given.items())
     unit = "" if found.unit in ("count", "fraction") else f" {found.unit}"
-    return printed, f"computed: {name}({said}) = {show(value) if isinstance(value, int) else format_as(value, 'number')}{unit}"
+    exactly = show(value) if isinstance(value, int) else format_as(value, "number")
+    return printed, f"computed: {name}({said}) = {exactly}{unit}"
 
 
 class computed(nodes.inline):
@@ -147,7 +149,8 @@ class EquationDirective(SphinxDirective):
         names = self.arguments[0].split()
         unknown = [name for name in names if name not in BOOK.formulas]
         if unknown:
-            logger.warning("no formula is named %s", ", ".join(unknown), location=self.get_location(), type="bookkit", subtype="equation")
+            logger.warning("no formula is named %s", ", ".join(unknown), location=self.get_location(), type="bookkit",
+                           subtype="equation")
             return []
         found = equation(names, self.env.docname)
         self.set_source_info(found)
@@ -242,20 +245,25 @@ class FormulaSheetDirective(SphinxDirective):
         return self._section(f"sheet-{group}", title.strip(), intro, *entries)
 
     def _entry(self, formula):
-        links = [node for need in formula.needs for node in (formula_link("", "", _code(need), name=need), nodes.Text(", "))][:-1]
-        facts = nodes.paragraph("", "", nodes.Text("From "), *links, nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. "
-                                                                               "Measured by "), _code(formula.measured_by), nodes.Text("."))
-        facts["classes"].append("formula-facts")
-        name = nodes.paragraph("", "", _code(formula.name), nodes.Text(f" \N{EN DASH} {formula.meaning}"), classes=["formula-name"])
-        return self._anchored(nodes.container("", name, equation([formula.name], self.env.docname), facts, classes=["formula"]), formula.name)
+        links = [formula_link("", "", _code(need), name=need) for need in formula.needs]
+        from_these = [node for link in links for node in (link, nodes.Text(", "))][:-1]
+        said = nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. Measured by ")
+        facts = nodes.paragraph("", "", nodes.Text("From "), *from_these, said, _code(formula.measured_by), nodes.Text("."),
+                                classes=["formula-facts"])
+        meaning = nodes.Text(f" \N{EN DASH} {formula.meaning}")
+        name = nodes.paragraph("", "", _code(formula.name), meaning, classes=["formula-name"])
+        entry = nodes.container("", name, equation([formula.name], self.env.docname), facts, classes=["formula"])
+        return self._anchored(entry, formula.name)
 
     def _recipes(self):
         rows, tests = [], dict.fromkeys(recipe.verified for recipe in RECIPES.values() if recipe.verified)
         for recipe in RECIPES.values():
             had = recipe.quantities
+            moments = f"{had['optimizer_moments']} × {had['moment_element_bytes']}"
             rows.append([recipe.name, str(had["parameter_element_bytes"]), str(had["gradient_element_bytes"]),
-                         str(had["master_element_bytes"] or "\N{EN DASH}"), f"{had['optimizer_moments']} × {had['moment_element_bytes']}",
-                         compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0], "yes" if recipe.verified else "not yet",
+                         str(had["master_element_bytes"] or "\N{EN DASH}"), moments,
+                         compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
+                         "yes" if recipe.verified else "not yet",
                          f"{recipe.note} ({recipe.source})"])
         heads = ["Recipe", "Parameter", "Gradient", "Master copy", "Moments", "All", "Held against a run?", "What it is"]
         proof = nodes.paragraph("", "", nodes.Text("Held against a run by "), *(_code(test) for test in tests),
@@ -265,19 +273,22 @@ class FormulaSheetDirective(SphinxDirective):
 
     def _models(self):
         shape = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
-        rows = [[model.name, *(f"{model.quantities[name]:,}" for name in shape), compute(f'parameters(model="{model.name}") exact')[0],
-                 model.source] for model in MODELS.values()]
-        heads = ["Model", "Layers", "Hidden size", "Heads", "Key-value heads", "MLP size", "Vocabulary", "Parameters", "Shape from"]
+        rows = [[model.name, *(f"{model.quantities[name]:,}" for name in shape),
+                 compute(f'parameters(model="{model.name}") exact')[0], model.source] for model in MODELS.values()]
+        heads = ["Model", "Layers", "Hidden size", "Heads", "Key-value heads", "MLP size", "Vocabulary", "Parameters",
+                 "Shape from"]
         return self._section("sheet-models", "Models", _text("Parameters are computed from the shape, with the formulas above."),
                              _table(heads, rows, "models", numeric=range(1, 8)))
 
     def _gpus(self):
-        rows = [[gpu.name, format_as(gpu.quantities["gpu_memory_bytes"], "GB").split(" ")[0],
-                 format_as(gpu.quantities["gpu_memory_bytes"], "GiB").split(" ")[0],
-                 format_as(gpu.quantities["flops_per_second"] / 1e12, "number"), f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."] for gpu in GPUS.values()]
-        return self._section("sheet-gpus", "GPUs", _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it."),
-                             _table(["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Source, and how it was read"], rows, "gpus",
-                                    numeric=range(1, 4)))
+        rows = []
+        for gpu in GPUS.values():
+            memory, rate = gpu.quantities["gpu_memory_bytes"], gpu.quantities["flops_per_second"]
+            rows.append([gpu.name, *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
+                         format_as(rate / 1e12, "number"), f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."])
+        intro = _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it.")
+        heads = ["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Source, and how it was read"]
+        return self._section("sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 4)))
 
 
 def _code(text):

@@ -36,9 +36,14 @@ class Card:
 
     def slide(self, quantity, stop):
         """What a drag that ends at this stop does."""
-        position = list(next(control.stops for control in self.spec.controls if control.quantity == quantity)).index(stop)
-        self.slider(quantity).evaluate("(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); "
-                                       "slider.dispatchEvent(new Event('change')); }", position)
+        position = list(next(control.stops for control in self.spec.controls if control.quantity == quantity)).index(
+            stop
+        )
+        self.slider(quantity).evaluate(
+            "(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); "
+            "slider.dispatchEvent(new Event('change')); }",
+            position,
+        )
 
     def choose(self, kind, name):
         self.find(f"[data-kind={kind}]").select_option(name)
@@ -77,14 +82,22 @@ def open_card(browser, book_html):
     contexts = []
 
     def open_it(name, **options):
-        path = next(path for path in sorted(book_html.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8"))
+        path = next(
+            path
+            for path in sorted(book_html.rglob("*.html"))
+            if f'id="explorer-{name}"' in path.read_text(encoding="utf-8")
+        )
         contexts.append(browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options}))
         page = contexts[-1].new_page()
         page.watch = Watch.of(page)
-        page.add_init_script("addEventListener('explorer:ready', event => (window.readyWhile ||= []).push(document.readyState), true)")
+        page.add_init_script(
+            "addEventListener('explorer:ready', event => (window.readyWhile ||= []).push(document.readyState), true)"
+        )
         page.goto(path.as_uri())
         if options.get("java_script_enabled", True):
-            page.wait_for_function("[...document.querySelectorAll('.explorer-drawing svg')].every(svg => svg.hasAttribute('width'))")
+            page.wait_for_function(
+                "[...document.querySelectorAll('.explorer-drawing svg')].every(svg => svg.hasAttribute('width'))"
+            )
         return Card(page, name)
 
     yield open_it
@@ -99,7 +112,8 @@ def card(request, open_card):
     assert not card.page.watch.errors
 
 
-# --- alive -------------------------------------------------------------------------------------------------------------------
+# --- alive -----------------------------------------------------------------------------------------------------------
+
 
 def test_it_is_alive_while_the_page_is_still_read(card):
     """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
@@ -152,7 +166,8 @@ def test_no_setting_shows_nonsense(card):
         assert not re.search(r"NaN|undefined|null|Infinity", card.root.inner_text() + "".join(card.pictures))
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------------------
+# --- keys ------------------------------------------------------------------------------------------------------------
+
 
 def test_every_control_by_keyboard_alone(card):
     """Tab reaches each slider, box, menu and button; an arrow key moves each of them, and the card says something else.
@@ -164,15 +179,20 @@ def test_every_control_by_keyboard_alone(card):
     card.page.evaluate("document.activeElement.blur()")
     for _ in range(400):
         card.page.keyboard.press("Tab")
-        here = card.page.evaluate("""id => { const node = document.activeElement; if (!node.closest("#" + id)) return null;
+        here = card.page.evaluate(
+            """id => { const node = document.activeElement; if (!node.closest("#" + id)) return null;
           const control = node.closest(".explorer-control");
-          return control ? control.dataset.quantity + " " + node.type : node.dataset.kind || node.textContent; }""", f"explorer-{card.name}")
+          return control ? control.dataset.quantity + " " + node.type : node.dataset.kind || node.textContent; }""",
+            f"explorer-{card.name}",
+        )
         if here is None and reached:
             break
         if here is None or here in reached:
             continue
         reached.add(here)
-        assert card.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", f"{here} shows no focus"
+        assert (
+            card.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+        ), f"{here} shows no focus"
         key = "ArrowRight" if here.endswith(" range") else "ArrowUp" if here.endswith(" text") else "ArrowDown"
         if here in ("Reset", "Copy as Python", "Why?"):
             continue
@@ -198,13 +218,21 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
     assert box.input_value() == "32"
 
 
-# --- typing ----------------------------------------------------------------------------------------------------------------------
+# --- typing ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, quantity, text, value, shown", [
-    ("fits-and-how-long", "parameters", "70b", 70 * 10**9, "70B"), ("fits-and-how-long", "tokens", "1.5T", 15 * 10**11, "1.5T"),
-    ("fits-and-how-long", "tokens", "300e9", 300 * 10**9, "300B"), ("fits-and-how-long", "utilisation", "0.35", 0.35, "35%"),
-    ("fits-and-how-long", "utilisation", "52.5%", 0.525, "52.5%"), ("does-it-fit", "hidden", "12,288", 12_288, "12,288"),
-    ("does-it-fit", "layers", " 1000 ", 1000, "1,000")])
+
+@pytest.mark.parametrize(
+    "name, quantity, text, value, shown",
+    [
+        ("fits-and-how-long", "parameters", "70b", 70 * 10**9, "70B"),
+        ("fits-and-how-long", "tokens", "1.5T", 15 * 10**11, "1.5T"),
+        ("fits-and-how-long", "tokens", "300e9", 300 * 10**9, "300B"),
+        ("fits-and-how-long", "utilisation", "0.35", 0.35, "35%"),
+        ("fits-and-how-long", "utilisation", "52.5%", 0.525, "52.5%"),
+        ("does-it-fit", "hidden", "12,288", 12_288, "12,288"),
+        ("does-it-fit", "layers", " 1000 ", 1000, "1,000"),
+    ],
+)
 def test_typed_values(open_card, name, quantity, text, value, shown):
     """Also beyond the slider's ends and between its stops.
 
@@ -228,7 +256,9 @@ def test_typing_is_not_interrupted(open_card):
     box.fill("")
     assert card.errors == [] and card.words == card.expected_words(card.spec.start())
     box.press_sequentially("007")
-    assert box.input_value() == "007" and card.words == card.expected_words(card.spec.move(card.spec.start(), "layers", 7))
+    assert box.input_value() == "007" and card.words == card.expected_words(
+        card.spec.move(card.spec.start(), "layers", 7)
+    )
     box.press("Tab")
     assert box.input_value() == "7"
     box.fill("")
@@ -236,25 +266,67 @@ def test_typing_is_not_interrupted(open_card):
     assert card.errors == ["layers = nothing: layers must be a whole number of at least 1."]
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("name, quantity, text, place, sentence", [
-    ("does-it-fit", "heads", "30", "heads",
-     "heads = 30 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide hidden."),
-    ("does-it-fit", "hidden", "4097", "heads",
-     "heads = 32 does not divide hidden = 4,097: every head takes hidden / heads columns, so heads must divide hidden."),
-    ("does-it-fit", "layers", "0", "layers", "layers = 0: layers must be a whole number of at least 1."),
-    ("does-it-fit", "layers", "-12", "layers", "layers = -12: layers must be a whole number of at least 1."),
-    ("does-it-fit", "layers", "2.5", "layers", "layers = 2.5: layers must be a whole number of at least 1."),
-    ("does-it-fit", "layers", "many", "layers", "layers = many: layers must be a whole number of at least 1."),
-    ("does-it-fit", "layers", "100T", "layers",
-     "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."),
-    ("fits-and-how-long", "gpus_per_copy", "3", "data_parallel",
-     "data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024: the degrees must multiply to the number of GPUs."),
-    ("fits-and-how-long", "parameters", "9e18", "parameters",
-     "parameters = 9.00e+18: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused."),
-    ("fits-and-how-long", "utilisation", "40", "utilisation", "utilisation = 40: utilisation must be a number above 0 and at most 1."),
-    ("fits-and-how-long", "utilisation", "0", "utilisation", "utilisation = 0: utilisation must be a number above 0 and at most 1.")])
+
+@pytest.mark.parametrize(
+    "name, quantity, text, place, sentence",
+    [
+        (
+            "does-it-fit",
+            "heads",
+            "30",
+            "heads",
+            "heads = 30 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide hidden.",
+        ),
+        (
+            "does-it-fit",
+            "hidden",
+            "4097",
+            "heads",
+            "heads = 32 does not divide hidden = 4,097: every head takes hidden / heads columns, so heads must divide hidden.",
+        ),
+        ("does-it-fit", "layers", "0", "layers", "layers = 0: layers must be a whole number of at least 1."),
+        ("does-it-fit", "layers", "-12", "layers", "layers = -12: layers must be a whole number of at least 1."),
+        ("does-it-fit", "layers", "2.5", "layers", "layers = 2.5: layers must be a whole number of at least 1."),
+        ("does-it-fit", "layers", "many", "layers", "layers = many: layers must be a whole number of at least 1."),
+        (
+            "does-it-fit",
+            "layers",
+            "100T",
+            "layers",
+            "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused.",
+        ),
+        (
+            "fits-and-how-long",
+            "gpus_per_copy",
+            "3",
+            "data_parallel",
+            "data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024: the degrees must multiply to the number of GPUs.",
+        ),
+        (
+            "fits-and-how-long",
+            "parameters",
+            "9e18",
+            "parameters",
+            "parameters = 9.00e+18: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused.",
+        ),
+        (
+            "fits-and-how-long",
+            "utilisation",
+            "40",
+            "utilisation",
+            "utilisation = 40: utilisation must be a number above 0 and at most 1.",
+        ),
+        (
+            "fits-and-how-long",
+            "utilisation",
+            "0",
+            "utilisation",
+            "utilisation = 0: utilisation must be a number above 0 and at most 1.",
+        ),
+    ],
+)
 def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, place, sentence):
     """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it takes everything back.
 
@@ -308,20 +380,27 @@ def test_the_sentence_is_announced_once_the_reader_rests(open_card):
         card.slide("layers", layers)
         assert status.text_content() == ""
     shown = card.spec.compute(card.spec.move(card.spec.start(), "layers", 60))
-    card.page.wait_for_function("id => document.querySelector(id + ' [role=status]').textContent", arg="#explorer-does-it-fit")
+    card.page.wait_for_function(
+        "id => document.querySelector(id + ' [role=status]').textContent", arg="#explorer-does-it-fit"
+    )
     assert status.text_content() == card.spec.say(shown)
     card.type("heads", "7")
-    card.page.wait_for_function("id => document.querySelector(id + ' [role=status]').textContent.startsWith('heads = 7')",
-                                arg="#explorer-does-it-fit")
+    card.page.wait_for_function(
+        "id => document.querySelector(id + ' [role=status]').textContent.startsWith('heads = 7')",
+        arg="#explorer-does-it-fit",
+    )
 
 
-# --- menus, reset, Python ------------------------------------------------------------------------------------------------------------
+# --- menus, reset, Python --------------------------------------------------------------------------------------------
+
 
 def test_menus_set_values_and_show_when_they_are_left(card):
     """Mutation: leave the menu on the preset when a value moved, or forget that values came back to it."""
     for menu in card.spec.menus:
         chooser = card.find(f"[data-kind={menu.kind}]")
-        assert chooser.evaluate("menu => [...menu.options].filter(option => !option.hidden).map(option => option.text)") == list(menu.names)
+        assert chooser.evaluate(
+            "menu => [...menu.options].filter(option => !option.hidden).map(option => option.text)"
+        ) == list(menu.names)
         for name in menu.names:
             card.choose(menu.kind, name)
             assert chooser.input_value() == name
@@ -341,7 +420,11 @@ def test_reset(card):
     pictures, words = card.pictures, card.words
     for menu in card.spec.menus:
         at_start = card.spec.preset(menu.kind, card.spec.begin[menu.kind])
-        twins = [name for name in menu.names if name != card.spec.begin[menu.kind] and card.spec.preset(menu.kind, name) == at_start]
+        twins = [
+            name
+            for name in menu.names
+            if name != card.spec.begin[menu.kind] and card.spec.preset(menu.kind, name) == at_start
+        ]
         card.choose(menu.kind, (twins or menu.names)[0])
     for control in card.spec.controls:
         card.slide(control.quantity, control.stops[-1])
@@ -349,7 +432,9 @@ def test_reset(card):
     assert card.errors and card.words != words
     card.find(".explorer-reset").click()
     assert card.words == words and card.pictures == pictures and card.errors == []
-    assert [card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus] == list(card.spec.chosen_at_start().values())
+    assert [card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus] == list(
+        card.spec.chosen_at_start().values()
+    )
 
 
 def test_copy_as_python(card):
@@ -378,7 +463,8 @@ def test_copy_as_python(card):
         assert card.words == f"{card.spec.say(shown)} {card.spec.say_detail(shown)}"
 
 
-# --- the picture ---------------------------------------------------------------------------------------------------------------------
+# --- the picture -----------------------------------------------------------------------------------------------------
+
 
 def test_the_bar_is_to_scale(open_card):
     """Widths of the parts are as their bytes, from zero; the line stands at the capacity; what is over begins there.
@@ -388,11 +474,15 @@ def test_the_bar_is_to_scale(open_card):
     for recipe in ("bf16 + fp32 master", "fp32 SGD momentum"):
         card.choose("recipe", recipe)
         shown = card.spec.compute(card.spec.choose(card.spec.start(), "recipe", recipe))
-        boxes = card.find(".part").evaluate_all("nodes => nodes.map(node => [+node.getAttribute('x'), +node.getAttribute('width')])")
+        boxes = card.find(".part").evaluate_all(
+            "nodes => nodes.map(node => [+node.getAttribute('x'), +node.getAttribute('width')])"
+        )
         scale = sum(width for _, width in boxes) / shown["states_bytes_per_gpu"]
         start = boxes[0][0]
         for (x, width), part in zip(boxes, card.spec.pictures[0].parts, strict=True):
-            assert x == pytest.approx(start, abs=0.01) and width == pytest.approx(shown[part.quantity] * scale, abs=0.01)
+            assert x == pytest.approx(start, abs=0.01) and width == pytest.approx(
+                shown[part.quantity] * scale, abs=0.01
+            )
             start += width
         line = float(re.match(r"M([\d.]+)", card.find(".capacity").get_attribute("d"))[1])
         assert line - boxes[0][0] == pytest.approx(shown["gpu_memory_bytes"] * scale, abs=0.01)
@@ -416,7 +506,11 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     shown = card.spec.compute(card.spec.start())
     card.type("utilisation", str(0.4 * shown["training_days"] / 365))
     ticks = card.find("svg .tick").all_text_contents()
-    marks = card.find(".explorer-drawing >> nth=1").locator("path.axis").evaluate_all("nodes => nodes.slice(1).map(node => +node.getAttribute('d').match(/M([\\d.]+)/)[1])")
+    marks = (
+        card.find(".explorer-drawing >> nth=1")
+        .locator("path.axis")
+        .evaluate_all("nodes => nodes.slice(1).map(node => +node.getAttribute('d').match(/M([\\d.]+)/)[1])")
+    )
     assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)  # the first tick is the bar's zero
 
 
@@ -425,7 +519,10 @@ def test_the_ghost_of_the_picture_before(open_card):
 
     Mutation: take the ghost anew at every step of the drag, or never take it away."""
     card = open_card("does-it-fit", reduced_motion="no-preference")
-    ghost, total = card.find(".ghost >> nth=1"), "parts => parts.reduce((sum, part) => sum + +part.getAttribute('width'), 0)"
+    ghost, total = (
+        card.find(".ghost >> nth=1"),
+        "parts => parts.reduce((sum, part) => sum + +part.getAttribute('width'), 0)",
+    )
     before = card.spec.compute(card.spec.start())["states_bytes_per_gpu"]
     box = card.slider("layers").bounding_box()
     middle = box["y"] + box["height"] / 2
@@ -446,7 +543,8 @@ def test_the_ghost_of_the_picture_before(open_card):
     calm.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''", timeout=600)
 
 
-# --- why -----------------------------------------------------------------------------------------------------------------------------
+# --- why -------------------------------------------------------------------------------------------------------------
+
 
 def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
     """Every formula behind the card, once, its own value left of the equals sign, and a link that leads to the formula sheet.
@@ -458,8 +556,10 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
     shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, control.stops[10]))
     items = card.find(".explorer-equations ol > li")
     assert items.evaluate_all("items => items.map(item => item.dataset.quantity)") == card.spec.formulas
-    lines = items.evaluate_all("""items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
-      place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))""")
+    lines = items.evaluate_all(
+        """items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
+      place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))"""
+    )
     for name, line in zip(card.spec.formulas, lines, strict=True):
         assert line[0][0] == name and {quantity for quantity, _ in line} == {name, *BOOK.formulas[name].needs}
         for quantity, text in line:
@@ -474,10 +574,13 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
         assert f'id="{anchor}"' in (book_html / path).read_text(encoding="utf-8")
 
 
-# --- without a script, on paper, on a phone ----------------------------------------------------------------------------------------------
+# --- without a script, on paper, on a phone --------------------------------------------------------------------------
+
 
 def table_of(card):
-    return card.find(".explorer-fallback tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    return card.find(".explorer-fallback tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
 
 
 @pytest.mark.parametrize("name", EXPLORERS)
@@ -498,7 +601,11 @@ def test_on_paper_the_table_stands_below_the_picture(card):
     """Mutation: leave the table hidden in print, or print the sliders."""
     assert not card.find("table").is_visible()
     card.page.emulate_media(media="print")
-    assert card.find("table").is_visible() and card.find("svg >> nth=0").is_visible() and card.find(".explorer-sentence").is_visible()
+    assert (
+        card.find("table").is_visible()
+        and card.find("svg >> nth=0").is_visible()
+        and card.find(".explorer-sentence").is_visible()
+    )
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
     for hidden in ("input", "select", "button", "summary"):
         for node in card.find(hidden).all():
@@ -511,17 +618,23 @@ def test_on_a_phone(open_card, name):
 
     Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a 20 px slider."""
     card = open_card(name, viewport=PHONE, has_touch=True, is_mobile=True)
-    picture, controls, menus = (card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-menus"))
+    picture, controls, menus = (
+        card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-menus")
+    )
     assert picture["y"] + picture["height"] <= min(menus["y"], controls["y"]) + 1
     assert card.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     for control in card.spec.controls:
         for stop in (control.stops[0], control.stops[-1]):
             card.slide(control.quantity, stop)
-            for text, size, left, right in card.find("svg text").evaluate_all("""texts => texts.filter(text => text.checkVisibility({visibilityProperty: true}))
+            for text, size, left, right in card.find("svg text").evaluate_all(
+                """texts => texts.filter(text => text.checkVisibility({visibilityProperty: true}))
               .map(text => { const box = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
                 const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
-                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale, box.left - svg.left, svg.right - box.right]; })"""):
-                assert size >= 11 and left >= -1 and right >= -1, f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
+                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale, box.left - svg.left, svg.right - box.right]; })"""
+            ):
+                assert (
+                    size >= 11 and left >= -1 and right >= -1
+                ), f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
             card.find(".explorer-reset").click()
     for control in card.find("input, select, button, summary").all():
         box = control.bounding_box()
@@ -538,10 +651,16 @@ def test_targets_with_a_pointer(card):
 def test_the_picture_follows_the_width_of_the_window(card):
     """Mutation: measure the width once."""
     card.page.set_viewport_size({"width": 1000, "height": 800})
-    card.page.wait_for_function("""id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
-      place => +place.firstChild.getAttribute("width") === place.clientWidth)""", arg=f"#explorer-{card.name}")
+    card.page.wait_for_function(
+        """id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
+      place => +place.firstChild.getAttribute("width") === place.clientWidth)""",
+        arg=f"#explorer-{card.name}",
+    )
     wide = card.find("svg >> nth=0").bounding_box()["width"]
     card.page.set_viewport_size(PHONE)
-    card.page.wait_for_function("""id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
-      place => +place.firstChild.getAttribute("width") === place.clientWidth)""", arg=f"#explorer-{card.name}")
+    card.page.wait_for_function(
+        """id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
+      place => +place.firstChild.getAttribute("width") === place.clientWidth)""",
+        arg=f"#explorer-{card.name}",
+    )
     assert card.find("svg >> nth=0").bounding_box()["width"] != wide

@@ -114,7 +114,8 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class Say:
-    """A piece of the sentence, with {quantity:style}; said when all of `when` holds and none of `unless`: pairs (quantity, value)."""
+    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none of `unless`, which are pairs
+    (quantity, value)."""
     text: str
     when: tuple = ()
     unless: tuple = ()
@@ -124,8 +125,10 @@ class Say:
         return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
 
     def said(self, values):
-        wanted = all(values[name] == value for name, value in self.when) and not any(values[name] == value for name, value in self.unless)
-        return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), self.text) if wanted else ""
+        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
+        if not all(holds):
+            return ""
+        return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), self.text)
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
@@ -215,7 +218,7 @@ class Explorer:
         return {**values, **self.preset(kind, name)}
 
     def move(self, values, quantity, value, chosen=None):
-        """The inputs after one of them moved, with what is linked to it. `chosen` has the last choice of each menu, kind -> name."""
+        """The inputs after one of them moved, with what is linked to it. `chosen` has the last choice of each menu."""
         preset = {}
         for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
             preset.update(self.preset(kind, name))
@@ -260,7 +263,8 @@ class Explorer:
         for name in PRESETS[self.table.kind]:
             try:
                 computed = self.compute(self.choose(start, self.table.kind, name))
-                yield name, [_without_unit(format_as(computed[quantity], style), head) for head, quantity, style in self.table.columns]
+                yield name, [_without_unit(format_as(computed[quantity], style), head)
+                             for head, quantity, style in self.table.columns]
             except InvalidQuantity as refused:
                 yield name, [str(refused)]
 
@@ -282,7 +286,8 @@ def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
 STATES_OF_ONE_GPU = MemoryBar(
     title="Model states on one GPU",
     parts=(Part("parameter_bytes_per_gpu", "parameters", "parameters"), Part("gradient_bytes_per_gpu", "gradients", "gradients"),
-           Part("master_bytes_per_gpu", "optimizer: master copy", "optimizer"), Part("moment_bytes_per_gpu", "optimizer: moments", "optimizer")),
+           Part("master_bytes_per_gpu", "optimizer: master copy", "optimizer"),
+           Part("moment_bytes_per_gpu", "optimizer: moments", "optimizer")),
     total="states_bytes_per_gpu", capacity="gpu_memory_bytes", spare="spare_bytes", over="overflow_bytes")
 
 STATES_IN_WORDS = (
@@ -305,8 +310,8 @@ DOES_IT_FIT = Explorer(
     menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
     controls=(
         Control("layers", "layers", range(1, 129)),
-        Control("hidden", "hidden size", (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 10_240,
-                                          12_288, 14_336, 16_384, 20_480)),
+        Control("hidden", "hidden size", (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192,
+                                          10_240, 12_288, 14_336, 16_384, 20_480)),
         Control("heads", "attention heads", (1, 2, 4, 8, 12, 16, 20, 25, 32, 40, 48, 64, 80, 96, 128)),
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 1024))),
     links=(Ratio("feed_forward", "hidden"), Ratio("key_value_heads", "heads")),
@@ -316,8 +321,8 @@ DOES_IT_FIT = Explorer(
     detail=(Say("{parameters} parameters: {layers:exact} layer{layers:s} of hidden size {hidden:exact}, each with {heads:exact} "
                 "head{heads:s} of {head_size:exact} columns. "), *PARTS_IN_WORDS),
     table=Table("Model states with a bf16 model and an fp32 master copy, against one A100 of 80 GB", "model", (
-        ("parameters", "parameters", "count"), ("model states, GB", "states_bytes_per_gpu", "GB"), ("fit one GPU?", "states_fit", "yes or no"),
-        ("fewest GPUs", "gpus_to_hold_states", "exact"))),
+        ("parameters", "parameters", "count"), ("model states, GB", "states_bytes_per_gpu", "GB"),
+        ("fit one GPU?", "states_fit", "yes or no"), ("fewest GPUs", "gpus_to_hold_states", "exact"))),
     outputs=("parameters", "states_bytes_per_gpu", "states_fit", "gpus_to_hold_states"))
 
 FITS_AND_HOW_LONG = Explorer(
@@ -332,16 +337,17 @@ FITS_AND_HOW_LONG = Explorer(
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 65_536)),
         Control("utilisation", "utilisation", tuple(k / 100 for k in range(1, 101)), "percent")),
     links=(Product("gpus", "data_parallel", "gpus_per_copy"),),
-    begin=MappingProxyType(dict(model="GPT-3 175B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", tokens=300_000_000_000, gpus=1024,
-                                data_parallel=128, gpus_per_copy=8, utilisation=0.4)),
+    begin=MappingProxyType(dict(model="GPT-3 175B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", tokens=300_000_000_000,
+                                gpus=1024, data_parallel=128, gpus_per_copy=8, utilisation=0.4)),
     pictures=(STATES_OF_ONE_GPU, TimeAxis("Training time", "training_seconds")),
     sentence=(*STATES_IN_WORDS, Say(" Training takes {training_seconds}.", when=(("states_fit", 1),)),
               Say(" If it fitted, training would take {training_seconds}.", when=(("states_fit", 0),))),
     detail=(Say("{training_flops} operations for {parameters} parameters and {tokens} tokens, on {gpus:exact} GPU{gpus:s} at "
                 "{utilisation} of {flops_per_second}. "), *PARTS_IN_WORDS),
     table=Table("GPT-3 on 300 billion tokens, 1,024 GPUs at 40% of their datasheet, 8 GPUs to a copy", "gpu", (
-        ("memory, GB", "gpu_memory_bytes", "GB"), ("states on each, GB", "states_bytes_per_gpu", "GB"), ("fit?", "states_fit", "yes or no"),
-        ("fewest GPUs to a copy", "gpus_to_hold_states", "exact"), ("training time", "training_seconds", "duration"))),
+        ("memory, GB", "gpu_memory_bytes", "GB"), ("states on each, GB", "states_bytes_per_gpu", "GB"),
+        ("fit?", "states_fit", "yes or no"), ("fewest GPUs to a copy", "gpus_to_hold_states", "exact"),
+        ("training time", "training_seconds", "duration"))),
     outputs=("states_bytes_per_gpu", "states_fit", "gpus_to_hold_states", "training_days"))
 
 EXPLORERS = MappingProxyType({explorer.name: explorer for explorer in (DOES_IT_FIT, FITS_AND_HOW_LONG)})
