@@ -171,6 +171,17 @@ def test_every_target_says_what_it_does():
     assert targets() == set(re.findall(r"^  ([a-z]+) +\w", printed, re.MULTILINE))
 
 
+def test_every_lab_stands_in_the_book():
+    """Must catch: a lab that is written but not in the contents, or that no chapter offers in its header."""
+    contents = (ROOT / "_toc.yml").read_text()
+    chapters = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md"))
+    labs = [f"labs/{path.stem}" for path in (ROOT / "labs").glob("*.ipynb")]
+    assert labs
+    for lab in labs:
+        assert f"file: {lab}\n" in contents
+        assert f"\nlab: {lab}\n---\n" in chapters
+
+
 def tracked_files() -> list[Path]:
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]

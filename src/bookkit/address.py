@@ -190,7 +190,8 @@ def _add_lab_paragraph(app, doctree, docname):
     if links[0].download:
         hint = "To run this lab on Colab, download both, upload both there, and run the first cell: it installs the wheel."
     else:
-        hint = "The first cell installs shardlab where it is missing."
+        hint = "The notebook's first cell installs shardlab where it is missing."
+    hint += " The notebook is the learner's edition, without the answers that stand on this page."
     html = f'<div class="lab-links"><p>{anchors}</p><p>{hint}</p></div>'
     title = next(doctree.findall(nodes.title), None)
     if title is not None:
