@@ -47,18 +47,18 @@ def build_sample(root: Path, folder: Path) -> dict[str, Path]:
     """Build the sample book into `folder` with the settings of the book in `root`: name -> built page."""
     rmtree(folder, ignore_errors=True)
     source = folder / "source"
-    source.mkdir(parents=True)
+    (source / "chapters").mkdir(parents=True)  # the book's settings know pages by their folders
     for name in ("_config.yml", "references.bib"):
         copy(root / name, source)
     pages = {"with-formulas": page("With formulas", True), "without-formulas": page("Without formulas", False),
              "explorer-last": page("The explorer last", True, explorer_last=True)}
     for name, text in pages.items():
-        (source / f"{name}.md").write_text(text, encoding="utf-8")
+        (source / "chapters" / f"{name}.md").write_text(text, encoding="utf-8")
     (source / "index.md").write_text("# Sample\n\nPages to measure.\n", encoding="utf-8")
-    toc = "format: jb-book\nroot: index\nchapters:\n" + "".join(f"  - file: {name}\n" for name in pages)
+    toc = "format: jb-book\nroot: index\nchapters:\n" + "".join(f"  - file: chapters/{name}\n" for name in pages)
     (source / "_toc.yml").write_text(toc, encoding="utf-8")
     build_book(source, folder / "html")
-    built = {name: folder / "html" / f"{name}.html" for name in pages}
+    built = {name: folder / "html" / "chapters" / f"{name}.html" for name in pages}
     count = built["with-formulas"].read_text(encoding="utf-8").split('class="explorer-foot"', 1)[1].count("<math")
     if count < DISPLAY + INLINE:
         raise RuntimeError(f"the sample page shows {count} formulas, not {DISPLAY + INLINE}")
