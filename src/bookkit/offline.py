@@ -317,8 +317,9 @@ def _split_selectors(prelude):
 
 def _could_match(selector, words):
     plain = re.sub(r"\[[^\]]*\]", "", selector)
-    while "(" in plain:  # what stands in :not(...), :is(...) and their kind need not be on a page
-        plain = re.sub(r"\([^()]*\)", "", plain)
+    inner = 1
+    while inner:  # what stands in :not(...), :is(...) and their kind need not be on a page
+        plain, inner = re.subn(r"\([^()]*\)", "", plain)
     names = re.findall(r"[.#]((?:[\w-]|\\.)+)", plain)
     return all(name.replace("\\", "") in words for name in names)
 
