@@ -4,7 +4,7 @@
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
-from . import given, model, states, time  # noqa: F401  (importing them fills the registry)
+from . import given, model, states, activations, working_sets, step, time  # noqa: F401, I001  (they fill the registry, in this order)
 from .presets import GPUS, MODELS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import EXACT_LIMIT, ceil_div, equal, floor_div, maximum, minimum, where

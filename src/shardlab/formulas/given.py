@@ -34,6 +34,20 @@ BOOK.quantity("moment_element_bytes", r"\beta_\text{mom}", "bytes", "bytes of on
 BOOK.quantity("step_counter_element_bytes", r"\beta_\text{step}", "bytes",
               "bytes of the step counter that PyTorch's Adam keeps for each parameter tensor; 0 for SGD", least=0)
 
+BOOK.quantity("residual_element_bytes", r"\beta_\text{res}", "bytes", "bytes of one element of the residual stream, and of what norms take")
+BOOK.quantity("compute_element_bytes", r"\beta_\text{prod}", "bytes",
+              "bytes of one element of what matrix products take and give; under autocast fewer than a parameter's")
+
+# --- the step ----------------------------------------------------------------------------------------------------------
+BOOK.quantity("microbatch", "b", "count", "sequences in one microbatch")
+BOOK.quantity("accumulation_steps", "k", "count", "microbatches whose gradients are added up before the optimizer steps")
+BOOK.quantity("fused_attention", r"1_\text{fused}", "count", "1 if attention is one kernel that never stores its scores, 0 if not", **_SWITCH)
+BOOK.quantity("dropout", r"p_\text{drop}", "fraction", "share of the elements that dropout zeroes", least=0, most=1)
+BOOK.quantity("first_step", r"1_\text{first}", "count", "1 in the first step, which makes the optimizer's states, 0 in every later one",
+              **_SWITCH)
+BOOK.quantity("optimizer_mode", r"i_\text{mode}", "count", "how PyTorch's optimizer runs: 0 a loop over the tensors, 1 foreach, 2 fused",
+              least=0, most=2)
+
 # --- the machine -------------------------------------------------------------------------------------------------------
 BOOK.quantity("gpus", "n", "GPUs", "GPUs that train together")
 BOOK.quantity("data_parallel", "d", "count", "data-parallel degree: copies of the model")

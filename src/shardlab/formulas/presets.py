@@ -54,26 +54,27 @@ MODELS = _by_name([
 
 
 # --- recipes ---------------------------------------------------------------------------------------------------------
-def _recipe(name, parameter, gradient, master, moments, moment, step, source, note, verified=""):
+def _recipe(name, parameter, gradient, master, moments, moment, step, residual, compute, source, note, verified=""):
     return Preset(name, MappingProxyType(dict(
         parameter_element_bytes=parameter, gradient_element_bytes=gradient, master_element_bytes=master, optimizer_moments=moments,
-        moment_element_bytes=moment, step_counter_element_bytes=step)), source, note, verified)
+        moment_element_bytes=moment, step_counter_element_bytes=step, residual_element_bytes=residual, compute_element_bytes=compute)),
+        source, note, verified)
 
 
 _RUN = "tests/test_states.py::test_states_of_a_training_run"
 
 RECIPES = _by_name([
-    _recipe("fp32 Adam", 4, 4, 0, 2, 4, 4, "torch.optim.AdamW", "everything in fp32", _RUN),
-    _recipe("autocast Adam", 4, 4, 0, 2, 4, 4, "torch.autocast",
+    _recipe("fp32 Adam", 4, 4, 0, 2, 4, 4, 4, 4, "torch.optim.AdamW", "everything in fp32", _RUN),
+    _recipe("autocast Adam", 4, 4, 0, 2, 4, 4, 4, 2, "torch.autocast",
             "fp32 states; the 16-bit copies of weights that autocast caches come and go within a step", _RUN),
-    _recipe("bf16 + fp32 master", 2, 2, 4, 2, 4, 0, "Rajbhandari et al. 2020 (ZeRO), section 3.1",
+    _recipe("bf16 + fp32 master", 2, 2, 4, 2, 4, 0, 2, 2, "Rajbhandari et al. 2020 (ZeRO), section 3.1",
             "16-bit parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments"),
-    _recipe("bf16 + fp32 gradients", 2, 4, 4, 2, 4, 0, "Megatron-LM, distributed optimizer",
+    _recipe("bf16 + fp32 gradients", 2, 4, 4, 2, 4, 0, 2, 2, "Megatron-LM, distributed optimizer",
             "16-bit parameters, gradients accumulated in fp32, fp32 master copy and moments"),
-    _recipe("fp32 SGD momentum", 4, 4, 0, 1, 4, 0, "torch.optim.SGD(momentum=...)", "one fp32 tensor of momentum", _RUN),
-    _recipe("bf16, no master", 2, 2, 0, 2, 2, 4, "torch.optim.AdamW on a bf16 model",
+    _recipe("fp32 SGD momentum", 4, 4, 0, 1, 4, 0, 4, 4, "torch.optim.SGD(momentum=...)", "one fp32 tensor of momentum", _RUN),
+    _recipe("bf16, no master", 2, 2, 0, 2, 2, 4, 2, 2, "torch.optim.AdamW on a bf16 model",
             "everything in bf16: small, but updates below the spacing of bf16 are lost", _RUN),
-    _recipe("8-bit Adam", 4, 4, 0, 2, 1, 0, "Dettmers et al. 2022",
+    _recipe("8-bit Adam", 4, 4, 0, 2, 1, 0, 4, 4, "Dettmers et al. 2022",
             "fp32 parameters and gradients, moments of one byte; the scale that each block of elements keeps is not counted"),
 ])
 
