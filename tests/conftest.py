@@ -81,3 +81,16 @@ def book_server(book_html):
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(autouse=True)
+def sphinx_defaults():
+    """Sphinx writes the suffixes that an extension adds into its own default, where the next build in this process finds them
+    without the extension; so each test gets the default as it was."""
+    from sphinx.config import Config
+
+    suffixes = Config.config_values["source_suffix"].default
+    before = dict(suffixes)
+    yield
+    suffixes.clear()
+    suffixes.update(before)

@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("sphinx")
 
 from sphinx.application import Sphinx  # noqa: E402
+from sphinx.util.docutils import docutils_namespace  # noqa: E402
 
 from bookkit.explorer import anchor  # noqa: E402
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call  # noqa: E402
@@ -25,7 +26,7 @@ def build(tmp_path):
         for name, text in pages.items():
             (source / f"{name}.md").write_text(text, encoding="utf-8")
         warnings = tmp_path / "warnings"
-        with open(warnings, "w+", encoding="utf-8") as stream:
+        with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
             app = Sphinx(
                 source,
                 None,
