@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -14,7 +15,7 @@ from bookkit.explorer import card, marked_equation, unbroken  # noqa: E402
 from bookkit.mathml import to_mathml  # noqa: E402
 from shardlab.formulas import BOOK  # noqa: E402
 from shardlab.formulas.render import latex  # noqa: E402
-from shardlab.show.explorers import EXPLORERS  # noqa: E402
+from shardlab.show.explorers import EXPLORERS, Say  # noqa: E402
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -71,11 +72,10 @@ def test_the_card_speaks_before_any_script(explorer):
 
 
 def test_the_scripts_data_are_the_explorers(explorer):
-    """Every quantity can be printed, every stop and preset arrives; nothing ends the script early.
+    """Every quantity can be printed, every stop and preset arrives.
 
-    Mutation: write the data without escaping `<`, or without the styles of what only "Why?" shows."""
+    Mutation: write the data without the styles of what only "Why?" shows."""
     raw = re.search(r'<script type="application/json">(.*?)</script>', card(explorer), re.S)[1]
-    assert "<" not in raw
     data = json.loads(raw)
     assert (
         data["values"] == explorer.start()
@@ -93,6 +93,13 @@ def test_the_scripts_data_are_the_explorers(explorer):
     assert not re.search(
         r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
     ), "a quantity without a style"
+
+
+def test_nothing_in_the_data_ends_the_script():
+    """Mutation: write the data as JSON does, with `<` as it is."""
+    text = card(replace(EXPLORERS["does-it-fit"], sentence=(Say("a < b </script> {layers}"),)))
+    raw = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
+    assert json.loads(raw)["sentence"][0]["text"] == "a < b </script> {layers:count}"
 
 
 @pytest.mark.parametrize("name", BOOK.formulas)
@@ -121,9 +128,9 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
         ("two", "fits-and-how-long", "does-it-fit"),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(r'<script[^>]*src="_static/((?:formulas|explorer)\.js)[^"]*"([^>]*)>', head)
-        assert [name for name, _ in scripts] == ["formulas.js", "explorer.js"]
-        assert not re.search("defer|async|module", "".join(rest for _, rest in scripts))
+        scripts = re.findall(r"<script[^>]*_static/(?:formulas|explorer)\.js[^>]*>", head)
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "explorer.js"]
+        assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
     assert "explorer" not in pages["three"]
 
