@@ -63,7 +63,8 @@ def write_lab(path):
         nbformat.v4.new_output("display_data", {"application/vnd.jupyter.widget-view+json": {"model_id": "0"},
                                                 "text/plain": "IntSlider()"}),
     ]
-    cells = [nbformat.v4.new_markdown_cell("# A lab\n\nWith outputs."),
+    quotations = "> **Predict.** How *many*?\n>\n> Write it down.\n\n> **Not a box.** Quoted.\n"
+    cells = [nbformat.v4.new_markdown_cell("# A lab\n\nWith outputs."), nbformat.v4.new_markdown_cell(quotations),
              nbformat.v4.new_code_cell("figure", outputs=outputs, execution_count=1)]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3"},
                 "language_info": {"name": "python", "pygments_lexer": "ipython3"},
@@ -196,6 +197,15 @@ def test_boxes_say_what_they_are(book, kind, label):
     assert len(set(marks)) == 4
     if kind == "measured":
         assert '<span class="box-title">On a laptop</span>' in box and "not <code" in box
+
+
+def test_a_quotation_with_a_label_is_a_box(book):
+    """Mutation: leave the label in the text; box every quotation that begins in bold; lose the second paragraph."""
+    page = pages(book)["labs/lab.html"]
+    (box,) = re.findall(r'<div class="box box-predict admonition">(.*?)</div>', page, flags=re.DOTALL)
+    assert '<span class="box-label">Predict</span>' in box
+    assert "<p>How <em>many</em>?</p>" in box and "<p>Write it down.</p>" in box
+    assert re.search(r"<blockquote>\s*<div><p><strong>Not a box.</strong> Quoted.</p>", page)
 
 
 def test_the_contents_show_the_sections_of_the_page(book):

@@ -6,10 +6,14 @@
 
 ``predict``, ``measured``, ``which-number`` and ``wild``; each takes an optional title after its name, which follows the
 label. The label and the mark say which box it is without any colour.
+
+A notebook has no directives outside the book. There a quotation that begins with a label, ``> **Predict.** How many?``,
+is the box.
 """
 
 from docutils import nodes
 from docutils.parsers.rst import directives
+from sphinx.transforms import SphinxTransform
 from sphinx.util.docutils import SphinxDirective
 
 LABELS = {
@@ -29,6 +33,18 @@ MARKS = {
 }
 
 
+def new_box(kind, title=(), classes=()):
+    """An empty box with its mark, its label and the nodes of its own title."""
+    box = nodes.admonition(classes=["box", f"box-{kind}", *classes])
+    mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{MARKS[kind]}</svg>'
+    heading = nodes.title("", "", nodes.raw("", mark, format="html"))
+    heading += nodes.inline("", LABELS[kind], classes=["box-label"])
+    if title:
+        heading += [nodes.Text(" "), nodes.inline("", "", *title, classes=["box-title"])]
+    box += heading
+    return box
+
+
 class Box(SphinxDirective):
     """One of the four boxes; its directive's name is the kind."""
 
@@ -39,23 +55,43 @@ class Box(SphinxDirective):
 
     def run(self):
         self.assert_has_content()
-        classes = ["box", f"box-{self.name}", *self.options.get("class", [])]
-        box = nodes.admonition(classes=classes)
-        box["bookkit-box"] = self.name
-        mark = MARKS[self.name]
-        mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{mark}</svg>'
-        title = nodes.title("", "", nodes.raw("", mark, format="html"))
-        title += nodes.inline("", LABELS[self.name], classes=["box-label"])
-        if self.arguments:
-            parsed, messages = self.state.inline_text(self.arguments[0], self.lineno)
-            title += [nodes.Text(" "), nodes.inline("", "", *parsed, classes=["box-title"]), *messages]
-        box += title
+        title, messages = self.state.inline_text(self.arguments[0], self.lineno) if self.arguments else ([], [])
+        box = new_box(self.name, title, self.options.get("class", []))
         self.set_source_info(box)
         self.add_name(box)
         self.state.nested_parse(self.content, self.content_offset, box)
-        return [box]
+        return [box, *messages]
+
+
+class QuotedBox(SphinxTransform):
+    """Quotations that begin with a box's label in bold become that box."""
+
+    default_priority = 400
+    kinds = {label.rstrip("?"): kind for kind, label in LABELS.items()}
+
+    def apply(self, **options):
+        for quotation in list(self.document.findall(nodes.block_quote)):
+            first = quotation[0] if len(quotation) else None
+            if not isinstance(first, nodes.paragraph):
+                continue
+            said = [node for node in first if node.astext()]  # MyST puts empty text before what is bold
+            if not said or not isinstance(said[0], nodes.strong):
+                continue
+            kind = self.kinds.get(said[0].astext().rstrip(".:?"))
+            if kind is None:
+                continue
+            rest = said[1:]
+            if rest and isinstance(rest[0], nodes.Text):
+                rest[0] = nodes.Text(rest[0].lstrip())
+            first.children = []
+            first += rest
+            box = new_box(kind)
+            box.source, box.line = quotation.source, quotation.line
+            box += quotation.children
+            quotation.replace_self(box)
 
 
 def setup(app):
     for kind in LABELS:
         app.add_directive(kind, Box)
+    app.add_transform(QuotedBox)
