@@ -10,7 +10,7 @@ import threading
 
 from playwright.sync_api import sync_playwright
 
-from bench.building import measure_building
+from bench.building import measure_building, pages_of_the_book
 from bench.formulas import measure_python
 from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
 from bench.report import machine, table, write
@@ -50,7 +50,8 @@ def main():
 
     from visit import page_paths
 
-    chapter = min(BOOK.glob("chapters/0*.html"))
+    first = pages_of_the_book(ROOT)[0]
+    chapter = BOOK / f"{first}.html"
     results = []
     with sync_playwright() as playwright, ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=str(BOOK))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
