@@ -443,7 +443,9 @@ def test_copy_as_python(card):
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
     card.find(".explorer-copy").click()
-    assert card.find(".explorer-copy").text_content() in ("Copied", "Press Ctrl+C to copy")
+    card.page.wait_for_function(  # a browser may take its time over the clipboard
+        "name => ['Copied', 'Press Ctrl+C to copy'].includes(document.querySelector(name).textContent)",
+        arg=f"#explorer-{card.spec.name} .explorer-copy", polling=50)
     tried = 0
     while tried < 12:
         menu, control = chance.choice(card.spec.menus), chance.choice(card.spec.controls)
