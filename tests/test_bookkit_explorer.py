@@ -52,7 +52,7 @@ class Nesting(HTMLParser):
 
 def test_the_card_is_whole(explorer):
     """Mutation: forget a closing tag, give two elements one id, or point a label at nothing."""
-    found = Nesting(card(explorer, "sheet.html"))
+    found = Nesting(card(explorer, "sheet.html#{}".format))
     assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
 
 

@@ -282,6 +282,35 @@ def test_the_sheet_holds_everything(sheet):
     assert len(ids) == len(set(ids))
 
 
+SHEETS = "# Index\n\n```{{equation}} training_flops\n```\n\n```{{formula-sheet}} {}\n```\n"
+OTHERS = "---\norphan: true\n---\n# Sheet\n\n```{{formula-sheet}} {}\n```\n"
+
+
+def groups():
+    return list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
+
+
+def test_a_sheet_of_several_pages(build):
+    """Links lead to the page that prints a formula.
+
+    Mutation: remember only the last sheet of the book."""
+    rest = " ".join(["given", "recipes", "models", "gpus", *(group for group in groups() if group != "time")])
+    pages, warnings = build(index=SHEETS.format("time"), sheet=OTHERS.format(rest))
+    assert not warnings
+    assert 'href="#formula-training-flops"' in pages["index"] and 'id="formula-states-bytes"' in pages["sheet"]
+    assert 'id="formula-training-flops"' not in pages["sheet"]
+    assert 'href="sheet.html#formula-parameters"' in pages["index"] and 'href="sheet.html#formula-tokens"' in pages["index"]
+
+
+def test_sheets_that_forget_or_repeat_are_warnings(build):
+    """Mutation: look only at whether there is a sheet."""
+    rest = " ".join(["given", *(group for group in groups() if group != "time")])
+    _, warnings = build(index=SHEETS.format("states"), sheet=OTHERS.format(rest))
+    assert "already" in warnings and "no formula sheet prints training_flops" in warnings
+    _, warnings = build(index=SHEETS.format("sattes"))
+    assert "no part of the formula sheet is named sattes; there are given, " in warnings
+
+
 def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
     """Mutation: say yes for all."""
     for recipe in RECIPES.values():

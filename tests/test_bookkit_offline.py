@@ -138,6 +138,14 @@ def test_nothing_unused_is_carried(book):
     assert "@font-face" not in sheet and ".fa-" not in sheet and len(sheet) < 100_000
 
 
+def test_our_own_files_lose_their_comments(book):
+    """Mutation: copy book.js and book.css as they are."""
+    for name, mark in (("book.js", "//"), ("book.css", "/*")):
+        ours = (offline.OURS / name).read_text(encoding="utf-8")
+        carried = (book / "_static" / name).read_text(encoding="utf-8")
+        assert mark in ours and mark not in carried and len(carried) < 0.85 * len(ours), name
+
+
 def test_fonts_and_their_licences_are_carried(book):
     """Mutation: delete the licences, to which no page refers; let a font's name in book.css differ from the file's."""
     fonts = {path.name for path in (book / "_static" / "fonts").iterdir()}

@@ -3,10 +3,10 @@
 ``_address.yml`` says where the repository is; where it does not, GitHub's own variables do while GitHub builds the book.
 With an address there are buttons for the repository, for an issue about the page, and for the lab on Colab. Without one
 there is no dead button: the lab's page says in one sentence how to run it, and the book carries the shardlab wheel.
-In both cases the learner's edition of a lab can be downloaded. It stands in the link itself (a ``data:`` address),
-because a browser that reads the book from a disk would show a linked notebook as text.
+In both cases the learner's edition of a lab can be downloaded from the lab's page. It stands in the link itself (a
+``data:`` address), because a browser that reads the book from a disk would show a linked notebook as text.
 
-A chapter names its lab in its front matter: ``lab: labs/01-does-it-fit``.
+A chapter names its lab in its front matter: ``lab: labs/01-does-it-fit``. Its header leads to the lab's page, and to Colab.
 """
 
 import base64
@@ -112,9 +112,13 @@ class Link:
     download: str = ""  # the name under which it is saved, for what is saved
 
 
-def lab_links(app, docname: str, lab: str) -> list[Link]:
-    """The ways to run `lab`, addressed from page `docname`: on Colab, where that is possible, and by download."""
-    name = f"{lab.removeprefix('labs/')}.ipynb"
+def notebook_name(lab: str) -> str:
+    return f"{lab.removeprefix('labs/')}.ipynb"
+
+
+def lab_links(app, lab: str) -> list[Link]:
+    """The ways to run `lab`, addressed from its page: on Colab, where that is possible, and by download."""
+    name = notebook_name(lab)
     address: Address = app.config.bookkit_address
     notebook = write_learner_edition(
         Path(app.env.doc2path(lab)), Path(app.outdir) / DOWNLOADS / name, address.requirement
@@ -125,11 +129,11 @@ def lab_links(app, docname: str, lab: str) -> list[Link]:
         links.insert(0, Link("Open in Colab", address.colab(name)))
     wheel = app.config.bookkit_wheel
     if wheel:
-        up = "../" * docname.count("/")
+        up = "../" * lab.count("/")
         links.append(Link("Download shardlab", f"{up}{DOWNLOADS}/{wheel}", wheel))
     else:
         logger.warning("no shardlab wheel in %s: make book puts one there", app.config.bookkit_wheel_folder,
-                       location=docname, type="bookkit", subtype="wheel")
+                       location=lab, type="bookkit", subtype="wheel")
     return links
 
 
@@ -154,23 +158,19 @@ def _read_settings(app, config):
         )
 
 
-def _note_lab(app, doctree):
-    """A chapter carries its lab: it is made anew when the lab changes."""
-    lab = chapter_lab(app, app.env.docname)
-    if lab:
-        app.env.note_dependency(app.env.doc2path(lab))
-
-
 def _add_lab_menu(app, pagename, templatename, context, doctree):
     """A menu in the header of a chapter that has a lab; on a lab, the look of its buttons."""
     if pagename.startswith("labs/"):
         app.add_css_file("lab.css", priority=810)
     lab = chapter_lab(app, pagename) if doctree is not None else ""
     if lab:
+        page = Link("The lab: read it, download it", app.builder.get_relative_uri(pagename, lab))
+        colab = app.config.bookkit_address.colab(notebook_name(lab))
+        links = [*([Link("Open in Colab", colab)] if colab else []), page]
         buttons = [
-            {"type": "link", "text": link.text, "tooltip": link.text, "url": link.address, "download": link.download,
-             "icon": "fas fa-download" if link.download else "fas fa-rocket", "label": f"lab-link-{number}"}
-            for number, link in enumerate(lab_links(app, pagename, lab))
+            {"type": "link", "text": link.text, "tooltip": link.text, "url": link.address, "icon": "fas fa-rocket",
+             "label": f"lab-link-{number}"}
+            for number, link in enumerate(links)
         ]
         context["header_buttons"].append(
             {"type": "group", "tooltip": "Run the lab", "icon": "fas fa-rocket", "buttons": buttons, "label": "lab-menu"}
@@ -181,7 +181,7 @@ def _add_lab_paragraph(app, doctree, docname):
     """Under the title of a lab: how to run it."""
     if app.builder.format != "html" or not docname.startswith("labs/"):
         return
-    links = lab_links(app, docname, docname)
+    links = lab_links(app, docname)
     anchors = " ".join(
         f'<a class="lab-link" href="{escape(link.address)}"'
         + (f' download="{escape(link.download)}"' if link.download else "") + f">{escape(link.text)}</a>"
@@ -213,7 +213,6 @@ def setup(app):
     app.add_config_value("bookkit_wheel_folder", "build/wheel", "html")
     app.add_config_value("bookkit_wheel", "", "html")  # the wheel's name, found in that folder
     app.connect("config-inited", _read_settings, priority=900)
-    app.connect("doctree-read", _note_lab)
     app.connect("html-page-context", _add_lab_menu, priority=700)  # after the theme has made the list
     app.connect("doctree-resolved", _add_lab_paragraph)
     app.connect("build-finished", _copy_wheel)

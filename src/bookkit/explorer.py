@@ -9,6 +9,7 @@ behind "Why?", and a table for print and for readers without JavaScript. ``stati
 of the page is still being read.
 """
 
+from functools import partial
 from html import escape
 import json
 import re
@@ -51,7 +52,7 @@ class ExplorerDirective(SphinxDirective):
 # --- the card ------------------------------------------------------------------------------------------------------------
 
 def card(spec, sheet=None):
-    """The explorer as HTML. ``sheet`` is the address of the formula sheet, or None in a book that has none."""
+    """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula sheet, or None."""
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
     data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
@@ -145,7 +146,8 @@ def _why(spec, computed, sheet):
     """What is given, then every equation in the order in which one needs the other."""
     def item(name, math):
         found, text = BOOK.find(name), escape(format_as(computed[name], default_style(name)))
-        meaning = f'<a href="{escape(sheet)}#{anchor(name)}">{escape(found.meaning)}</a>' if sheet else escape(found.meaning)
+        address = sheet(name) if sheet else None
+        meaning = f'<a href="{escape(address)}">{escape(found.meaning)}</a>' if address else escape(found.meaning)
         return f'<li data-quantity="{name}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
 
     given = "".join(item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs)
@@ -198,15 +200,15 @@ def _stops(stops):
 
 # --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
 
-def sheet_address(builder, page):
-    """Where the formula sheet is, seen from a page; None in a book without one."""
-    sheet = getattr(builder.env, "bookkit_formula_sheet", None)
-    return builder.get_relative_uri(page, sheet) if sheet else None
+def sheet_address(builder, page, name):
+    """Where a formula or quantity stands on a formula sheet, seen from a page; None where none prints it."""
+    sheet = getattr(builder.env, "bookkit_formula_sheets", {}).get(name)
+    return f"{builder.get_relative_uri(page, sheet)}#{anchor(name)}" if sheet else None
 
 
 def _visit_html(writer, node):
     builder = writer.builder
-    writer.body.append(card(EXPLORERS[node["name"]], sheet_address(builder, builder.current_docname)))
+    writer.body.append(card(EXPLORERS[node["name"]], partial(sheet_address, builder, builder.current_docname)))
     raise nodes.SkipNode
 
 

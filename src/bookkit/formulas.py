@@ -11,13 +11,14 @@ appear on hover. A call that is wrong is a warning with page and line, and so st
     :numbered:
     ```
 
-typesets the formulas, with what they mean below; ``{formula-sheet}`` prints everything the registry and the presets hold.
+typesets the formulas, with what they mean below; ``{formula-sheet}`` prints what the registry and the presets hold, all or parts.
 """
 
 import ast
 import importlib
 import math
 import re
+from functools import partial
 from html import escape
 
 from docutils import nodes
@@ -117,17 +118,29 @@ def _depart_computed(writer, node):
 
 # --- equations -------------------------------------------------------------------------------------------------------------
 
+class code_name(nodes.literal):
+    """A name in code, written without the classes that would be most of a formula sheet's bytes."""
+
+
+def _visit_code_name(writer, node):
+    writer.body.append("<code>")
+
+
+def _depart_code_name(writer, node):
+    writer.body.append("</code>")
+
+
 class formula_link(nodes.inline):
     """Leads to the formula ``name`` on the formula sheet, in a book that has one."""
 
 
 def _visit_link(writer, node):
-    sheet = sheet_address(writer.builder, writer.builder.current_docname)
-    if sheet is None:
+    address = sheet_address(writer.builder, writer.builder.current_docname, node["name"])
+    if address is None:
         writer.body.append("<span>")
         writer.context.append("</span>")
     else:
-        writer.body.append(f'<a class="reference internal" href="{escape(sheet)}#{anchor(node["name"])}">')
+        writer.body.append(f'<a class="reference internal" href="{escape(address)}">')
         writer.context.append("</a>")
 
 
@@ -211,12 +224,32 @@ def _meanings(names):
 # --- the formula sheet -------------------------------------------------------------------------------------------------------
 
 class FormulaSheetDirective(SphinxDirective):
-    """``{formula-sheet}``: sections for what is given, for each module of formulas, and for the presets."""
+    """``{formula-sheet} [part ...]``: sections for what is given, for each module of formulas, and for the presets; a part is one of
+    these, none are all. In a book with sheets, each formula stands on just one of them: what a sheet forgets is a warning."""
+
+    optional_arguments = 1
+    final_argument_whitespace = True
 
     def run(self):
-        self.env.bookkit_formula_sheet = self.env.docname
         groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
-        return [self._given(), *map(self._group, groups), self._recipes(), self._models(), self._gpus()]
+        sections = {"given": self._given, **{group: partial(self._group, group) for group in groups},
+                    "recipes": self._recipes, "models": self._models, "gpus": self._gpus}
+        parts = self.arguments[0].split() if self.arguments else list(sections)
+        unknown = [part for part in parts if part not in sections]
+        if unknown:
+            self._warn(f"no part of the formula sheet is named {', '.join(unknown)}; there are {', '.join(sections)}")
+            return []
+        printed = [*(BOOK.quantities if "given" in parts else ()),
+                   *(name for name, formula in BOOK.formulas.items() if formula.group in parts)]
+        sheets = _sheets(self.env)
+        twice = [name for name in printed if sheets.get(name, self.env.docname) != self.env.docname]
+        if twice:
+            self._warn(f"{twice[0]} stands on the formula sheet {sheets[twice[0]]} already")
+        sheets.update(dict.fromkeys(printed, self.env.docname))
+        return [sections[part]() for part in parts]
+
+    def _warn(self, sentence):
+        logger.warning("%s", sentence, location=self.get_location(), type="bookkit", subtype="sheet")
 
     def _section(self, ident, title, *content):
         section = nodes.section("", nodes.title(title, title), *content, ids=[ident])
@@ -292,7 +325,7 @@ class FormulaSheetDirective(SphinxDirective):
 
 
 def _code(text):
-    return nodes.literal(text, text)
+    return code_name(text, text)
 
 
 def _math(symbol):
@@ -325,18 +358,31 @@ def _table(heads, rows, name, numeric=()):
     return nodes.container("", nodes.table("", group, classes=[f"sheet-{name}"]), classes=["wide"])
 
 
+def _sheets(env):
+    """Name of a formula or quantity -> the page whose sheet prints it."""
+    if not hasattr(env, "bookkit_formula_sheets"):
+        env.bookkit_formula_sheets = {}
+    return env.bookkit_formula_sheets
+
+
 def _forget_sheet(app, env, docname):
-    if getattr(env, "bookkit_formula_sheet", None) == docname:
-        env.bookkit_formula_sheet = None
+    env.bookkit_formula_sheets = {name: sheet for name, sheet in _sheets(env).items() if sheet != docname}
 
 
-def _merge_sheet(app, env, docnames, other):
-    if getattr(other, "bookkit_formula_sheet", None) in docnames:
-        env.bookkit_formula_sheet = other.bookkit_formula_sheet
+def _merge_sheets(app, env, docnames, other):
+    _sheets(env).update({name: sheet for name, sheet in _sheets(other).items() if sheet in docnames})
+
+
+def _check_sheets(app, env):
+    forgotten = [name for name in (*BOOK.quantities, *BOOK.formulas) if name not in _sheets(env)]
+    if _sheets(env) and forgotten:
+        logger.warning("no formula sheet prints %s", ", ".join(forgotten), location=next(iter(_sheets(env).values())),
+                       type="bookkit", subtype="sheet")
 
 
 def setup(app):
     app.add_node(computed, html=(_visit_computed, _depart_computed))
+    app.add_node(code_name, html=(_visit_code_name, _depart_code_name))
     app.add_node(formula_link, html=(_visit_link, _depart_link))
     app.add_role("number", NumberRole())
     app.add_role("bytes", NumberRole())
@@ -344,4 +390,5 @@ def setup(app):
     app.add_directive("formula-sheet", FormulaSheetDirective)
     app.add_css_file("formulas.css", priority=809)
     app.connect("env-purge-doc", _forget_sheet)
-    app.connect("env-merge-info", _merge_sheet)
+    app.connect("env-merge-info", _merge_sheets)
+    app.connect("env-check-consistency", _check_sheets)

@@ -4,6 +4,7 @@ In a cell tagged `predict` a line ``my_bytes = 1_000  # what it is`` holds a gue
 is made from it while the book is built.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -56,8 +57,8 @@ def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbform
 def write_learner_edition(source: Path, target: Path, requirement: str) -> str:
     """Read the stored lab `source`, write its learner's edition to `target`; return the text written."""
     edition = learner_edition(nbformat.read(source, as_version=4), requirement)
-    # Compact, because pages carry it.
-    text = nbformat.writes(edition, split_lines=False, indent=None, separators=(",", ":")) + "\n"
+    # Compact, because the lab's page carries it; nbformat's own writer always indents.
+    text = json.dumps(json.loads(nbformat.writes(edition)), separators=(",", ":"), ensure_ascii=False) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
     return text

@@ -4,7 +4,7 @@ Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side bars, search box and
    colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets that match nothing.
-2. After the build, files in ``_static`` that no page refers to are deleted.
+2. After the build, files in ``_static`` that no page refers to are deleted, and our own lose comments and white space.
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets view, which would be a
    dead slider, becomes a sentence.
@@ -19,6 +19,8 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from docutils import nodes
+import rcssmin
+import rjsmin
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
@@ -28,6 +30,8 @@ PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 LIVE_IN_THE_LAB = "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
+
+OURS = Path(__file__).parent / "static"
 
 # Scripts of Sphinx and of the theme that only the search page needs, and those that no page needs.
 SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js", "sphinx_highlight.js"}
@@ -251,6 +255,10 @@ def _tidy(app, exception):
                 logger.warning("%s would load %s: a page must not ask for anything outside the book",
                                sheet.relative_to(output), address, type="bookkit", subtype="offline")
             used.add(_local(address, sheet.parent))
+    for source in OURS.glob("*.*s"):  # .css and .js; who reads them finds them, with their comments, in the repository
+        if static / source.name in used:
+            minify = rcssmin.cssmin if source.suffix == ".css" else rjsmin.jsmin
+            (static / source.name).write_text(minify(source.read_text(encoding="utf-8")) + "\n", encoding="utf-8")
     folders = {path.parent for path in used if path}  # a licence stays with what it is for
     for path in sorted(static.rglob("*"), reverse=True):
         if path.is_dir():
