@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from shardlab import capabilities  # noqa: E402
 from shardlab.capabilities import find_device, memory_bytes, multiplies_bf16  # noqa: E402
+from shardlab.measure.recordings import Hardware, Recording, Row  # noqa: E402
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -51,6 +52,28 @@ def test_the_table_of_a_gpu(monkeypatch):
     rows = {row.question: row for row in capabilities.capabilities(GPU)}
     assert rows["device"].here == "Tesla T4, 14.7 GiB" and rows["device"].so == "one of 2 GPUs is used"
     assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
+
+
+def recording(kind):
+    return Recording(Hardware("NVIDIA H200", kind, 1, 2**37), dict(python="3", torch="2", shardlab="0"), "2026-11-21", "make gpu",
+                     (Row("step.peak", 1, "bytes"),))
+
+
+def test_what_is_skipped_and_what_is_replayed(monkeypatch):
+    """Mutations: what needs a GPU said to be skipped on one; a recording made on a CPU replayed as a GPU's; other words than the book's."""
+    pretend(monkeypatch, device_count=1, get_device_name="Tesla T4", get_device_capability=(7, 5),
+            get_device_properties=SimpleNamespace(total_memory=15_835_660_288))
+
+    def rows(device, **given):
+        return {row.question: row[1:] for row in capabilities.capabilities(device, run="the first half", **given)}
+
+    found = rows(CPU, needs_gpu=["the card's account"], recordings=[recording("cpu")])
+    assert found["run"][0] == "the first half"
+    assert found["skipped"] == ("the card's account", "only a GPU can show it")
+    assert found["replayed"] == ("nothing", "not yet recorded on a GPU")
+    found = rows(GPU, needs_gpu=["the card's account"], recordings=[recording("cpu"), recording("gpu")])
+    assert found["skipped"] == ("nothing", "this machine can show all of it")
+    assert found["replayed"] == ("what a GPU showed", "recorded on NVIDIA H200, 2026-11-21")
 
 
 def test_memory_where_the_system_does_not_tell(monkeypatch):

@@ -43,6 +43,26 @@ def test_a_verdict_says_what_is_wrong():
     assert check(TWICE, lambda a: 2.0 * a)
 
 
+def test_an_exercise_can_compare_something_else_than_the_result():
+    """Must catch: the result compared in the place of what `answer` makes of it; tensors printed where there are words; an error that
+    fills the screen."""
+    def answer(solution, start):
+        return len(solution(start))
+
+    letters = Exercise("letters", lambda start: start + "b", (dict(start="a"), dict(start="aa")),
+                       (Misconception(lambda start: "", "that is nothing."),), "as many.", ("one letter", "two"), answer)
+    assert check(letters, lambda start: start + "c")
+    assert repr(check(letters, lambda start: start)) == "not yet: letters(one letter) should give 2, yours gives 1."
+    assert repr(check(letters, lambda start: "")) == "not yet: that is nothing."
+
+    def raises(start):
+        raise ValueError("one line\nand many more")
+
+    assert repr(check(letters, raises)) == "not yet: letters(one letter) raised ValueError: one line"
+    with pytest.raises(ValueError, match="letters: 1 words for 2 cases: each case has its own, or none has"):
+        Exercise("letters", str, (dict(start="a"), dict(start="b")), (), "", ("one letter",))
+
+
 def test_the_first_prediction_stays(tmp_path, capsys):
     """Must catch: a cell run again after the reveal that overwrites the prediction; a new kernel that has forgotten it."""
     predictions = Predictions("01-lab", tmp_path)
@@ -64,6 +84,10 @@ def test_predict_first(tmp_path):
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
             predictions.lock("peak", value)
+    predictions.lock("locked", 1)
+    with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
+        predictions.lock("locked", "two")
+    predictions.path.unlink()
     assert not list(tmp_path.iterdir())  # nothing was kept
 
 
@@ -77,6 +101,16 @@ def test_predicted_beside_measured(tmp_path):
     predictions.lock("unmeasured", 1)
     assert [row[0] for row in predictions.summary().rows] == ["peak", "gradients", "unmeasured"]
     assert predictions.summary().rows[2][2] == "–"
+
+
+def test_the_last_column_says_what_a_gpu_showed(tmp_path):
+    """Must catch: other words than the book's for what was not recorded; a recording shown beside another prediction."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("gradients", 7)
+    table = predictions.summary({"gradients": "0 bytes on NVIDIA H200, 2026-11-21"})
+    assert table.heads[-1] == "recorded on a GPU"
+    assert [row[-1] for row in table.rows] == ["not yet recorded on a GPU", "0 bytes on NVIDIA H200, 2026-11-21"]
 
 
 def test_a_damaged_file_is_refused_and_kept(tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shardlab.measure.recordings import Hardware, InvalidRecording, Recording, Row, read, read_all
+from shardlab.measure.recordings import Hardware, InvalidRecording, Recording, Row, nearby, read, read_all, recorded
 
 GOOD = dict(
     hardware=Hardware("NVIDIA H200", "gpu", 1, 150_754_820_096),
@@ -36,6 +36,22 @@ def test_rows_are_found_by_name_and_case():
     assert [row.value for row in recording.find("step.peak")] == [536_550_616, 600_000_000]
     assert [row.value for row in recording.find("step.peak", optimizer="foreach")] == [600_000_000]
     assert recording.find("step.peak", optimizer="fused") == []
+
+
+def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
+    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from the labs' folder; other words."""
+    assert recorded([], "step.peak") == "not yet recorded on a GPU"
+    on_cpu = Recording(**{**GOOD, "hardware": Hardware("x86_64", "cpu", 1, 2**34)})
+    recordings = [on_cpu, Recording(**GOOD)]
+    assert recorded(recordings, "step.peak", optimizer="loop") == "536,550,616 bytes on NVIDIA H200, 2026-11-21"
+    assert recorded(recordings, "matmul.rate") == "7.9e+14 FLOP/s on NVIDIA H200, 2026-11-21"
+    assert recorded(recordings, "step.peak", optimizer="fused") == "not yet recorded on a GPU"
+    assert recorded([on_cpu], "step.peak") == "not yet recorded on a GPU"
+    (tmp_path / "labs").mkdir()
+    monkeypatch.chdir(tmp_path / "labs")
+    assert nearby() == []
+    recordings[1].write(tmp_path / "measured")
+    assert nearby() == [recordings[1]] == nearby(tmp_path)
 
 
 @pytest.mark.parametrize("spoil, sentence", [

@@ -1,9 +1,11 @@
 """What this machine can do for a lab, found by trying it: a visible GPU that cannot compute is no GPU."""
 
 import os
-from typing import NamedTuple
+from typing import NamedTuple, Sequence
 
 import torch
+
+from .measure.recordings import NOT_RECORDED, Recording
 
 
 class Capability(NamedTuple):
@@ -41,8 +43,12 @@ def multiplies_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def capabilities(device: torch.device, why_not: str = "") -> list[Capability]:
-    """Rows for a lab of one rank in fp32 on `device`; `why_not` is find_device's reason."""
+def capabilities(device: torch.device, why_not: str = "", run: str = "every cell", needs_gpu: Sequence[str] = (),
+                 recordings: Sequence[Recording] = ()) -> list[Capability]:
+    """Rows for a lab of one rank in fp32 on `device`; `why_not` is find_device's reason.
+
+    `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can replay.
+    """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
     if device.type == "cuda":
@@ -53,11 +59,14 @@ def capabilities(device: torch.device, why_not: str = "") -> list[Capability]:
     else:
         device_row = Capability("device", f"CPU, {torch.get_num_threads()} threads{memory}", why_not or "the CPU is used")
         precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
+    skipped = () if device.type == "cuda" else needs_gpu
+    on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
     return [
         Capability("ranks", "1", "one process; several ranks come with chapter 4"),
         device_row,
         Capability("backend", "none", "one rank has nobody to send to"),
         Capability("precision", precision, "everything below is fp32"),
-        Capability("run", "every cell", "bytes are exact on any machine; times are this machine's"),
-        Capability("skipped or replayed", "nothing", "a recording on a GPU does not exist yet"),
+        Capability("run", run, "bytes are exact on any machine; times are this machine's"),
+        Capability("skipped", "; ".join(skipped) or "nothing", "only a GPU can show it" if skipped else "this machine can show all of it"),
+        Capability("replayed", "what a GPU showed" if on_gpu else "nothing", on_gpu[0].label if on_gpu else NOT_RECORDED),
     ]

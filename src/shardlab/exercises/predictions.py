@@ -10,7 +10,10 @@ import math
 import os
 import tempfile
 from pathlib import Path
+from types import MappingProxyType
+from typing import Mapping
 
+from ..measure.recordings import NOT_RECORDED
 from ..show.tables import Table
 
 
@@ -40,8 +43,10 @@ class Predictions:
 
     def lock(self, name: str, value: float) -> float:
         """Keep `value` as the prediction of that name and return it; a number that is already locked stays, and is returned."""
+        if value is not ... or name not in self._locked:
+            value = _number(name, value)
         if name not in self._locked:
-            self._write({**self._locked, name: _number(name, value)})
+            self._write({**self._locked, name: value})
         locked = self._locked[name]
         changed = "" if value in (locked, ...) else f" (locked; not {value:,})"
         print(f"predicted: {name} = {locked:,}{changed}")
@@ -65,9 +70,10 @@ class Predictions:
         self._measured[name] = _number(name, measured)
         return self._table([name])
 
-    def summary(self) -> Table:
-        """Everything predicted in this lab; what was not measured yet is a dash."""
-        return self._table(self._locked)
+    def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
+        """Everything predicted in this lab, measured (a dash where that did not happen yet) and recorded on a GPU: name -> words."""
+        table = self._table(self._locked)
+        return Table([*table.heads, "recorded on a GPU"], [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows])
 
     def _table(self, names):
         return Table(["", "predicted", "measured", "predicted / measured"],

@@ -1,5 +1,10 @@
 """Chapter 1: does it fit, and how long?"""
 
+from typing import NamedTuple
+
+import torch
+
+from ..gpt import GPT, GPTConfig
 from .checker import Exercise, Misconception
 
 
@@ -44,4 +49,104 @@ training_seconds_from_rate = Exercise(
                       "that is one token; the run has many."),
     ),
     right="2 operations forward and 4 backward for every parameter and token, over the rate.",
+)
+
+
+# --- a scale for tensors ---------------------------------------------------------------------------------------------------
+
+_SIX = torch.zeros(6, dtype=torch.float16)
+_OTHER = torch.zeros(2)
+
+
+def _behind(tensors):
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+bytes_behind_tensors = Exercise(
+    name="weigh",
+    reference=_behind,
+    cases=(dict(tensors=[_SIX]), dict(tensors=[_SIX[:3]]), dict(tensors=[_SIX, _SIX[:3]]), dict(tensors=[_SIX, _OTHER])),
+    words=("six fp16 numbers", "the first three of them", "the six and the first three of them", "the six and two fp32 numbers"),
+    misconceptions=(
+        Misconception(lambda tensors: sum(t.numel() for t in tensors),
+                      "those are elements, and each of them takes two bytes or four."),
+        Misconception(lambda tensors: sum(t.nbytes for t in tensors),
+                      "a slice keeps its whole storage alive, and two tensors on one storage take its memory once: ask for the storage."),
+        Misconception(lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors),
+                      "you count a storage twice: a view has no memory of its own. .data_ptr() tells one storage from another."),
+        Misconception(lambda tensors: max(t.untyped_storage().nbytes() for t in tensors),
+                      "that is the largest storage; the others take memory too."),
+        Misconception(lambda tensors: sum({t.data_ptr(): t.nbytes for t in tensors}.values()),
+                      "the slice begins where its storage begins and hides it: take address and bytes from untyped_storage()."),
+    ),
+    right="each storage once, however many tensors look at it.",
+)
+
+
+# --- bug hunt: the model that came back heavier --------------------------------------------------------------------------------
+
+
+class Resumed(NamedTuple):
+    """How a resumed model differs from the one that was saved."""
+    bytes_too_many: int
+    parameters_too_many: int
+    same_outputs: bool
+
+
+_CONFIG = GPTConfig(layers=1, hidden=8, heads=2, vocabulary=13, max_sequence=4)
+
+
+def compare_resumed(resume, seed) -> Resumed:
+    """Save a small model, resume it with `resume`(config, saved), and compare the two."""
+    torch.manual_seed(seed)
+    model, tokens = GPT(_CONFIG), torch.arange(4)[None]
+    resumed = resume(_CONFIG, model.state_dict())
+    with torch.no_grad():
+        same = torch.equal(model(tokens), resumed(tokens))
+    return Resumed(_behind(resumed.parameters()) - _behind(model.parameters()),
+                   len(list(resumed.parameters())) - len(list(model.parameters())), same)
+
+
+def _resume(finish):
+    def resume(config, saved):
+        with torch.device("meta"):
+            model = GPT(config)
+        model.to_empty(device="cpu")
+        finish(model, saved)
+        return model
+
+    return resume
+
+
+def _tie_and_load(model, saved):
+    model.initialise()
+    model.load_state_dict(saved)
+
+
+def _load_and_tie(model, saved):
+    model.load_state_dict(saved)
+    model.initialise()
+
+
+def _share_data(model, saved):
+    model.load_state_dict(saved)
+    model.head.scores.weight.data = model.embedding.tokens.weight.data
+
+
+model_that_came_back_heavier = Exercise(
+    name="resume",
+    reference=_resume(_tie_and_load),
+    cases=(dict(seed=0), dict(seed=1)),
+    words=("config, saved", "config, saved by another run"),
+    answer=compare_resumed,
+    misconceptions=(
+        Misconception(_resume(lambda model, saved: model.load_state_dict(saved)),
+                      "the outputs are the same, and the model is too heavy by one tensor. Which one has just that many elements?"),
+        Misconception(_resume(_load_and_tie),
+                      "the bytes are right, but initialise draws new numbers: what was loaded is lost. It has to come first."),
+        Misconception(_resume(_share_data),
+                      "the memory is one again, but there are still two parameters on it, and an optimizer would update both: "
+                      "the parameter itself must be shared."),
+    ),
+    right="to_empty gives every parameter new memory and so unties the head; initialise ties it again, before the loading.",
 )

@@ -17,9 +17,10 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterable
 
 SCHEMA = 1
+NOT_RECORDED = "not yet recorded on a GPU"
 UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
 
 
@@ -136,3 +137,18 @@ def read(path: Path) -> Recording:
 def read_all(folder: Path) -> list[Recording]:
     """Every recording in a folder, newest first; an absent folder holds none."""
     return sorted((read(path) for path in Path(folder).glob("*.json")), key=lambda recording: recording.date, reverse=True)
+
+
+def nearby(start: Path | str = ".") -> list[Recording]:
+    """Every recording in the folder `measured` of `start` or of the folder around it, newest first: labs run beside that folder."""
+    return next((found for folder in (Path(start), Path(start).resolve().parent) if (found := read_all(folder / "measured"))), [])
+
+
+def recorded(recordings: Iterable[Recording], name: str, **case) -> str:
+    """What the first recording on a GPU says that has such a row, and where: "536,550,616 bytes on NVIDIA H200, 2026-11-21"."""
+    for recording in recordings:
+        rows = recording.find(name, **case) if recording.hardware.kind == "gpu" else []
+        if rows:
+            value = f"{rows[0].value:,}" if isinstance(rows[0].value, int) else f"{rows[0].value:.3g}"
+            return f"{value} {rows[0].unit} {recording.label.removeprefix('recorded ')}"
+    return NOT_RECORDED

@@ -18,6 +18,8 @@ from .recordings import Row
 MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
 SIZES = dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)  # the step that chapter 3 takes apart
 BATCH, SEQUENCE = 2, 256
+STEP = dict(microbatch=BATCH, sequence=SEQUENCE, accumulation_steps=1, first_step=0, optimizer_mode=0, dropout=0,
+            fused_attention=1)  # the same in the words of the formulas, the optimizer's loop
 
 
 def _training(device, mode="loop", **changes):

@@ -1,0 +1,114 @@
+"""Out of memory without harm: run something under a limit, and see where it ends.
+
+    limit = 900 * 2**20
+    cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first whether it has that much to give
+    try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     # [Attempt(case, error), ...]
+
+On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs in a process of its own, which the
+system allows no more than the limit.
+"""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Sequence
+
+import cloudpickle
+import torch
+
+SPARE = 2  # this many times the limit must be free before anything is tried
+SECONDS = 300  # against a process that hangs
+
+# Modules are loaded and counted first: their memory is not the work's. Each further thread would reserve addresses of its own.
+_CHILD = """
+import pickle, resource, sys
+import cloudpickle, torch
+from shardlab.measure.limit import attempt_each
+limit_bytes, work, cases = cloudpickle.load(sys.stdin.buffer)
+answer_to, sys.stdout = sys.stdout.buffer, sys.stderr  # what the work prints is no answer
+torch.set_num_threads(1)
+with open("/proc/self/statm") as file:
+    taken = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+answer_to.write(pickle.dumps([tuple(attempt) for attempt in attempt_each(work, cases)]))
+"""
+
+
+class Attempt(NamedTuple):
+    """One case and how it ended: `error` is empty where it fitted, else the first line of what the allocator said."""
+    case: dict[str, Any]
+    error: str
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that the device, or on a CPU the machine or its container, has to give; None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+    try:
+        most, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        return free if most == "max" else min(free, int(most) - int(used))
+    except (OSError, ValueError):
+        return free  # no container with a limit of its own
+
+
+def cannot_try(limit_bytes: int, device: torch.device) -> str:
+    """Why try_within is not to be used here, in one sentence; empty if it is."""
+    if device.type == "cpu" and sys.platform != "linux":
+        return "not tried: on this system a process cannot be held to a limit of memory."
+    free = free_bytes(device)
+    if free is None:
+        return "not tried: this system does not tell how much memory is free."
+    if free < SPARE * limit_bytes:
+        return f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of {limit_bytes / 2**30:.1f} GiB should be."
+    return ""
+
+
+def try_within(limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]) -> list[Attempt]:
+    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is now; the first that does not fit is
+    the last. Any other error of `work` is raised. Raises ValueError with cannot_try's sentence where that has one."""
+    reason = cannot_try(limit_bytes, device)
+    if reason:
+        raise ValueError(reason)
+    return (_on_gpu if device.type == "cuda" else _in_child)(limit_bytes, device, work, cases)
+
+
+def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
+    """The attempts up to the first that finds no memory, without a limit of its own."""
+    attempts = []
+    for case in cases:
+        try:
+            work(**case)
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+                raise
+            attempts.append(Attempt(case, (str(error).strip().splitlines() or ["MemoryError"])[0]))
+            break
+        attempts.append(Attempt(case, ""))
+    return attempts
+
+
+def _on_gpu(limit_bytes, device, work, cases):
+    torch.cuda.empty_cache()
+    total, reserved = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_reserved(device)
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.set_per_process_memory_fraction(min(before, (reserved + limit_bytes) / total), device)
+    try:
+        return attempt_each(work, cases)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.empty_cache()
+
+
+def _in_child(limit_bytes, device, work, cases):
+    sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
+    ended = subprocess.run([sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=SECONDS)
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
+        raise RuntimeError(f"the process that tried it failed: {said[-1]}")
+    return [Attempt(*attempt) for attempt in pickle.loads(ended.stdout)]
