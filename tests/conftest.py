@@ -83,14 +83,22 @@ def book_server(book_html):
         thread.join()
 
 
-@pytest.fixture(autouse=True)
-def sphinx_defaults():
-    """Sphinx writes the suffixes that an extension adds into its own default, where the next build in this process finds them
-    without the extension; so each test gets the default as it was."""
+@pytest.fixture(scope="session")
+def source_suffixes():
+    """Sphinx's own default for the suffixes of sources, and a copy of it from before any build."""
     from sphinx.config import Config
 
     suffixes = Config.config_values["source_suffix"].default
-    before = dict(suffixes)
+    return suffixes, dict(suffixes)
+
+
+@pytest.fixture(autouse=True)
+def sphinx_defaults(source_suffixes):
+    """Sphinx writes the suffixes that an extension adds into its own default, where the next build in this process finds them
+    without the extension; so each test gets the default as it was, whatever the fixtures of its module have built."""
+    suffixes, before = source_suffixes
+    suffixes.clear()
+    suffixes.update(before)
     yield
     suffixes.clear()
     suffixes.update(before)
