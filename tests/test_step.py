@@ -52,12 +52,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ledger counted in a step, and the moment of its peak."""
+    """What the ledger counted in a step, the moment of its peak, and all its lines."""
     parameters: int
     activations: int  # after the last microbatch's loss
     gradients: int    # after the last microbatch's backward
     optimizer: int    # after the step
     peak: Moment
+    timeline: list[Moment]
 
 
 def measure(step: Step) -> Measured:
@@ -90,7 +91,7 @@ def measure(step: Step) -> Measured:
             train(1)
         with Ledger(model, optimizer) as ledger:
             train(step.accumulation_steps, lambda name: seen.update({name: getattr(ledger.bytes, name)}))
-    return Measured(ledger.timeline[0].bytes.parameters, **seen, peak=ledger.peak)
+    return Measured(ledger.timeline[0].bytes.parameters, **seen, peak=ledger.peak, timeline=ledger.timeline)
 
 
 def draw(generator: random.Random, fake: bool) -> Step:

@@ -4,7 +4,8 @@
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
-from . import given, model, states, activations, working_sets, step, time  # noqa: F401, I001  (they fill the registry, in this order)
+from . import (  # noqa: F401, I001  (they fill the registry, in this order)
+    given, model, states, activations, working_sets, step, layer_timeline, timeline, time)
 from .presets import GPUS, MODELS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import EXACT_LIMIT, ceil_div, equal, floor_div, maximum, minimum, where
