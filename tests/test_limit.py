@@ -14,14 +14,16 @@ can_limit = pytest.mark.skipif(bool(cannot_try(256 * MIB, CPU)), reason=cannot_t
 
 @can_limit
 def test_the_first_that_does_not_fit_is_the_last():
-    """Must catch: no limit set, so that all fit; the loop going on after the first failure; the work's prints read as the answer."""
+    """Must catch: no limit set, so that all fit; the loop going on after the first failure; the work's prints read as the answer;
+    what a case leaves behind charged to the next."""
     def take(mib):
         print(f"taking {mib} MiB")
-        torch.zeros(mib * MIB // 4)
+        circle = [torch.zeros(mib * MIB // 4)]
+        circle.append(circle)  # dies only when Python looks for circles
 
-    attempts = try_within(256 * MIB, CPU, take, [dict(mib=64), dict(mib=1024), dict(mib=1)])
-    assert [attempt.case for attempt in attempts] == [dict(mib=64), dict(mib=1024)]
-    assert attempts[0].error == "" and "can't allocate memory" in attempts[1].error
+    attempts = try_within(256 * MIB, CPU, take, [dict(mib=128), dict(mib=160), dict(mib=1024), dict(mib=1)])
+    assert [attempt.case["mib"] for attempt in attempts] == [128, 160, 1024]
+    assert attempts[0].error == attempts[1].error == "" and "can't allocate memory" in attempts[2].error
     torch.zeros(1024 * MIB // 4)  # this process is not limited
 
 

@@ -13,13 +13,15 @@ from shardlab.measure.weigh import weigh  # noqa: E402
 
 
 def test_a_module_of_the_readers_own():
-    """Must catch: a child's parameters counted again in its parent, a buffer taken for a parameter, an activation counted elsewhere."""
+    """Must catch: a child's parameters counted again in its parent, a buffer taken for a parameter, or for an activation because batch
+    norm keeps it for backward, an activation counted elsewhere."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.BatchNorm1d(7), torch.nn.GELU())
     lines = {line.module: line for line in weigh(model, torch.randn(3, 5))}
     assert lines["0"][2:] == (4 * (35 + 7), 0, 4 * 15 + 4 * 21)  # the input it keeps, and its output, which the norm keeps
     assert lines["1"].parameters == 4 * 14 and lines["1"].buffers == 4 * 14 + 8
     assert lines["1"].activations == 4 * (21 + 2 * 7)  # output kept by GELU, and the batch's mean and inverse deviation
     assert sum(line.parameters for line in lines.values()) == sum(p.nbytes for p in model.parameters())
+    assert set(lines) == {"0", "1"}  # nothing is left over for the whole
 
 
 def test_a_tied_weight_counts_once_and_fake_weighs_like_real():

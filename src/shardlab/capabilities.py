@@ -57,7 +57,8 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
         device_row = Capability("device", here, f"one of {gpus} GPUs is used" if gpus > 1 else "the GPU is used")
         precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
     else:
-        device_row = Capability("device", f"CPU, {torch.get_num_threads()} threads{memory}", why_not or "the CPU is used")
+        threads = torch.get_num_threads()
+        device_row = Capability("device", f"CPU, {threads} thread{'s' * (threads > 1)}{memory}", why_not or "the CPU is used")
         precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
     skipped = () if device.type == "cuda" else needs_gpu
     on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]

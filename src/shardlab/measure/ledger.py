@@ -28,6 +28,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
+BUFFER = "buffer"  # what made a buffer of the model; it stays one, also when batch norm keeps it for backward
+
+
 class Counts(NamedTuple):
     """Bytes by category, under the names of the memory palette."""
     parameters: int = 0
@@ -170,7 +173,7 @@ class Ledger(TorchDispatchMode):
     def _keep_for_backward(self, tensor):
         for storage in storages(tensor):
             entry = self._live.get(storage._cdata)
-            if entry is None or entry.category == "temporaries":
+            if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
                 self._restate("save for backward")
         return tensor
@@ -226,7 +229,8 @@ class Ledger(TorchDispatchMode):
             self._undo.append(parameter.register_post_accumulate_grad_hook(self._keep_gradient).remove)
         self._move("parameters", self.model.parameters())
         self._move("gradients", (p.grad for p in self.model.parameters() if p.grad is not None))
-        self._move("temporaries", self.model.buffers())
+        for buffer in self.model.buffers():
+            self._record("temporaries", buffer, BUFFER)
         if self.optimizer is not None:
             self._keep_states(self.optimizer)
         self._undo += [register_optimizer_step_pre_hook(self._before_step).remove,

@@ -8,6 +8,7 @@ On a GPU the limit is this process's share of the card, put back afterwards. On 
 system allows no more than the limit.
 """
 
+import gc
 import pickle
 import subprocess
 import sys
@@ -82,6 +83,7 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
     """The attempts up to the first that finds no memory, without a limit of its own."""
     attempts = []
     for case in cases:
+        gc.collect()  # what the case before left behind in circles of references is not this one's
         try:
             work(**case)
         except (RuntimeError, MemoryError) as error:
