@@ -7,6 +7,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
+- ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the book
 - ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab, and the wheel
@@ -17,8 +18,8 @@ __version__ = "0.1.0"
 
 def setup(app):
     # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is loaded (see build.py).
-    from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline
+    from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline, recorded
 
-    for part in (build, mathml, boxes, explorer, formulas, look, offline, address):
+    for part in (build, mathml, boxes, explorer, formulas, recorded, look, offline, address):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,114 @@
+"""What only a GPU can show: numbers out of the recordings in ``measured/``, or the plain words that there are none yet.
+
+    {recorded}`step.peak optimizer=foreach`      536,550,616 bytes on NVIDIA H200, 2026-11-21
+
+    ```{recorded} states.optimizer step.peak
+    What to look at, and what it would answer while there is no recording.
+    ```
+
+    ```{recordings}
+    ```
+
+The role is one number. The directive is a *Measured* box: a table of the rows of these names in every recording on a GPU, beside what
+the formula says. ``{recordings}`` lists the recordings themselves. ``bookkit/build.py`` reads pages again when ``measured/`` changed.
+"""
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective, SphinxRole
+
+from bookkit.boxes import new_box
+from shardlab.measure.recordings import NOT_RECORDED, InvalidRecording, read_all, recorded
+from shardlab.show.format import STYLE_OF_UNIT, format_as
+
+logger = logging.getLogger(__name__)
+SAID = NOT_RECORDED[:1].upper() + NOT_RECORDED[1:]
+
+
+def _recordings(env, location):
+    """The recordings on a GPU beside the book's pages, newest first; a damaged file is a warning that names it."""
+    try:
+        return [found for found in read_all(Path(env.srcdir) / "measured") if found.hardware.kind == "gpu"]
+    except InvalidRecording as error:
+        logger.warning("measured/%s", error, location=location, type="bookkit", subtype="recorded")
+        return []
+
+
+class RecordedRole(SphinxRole):
+    """One recorded number: a row's name, then words such as optimizer=foreach that its case must have."""
+
+    def run(self):
+        name, *case = self.text.split()
+        given = dict(word.split("=", 1) for word in case if "=" in word)
+        if len(given) != len(case):
+            logger.warning("%r: a row's name, then words such as optimizer=foreach", self.text, location=self.get_location(),
+                           type="bookkit", subtype="recorded")
+        return [nodes.inline(self.rawtext, recorded(_recordings(self.env, self.get_location()), name, **given))], []
+
+
+class RecordedDirective(SphinxDirective):
+    """A *Measured* box with the rows of these names; its content says what to look at."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+
+    def run(self):
+        names = self.arguments[0].split()
+        tables = []
+        for recording in _recordings(self.env, self.get_location()):
+            rows = [row for row in recording.rows if row.name in names]
+            if rows:
+                said = f"{recording.label[:1].upper()}{recording.label[1:]}, torch {recording.versions['torch']}, by "
+                tables += [nodes.paragraph("", "", nodes.Text(said), nodes.literal("", recording.command), nodes.Text(":")),
+                           _table(rows)]
+        box = new_box("measured")
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        box += tables or [nodes.paragraph("", "", nodes.Text(f"{SAID}: "), nodes.literal("", "make gpu"),
+                                          nodes.Text(" on a machine with one writes the recording that this box shows."))]
+        return [box]
+
+
+def _table(rows):
+    """What, what the formula says, what was recorded; the rest in the last column where they differ."""
+    cells = []
+    for row in rows:
+        style = STYLE_OF_UNIT.get(row.unit, "number")
+        show = lambda value: format_as(value, style) + ("" if row.unit in STYLE_OF_UNIT or row.unit in ("count", "ratio") else f" {row.unit}")
+        formula = "" if row.predicted is None else show(row.predicted)
+        rest = "" if row.predicted is None else "equal" if row.predicted == row.value else f"{row.value - row.predicted:+,} {row.unit}"
+        case = ", ".join(str(value) for value in row.case.values())
+        cells.append([f"{row.name.replace('.', ', ').replace('_', ' ')}{f' ({case})' if case else ''}", formula, show(row.value), rest])
+    return _plain_table(["What", "Formula", "Recorded", "Rest"], cells, numeric=range(1, 4))
+
+
+def _plain_table(heads, rows, numeric=()):
+    def row(cells):
+        return nodes.row("", *(nodes.entry("", nodes.paragraph("", cell), classes=["text-right"] if column in numeric else [])
+                               for column, cell in enumerate(cells)))
+
+    group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
+    group += [nodes.thead("", row(heads)), nodes.tbody("", *map(row, rows))]
+    return nodes.table("", group)
+
+
+class RecordingsDirective(SphinxDirective):
+    """Every recording on a GPU: device, date, versions, command, number of rows."""
+
+    def run(self):
+        found = _recordings(self.env, self.get_location())
+        if not found:
+            return [nodes.paragraph("", f"Nothing in this edition has been recorded on a GPU: pages that need it say \"{NOT_RECORDED}\".")]
+        rows = [[f"{recording.hardware.count} × {recording.hardware.device}", recording.date,
+                 ", ".join(f"{name} {version}" for name, version in recording.versions.items()), recording.command,
+                 str(len(recording.rows))] for recording in found]
+        return [_plain_table(["Hardware", "Date", "Versions", "Command", "Rows"], rows, numeric=[4])]
+
+
+def setup(app):
+    app.add_role("recorded", RecordedRole())
+    app.add_directive("recorded", RecordedDirective)
+    app.add_directive("recordings", RecordingsDirective)

@@ -1,0 +1,83 @@
+"""What pages say of recordings: the numbers when there are some, the plain words when there are none."""
+
+import re
+from html import unescape
+
+import pytest
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
+
+from shardlab.measure.recordings import NOT_RECORDED, Hardware, Recording, Row
+
+PAGE = """# Page
+
+The peak is {recorded}`step.peak optimizer=foreach`.
+
+```{recorded} step.peak matmul.rate
+Look at the rest.
+```
+
+```{recordings}
+```
+"""
+VERSIONS = dict(python="3.12.3", torch="2.13.0", shardlab="0.1.0")
+ROWS = (Row("step.peak", 600, "bytes", dict(optimizer="foreach"), "peak_bytes", 500), Row("step.peak", 500, "bytes", dict(optimizer="loop"),
+        "peak_bytes", 500), Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16")), Row("other.row", 1, "count"))
+
+
+@pytest.fixture
+def build(tmp_path):
+    """build(text, recordings...) -> (the page as plain text with one space for any white space, warnings)."""
+    def build_it(text, *recordings):
+        source = tmp_path / "source"
+        source.mkdir(exist_ok=True)
+        (source / "index.md").write_text(text, encoding="utf-8")
+        for recording in recordings:
+            recording.write(source / "measured")
+        with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
+            Sphinx(source, None, tmp_path / "html", tmp_path / "doctrees", "html", status=None, warning=stream, freshenv=True,
+                   confoverrides=dict(extensions=["myst_parser", "bookkit.boxes", "bookkit.recorded"], root_doc="index",
+                                      html_theme="basic")).build()
+        html = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
+        return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split()), (tmp_path / "warnings").read_text(encoding="utf-8")
+
+    return build_it
+
+
+def gpu(**changes):
+    return Recording(**{**dict(hardware=Hardware("NVIDIA H200", "gpu", 1, 2**37), versions=VERSIONS, date="2026-11-21",
+                               command="make gpu", rows=ROWS), **changes})
+
+
+def test_a_page_shows_what_was_recorded(build):
+    """Must catch: the difference left out or tuned away, rows of other names, a recording without its hardware, date, version."""
+    text, warnings = build(PAGE, gpu())
+    assert not warnings
+    assert "The peak is 600 bytes on NVIDIA H200, 2026-11-21 ." in text
+    assert "Recorded on NVIDIA H200, 2026-11-21, torch 2.13.0, by make gpu :" in text and "Look at the rest." in text
+    assert "step, peak (foreach) 500 B 600 B +100 bytes" in text and "step, peak (loop) 500 B 500 B equal" in text
+    assert "matmul, rate (bf16) 790 TFLOP/s" in text and "other, row" not in text
+    assert "1 × NVIDIA H200 2026-11-21 python 3.12.3, torch 2.13.0, shardlab 0.1.0 make gpu 4" in text
+    assert NOT_RECORDED.lower() not in text.lower()
+
+
+def test_without_a_recording_a_page_says_so(build):
+    """Must catch: an empty table, or a CPU's recording passed off as a GPU's."""
+    for recordings in ((), (gpu(hardware=Hardware("x86_64", "cpu", 1, 2**34)),)):
+        text, warnings = build(PAGE, *recordings)
+        assert not warnings and text.lower().count(NOT_RECORDED.lower()) == 3
+        assert "make gpu on a machine with one" in text and "Look at the rest." in text and "600" not in text
+
+
+def test_a_damaged_recording_stops_the_build(build, tmp_path):
+    """Must catch: a file that cannot be read passed over in silence."""
+    (tmp_path / "source" / "measured").mkdir(parents=True)
+    (tmp_path / "source" / "measured" / "gpu.json").write_text('{"schema": 2}')
+    _, warnings = build(PAGE)
+    assert "measured/gpu.json: schema = 2: this version reads schema 1" in warnings
+
+
+def test_a_role_that_says_too_little_is_a_warning(build):
+    """Must catch: a word without = ignored, so that another row is shown."""
+    _, warnings = build("# Page\n\n{recorded}`step.peak foreach`\n")
+    assert "a row's name, then words such as optimizer=foreach" in warnings
