@@ -90,7 +90,7 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
     most = max(together.predicted, together.measured or 0, 1)
     near = capacity_bytes is not None and capacity_bytes <= FAR * most
     most = max(most, capacity_bytes) if near else most
-    unit, scale = _unit(most, BINARY if style == "bytes" else DECIMAL)
+    unit, scale = unit_of(most, BINARY if style == "bytes" else DECIMAL)
     if compared:
         title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
     head_pixels = HEAD_PIXELS + (12 if compared else 0)
@@ -115,7 +115,8 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
     return figure
 
 
-def _unit(most, units):
+def unit_of(most, units):
+    """(unit, size): the largest unit of which `most` has at least one."""
     return next((unit, size) for unit, size in reversed(units) if most >= size or size == 1)
 
 
