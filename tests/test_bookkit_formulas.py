@@ -187,6 +187,24 @@ def test_a_wrong_call_is_a_warning_with_page_and_line(build):
         assert re.search(rf"index\.md:{line}: WARNING: .*{re.escape(message)}", warnings), warnings
 
 
+def test_quantities_with_a_name(build):
+    """A page names quantities once and calls with the name; what stands in the call wins; the name ends with the page.
+
+    Mutation: let the named quantities come after the keywords of the call; keep the names for the next page."""
+    small = '```{given} small\nparameters=1_000,\nrecipe="fp32 Adam"\n```\n\n'
+    calls = "small", "small, parameters=2_000", "wide"
+    pages, warnings = build(
+        index=f"# One\n\n{small}```{{given}} wide\nsmall, gradient_bytes=0\n```\n\n"
+              + " ".join(f"{{bytes}}`states_bytes({call}) as kB`" for call in calls) + "\n",
+        other="# Two\n\n{bytes}`states_bytes(small)`\n\n" + small + small,
+    )
+    printed = re.findall(r'<span class="computed"[^>]*>([^<]+)<', pages["index"].replace("\N{NO-BREAK SPACE}", " "))
+    assert printed == ["16 kB", "32 kB", "12 kB"]
+    assert "parameters=1,000, recipe=&quot;fp32 Adam&quot;) = 16,000 bytes" in pages["index"]
+    assert "other.md:3: WARNING: states_bytes(small): a formula is called with keywords only; no {given} small stands" in warnings
+    assert "{given} small stands on this page already." in warnings and "index.md" not in warnings
+
+
 # --- equations -------------------------------------------------------------------------------------------------------
 
 

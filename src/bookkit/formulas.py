@@ -7,6 +7,12 @@ The text is a call with keywords; model=, recipe= and gpu= name presets. After i
 ``shardlab.show.format``; without one, bytes are GiB and everything else is printed as its unit asks. The call and its exact value
 appear on hover. A call that is wrong is a warning with page and line, and so stops the build.
 
+    ```{given} small
+    model="GPT-2 124M", layers=4, recipe="fp32 Adam", microbatch=2, sequence=256
+    ```
+
+prints nothing and gives these quantities a name for the rest of the page: ``{bytes}`logit_bytes(small, microbatch=4)```.
+
     ```{equation} achieved_flops_per_second training_seconds
     :numbered:
     ```
@@ -52,25 +58,31 @@ class WrongCall(ValueError):
 
 # --- numbers -------------------------------------------------------------------------------------------------------------
 
-def read_call(text):
-    """(name, keywords, style or None) of a role's text."""
+def read_call(text, named=None):
+    """(name, keywords, style or None) of a role's text; `named` holds the quantities that have a name on the page."""
     match = re.fullmatch(r"(?s)\s*(\w+\s*\(.*\))\s*(?:(?:as\s+)?(\S.*?))?\s*", text)
     if not match:
         raise WrongCall(f"{text!r} is no call of a formula with keywords, such as "
                         'states_bytes(parameters=1000, recipe="fp32 Adam").')
     try:
         call = ast.parse(match[1], mode="eval").body
-        if call.args or any(keyword.arg is None for keyword in call.keywords):
+        given = {}
+        for name in (getattr(argument, "id", None) for argument in call.args):
+            if name not in (named or {}):
+                why = f"; no {{given}} {name} stands above." if name else "."
+                raise WrongCall(f"{match[1]}: a formula is called with keywords only{why}")
+            given.update(named[name])
+        if any(keyword.arg is None for keyword in call.keywords):
             raise WrongCall(f"{match[1]}: a formula is called with keywords only.")
-        given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        given.update((keyword.arg, ast.literal_eval(keyword.value)) for keyword in call.keywords)
     except (SyntaxError, ValueError, AttributeError) as error:
         raise error if isinstance(error, WrongCall) else WrongCall(f"{match[1]}: {error}") from None
     return call.func.id, given, match[2]
 
 
-def compute(text):
+def compute(text, named=None):
     """(printed, origin) of a role's text: the number with its unit, and the call with the exact value for the hover."""
-    name, given, style = read_call(text)
+    name, given, style = read_call(text, named)
     try:
         found = BOOK.find(name)
         value = evaluate([name], **quantities(**given))[name]
@@ -99,13 +111,30 @@ class NumberRole(SphinxRole):
 
     def run(self):
         try:
-            printed, origin = compute(self.text)
+            printed, origin = compute(self.text, self.env.temp_data.get("bookkit_given"))
             if self.name == "bytes" and not origin.endswith(" bytes"):
                 raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
         except WrongCall as wrong:
             logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="number")
             return [nodes.literal(self.text, self.text)], []
         return [computed(self.rawtext, unbroken(printed), origin=origin)], []
+
+
+class GivenDirective(SphinxDirective):
+    """``{given} name``: quantities that calls below on this page take by that name. Prints nothing."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self):
+        named = self.env.temp_data.setdefault("bookkit_given", {})
+        try:
+            if self.arguments[0] in named:
+                raise WrongCall(f"{{given}} {self.arguments[0]} stands on this page already.")
+            named[self.arguments[0]] = read_call(f"given({' '.join(self.content)})", named)[1]
+        except WrongCall as wrong:
+            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="number")
+        return []
 
 
 def _visit_computed(writer, node):
@@ -386,6 +415,7 @@ def setup(app):
     app.add_node(formula_link, html=(_visit_link, _depart_link))
     app.add_role("number", NumberRole())
     app.add_role("bytes", NumberRole())
+    app.add_directive("given", GivenDirective)
     app.add_directive("equation", EquationDirective)
     app.add_directive("formula-sheet", FormulaSheetDirective)
     app.add_css_file("formulas.css", priority=809)
