@@ -1,0 +1,139 @@
+"""What the chapter on memory says of its small GPT, held against the ledger: its moments, and habits that move bytes."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+from shardlab.formulas import evaluate, quantities  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab.measure.ledger import Ledger  # noqa: E402
+from shardlab.measure.weigh import weigh  # noqa: E402
+
+CONFIG = GPTConfig(layers=4, hidden=256, heads=4, max_sequence=256)
+GIVEN = quantities(recipe="fp32 Adam", **CONFIG.quantities(), microbatch=2, sequence=256, accumulation_steps=1, first_step=0,
+                   optimizer_mode=0, dropout=0, fused_attention=1)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On a busy machine the threads of small operations wait for each other far longer than they work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def watched(loop, **how):
+    """The ledger of loop(model, optimizer, ledger), after one step that makes the optimizer's states."""
+    with FakeTensorMode():  # counts the same, and the vocabulary is large
+        model = GPT(CONFIG)
+        optimizer = torch.optim.AdamW(model.parameters(), **how)
+        step(model, optimizer)
+        with Ledger(model, optimizer) as ledger:
+            loop(model, optimizer, ledger)
+    return ledger
+
+
+def batch():
+    return torch.zeros(2, 256, dtype=torch.long)
+
+
+def step(model, optimizer, ledger=None, set_to_none=True):
+    """The step of the chapter; its batch and its loss have names, as in a training loop."""
+    tokens, targets = batch(), batch()
+    loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none)
+    return loss
+
+
+def formula(name, **changes):
+    return evaluate([name], **{**GIVEN, **changes})[name]
+
+
+def test_every_moment_of_the_table():
+    """The chapter's table: the loss, and then the most that is live in the head, in the layers, at the embedding, in the optimizer.
+
+    Mutation: a term dropped from any of the five formulas, such as the batch in step_floor_bytes; MOMENTS in another order."""
+    timeline = watched(step).timeline
+    operations = [moment.operation for moment in timeline]
+    total = [moment.bytes.total for moment in timeline]
+    loss = operations.index("_log_softmax_backward_data")
+    head = operations.index("native_layer_norm_backward")  # the last norm, and with it the head, is done
+    layers = operations.index("slice_backward")            # the position table's gradient: the layers are done
+    update = next(line for line, moment in enumerate(timeline) if moment.phase == "optimizer")
+    assert timeline[loss].bytes.gradients == 0
+    assert {
+        "loss_peak_bytes": total[loss],
+        "head_peak_bytes": max(total[loss + 1:head + 1]),
+        "layers_peak_bytes": max(total[head + 1:layers]),
+        "embedding_peak_bytes": max(total[layers:update]),
+        "optimizer_peak_bytes": max(total[update:]),
+    } == evaluate(["loss_peak_bytes", "head_peak_bytes", "layers_peak_bytes", "embedding_peak_bytes", "optimizer_peak_bytes"], **GIVEN)
+
+
+def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model():
+    """Mutation: optimizer_loop_elements without one of its maxima; foreach counted with two tensors a parameter."""
+    highest = {mode: max(moment.bytes.total for moment in watched(step, foreach=mode).timeline if moment.phase == "optimizer")
+               for mode in (False, True)}
+    assert highest == {mode: formula("optimizer_peak_bytes", optimizer_mode=int(mode)) for mode in (False, True)}
+    assert highest[False] > highest[True]
+
+
+def test_a_name_keeps_the_logits():
+    """Must catch: a loss that keeps the logits for backward, so that the name in the training loop would cost nothing more."""
+    def named(model, optimizer, ledger):
+        tokens, targets = batch(), batch()
+        logits = model(tokens)
+        next_token_loss(logits, targets).backward()
+
+    assert watched(named).peak.bytes.total == formula("peak_bytes") + formula("logit_bytes")
+
+
+def test_gradients_that_are_zeroed_stay():
+    """Must catch: set_to_none=False that frees gradients after all; accumulation's peak without them."""
+    def twice(model, optimizer, ledger):
+        for _ in range(2):
+            step(model, optimizer, set_to_none=False)
+
+    assert watched(twice).peak.bytes.total == formula("peak_bytes", accumulation_steps=2)
+
+
+def test_what_a_list_of_losses_keeps_and_what_a_sum_without_backward_keeps():
+    """The bug hunt: 4 bytes a step after backward; every activation of every batch without.
+
+    Must catch: a ledger that forgets what a graph keeps once the model's output has no name."""
+    live = []
+
+    def history(model, optimizer, ledger):
+        losses = []
+        for _ in range(3):
+            losses.append(step(model, optimizer))
+            live.append(ledger.bytes.total)
+
+    def evaluation(model, optimizer, ledger):
+        score = 0.0
+        for _ in range(3):
+            score += next_token_loss(model(batch()), batch())
+            live.append(ledger.bytes.total)
+
+    watched(history)
+    assert [b - a for a, b in zip(live, live[1:])] == [4, 4]
+    live.clear()
+    watched(evaluation)
+    assert [b - a for a, b in zip(live, live[1:])] == [formula("activation_bytes")] * 2
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_relu_keeps_one_inner_tensor_where_gelu_keeps_two(in_place):
+    """Must catch: the output of ReLU counted twice, for itself and for the product after it."""
+    inner = 4 * 64 * 1024
+
+    def kept(nonlinearity):
+        layers = torch.nn.Sequential(torch.nn.Linear(256, 1024), nonlinearity, torch.nn.Linear(1024, 256))
+        return sum(line.activations for line in weigh(layers, torch.zeros(64, 256)))
+
+    assert kept(torch.nn.GELU()) - kept(torch.nn.ReLU(inplace=in_place)) == inner
