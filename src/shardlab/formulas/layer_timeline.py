@@ -14,25 +14,20 @@ _LEDGER = "tests/test_timeline.py::test_categories_at_the_peak_of_random_steps"
 
 
 @BOOK.formula(symbol=r"A_\text{down}", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def activations_at_down_bytes(mlp_down_backward_bytes, mlp_activation_bytes, mask_bytes, biases, compute_element_bytes, hidden,
-                              copies_weights, gradient_element_bytes, feed_forward, inner_bytes, weight_copy_element_bytes):
+def activations_at_down_bytes(mlp_down_backward_bytes, mlp_down_cast_bytes, mlp_activation_bytes, mask_bytes, copies_weights,
+                              inner_bytes, weight_copy_element_bytes, hidden, feed_forward):
     """activations of the MLP at its second product, or without that product's own while its weight's gradient is made fp32"""
     return mlp_activation_bytes - (mask_bytes + copies_weights * where(
-        equal(mlp_down_backward_bytes, mlp_activation_bytes - mask_bytes + biases * compute_element_bytes * hidden
-              + copies_weights * gradient_element_bytes * hidden * feed_forward),
+        equal(mlp_down_backward_bytes, mlp_down_cast_bytes),
         inner_bytes + weight_copy_element_bytes * hidden * feed_forward, 0))
 
 
 @BOOK.formula(symbol=r"A_\text{end}", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def activations_at_up_bytes(mlp_up_backward_bytes, norm_activation_bytes, residual_bytes, linear_input_bytes, biases, copies_weights,
-                            weight_copy_element_bytes, compute_element_bytes, gradient_element_bytes, new_gradient_element_bytes,
-                            hidden, feed_forward, gated_mlp):
+def activations_at_up_bytes(mlp_up_backward_bytes, mlp_up_cast_bytes, norm_activation_bytes, linear_input_bytes,
+                            weight_copy_element_bytes, hidden, feed_forward):
     """activations of the MLP at its first product, or its norm's alone while that weight's gradient is made fp32"""
     return norm_activation_bytes + where(
-        equal(mlp_up_backward_bytes, norm_activation_bytes + biases * compute_element_bytes * feed_forward
-              + new_gradient_element_bytes * ((1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward))
-              + copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * feed_forward + residual_bytes),
-        0, linear_input_bytes + weight_copy_element_bytes * hidden * feed_forward)
+        equal(mlp_up_backward_bytes, mlp_up_cast_bytes), 0, linear_input_bytes + weight_copy_element_bytes * hidden * feed_forward)
 
 
 @BOOK.formula(symbol=r"A_\text{mlp}^\prime", unit="bytes", source=_GPT, measured_by=_LEDGER)
@@ -49,13 +44,12 @@ def activations_at_mlp_bytes(mlp_backward_bytes, mlp_down_backward_bytes, mlp_ga
 
 @BOOK.formula(symbol=r"G_\text{mlp}", unit="bytes", source=_GPT, measured_by=_LEDGER)
 def gradients_at_mlp_bytes(mlp_backward_bytes, mlp_down_backward_bytes, mlp_gate_backward_bytes, mlp_up_backward_bytes,
-                           new_gradient_element_bytes, hidden, feed_forward, biases, gated_mlp, mlp_parameters):
+                           new_gradient_element_bytes, hidden, feed_forward, biases, mlp_done_parameters, mlp_parameters):
     """gradients of one layer where its MLP needs most: of the products that are done"""
     return new_gradient_element_bytes * where(
         equal(mlp_backward_bytes, mlp_down_backward_bytes), 0,
         where(equal(mlp_backward_bytes, mlp_gate_backward_bytes), hidden * (feed_forward + biases),
-              where(equal(mlp_backward_bytes, mlp_up_backward_bytes),
-                    (1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward), mlp_parameters)))
+              where(equal(mlp_backward_bytes, mlp_up_backward_bytes), mlp_done_parameters, mlp_parameters)))
 
 
 @BOOK.formula(symbol=r"A_\text{core}^\prime", unit="bytes", source=_GPT, measured_by=_LEDGER)
@@ -65,28 +59,23 @@ def activations_at_core_bytes(keeps_scores, attention_core_bytes, linear_input_b
 
 
 @BOOK.formula(symbol=r"A_\text{attn}^\prime", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def activations_in_attention_bytes(attention_backward_bytes, new_gradient_element_bytes, hidden, biases, core_backward_bytes,
-                                   norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes, compute_element_bytes,
-                                   query_key_value_size, query_key_value_bytes, activations_at_core_bytes):
+def activations_in_attention_bytes(attention_backward_bytes, new_gradient_element_bytes, attention_done_parameters, core_backward_bytes,
+                                   query_key_value_product_bytes, norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes,
+                                   hidden, query_key_value_size, activations_at_core_bytes):
     """activations of one layer where its attention needs most: between the products, at the first product, or of its norm alone"""
     return norm_activation_bytes + where(
-        equal(attention_backward_bytes, new_gradient_element_bytes * hidden * (hidden + biases) + core_backward_bytes),
+        equal(attention_backward_bytes, new_gradient_element_bytes * attention_done_parameters + core_backward_bytes),
         linear_input_bytes + weight_copy_element_bytes * hidden * query_key_value_size + activations_at_core_bytes,
-        where(equal(attention_backward_bytes,
-                    new_gradient_element_bytes * hidden * (hidden + biases) + norm_activation_bytes
-                    + biases * compute_element_bytes * query_key_value_size + 2 * linear_input_bytes + query_key_value_bytes
-                    + (weight_copy_element_bytes + compute_element_bytes) * hidden * query_key_value_size),
+        where(equal(attention_backward_bytes, new_gradient_element_bytes * attention_done_parameters + query_key_value_product_bytes),
               linear_input_bytes + weight_copy_element_bytes * hidden * query_key_value_size, 0))
 
 
 @BOOK.formula(symbol=r"G_\text{attn}", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def gradients_in_attention_bytes(attention_backward_bytes, norm_activation_bytes, norm_backward_bytes, new_gradient_element_bytes,
-                                 attention_parameters, hidden, biases, mlp_parameters, norm_parameters):
+def gradients_in_attention_bytes(attention_backward_bytes, attention_norm_bytes, new_gradient_element_bytes, attention_parameters,
+                                 attention_done_parameters, mlp_parameters, norm_parameters):
     """gradients of one layer where its attention needs most: of the MLP, and of the output's product, or of both products"""
     return new_gradient_element_bytes * (mlp_parameters + norm_parameters + where(
-        equal(attention_backward_bytes,
-              norm_activation_bytes + norm_backward_bytes + new_gradient_element_bytes * attention_parameters),
-        attention_parameters, hidden * (hidden + biases)))
+        equal(attention_backward_bytes, attention_norm_bytes), attention_parameters, attention_done_parameters))
 
 
 @BOOK.formula(symbol=r"1_\text{mlp}", unit="count", source=_GPT, measured_by=_LEDGER)

@@ -96,15 +96,20 @@ def weighted_bytes(score_dropout_bytes, microbatch, key_value_heads, learned_pos
     return score_dropout_bytes + where(minimum(microbatch, key_value_heads) > 1, key_bytes, (1 - learned_positions) * key_bytes)
 
 
+@BOOK.formula(symbol=r"A_\text{softmax}", unit="bytes", source=_GPT, measured_by=_LEDGER)
+def attention_saved_bytes(norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes, hidden, query_key_value_size,
+                          rotation_bytes, scored_bytes, score_bytes):
+    """activations of one layer's unfused attention when its softmax is done"""
+    return (norm_activation_bytes + linear_input_bytes + weight_copy_element_bytes * hidden * query_key_value_size
+            + rotation_bytes + scored_bytes + score_bytes)
+
+
 @BOOK.formula(symbol=r"A_1", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def activations_at_attention_bytes(keeps_scores, microbatch_tokens, mask_bytes, layers, layer_activation_bytes, norm_activation_bytes,
-                                   linear_input_bytes, weight_copy_element_bytes, hidden, query_key_value_size, rotation_bytes,
-                                   scored_bytes, score_bytes, weighted_bytes, score_forward_bytes, compute_element_bytes, sequence):
+def activations_at_attention_bytes(keeps_scores, microbatch_tokens, mask_bytes, layers, layer_activation_bytes, attention_saved_bytes,
+                                   score_forward_bytes, score_softmax_bytes, weighted_bytes):
     """activations in the last layer's unfused attention: of the layers before it, and what it has saved so far"""
-    return keeps_scores * (
-        8 * microbatch_tokens + mask_bytes + (layers - 1) * layer_activation_bytes + norm_activation_bytes + linear_input_bytes
-        + weight_copy_element_bytes * hidden * query_key_value_size + rotation_bytes + scored_bytes + score_bytes
-        + where(score_forward_bytes > compute_element_bytes * sequence * sequence + 3 * score_bytes, weighted_bytes, 0))
+    return keeps_scores * (8 * microbatch_tokens + mask_bytes + (layers - 1) * layer_activation_bytes + attention_saved_bytes
+                           + where(score_forward_bytes > score_softmax_bytes, weighted_bytes, 0))
 
 
 @BOOK.formula(symbol=r"T_1", unit="bytes", source=_DEFINITION, measured_by=_LEDGER)
@@ -143,22 +148,17 @@ def temporaries_at_loss_bytes(loss_peak_bytes, parameter_bytes, standing_optimiz
 
 
 @BOOK.formula(symbol=r"G_3", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def gradients_at_head_bytes(earlier_gradient_bytes, head_backward_bytes, norm_activation_bytes, head_gradient_bytes,
-                            norm_backward_bytes, tied_head):
+def gradients_at_head_bytes(earlier_gradient_bytes, head_backward_bytes, head_norm_bytes, head_gradient_bytes, tied_head):
     """gradients while the head goes backward: once it is at the norm, an untied head has its own"""
-    return earlier_gradient_bytes + where(
-        equal(head_backward_bytes, norm_activation_bytes + head_gradient_bytes + norm_backward_bytes),
-        (1 - tied_head) * head_gradient_bytes, 0)
+    return earlier_gradient_bytes + where(equal(head_backward_bytes, head_norm_bytes), (1 - tied_head) * head_gradient_bytes, 0)
 
 
 @BOOK.formula(symbol=r"A_3", unit="bytes", source=_GPT, measured_by=_LEDGER)
-def activations_at_head_bytes(batch_bytes, mask_bytes, layers, layer_activation_bytes, head_backward_bytes, head_activation_bytes,
-                              linear_input_bytes, compute_element_bytes, vocabulary, microbatch_tokens, hidden, norm_activation_bytes):
+def activations_at_head_bytes(batch_bytes, mask_bytes, layers, layer_activation_bytes, head_backward_bytes, head_product_bytes,
+                              head_activation_bytes, norm_activation_bytes):
     """activations while the head goes backward: of all layers, and of the head, or of its norm alone once the product is done"""
-    return batch_bytes + mask_bytes + layers * layer_activation_bytes + where(
-        equal(head_backward_bytes,
-              head_activation_bytes + linear_input_bytes + compute_element_bytes * vocabulary * (microbatch_tokens + hidden)),
-        head_activation_bytes, norm_activation_bytes)
+    return (batch_bytes + mask_bytes + layers * layer_activation_bytes
+            + where(equal(head_backward_bytes, head_product_bytes), head_activation_bytes, norm_activation_bytes))
 
 
 @BOOK.formula(symbol=r"T_3", unit="bytes", source=_DEFINITION, measured_by=_LEDGER)

@@ -44,13 +44,19 @@ def query_forward_bytes(query_key_value_bytes, learned_positions, query_copy_byt
                     where(key_value_heads < heads, linear_input_bytes, 0)))
 
 
+@BOOK.formula(symbol=r"W_\text{softmax}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def score_softmax_bytes(compute_element_bytes, sequence, score_bytes):
+    """bytes of scores at the softmax: raw, masked and after it; and the causal mask"""
+    return compute_element_bytes * sequence * sequence + 3 * score_bytes
+
+
 @BOOK.formula(symbol=r"W_\text{scores}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def score_forward_bytes(score_bytes, score_dropout_bytes, linear_input_bytes, key_bytes, microbatch, key_value_heads,
+def score_forward_bytes(score_softmax_bytes, score_bytes, score_dropout_bytes, linear_input_bytes, key_bytes, microbatch, key_value_heads,
                         sequence, compute_element_bytes):
-    """bytes of scores in unfused forward: raw, masked and after the softmax; or two of them, dropout and the product with the values"""
-    return compute_element_bytes * sequence * sequence + maximum(
-        3 * score_bytes,
-        2 * score_bytes + score_dropout_bytes + linear_input_bytes
+    """bytes of scores in unfused forward: at the softmax; or two of them, dropout and the product with the values"""
+    return maximum(
+        score_softmax_bytes,
+        compute_element_bytes * sequence * sequence + 2 * score_bytes + score_dropout_bytes + linear_input_bytes
         + where(minimum(microbatch, key_value_heads) > 1, key_bytes, 0))
 
 
@@ -64,15 +70,27 @@ def attention_forward_bytes(norm_activation_bytes, linear_input_bytes, copies_we
 
 # --- backward, in the head ----------------------------------------------------------------------------------------------------
 
+@BOOK.formula(symbol=r"W_{yW}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def head_product_bytes(head_activation_bytes, linear_input_bytes, compute_element_bytes, vocabulary, microbatch_tokens, hidden):
+    """bytes at work in the head's product: with what it saved, the gradients of its input, of the logits and of the weight"""
+    return (head_activation_bytes + linear_input_bytes
+            + compute_element_bytes * vocabulary * (microbatch_tokens + hidden))
+
+
+@BOOK.formula(symbol=r"W_\text{last}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def head_norm_bytes(norm_activation_bytes, head_gradient_bytes, norm_backward_bytes):
+    """bytes at work in the last norm, with the gradient of the head's weight"""
+    return norm_activation_bytes + head_gradient_bytes + norm_backward_bytes
+
+
 @BOOK.formula(symbol=r"W_\text{head}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def head_backward_bytes(compute_element_bytes, vocabulary, microbatch_tokens, hidden, head_activation_bytes, linear_input_bytes,
-                        norm_activation_bytes, residual_bytes, copies_weights, gradient_element_bytes, head_gradient_bytes,
-                        norm_backward_bytes):
-    """bytes at work in the head: gradients of logits and weight, or the weight's while it is made fp32, or the norm's"""
+def head_backward_bytes(head_product_bytes, norm_activation_bytes, residual_bytes, copies_weights, compute_element_bytes,
+                        gradient_element_bytes, vocabulary, hidden, head_norm_bytes):
+    """bytes at work in the head: in its product, or while the weight's gradient is made fp32, or in the last norm"""
     return maximum(
-        head_activation_bytes + linear_input_bytes + compute_element_bytes * vocabulary * (microbatch_tokens + hidden),
+        head_product_bytes,
         norm_activation_bytes + residual_bytes + copies_weights * (compute_element_bytes + gradient_element_bytes) * vocabulary * hidden,
-        norm_activation_bytes + head_gradient_bytes + norm_backward_bytes)
+        head_norm_bytes)
 
 
 @BOOK.formula(symbol=r"G_\text{head}", unit="bytes", source="torch.autograd", measured_by=_STEPS)
@@ -83,13 +101,26 @@ def head_gradient_bytes(vocabulary, hidden, tied_head, gradient_element_bytes, n
 
 # --- backward, in one layer: the MLP, then attention --------------------------------------------------------------------------
 
+@BOOK.formula(symbol=r"S_\text{down}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def mlp_down_floor_bytes(mlp_activation_bytes, mask_bytes, biases, compute_element_bytes, hidden):
+    """bytes there all through the backward of the MLP's second product: what the MLP saved, the gradient of its bias"""
+    return mlp_activation_bytes - mask_bytes + biases * compute_element_bytes * hidden
+
+
+@BOOK.formula(symbol=r"W_\text{down}^\text{fp32}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def mlp_down_cast_bytes(mlp_down_floor_bytes, copies_weights, gradient_element_bytes, hidden, feed_forward):
+    """bytes while the gradient of the MLP's second weight is made fp32"""
+    return mlp_down_floor_bytes + copies_weights * gradient_element_bytes * hidden * feed_forward
+
+
 @BOOK.formula(symbol=r"W_\text{down}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_down_backward_bytes(mlp_activation_bytes, mask_bytes, inner_bytes, linear_input_bytes, copies_weights, has_dropout, biases,
-                            compute_element_bytes, gradient_element_bytes, hidden, feed_forward):
+def mlp_down_backward_bytes(mlp_down_floor_bytes, compute_element_bytes, hidden, feed_forward, inner_bytes, copies_weights, has_dropout,
+                            linear_input_bytes, mlp_down_cast_bytes):
     """bytes at work in the MLP's second product: its inner gradient and the weight's, or the weight's while it is made fp32"""
-    return mlp_activation_bytes - mask_bytes + biases * compute_element_bytes * hidden + maximum(
-        compute_element_bytes * hidden * feed_forward + inner_bytes + maximum(copies_weights, has_dropout) * linear_input_bytes,
-        copies_weights * gradient_element_bytes * hidden * feed_forward)
+    return maximum(
+        mlp_down_floor_bytes + compute_element_bytes * hidden * feed_forward + inner_bytes
+        + maximum(copies_weights, has_dropout) * linear_input_bytes,
+        mlp_down_cast_bytes)
 
 
 @BOOK.formula(symbol=r"W_\text{gate}", unit="bytes", source=_GPT, measured_by=_STEPS)
@@ -100,16 +131,36 @@ def mlp_gate_backward_bytes(gated_mlp, norm_activation_bytes, mlp_input_bytes, i
                         + new_gradient_element_bytes * hidden * (feed_forward + biases))
 
 
-@BOOK.formula(symbol=r"W_\text{up}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_up_backward_bytes(norm_activation_bytes, residual_bytes, linear_input_bytes, inner_bytes, gated_mlp, biases, copies_weights,
-                          weight_copy_element_bytes, compute_element_bytes, gradient_element_bytes, new_gradient_element_bytes,
-                          hidden, feed_forward):
-    """bytes at work in the MLP's first product (with a gate, the gate's), or while its weight's gradient is made fp32"""
+@BOOK.formula(symbol=r"n_\text{up}", unit="count", source=_GPT, measured_by=_STEPS)
+def mlp_done_parameters(gated_mlp, hidden, feed_forward, biases):
+    """parameters of the MLP's products that are done when the backward of its first one begins"""
+    return (1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward)
+
+
+@BOOK.formula(symbol=r"S_\text{up}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def mlp_up_floor_bytes(norm_activation_bytes, biases, compute_element_bytes, feed_forward, new_gradient_element_bytes,
+                       mlp_done_parameters):
+    """bytes there all through the backward of the MLP's first product: what the norm saved, gradients of biases and of what is done"""
     return (norm_activation_bytes + biases * compute_element_bytes * feed_forward
-            + new_gradient_element_bytes * ((1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward))
-            + maximum((weight_copy_element_bytes + compute_element_bytes) * hidden * feed_forward
-                      + 2 * linear_input_bytes + inner_bytes + gated_mlp * residual_bytes,
-                      copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * feed_forward + residual_bytes))
+            + new_gradient_element_bytes * mlp_done_parameters)
+
+
+@BOOK.formula(symbol=r"W_\text{up}^\text{fp32}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def mlp_up_cast_bytes(mlp_up_floor_bytes, copies_weights, compute_element_bytes, gradient_element_bytes, hidden, feed_forward,
+                      residual_bytes):
+    """bytes while the gradient of the MLP's first weight is made fp32"""
+    return (mlp_up_floor_bytes + copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * feed_forward
+            + residual_bytes)
+
+
+@BOOK.formula(symbol=r"W_\text{up}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def mlp_up_backward_bytes(mlp_up_floor_bytes, weight_copy_element_bytes, compute_element_bytes, hidden, feed_forward,
+                          linear_input_bytes, inner_bytes, gated_mlp, residual_bytes, mlp_up_cast_bytes):
+    """bytes at work in the MLP's first product (with a gate, the gate's), or while its weight's gradient is made fp32"""
+    return maximum(
+        mlp_up_floor_bytes + (weight_copy_element_bytes + compute_element_bytes) * hidden * feed_forward
+        + 2 * linear_input_bytes + inner_bytes + gated_mlp * residual_bytes,
+        mlp_up_cast_bytes)
 
 
 @BOOK.formula(symbol=r"W_\text{mlp}", unit="bytes", source=_GPT, measured_by=_STEPS)
@@ -132,21 +183,41 @@ def core_backward_bytes(keeps_scores, linear_input_bytes, query_key_value_bytes,
                     2 * linear_input_bytes + query_key_value_bytes))
 
 
-@BOOK.formula(symbol=r"W_\text{qkv}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def query_key_value_backward_bytes(norm_activation_bytes, residual_bytes, linear_input_bytes, query_key_value_bytes, biases,
-                                   copies_weights, weight_copy_element_bytes, compute_element_bytes, gradient_element_bytes,
-                                   hidden, query_key_value_size):
-    """bytes at work in the product that makes queries, keys and values, or while its weight's gradient is made fp32"""
+@BOOK.formula(symbol=r"W_{xW}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def query_key_value_product_bytes(norm_activation_bytes, biases, compute_element_bytes, query_key_value_size, weight_copy_element_bytes,
+                                  hidden, linear_input_bytes, query_key_value_bytes):
+    """bytes at work in the product that makes queries, keys and values, with what it saved"""
     return (norm_activation_bytes + biases * compute_element_bytes * query_key_value_size
-            + maximum((weight_copy_element_bytes + compute_element_bytes) * hidden * query_key_value_size
-                      + 2 * linear_input_bytes + query_key_value_bytes,
-                      copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * query_key_value_size + residual_bytes))
+            + (weight_copy_element_bytes + compute_element_bytes) * hidden * query_key_value_size
+            + 2 * linear_input_bytes + query_key_value_bytes)
+
+
+@BOOK.formula(symbol=r"W_\text{qkv}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def query_key_value_backward_bytes(query_key_value_product_bytes, norm_activation_bytes, biases, compute_element_bytes,
+                                   query_key_value_size, copies_weights, gradient_element_bytes, hidden, residual_bytes):
+    """bytes at work in the product that makes queries, keys and values, or while its weight's gradient is made fp32"""
+    return maximum(
+        query_key_value_product_bytes,
+        norm_activation_bytes + biases * compute_element_bytes * query_key_value_size
+        + copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * query_key_value_size + residual_bytes)
+
+
+@BOOK.formula(symbol=r"W_\text{norm}^\text{attn}", unit="bytes", source=_GPT, measured_by=_STEPS)
+def attention_norm_bytes(norm_activation_bytes, norm_backward_bytes, new_gradient_element_bytes, attention_parameters):
+    """bytes at work in the norm before attention, whose products are done"""
+    return norm_activation_bytes + norm_backward_bytes + new_gradient_element_bytes * attention_parameters
+
+
+@BOOK.formula(symbol=r"n_\text{out}", unit="count", source=_GPT, measured_by=_STEPS)
+def attention_done_parameters(hidden, biases):
+    """parameters of attention's output product, which goes backward first"""
+    return hidden * (hidden + biases)
 
 
 @BOOK.formula(symbol=r"W_\text{attn}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def attention_backward_bytes(core_backward_bytes, query_key_value_backward_bytes, norm_activation_bytes, norm_backward_bytes,
-                             new_gradient_element_bytes, attention_parameters, hidden, biases):
+def attention_backward_bytes(new_gradient_element_bytes, attention_done_parameters, core_backward_bytes, query_key_value_backward_bytes,
+                             attention_norm_bytes):
     """bytes at work in attention: between its products, at the first product, at the norm"""
-    return maximum(new_gradient_element_bytes * hidden * (hidden + biases) + core_backward_bytes,
-                   new_gradient_element_bytes * hidden * (hidden + biases) + query_key_value_backward_bytes,
-                   norm_activation_bytes + norm_backward_bytes + new_gradient_element_bytes * attention_parameters)
+    return maximum(new_gradient_element_bytes * attention_done_parameters
+                   + maximum(core_backward_bytes, query_key_value_backward_bytes),
+                   attention_norm_bytes)
