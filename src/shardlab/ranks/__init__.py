@@ -1,0 +1,38 @@
+"""Several ranks in one notebook, test or script, on whatever this machine has.
+
+    from shardlab.ranks import ranks
+
+    def mean_of_ranks():
+        x = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        return x.item()
+
+    with ranks(4) as world:
+        world.run(mean_of_ranks)          # [1.5, 1.5, 1.5, 1.5]: one result a rank, in rank order
+
+In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep its variables for the next.
+When something fails, the error names the rank that began it and not the ones that were waiting for it: see faults.py.
+
+    server.py    starts processes: a fork server that never touches CUDA, or spawn where there is none
+    worker.py    one rank
+    world.py     their parent: sends work, gathers results, mends what broke
+    board.py     which rank is in which collective, in memory that all of them see
+    checks.py    ranks that disagree about a collective, found before it runs
+    faults.py    which rank is guilty
+    links.py     rehearsed hosts: slow links between ranks of one machine
+
+`import shardlab.ranks` loads no torch: the ranks do, and the fork server does it once for all of them.
+"""
+
+from .faults import RankAbsent, RankDied, RankError, RankRaised, RanksDisagree, RanksInterrupted, RanksTooSlow
+from .world import ranks
+
+__all__ = ["RankAbsent", "RankDied", "RankError", "RankRaised", "RanksDisagree", "RanksInterrupted", "RanksTooSlow", "ranks"]
+
+
+def load_ipython_extension(shell):
+    from .magic import RanksMagic
+    from .server import warm_up
+
+    warm_up()  # torch is imported there while the reader reads on
+    shell.register_magics(RanksMagic(shell))

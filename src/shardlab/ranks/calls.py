@@ -1,0 +1,132 @@
+"""Every collective of this process, seen where PyTorch hands it to the backend.
+
+Our own code, DDP's reducer in C++, FSDP2, DTensor and pipelining all end in the operators `c10d::...`. A kernel at their dispatch
+key BackendSelect sees each call once, on real, fake and inference tensors, and costs nothing to any other operator: a
+TorchDispatchMode would run Python for every addition.
+
+    with listening(listener):     # listener(call) -> after; after(result) is called when the operator has returned
+        ...
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+
+class Operator(NamedTuple):
+    """How to read one operator of c10d. `own` is its argument with what this rank has or gets; the message is that, or one such
+    part for each rank. `alike` says whether its shape must be the same on all ranks."""
+    name: str
+    own: str
+    parts: bool = False
+    alike: bool = True
+    peer: str = ""
+
+
+OPERATORS = {
+    "allreduce_": Operator("all_reduce", "tensors"),
+    "allreduce_coalesced_": Operator("all_reduce", "tensors"),
+    "reduce_": Operator("reduce", "tensors", peer="root_rank"),
+    "broadcast_": Operator("broadcast", "tensors", peer="root_rank"),
+    "allgather_": Operator("all_gather", "input_tensors", parts=True),
+    "_allgather_base_": Operator("all_gather", "input_tensor", parts=True),
+    "allgather_coalesced_": Operator("all_gather", "input_list", parts=True),
+    "allgather_into_tensor_coalesced_": Operator("all_gather", "inputs", parts=True),
+    "reduce_scatter_": Operator("reduce_scatter", "output_tensors", parts=True),
+    "_reduce_scatter_base_": Operator("reduce_scatter", "output_tensor", parts=True),
+    "reduce_scatter_tensor_coalesced_": Operator("reduce_scatter", "outputs", parts=True),
+    "gather_": Operator("gather", "input_tensors", parts=True, peer="root_rank"),
+    "scatter_": Operator("scatter", "output_tensors", parts=True, peer="root_rank"),
+    "alltoall_": Operator("all_to_all", "input_tensors", alike=False),
+    "alltoall_base_": Operator("all_to_all", "input", alike=False),
+    "send": Operator("send", "tensors", peer="dst"),
+    "recv_": Operator("recv", "tensors", peer="src"),
+    "recv_any_source_": Operator("recv", "tensors"),
+    "barrier": Operator("barrier", "tensor"),
+    "monitored_barrier_": Operator("barrier", "tensor"),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective that this rank is about to make."""
+    name: str                       # all_reduce, reduce_scatter, send, ...
+    group: dist.ProcessGroup
+    own: tuple[Tensor, ...]         # what this rank has (or, for a scatter, gets)
+    contributed: tuple[Tensor, ...]  # what of its own goes into a reduction; empty where nothing is reduced
+    parts: bool
+    alike: bool
+    peer: int | None                # rank in the group: the root, the receiver of a send, the sender of a recv
+    tag: int
+    reduction: str                  # "sum", "avg", ...; empty where nothing is reduced
+
+    @property
+    def nbytes(self) -> int:
+        """Logical bytes of the message, the whole array as nccl-tests count it; none for a barrier."""
+        own = sum(tensor.numel() * tensor.element_size() for tensor in self.own)
+        return own * self.group.size() if self.parts else own
+
+
+Listener = Callable[[Call], Callable[[object], None] | None]
+_listeners: list[Listener] = []  # one list, as there is one dispatcher in a process
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Calls of `listener` before each collective of this process; what it raises is raised in the place of the collective."""
+    if not _listeners:
+        _install()
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+        if not _listeners:
+            _library.pop()._destroy()
+
+
+_library: list[torch.library.Library] = []
+
+
+def _install():
+    library = torch.library.Library("c10d", "IMPL")
+    for name, operator in OPERATORS.items():
+        if hasattr(torch.ops.c10d, name):  # not every version of PyTorch has all of them
+            library.impl(name, _kernel(getattr(torch.ops.c10d, name).default, operator), "BackendSelect", with_keyset=True)
+    _library.append(library)
+
+
+def _kernel(function, operator: Operator):
+    names = [argument.name for argument in function._schema.arguments]
+
+    def kernel(keyset, *args, **kwargs):
+        call = _read(operator, {**dict(zip(names, args)), **kwargs})
+        after = [done for listener in tuple(_listeners) if (done := listener(call))]
+        result = function.redispatch(keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs)
+        for done in after:
+            done(result)
+        return result
+
+    return kernel
+
+
+def _read(operator: Operator, arguments: dict) -> Call:
+    own = () if operator.name == "barrier" else tuple(tree_leaves(arguments[operator.own]))
+    reduction, contributed = "", ()
+    if "reduce_op" in arguments:
+        reduction = _name_of(arguments["reduce_op"])
+        brought = arguments.get("input_tensors", arguments.get("input_tensor", arguments.get("inputs", own)))
+        contributed = tuple(tree_leaves(brought))
+    group = dist.ProcessGroup.unbox(arguments["process_group"])
+    return Call(operator.name, group, own, contributed, operator.parts, operator.alike, arguments.get(operator.peer),
+                arguments.get("tag", 0), reduction)
+
+
+def _name_of(reduce_op: torch.ScriptObject) -> str:
+    return dist.ReduceOp.RedOpType(reduce_op.op()).name.lower()

@@ -1,0 +1,46 @@
+"""`%%ranks 4`: a notebook cell on four ranks."""
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+from .world import World, ranks
+
+
+@magics_class
+class RanksMagic(Magics):
+    """Holds the notebook's world from one cell to the next."""
+
+    def __init__(self, shell):
+        super().__init__(shell)
+        self.world: World | None = None
+
+    @magic_arguments()
+    @argument("world_size", nargs="?", type=int, help="how many ranks; left away: those that are there")
+    @argument("--device", help="cpu or cuda")
+    @argument("--backend", help="gloo or nccl")
+    @argument("--patience", type=float, default=60.0, help="seconds that ranks may wait for one that does not come")
+    @argument("--limit", type=float, help="seconds that the cell may take")
+    @argument("--forbid-nan", action="store_true", help="a rank that brings a NaN to a sum is an error")
+    @argument("--close", action="store_true", help="end the ranks")
+    @line_cell_magic("ranks")
+    def run(self, line: str, cell: str | None = None):
+        """Run the cell on every rank. Its variables live there until another number of ranks, or other options, are asked for."""
+        asked = parse_argstring(self.run, line)
+        if asked.close:
+            return self.close()
+        if cell is not None:
+            compile(cell, "<this cell>", "exec")  # a misspelt cell is the notebook's error, not that of a rank
+        options = dict(device=asked.device, backend=asked.backend, patience_seconds=asked.patience, forbid_nan=asked.forbid_nan)
+        if asked.world_size is None and self.world is None:
+            raise UsageError("how many ranks? Say %%ranks 4 the first time.")
+        if asked.world_size is not None and (self.world is None or self.asked != (asked.world_size, options)):
+            self.close()
+            self.world, self.asked = ranks(asked.world_size, **options), (asked.world_size, options)
+        if cell is not None:
+            self.world.cell(cell, asked.limit)
+
+    def close(self):
+        if self.world is not None:
+            self.world.close()
+            self.world = None

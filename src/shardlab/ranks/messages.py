@@ -1,0 +1,65 @@
+"""What a world says to a rank, what a rank answers, and what became of it."""
+
+from typing import NamedTuple
+
+Frame = tuple[str, int, str]  # file, line, function
+
+
+# --- to a rank: work, in the order sent ----------------------------------------------------------------------------------------
+
+class Call(NamedTuple):
+    """Call a function. `pickled` holds (function, args, kwargs), the functions of a notebook by value."""
+    pickled: bytes
+
+
+class Cell(NamedTuple):
+    """Run a notebook cell in the rank's own `__main__`."""
+    source: str
+    name: str
+
+
+class Regroup(NamedTuple):
+    """Make the process group anew, after it broke."""
+    generation: int
+
+
+class Quit(NamedTuple):
+    """End."""
+
+
+# --- to a rank: at once, also while it works -----------------------------------------------------------------------------------
+
+class Stop(NamedTuple):
+    """Say where you are, cut your connections so that nobody waits for you, and leave what you are doing."""
+
+
+# --- from a rank: how a piece of work ended -------------------------------------------------------------------------------------
+
+class Returned(NamedTuple):
+    pickled: bytes
+
+
+class Raised(NamedTuple):
+    error: str
+    message: str
+    frames: tuple[Frame, ...]
+    seconds: float           # when, on the clock that all processes of a machine share
+    echo: bool               # a collective that failed because another rank had left it
+    stopped: bool            # it was told to stop
+    cause: str = ""          # "KeyError: 'x'", where another error led to this one
+
+
+class Refused(NamedTuple):
+    """What was asked for cannot be had here: one sentence."""
+    sentence: str
+
+
+class Died(NamedTuple):
+    """Found by the parent: the process is gone."""
+    how: str
+    seconds: float
+
+
+class Seen(NamedTuple):
+    """Where a rank was when it was told to stop; its work has not ended yet."""
+    frames: tuple[Frame, ...]

@@ -1,0 +1,53 @@
+"""Files without a name, shared by a world and its ranks: nothing to leave behind, nothing that somebody could delete."""
+
+import os
+import sys
+import tempfile
+from multiprocessing.reduction import DupFd
+
+
+class SharedFile:
+    """An open file that no folder lists. Sent to a rank it is the same file; it is gone when the last process closes it."""
+
+    def __init__(self, nbytes: int = 0):
+        if hasattr(os, "memfd_create"):
+            self.fd = os.memfd_create("shardlab")
+        else:
+            with tempfile.TemporaryFile() as file:
+                self.fd = os.dup(file.fileno())
+        os.truncate(self.fd, nbytes)
+
+    def __reduce__(self):
+        return _received, (DupFd(self.fd),)
+
+    def read_from(self, offset: int) -> bytes:
+        """All that was written since `offset`. The ranks' own position in the file stays."""
+        return os.pread(self.fd, os.fstat(self.fd).st_size - offset, offset)
+
+    def close(self):
+        os.close(self.fd)
+
+
+class SharedPath:
+    """A file that ranks open by its path, each for itself: the store through which they find each other."""
+
+    def __init__(self):
+        self.file, self.named = SharedFile(), None
+        if sys.platform != "linux":  # elsewhere a path to an open file shares its position, which the store cannot have
+            handle, self.named = tempfile.mkstemp(prefix="shardlab-")
+            os.close(handle)
+
+    @property
+    def path(self) -> str:
+        return self.named or f"/proc/self/fd/{self.file.fd}"
+
+    def close(self):
+        self.file.close()
+        if self.named and os.path.exists(self.named):
+            os.remove(self.named)
+
+
+def _received(duplicate) -> SharedFile:
+    file = object.__new__(SharedFile)
+    file.fd = duplicate.detach()
+    return file

@@ -1,0 +1,222 @@
+"""One rank: a process that does what its world sends, and says how it ended.
+
+Two threads. The main thread works. The listening thread answers also while the main thread waits in a collective: it ends the
+process when the parent is gone, and on Stop it says where the main thread is, cuts its connections and interrupts it.
+"""
+
+import ast
+import builtins
+import ctypes
+import faulthandler
+import linecache
+import os
+import queue
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from datetime import timedelta
+from types import ModuleType
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from . import messages
+from .board import Board
+from .calls import listening
+from .checks import Checks
+from .links import enter
+from .server import Place
+
+ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
+STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
+NOT_THE_READERS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised in the main thread when the world told this rank to stop."""
+
+
+class CannotBeHad(ValueError):
+    """This machine cannot do what was asked for: one sentence."""
+
+
+class Rank:
+    def __init__(self, place: Place):
+        self.place = place
+        self.inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self.sending = threading.Lock()
+        self.working = False
+        self.group_exists = False
+
+    def serve(self):
+        """The life of a rank, until it is told to quit."""
+        if sys.platform == "linux" and os.getppid() != 1:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that started this one
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
+        signal.signal(signal.SIGUSR1, self._interrupt)
+        self._redirect()
+        enter(self.place.namespaces)  # before there is a second thread
+        threading.Thread(target=self._listen, daemon=True).start()
+        self.main = sys.modules["__main__"] = ModuleType("__main__")
+        self.checks = Checks(Board(self.place.board, self.place.world_size), self.place.rank, self.place.forbid_nan)
+        with listening(self.checks):
+            while not isinstance(command := self.inbox.get(), messages.Quit):
+                self._send(self.perform(command))
+
+    # --- work -----------------------------------------------------------------------------------------------------------------
+
+    def perform(self, command):
+        work = {messages.Call: self.call, messages.Cell: self.cell, messages.Regroup: self.regroup}[type(command)]
+        try:
+            try:
+                self.working = True
+                return messages.Returned(work(*command))
+            except CannotBeHad as error:
+                return messages.Refused(str(error))
+            except BaseException as error:  # SystemExit and KeyboardInterrupt too: a cell ends, not the rank
+                self.working = False
+                return self._raised(error)
+            finally:
+                self.working = False
+        except Stopped as error:  # it came while an error was being handled
+            return self._raised(error)
+
+    def call(self, pickled: bytes) -> bytes:
+        function, args, kwargs = cloudpickle.loads(pickled)
+        result = function(*args, **kwargs)
+        try:
+            return cloudpickle.dumps(result)
+        except Exception as error:
+            name = getattr(function, "__name__", "the function")
+            raise TypeError(f"what {name} returned, a {type(result).__name__}, cannot be sent to the parent ({error}): "
+                            "return numbers, tensors and containers of them.") from None
+
+    def cell(self, source: str, name: str) -> bytes:
+        """As in a notebook: the last line's value is shown, here printed."""
+        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
+        tree, value = ast.parse(source, name), None
+        last = ast.Expression(tree.body.pop().value) if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, name, "exec"), vars(self.main))
+        if last is not None and (value := eval(compile(last, name, "eval"), vars(self.main))) is not None:
+            print(repr(value))
+        return cloudpickle.dumps(None)
+
+    def regroup(self, generation: int) -> bytes:
+        """The process group, for the first time or anew."""
+        place = self.place
+        if self.group_exists:
+            with suppress(Exception):
+                dist.destroy_process_group()
+        else:
+            torch.set_num_threads(place.threads)
+            gpus = torch.cuda.device_count()
+            self.device, self.backend = choose(place.rank, place.world_size, gpus, place.device, place.backend)
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            loopback = "lo" if sys.platform == "linux" else "lo0"
+            os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback  # gloo can be told in no other way
+            self.store = dist.FileStore(place.store.path, place.world_size)
+            self.store.set_timeout(timedelta(seconds=place.patience_seconds))
+            vars(self.main).update(__builtins__=builtins, torch=torch, dist=dist, device=self.device, rank=place.rank,
+                                   world_size=place.world_size)
+        self.checks.forget()
+        backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
+        # The parent notices a collective that waits too long, and knows for whom. The backend's own limit is for when it cannot.
+        dist.init_process_group(backend, store=dist.PrefixStore(str(generation), self.store), rank=place.rank,
+                                world_size=place.world_size, timeout=timedelta(seconds=2 * place.patience_seconds + 30))
+        self.group_exists = True
+        return cloudpickle.dumps((str(self.device), self.backend))
+
+    # --- failing --------------------------------------------------------------------------------------------------------------
+
+    def _raised(self, error: BaseException) -> messages.Raised:
+        """Stamp the time, then cut the connections: whoever fails because of that has a later stamp."""
+        seconds = time.monotonic()
+        if self.group_exists:
+            cut_connections()
+        chain = [error]
+        while (before := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__)) is not None:
+            chain.append(before)
+        cause = "".join(traceback.format_exception_only(chain[-1])).strip() if len(chain) > 1 else ""
+        return messages.Raised(type(error).__name__, str(error), readers_frames(traceback.walk_tb(error.__traceback__)), seconds,
+                               is_echo(chain[-1]), isinstance(chain[-1], Stopped), cause)
+
+    def _interrupt(self, *_):
+        if self.working:
+            self.working = False
+            raise Stopped
+
+    def _listen(self):
+        worker = threading.main_thread().ident
+        while True:
+            try:
+                message = self.place.connection.recv()
+            except (EOFError, OSError):
+                os._exit(1)  # the parent is gone
+            if isinstance(message, messages.Stop):
+                frame = sys._current_frames().get(worker)
+                self._send(messages.Seen(readers_frames(reversed(list(traceback.walk_stack(frame))))))
+                cut_connections()
+                signal.pthread_kill(worker, signal.SIGUSR1)
+            else:
+                self.inbox.put(message)
+
+    def _send(self, message):
+        with self.sending:
+            try:
+                self.place.connection.send(message)
+            except OSError:
+                os._exit(1)
+
+    def _redirect(self):
+        """What is printed, also by C++, goes into files that the parent reads."""
+        for number, file, name in ((1, self.place.out, "stdout"), (2, self.place.err, "stderr")):
+            os.dup2(file.fd, number)
+            setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False))
+        faulthandler.enable(file=2)
+
+
+def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: str | None) -> tuple[torch.device, str]:
+    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs share them: gloo, as NCCL refuses that. No GPU: gloo."""
+    if device == "cuda" and not gpus:
+        raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
+    if backend == "nccl" and (world_size > gpus or device == "cpu"):
+        raise CannotBeHad(f"NCCL wants a GPU for each rank: {world_size} ranks, {gpus} GPUs. Leave backend away, or take gloo.")
+    if not gpus or device == "cpu":
+        return torch.device("cpu"), "gloo"
+    return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
+
+
+def cut_connections():
+    """Shut this process's TCP connections, so that every rank that waits for it fails now. That is the end of the process group.
+
+    Destroying it would do the same, but not while another thread waits in it, nor while a model or a traceback still holds it.
+    """
+    for number in range(3, 4096):
+        try:
+            if not stat.S_ISSOCK(os.fstat(number).st_mode):
+                continue
+        except OSError:  # not open
+            continue
+        with socket.socket(fileno=os.dup(number)) as connection, suppress(OSError):
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo dies when its listener is shut
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Is this what a collective raises when another rank has left it?"""
+    return type(error) is RuntimeError and any(word in str(error) for word in ECHOES) or isinstance(error, dist.DistError)
+
+
+def readers_frames(frames) -> tuple[messages.Frame, ...]:
+    """(file, line, function), outermost first, without the frames of this package and of torch."""
+    found = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
+    return tuple(f for f in found if not f[0].startswith((*NOT_THE_READERS, "<frozen", "<string>"))
+                 and (not f[0].startswith(STANDARD_LIBRARY) or "site-packages" in f[0]))

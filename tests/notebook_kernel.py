@@ -1,0 +1,92 @@
+"""A real notebook kernel for tests: what a reader's cell prints, shows and raises."""
+
+import re
+import signal
+import time
+from contextlib import contextmanager
+from queue import Empty
+from typing import NamedTuple
+
+from jupyter_client.manager import KernelManager
+
+CELL_SECONDS = 120  # against a cell that hangs; a busy machine may well take a tenth of it
+
+
+class Shown(NamedTuple):
+    """What a cell left behind. `error` is empty if it raised nothing, else all that the notebook shows of the error."""
+    out: str
+    err: str
+    error: str
+    name: str = ""
+
+
+class Kernel:
+    def __init__(self, manager: KernelManager):
+        self.manager = manager
+        self.client = manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=CELL_SECONDS)
+        self.pid = manager.provisioner.process.pid
+
+    def run(self, cell: str, interrupt_when=None) -> Shown:
+        """Run a cell. `interrupt_when()` is asked now and then; when it is true, the stop button is pressed, once."""
+        self.client.execute(cell)
+        out, err, error, name = "", "", "", ""
+        deadline = time.monotonic() + CELL_SECONDS
+        while time.monotonic() < deadline:
+            if interrupt_when is not None and interrupt_when():
+                interrupt_when = None
+                self.manager.interrupt_kernel()
+            try:
+                message = self.client.get_iopub_msg(timeout=0.2)
+            except Empty:
+                continue
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                out, err = (out + content["text"], err) if content["name"] == "stdout" else (out, err + content["text"])
+            elif message["msg_type"] == "error":
+                error, name = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"])), content["ename"]
+            elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                return Shown(out, err, error, name)
+        raise AssertionError(f"the cell did not end within {CELL_SECONDS} s; so far: {out}{err}{error}")
+
+    def kill(self):
+        """As the system kills it: no handler runs, the process group lives on."""
+        import os
+        os.kill(self.pid, signal.SIGKILL)
+
+
+@contextmanager
+def notebook(first_cell="%load_ext shardlab.ranks"):
+    """A kernel of its own; nothing of it is left afterwards."""
+    manager = KernelManager(kernel_name="python3")
+    manager.start_kernel()
+    kernel = Kernel(manager)
+    try:
+        assert not kernel.run(first_cell).error
+        yield kernel
+    finally:
+        kernel.client.stop_channels()
+        manager.shutdown_kernel(now=False)
+
+
+def gone(pids, seconds=30) -> bool:
+    """Have all these processes ended, soon at least?"""
+    import psutil
+
+    def alive(pid):
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+def descendants(pid) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(pid).children(recursive=True)]

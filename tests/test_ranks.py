@@ -1,0 +1,276 @@
+"""Worlds of ranks from a program: results, output, variables, bad input."""
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+if sys.platform == "win32":
+    pytest.skip("ranks need Linux or macOS", allow_module_level=True)
+
+from notebook_kernel import gone  # noqa: E402
+
+from shardlab import ranks as package  # noqa: E402
+from shardlab.ranks import RankDied, RankRaised, ranks  # noqa: E402
+from shardlab.ranks.world import _announcement  # noqa: E402
+
+# pytest imports this file as a module; the ranks must get its functions by value, as they get those of a notebook
+import cloudpickle  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def three():
+    with ranks(3, announce=False) as world:
+        yield world
+
+
+class Pair:
+    """A class of this module, as a reader's class of a cell: results are of it and not of a copy."""
+
+    def __init__(self, rank, total):
+        self.rank, self.total = rank, total
+
+
+def sum_of_ranks(factor, *, offset=0):
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    return Pair(dist.get_rank(), factor * x.item() + offset)
+
+
+def test_results_come_back_in_rank_order(three):
+    """Mutation: results in the order in which they arrive; keyword arguments lost; a class sent as a copy of itself."""
+    results = three.run(sum_of_ranks, 2, offset=1)
+    assert [(pair.rank, pair.total) for pair in results] == [(0, 7.0), (1, 7.0), (2, 7.0)]
+    assert all(isinstance(pair, Pair) for pair in results)
+
+
+def test_one_rank_is_a_world(three):
+    """Mutation: a world of one that takes another path and has no process group."""
+    with ranks(1, announce=False) as world:
+        assert [pair.total for pair in world.run(sum_of_ranks, 5)] == [0.0]
+
+
+def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):
+    """Mutation: only sys.stdout is captured, so that C++, or a program a rank starts, writes over the cell; order of arrival."""
+    def speak():
+        import os
+        import subprocess
+        import sys
+        import time
+
+        import torch.distributed as dist
+
+        time.sleep(0.05 * (3 - dist.get_rank()))
+        print("first\nsecond")
+        os.write(1, b"from below\n")
+        subprocess.run(["echo", "from a program"], check=True)
+        sys.stderr.write("a warning\n")
+
+    three.run(speak)
+    shown = capfd.readouterr()
+    assert shown.out.splitlines() == [f"[rank {r}] {line}" for r in range(3)
+                                      for line in ("first", "second", "from below", "from a program")]
+    assert shown.err.splitlines() == [f"[rank {r}] a warning" for r in range(3)]
+
+
+def test_variables_live_from_cell_to_cell(three, capsys):
+    """Mutation: each cell gets a namespace of its own; the value of the last line is dropped; None is shown."""
+    three.cell("kept = [rank]\nlen(kept)")
+    three.cell("kept.append(world_size)")
+    three.cell("print(kept)")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [*(f"[rank {r}] 1" for r in range(3)), *(f"[rank {r}] [{r}, 3]" for r in range(3))]
+
+    def look():
+        import __main__
+        return __main__.kept
+
+    assert three.run(look) == [[0, 3], [1, 3], [2, 3]]
+
+
+def test_an_error_is_the_root_cause_with_the_readers_line(three):
+    """Mutation: the innermost frame shown is torch's; the error that led to it is lost; `ranks` names a victim."""
+    def wrong():
+        import torch
+        import torch.distributed as dist
+
+        try:
+            if dist.get_rank() == 2:
+                torch.ones(2) @ torch.ones(3)
+        except RuntimeError as error:
+            raise ValueError("no product") from error
+        dist.barrier()
+
+    with pytest.raises(RankRaised, match=r"(?s)^Rank 2 raised ValueError: no product\n  .*, wrong: raise ValueError.*"
+                                         r"It came from RuntimeError: .*\n  Ranks 0 and 1 waited in a collective") as caught:
+        three.run(wrong)
+    assert caught.value.ranks == [2]
+    assert len(three.run(sum_of_ranks, 1)) == 3
+
+
+def test_bad_input_is_one_sentence(three):
+    """Mutation: any of these left to multiprocessing, pickle or torch, whose message names neither the value nor the rule."""
+    for world_size in (0, -1, 65, 2.0, True, "4"):
+        with pytest.raises(ValueError, match="a world has 1 to 64 ranks on one machine"):
+            ranks(world_size)
+    with pytest.raises(ValueError, match=r"backend = 'mpi': it must be gloo or nccl, or be left away"):
+        ranks(2, backend="mpi")
+    with pytest.raises(ValueError, match=r"patience_seconds = 0: it must be above 0"):
+        ranks(2, patience_seconds=0)
+    with pytest.raises(ValueError, match=r"limit_seconds = -1: it must be above 0"):
+        three.run(sum_of_ranks, 1, limit_seconds=-1)
+    with pytest.raises(TypeError, match=r"sum_of_ranks and what it needs cannot be sent to the ranks \(.*\): make it on the rank"):
+        three.run(sum_of_ranks, threading.Lock())
+    with pytest.raises(RankRaised, match="Ranks 0, 1 and 2 raised TypeError: what <lambda> returned, a lock, cannot be sent"):
+        three.run(lambda: __import__("threading").Lock())
+
+
+def test_more_nccl_ranks_than_gpus():
+    """Mutation: NCCL started with two ranks on one GPU, which hangs or says "Duplicate GPU detected"."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=f"NCCL wants a GPU for each rank: {gpus + 1} ranks, {gpus} GPUs"):
+        ranks(gpus + 1, backend="nccl")
+
+
+def test_a_rank_cannot_start_a_world(three):
+    """Mutation: no check; four ranks that start four ranks each, and so on."""
+    def nested():
+        from shardlab.ranks import ranks
+        ranks(2)
+
+    with pytest.raises(RankRaised, match="this process is rank [012] of 3: a rank cannot start a world of its own"):
+        three.run(nested)
+
+
+def test_devices_and_backends():
+    """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all ranks."""
+    from shardlab.ranks.worker import CannotBeHad, choose
+
+    assert [choose(r, 2, 0, None, None) for r in range(2)] == [(__import__("torch").device("cpu"), "gloo")] * 2
+    assert [(d.index, b) for d, b in (choose(r, 4, 8, None, None) for r in range(4))] == [(r, "nccl") for r in range(4)]
+    assert [(d.index, b) for d, b in (choose(r, 4, 2, None, None) for r in range(4))] == [(r % 2, "gloo") for r in range(4)]
+    assert choose(0, 2, 8, "cpu", None)[1] == "gloo"
+    with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
+        choose(0, 2, 0, "cuda", None)
+    assert _announcement(["cpu"] * 4, "gloo", 1, 0) == "4 ranks on the CPU, 1 thread each; backend gloo"
+    assert _announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0) == "4 ranks on 2 GPUs, which they share; backend gloo"
+    assert _announcement(["cuda:0"], "nccl", 1, 2) == "1 rank on 1 GPU, one each; backend nccl; 2 rehearsed hosts"
+
+
+def test_nothing_is_left():
+    """Mutation: processes that outlive `close`, or descriptors that stay open with each world: sixteen a world of four."""
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
+
+    with ranks(2, announce=False):
+        pass
+    before = descriptors()
+    for _ in range(3):
+        with ranks(2, announce=False) as world:
+            pids = [member.process.pid for member in world.members]
+            world.run(sum_of_ranks, 1)
+        assert gone(pids)
+    assert descriptors() <= before
+
+
+def test_two_worlds_at_once(three):
+    """Mutation: a store, a port or a file that two worlds share."""
+    with ranks(2, announce=False) as other:
+        results = {}
+        threads = [threading.Thread(target=lambda w=w: results.update({w: [w.run(sum_of_ranks, 1)[0].total for _ in range(20)]}))
+                   for w in (three, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert results == {three: [3.0] * 20, other: [1.0] * 20}
+
+
+def test_spawn_does_the_same(capfd):
+    """Mutation: something that only a forked rank has, such as an open descriptor or an imported module, is relied on."""
+    def leave():
+        import os
+
+        import torch.distributed as dist
+
+        print("before", flush=True)
+        if dist.get_rank() == 1:
+            os._exit(7)
+        dist.barrier()
+
+    with ranks(2, method="spawn", announce=False) as world:
+        assert [pair.total for pair in world.run(sum_of_ranks, 3)] == [3.0, 3.0]
+        with pytest.raises(RankDied, match="Rank 1 died: its process ended with exit code 7"):
+            world.run(leave)
+        assert "[rank 1] before" in capfd.readouterr().out
+
+
+def run_script(tmp_path, text, *command, **environment):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(text))
+    done = subprocess.run([*(command or (sys.executable,)), str(script)], capture_output=True, text=True, timeout=120,
+                          cwd=tmp_path, env={**os.environ, **environment})
+    return done.returncode, done.stdout, done.stderr
+
+
+SCRIPT = """
+    import sys
+    import torch
+    import torch.distributed as dist
+    from shardlab.ranks import ranks
+
+    class Found(Exception):
+        pass
+
+    def total(factor):
+        x = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(x)
+        return factor * x.item()
+
+    with ranks(2, device="cpu") as world:
+        results = world.run(total, 10)
+    assert results == [30.0, 30.0], results
+    print("ended well")
+"""
+
+
+def test_a_script_needs_no_guard(tmp_path):
+    """Mutation: multiprocessing left to run the script again in each rank, so that every script needs `if __name__ == ...`."""
+    code, out, err = run_script(tmp_path, SCRIPT)
+    assert (code, out.splitlines()) == (0, ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"]), err
+
+
+def test_the_same_script_under_torchrun(tmp_path):
+    """Mutation: a world of its own started in each of torchrun's ranks."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    code, out, err = run_script(tmp_path, SCRIPT, *torchrun, OMP_NUM_THREADS="1")
+    assert code == 0 and out.splitlines() == ["ended well"] * 2, err
+
+
+def test_another_number_of_ranks_than_torchruns(monkeypatch):
+    """Mutation: the number in the code believed, so that the processes wait for ranks that nobody starts."""
+    for name, value in dict(TORCHELASTIC_RUN_ID="x", RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2").items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match="world_size = 3: torchrun started 2 ranks"):
+        ranks(3)
+
+
+def test_the_package_loads_no_torch():
+    """Mutation: `import torch` at the top of a module of the parent, a second that every notebook's first cell would wait."""
+    assert package.__all__
+    script = "import shardlab.ranks, sys; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "False"
