@@ -33,7 +33,7 @@ def ranks_of(kernel) -> set[int]:
 
 @pytest.fixture
 def three(kernel):
-    """The kernel with three ranks that wait briefly and have a variable. Afterwards no other rank is alive, and no file was left."""
+    """A kernel with three ranks, of little patience, with a variable. Afterwards no other rank is alive, and no file was left."""
     files = set(Path(tempfile.gettempdir()).glob("shardlab*"))
     shown = kernel.run("%%ranks 3 --patience 4\nkept = rank * 10")
     assert not shown.error

@@ -19,6 +19,7 @@ from .shared import SharedFile
 
 CHANNELS, DEPTH = 32, 32
 POST = struct.Struct("<IIdQB103s")
+HEAD = 8  # bytes of its first two fields
 MOST_RANKS = 64  # the members of a channel are the bits of one integer
 
 
@@ -54,14 +55,17 @@ class Board:
         return ((rank * CHANNELS + channel % CHANNELS) * DEPTH + number % DEPTH) * POST.size
 
     def _read(self, place: int) -> Post | None:
-        channel, number, seconds, members, kind, what = POST.unpack_from(self.memory, place)
+        channel, number, seconds, members, kind, what = POST.unpack(self.memory[place : place + POST.size])
         if not number:
             return None
         return Post(channel, number, seconds, members, Kind(kind), what.rstrip(b"\0").decode(errors="replace"))
 
     def write(self, rank: int, post: Post):
-        what = post.what.encode()[:103]
-        POST.pack_into(self.memory, self._place(rank, post.channel, post.number), *post[:-1], what)
+        """The channel and number come last: whoever reads them finds the rest of the post written."""
+        place, written = self._place(rank, post.channel, post.number), POST.pack(*post[:-1], post.what.encode()[:103])
+        self.memory[place : place + HEAD] = bytes(HEAD)
+        self.memory[place + HEAD : place + POST.size] = written[HEAD:]
+        self.memory[place : place + HEAD] = written[:HEAD]
 
     def same_call(self, rank: int, post: Post) -> Post | None:
         """The post of `rank` for the same collective, if it has written it and it still stands."""

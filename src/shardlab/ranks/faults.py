@@ -139,7 +139,7 @@ def _fate(end, seen) -> str:
 
 
 def _place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
-    """The innermost lines of the reader's code, outermost first. The parent has the text of a notebook's cells; a rank has not."""
+    """The innermost lines of the reader's code, outermost first. The parent knows the text of a notebook's cells."""
     lines = []
     for file, line, function in frames[-limit:]:
         text = linecache.getline(file, line).strip()

@@ -68,7 +68,7 @@ def live(place: Place):
 
 @contextmanager
 def without_main():
-    """multiprocessing runs the parent's script once more in each child. A rank gets its functions by value and has no need of it."""
+    """multiprocessing runs the parent's script again in each child. A rank gets its functions by value and has no need of it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

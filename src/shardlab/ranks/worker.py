@@ -183,7 +183,7 @@ class Rank:
 
 
 def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: str | None) -> tuple[torch.device, str]:
-    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs share them: gloo, as NCCL refuses that. No GPU: gloo."""
+    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs: gloo, as NCCL refuses to share. No GPU: gloo."""
     if device == "cuda" and not gpus:
         raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
     if backend == "nccl" and (world_size > gpus or device == "cpu"):

@@ -25,7 +25,8 @@ QUIT_SECONDS = 1.0
 
 
 def ranks(world_size: int, *, device: str | None = None, backend: str | None = None, patience_seconds: float = 60.0,
-          threads: int = 1, forbid_nan: bool = False, hosts: tuple[Host, ...] = (), method: str | None = None, announce: bool = True):
+          threads: int = 1, forbid_nan: bool = False, hosts: tuple[Host, ...] = (), method: str | None = None,
+          announce: bool = True):
     """Start `world_size` ranks; close them with `close()` or by leaving the `with`.
 
     device            "cuda" or "cpu"; by itself: GPUs if there are any
@@ -61,7 +62,7 @@ def ranks(world_size: int, *, device: str | None = None, backend: str | None = N
 
 
 class World:
-    """Ranks that live until `close`. After a fault they keep their variables if all can be saved; else the next work gets new ones."""
+    """Ranks that live until `close`. After a fault all keep their variables, or all are ended and the next work gets new ones."""
 
     def __init__(self, world_size, device, backend, patience_seconds, threads, forbid_nan, hosts, method, announce):
         self.world_size, self.device, self.backend, self.patience_seconds = world_size, device, backend, patience_seconds
