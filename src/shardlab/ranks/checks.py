@@ -14,14 +14,7 @@ import torch.distributed as dist
 
 from .board import Board, Kind, Post
 from .calls import Call
-
-
-class Disagreement(RuntimeError):
-    """Raised in a rank. What the reader sees is RanksDisagree, made of all posts."""
-
-
-class BringsNaN(RuntimeError):
-    """Raised in a rank that brings a NaN to a reduction, where that was forbidden."""
+from .messages import BringsNaN, Disagreement
 
 
 class Checks:
@@ -44,12 +37,12 @@ class Checks:
         for rank in post.ranks:
             other = self.board.same_call(rank, post)
             if other is not None and other.what != post.what:
-                raise Disagreement(f"this rank brings {post.what}, rank {rank} {other.what}.")
+                raise Disagreement(f"brings {post.what}, rank {rank} {other.what}.")
         if self.forbid_nan:
             for tensor in call.contributed:
                 if tensor.is_floating_point() and torch.isnan(tensor).any():
                     count = int(torch.isnan(tensor).sum())
-                    raise BringsNaN(f"{count:,} of the {tensor.numel():,} elements it brings to {post.what} are NaN.")
+                    raise BringsNaN(f"brings NaN to {post.what}: {count:,} of {tensor.numel():,} elements.")
 
     def post(self, call: Call) -> Post | None:
         name = call.group.group_name

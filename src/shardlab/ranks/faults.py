@@ -13,8 +13,10 @@ import re
 from collections import Counter
 
 from .board import Post
-from .messages import Died, Frame, Raised, Refused, Returned
+from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
 from .watch import Awaited, Interrupted, Outcome, OverTime, Skipped
+
+OF_CHECKS = (BringsNaN.__name__, Disagreement.__name__)
 
 
 class RankError(RuntimeError):
@@ -68,7 +70,7 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     own = {r: end for r, end in raised.items() if not end.echo}
     died = {r: end for r, end in enumerate(ends) if isinstance(end, Died)}
     first = min({**own, **died}.items(), key=lambda pair: pair[1].seconds, default=None)
-    if outcome.posts and (first is None or getattr(first[1], "error", "") == "Disagreement"):
+    if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
     if first is None and isinstance(trouble, (Skipped, Awaited)):
         return _absence(outcome, trouble, after)
@@ -82,8 +84,8 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     if isinstance(end, Died):
         return RankDied(_lines(f"Rank {rank} died: {end.how}.", *_others(outcome, [rank]), after), [rank])
     alike = [r for r, other in own.items() if (other.error, other.message) == (end.error, end.message)] or [rank]
-    said = end.message if end.error in ("BringsNaN", "Disagreement") else f"{end.error}: {end.message}".rstrip(": ")
-    return RankRaised(_lines(f"{_ranks(alike).capitalize()} raised {said}", *_place(end.frames, limit=8),
+    said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
+    return RankRaised(_lines(f"{_ranks(alike).capitalize()} {said}", *_place(end.frames, limit=8),
                              f"  It came from {end.cause}" if end.cause else "", *_others(outcome, alike), after), alike)
 
 

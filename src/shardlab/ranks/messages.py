@@ -63,3 +63,13 @@ class Died(NamedTuple):
 class Seen(NamedTuple):
     """Where a rank was when it was told to stop; its work has not ended yet."""
     frames: tuple[Frame, ...]
+
+
+# --- what a rank raises in itself, in the place of a collective; the message goes on from "Rank 1" --------------------------------
+
+class Disagreement(RuntimeError):
+    """This rank brings something else than another. What the reader sees is RanksDisagree, made of all posts."""
+
+
+class BringsNaN(RuntimeError):
+    """This rank brings a NaN to a reduction, where that was forbidden."""

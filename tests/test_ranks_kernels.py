@@ -1,0 +1,133 @@
+"""Kernels that share a machine, are restarted or killed: ranks do not disturb each other and none outlives its notebook."""
+
+import sys
+import threading
+
+import pytest
+
+pytest.importorskip("torch")
+if sys.platform == "win32":
+    pytest.skip("ranks need Linux or macOS", allow_module_level=True)
+
+from notebook_kernel import descendants, gone, notebook  # noqa: E402
+
+COUNT = "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
+FAIL = "%%ranks 2\nif rank == 1:\n    raise ValueError('mine')\ndist.barrier()"
+
+
+def test_two_notebooks_at_once():
+    """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds another notebook's."""
+    found = {}
+    with notebook() as first, notebook() as second:
+        def work(name, kernel):
+            found[name] = [kernel.run(cell) for cell in (COUNT, FAIL, COUNT) * 3]
+
+        threads = [threading.Thread(target=work, args=pair) for pair in dict(first=first, second=second).items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for shown in found.values():
+        for k, one in enumerate(shown):
+            if k % 3 == 1:
+                assert one.name == "RankRaised" and "Rank 1 raised ValueError: mine" in one.error
+            else:
+                assert not one.error and "[rank 0] 6\n[rank 1] 6\n" in one.out
+
+
+def test_a_restarted_kernel_starts_anew():
+    """Mutation: ranks in a session of their own that nobody ends, or a fork server of the old kernel that is asked for new ones."""
+    with notebook() as kernel:
+        assert not kernel.run(COUNT).error
+        before = descendants(kernel.pid)
+        assert len(before) >= 3  # two ranks and the fork server
+        kernel.manager.restart_kernel(now=True)
+        kernel.client.wait_for_ready(timeout=60)
+        assert gone(before)
+        assert not kernel.run("%load_ext shardlab.ranks").error
+        assert "[rank 1] 6" in kernel.run(COUNT).out
+
+
+def test_a_killed_kernel_leaves_no_ranks():
+    """Mutation: ranks end only when they next read a message. These compute and do not come to read one; one holds the GIL."""
+    with notebook() as kernel:
+        assert not kernel.run("%ranks 2").error
+        kernel.client.execute("%%ranks\nif rank == 0:\n    while True:\n        pass\nsum(range(10**12))")
+        ranks = descendants(kernel.pid)
+        assert len(ranks) >= 3
+        kernel.kill()
+        assert gone(ranks)
+
+
+def test_no_folder_to_delete(tmp_path):
+    """Mutation: the store kept in a file with a name: whoever clears the folder of temporary files breaks every new group."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with notebook(f"%load_ext shardlab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}") as kernel:
+        assert not kernel.run(COUNT).error
+        assert list(folder.iterdir()) == []
+        folder.rmdir()
+        shown = kernel.run("%%ranks\ng = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g)\nx.item()")
+        assert not shown.error and shown.out == "[rank 0] 2.0\n[rank 1] 2.0\n"
+
+
+def test_the_magic():
+    """Mutations: a new world for each cell; the same options taken for others, or others for the same; functions of the notebook
+    that the ranks do not know; a NaN let through; a `close` that leaves the ranks."""
+    with notebook() as kernel:
+        assert "how many ranks? Say %%ranks 4 the first time." in kernel.run("%%ranks\n1").err
+        assert kernel.run("%%ranks 2\nkept = rank").out == "2 ranks on the CPU, 1 thread each; backend gloo\n"
+        assert kernel.run("%%ranks 2\nkept").out == "[rank 0] 0\n[rank 1] 1\n"
+        assert "name 'kept' is not defined" in kernel.run("%%ranks 2 --forbid-nan\nkept").error
+        shown = kernel.run("%%ranks\nx = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else 1\ndist.all_reduce(x)")
+        assert "Rank 1 brings NaN to all_reduce sum of float32 [4]: 1 of 4 elements." in shown.error
+        assert "float32 [4]" not in kernel.run("%%ranks\nx = torch.full((4,), float('nan')); dist.broadcast(x, 0)").error
+        ranks = descendants(kernel.pid)
+        assert not kernel.run("%ranks --close").error
+        assert len(set(ranks) - set(descendants(kernel.pid))) == 2
+        kernel.run("from shardlab.ranks import ranks\nimport torch.distributed as dist\n"
+                   "def double(x):\n    return half(4 * x) + dist.get_rank()\ndef half(x):\n    if x < 0:\n        raise ValueError(x)\n"
+                   "    return x // 2")
+        shown = kernel.run("with ranks(2, announce=False) as world:\n    print(world.run(double, 21))\n    world.run(double, -1)")
+        assert shown.out == "[42, 43]\n"
+        assert "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4, double: return half(4 * x)" in shown.error
+        assert "\n  a cell, line 7, half: raise ValueError(x)\n" in shown.error
+
+
+class Screen:
+    """A terminal that remembers."""
+
+    def __init__(self):
+        self.text = ""
+
+    def isatty(self):
+        return True
+
+    def write(self, text):
+        self.text += text
+
+    def flush(self):
+        pass
+
+
+def test_long_work_shows_how_it_goes(monkeypatch):
+    """Mutations: a line for work of a second, which every stored notebook would keep; the line left standing at the end."""
+    import os
+
+    from shardlab.ranks import output
+
+    screen, printed = Screen(), [output.Printed(), output.Printed()]
+    monkeypatch.setattr(output.sys, "stderr", screen)
+    os.write(printed[1].file.fd, b"epoch 1\nepoch 2\n")
+    short = output.Progress(printed)
+    short(0.5)
+    short(2.9)
+    short.end()
+    assert screen.text == ""
+    long = output.Progress(printed)
+    for tenth in range(55):
+        long(tenth / 10)
+    assert screen.text.count("\r") == 3 and "3 s | rank 1: epoch 2" in screen.text
+    long.end()
+    assert screen.text.endswith("\r\x1b[K")
+    assert printed[1].take() == "epoch 1\nepoch 2\n"  # the line of progress takes nothing away
