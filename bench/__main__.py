@@ -12,13 +12,14 @@ from playwright.sync_api import sync_playwright
 
 from bench.building import measure_building, pages_of_the_book
 from bench.formulas import measure_python
+from bench.memory import measure_memory
 from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
 from bench.report import machine, table, write
 from bench.sample import build_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "build")
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build")
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 
@@ -78,6 +79,8 @@ def main():
                 results += measure_weight(browser, BOOK, page_paths(BOOK), our_files)
             elif part == "python":
                 results += measure_python()
+            elif part == "memory":
+                results += measure_memory(ROOT)
             elif part == "build":
                 results += measure_building(ROOT, ROOT / "build" / "bench-copy")
         browser.close()
