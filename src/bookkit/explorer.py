@@ -15,6 +15,7 @@ import json
 import re
 
 from docutils import nodes
+import rjsmin
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -56,7 +57,7 @@ def card(spec, sheet=None):
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
     data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    code = javascript(spec.targets, spec.inputs)
+    code = rjsmin.jsmin(javascript(spec.targets, spec.inputs, short=True))
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
     controls = "".join(_control(ident, control, start[control.quantity]) for control in spec.controls)
     pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'

@@ -22,15 +22,15 @@
   }
 
   /* One quantity that the reader gives, checked as Quantity.check does; text that is no number stays text and is refused. */
-  function given(q, name, limits) {
+  function given(q, name, least, most, above, whole) {
     var value = q[name];
     if (value === undefined) throw new TypeError(name + " is needed but not given.");
-    var number = typeof value === "number" && isFinite(value) && (!limits.whole || Number.isInteger(value));
-    if (!number || value < limits.least || (limits.above && value === limits.least) ||
-        (value > limits.most && limits.most !== EXACT_LIMIT)) {
-      throw new InvalidQuantity(name, value, name + " = " + show(value) + ": " + limits.rule);
+    var number = typeof value === "number" && isFinite(value) && (!whole || Number.isInteger(value));
+    if (!number || value < least || (above && value === least) || (most !== null && value > most)) {
+      throw new InvalidQuantity(name, value, name + " = " + show(value) + ": " + name + " must be " + (whole ? "a whole number " : "a number ") +
+        (above ? "above " : "of at least ") + show(least) + (most === null ? "" : " and at most " + show(most)) + ".");
     }
-    if (value > limits.most) throw tooLarge(name, value);
+    if (whole && value > EXACT_LIMIT) throw tooLarge(name, value);
     return value;
   }
 

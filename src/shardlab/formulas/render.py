@@ -6,6 +6,7 @@ by our own methods (a ceiling that SymPy prints as (1/91)*n is wrong at n = 273:
 """
 
 import json
+import math
 import re
 
 import sympy
@@ -13,7 +14,7 @@ from sympy.printing.jscode import JavascriptCodePrinter
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.precedence import PRECEDENCE
 
-from .registry import BOOK, Formula, Registry
+from .registry import BOOK, EXACT_LIMIT, Formula, Registry
 
 
 class CeilDiv(sympy.Function):
@@ -90,11 +91,14 @@ def _flatten(expression):
 
 
 class _JavaScript(JavascriptCodePrinter):
-    """Prints one formula; `name` goes into the calls that may refuse."""
+    """Prints one formula; `name` goes into the calls that may refuse, `letters` are the names of variables."""
 
-    def __init__(self, name):
+    def __init__(self, name, letters):
         super().__init__({"order": "none"})
-        self.name = name
+        self.name, self.letters = name, letters
+
+    def _print_Symbol(self, symbol):
+        return self.letters[symbol.name]
 
     def _print_CeilDiv(self, expression):
         return "ceilDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
@@ -140,44 +144,53 @@ def latex(name, registry: Registry = BOOK, symbol=None):
     return f"{left} = {right_hand_side(name, registry, symbol)}"
 
 
-def _javascript_expression(function_name, function, needs):
+def _javascript_expression(function_name, function, needs, letters):
     made = _symbolic(function, needs)
-    text = " ".join(_JavaScript(function_name).doprint(made).split())
+    text = " ".join(_JavaScript(function_name, letters).doprint(made).split())
     if "Not supported" in text:
         raise ValueError(f"formula {function_name} does not print as JavaScript: {text}")
     return text
 
 
-def javascript(targets, inputs=(), registry: Registry = BOOK):
-    """A JavaScript function of one object that returns every input and every quantity the targets need.
+def _letters(names):
+    """name -> a short one of its own: q0, q1 ... qz, q10 ... A page has few bytes, and its source is the Python."""
+    digits = "0123456789abcdefghijklmnopqrstuvwxyz"
+    return {name: "q" + (digits[n // 36] if n >= 36 else "") + digits[n % 36] for n, name in enumerate(names)}
+
+
+def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
+    """A JavaScript function of one object that returns every input and every quantity the targets need, one line a quantity.
 
     `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
-    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else.
+    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else. `short` gives its variables
+    short names; the quantities' own names stay in every line.
     """
     formulas, needed = registry.resolve(targets, inputs)
     needed = list(dict.fromkeys([*inputs, *needed]))  # checked in the order in which they are given, as in Python
+    named = [*needed, *formulas]
+    letters = _letters(named) if short else {name: name for name in named}
     lines = ["function (q) {"]
     for name in needed:
         found = registry.find(name)
         limits = found.as_quantity() if isinstance(found, Formula) else found
-        limits = dict(least=limits.least, most=min(limits.most, 1.7e308), above=limits.above, whole=limits.whole,  # JSON has no infinity
-                      rule=limits.rule())
-        lines.append(f"  var {name} = given(q, {json.dumps(name)}, {json.dumps(limits)});")
+        most = "null" if limits.most in (EXACT_LIMIT, math.inf) else limits.most
+        bounds = f"{limits.least}, {most}, {int(limits.above)}, {int(limits.whole)}"
+        lines.append(f"  var {letters[name]} = given(q, {json.dumps(name)}, {bounds});")
     known, done = set(needed), set()
 
     def rules():
         for rule in registry.applicable_rules(known):
             if rule.name not in done:
                 done.add(rule.name)
-                condition = _javascript_expression(rule.name, rule.function, rule.needs)
-                shown = "{" + ", ".join(f"{need}: {need}" for need in rule.needs) + "}"
+                condition = _javascript_expression(rule.name, rule.function, rule.needs, letters)
+                shown = "{" + ", ".join(f"{need}: {letters[need]}" for need in rule.needs) + "}"
                 lines.append(f"  if (!({condition})) invalid({json.dumps(rule.marks)}, {json.dumps(rule.message)}, {shown});")
 
     rules()
     for name in formulas:
         formula = registry.formulas[name]
-        text = _javascript_expression(name, formula.function, formula.needs)
-        lines.append(f"  var {name} = {'exact' if formula.whole else 'finite'}({json.dumps(name)}, {text});")
+        text = _javascript_expression(name, formula.function, formula.needs, letters)
+        lines.append(f"  var {letters[name]} = {'exact' if formula.whole else 'finite'}({json.dumps(name)}, {text});")
         known.add(name)
         rules()
-    return "\n".join([*lines, "  return {" + ", ".join(f"{name}: {name}" for name in [*needed, *formulas]) + "};", "}"])
+    return "\n".join([*lines, "  return {" + ", ".join(f"{name}: {letters[name]}" for name in named) + "};", "}"])
