@@ -36,7 +36,7 @@ def test_two_notebooks_at_once():
 
 
 def test_a_restarted_kernel_starts_anew():
-    """Mutation: ranks in a session of their own that nobody ends, or a fork server of the old kernel that is asked for new ones."""
+    """Mutation: ranks in a session of their own that nobody ends; the fork server of the old kernel asked for new ones."""
     with notebook() as kernel:
         assert not kernel.run(COUNT).error
         before = descendants(kernel.pid)
@@ -86,8 +86,8 @@ def test_the_magic():
         assert not kernel.run("%ranks --close").error
         assert len(set(ranks) - set(descendants(kernel.pid))) == 2
         kernel.run("from shardlab.ranks import ranks\nimport torch.distributed as dist\n"
-                   "def double(x):\n    return half(4 * x) + dist.get_rank()\ndef half(x):\n    if x < 0:\n        raise ValueError(x)\n"
-                   "    return x // 2")
+                   "def double(x):\n    return half(4 * x) + dist.get_rank()\n"
+                   "def half(x):\n    if x < 0:\n        raise ValueError(x)\n    return x // 2")
         shown = kernel.run("with ranks(2, announce=False) as world:\n    print(world.run(double, 21))\n    world.run(double, -1)")
         assert shown.out == "[42, 43]\n"
         assert "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4, double: return half(4 * x)" in shown.error

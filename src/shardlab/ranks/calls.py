@@ -65,6 +65,7 @@ class Call:
     peer: int | None                # rank in the group: the root, the receiver of a send, the sender of a recv
     tag: int
     reduction: str                  # "sum", "avg", ...; empty where nothing is reduced
+    asynchronous: bool              # the caller goes on and waits for it later
 
     @property
     def nbytes(self) -> int:
@@ -125,7 +126,7 @@ def _read(operator: Operator, arguments: dict) -> Call:
         contributed = tuple(tree_leaves(brought))
     group = dist.ProcessGroup.unbox(arguments["process_group"])
     return Call(operator.name, group, own, contributed, operator.parts, operator.alike, arguments.get(operator.peer),
-                arguments.get("tag", 0), reduction)
+                arguments.get("tag", 0), reduction, arguments.get("async_op", True))
 
 
 def _name_of(reduce_op: torch.ScriptObject) -> str:
