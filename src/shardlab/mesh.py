@@ -50,7 +50,7 @@ def slices(grid: torch.Tensor, axis: str) -> list[list[int]]:
 
 
 class Mesh:
-    """All ranks of the world make the same mesh at the same time: making a group is a collective. An axis left away has size 1."""
+    """All ranks make the same mesh at the same time: making a group is a collective. An axis left away has size 1."""
 
     def __init__(self, *, dp: int = 1, pp: int = 1, tp: int = 1):
         if not dist.is_initialized():
