@@ -96,10 +96,17 @@ def compute(text, named=None):
         raise WrongCall(f"{name} is in {found.unit}, which cannot be printed as {style!r}.")
     style = style or own_style
     printed = format_as(value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value, style)
-    said = ", ".join(f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}" for key, what in given.items())
+    said = ", ".join(f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}" for key, what in _needed(name, given).items())
     unit = "" if found.unit in ("count", "fraction") else f" {found.unit}"
     exactly = show(value) if isinstance(value, int) else format_as(value, "number")
     return printed, f"computed: {name}({said}) = {exactly}{unit}"
+
+
+def _needed(name, given):
+    """The keywords that the value depends on: a page names what holds for all its numbers once."""
+    needed = BOOK.resolve([name], list(quantities(**given)))[1]
+    return {key: what for key, what in given.items()
+            if key in needed or key in PRESETS and any(part in needed and part not in given for part in quantities(**{key: what}))}
 
 
 class computed(nodes.inline):
