@@ -84,7 +84,7 @@ def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model(
 
 
 def test_a_name_keeps_the_logits():
-    """Must catch: a loss that keeps the logits for backward, so that the name in the training loop would cost nothing more."""
+    """Mutation: next_token_loss goes over logits.exp().log(), which backward keeps."""
     def named(model, optimizer, ledger):
         tokens, targets = batch(), batch()
         logits = model(tokens)
@@ -94,7 +94,7 @@ def test_a_name_keeps_the_logits():
 
 
 def test_gradients_that_are_zeroed_stay():
-    """Must catch: set_to_none=False that frees gradients after all; accumulation's peak without them."""
+    """Mutation: step_floor_bytes without the gradients of earlier microbatches; set_to_none not passed on."""
     def twice(model, optimizer, ledger):
         for _ in range(2):
             step(model, optimizer, set_to_none=False)
@@ -105,7 +105,7 @@ def test_gradients_that_are_zeroed_stay():
 def test_what_a_list_of_losses_keeps_and_what_a_sum_without_backward_keeps():
     """The bug hunt: 4 bytes a step after backward; every activation of every batch without.
 
-    Must catch: a ledger that forgets what a graph keeps once the model's output has no name."""
+    Mutation: activation_bytes without logit_bytes; the evaluation under torch.no_grad()."""
     live = []
 
     def history(model, optimizer, ledger):
@@ -129,7 +129,7 @@ def test_what_a_list_of_losses_keeps_and_what_a_sum_without_backward_keeps():
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_relu_keeps_one_inner_tensor_where_gelu_keeps_two(in_place):
-    """Must catch: the output of ReLU counted twice, for itself and for the product after it."""
+    """Mutation: the ledger never enters its saved_tensors_hooks, so that nothing is kept."""
     inner = 4 * 64 * 1024
 
     def kept(nonlinearity):
