@@ -1,21 +1,101 @@
-"""Rehearsed hosts."""
+"""Rehearsed hosts: one machine plays two, joined by a link of a speed that you choose.
+
+    with two_hosts(megabits_per_second=1000) as hosts, ranks(4, hosts=hosts) as world:
+        world.run(...)                      # ranks 0 and 1 on the first host, 2 and 3 on the second
+
+A host is a network namespace: it has its own interfaces and addresses, and sees nobody but the other host. The link is a pair of
+virtual Ethernet devices; a token bucket lets so many bits through a second, each way. Ranks of one host talk at full speed. No
+right beyond an ordinary user's is needed where the system allows user namespaces. Nothing is left when the `with` ends, or when
+this process does: a namespace goes with the last process in it.
+"""
+
 import ctypes
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
+
+ADDRESSES = ("192.0.2.1/24", "192.0.2.2/24")  # a network set aside for documentation: nobody has it (RFC 5737)
+INTERFACES = ("near", "far")
+BUCKET_SECONDS = 0.01  # of full speed may pass at once, so that the timer's grain does not slow the link down
+QUEUE_SECONDS = 0.4    # of waiting, then packets are dropped, as in a switch
+COMMAND_SECONDS = 20
+
+
+class LinksUnavailable(OSError):
+    """This system cannot rehearse hosts: one sentence."""
 
 
 class Host(NamedTuple):
-    """A network of its own, with one slow link to the others."""
-    interface: str               # its end of the link
-    namespaces: tuple[str, ...]  # files of the kernel that name it
+    """A network of its own with one link."""
+    interface: str               # this host's end of the link
+    namespaces: tuple[str, ...]  # the kernel's files that a process opens to enter the host
+
+
+@contextmanager
+def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
+    """Two hosts and the link between them. Raises LinksUnavailable where this system does not let us make them."""
+    if not megabits_per_second > 0:
+        raise ValueError(f"megabits_per_second = {megabits_per_second!r}: a link's speed is above 0.")
+    missing = [program for program in ("unshare", "nsenter", "ip", "tc") if shutil.which(program) is None]
+    if missing:
+        raise LinksUnavailable(f"slow links cannot be rehearsed here: the programs {', '.join(missing)} are not installed "
+                               "(on Debian and Ubuntu: apt-get install iproute2 util-linux).")
+    kinds = ("net",) if os.geteuid() == 0 else ("user", "net")
+    flags = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
+    with ExitStack() as stack:
+        near = stack.enter_context(holding(["unshare", *flags]))
+        enter_near = ["nsenter", f"--target={near}", *(f"--{kind}" for kind in kinds)]
+        enter_near += ["--preserve-credentials"] * ("user" in kinds)
+        far = stack.enter_context(holding([*enter_near, "unshare", "--net"]))
+        enter_far = [part.replace(str(near), str(far)) for part in enter_near]
+        run(*enter_near, "ip", "link", "add", INTERFACES[0], "type", "veth", "peer", "name", INTERFACES[1], "netns", str(far))
+        for enter_host, interface, address in zip((enter_near, enter_far), INTERFACES, ADDRESSES):
+            run(*enter_host, "ip", "address", "add", address, "dev", interface)
+            run(*enter_host, "ip", "link", "set", interface, "up")
+            run(*enter_host, "ip", "link", "set", "lo", "up")
+            bits = megabits_per_second * 1e6
+            run(*enter_host, "tc", "qdisc", "add", "dev", interface, "root", "tbf", "rate", f"{bits:.0f}bit",
+                "burst", f"{max(16_000, bits / 8 * BUCKET_SECONDS):.0f}", "latency", f"{QUEUE_SECONDS * 1000:.0f}ms")
+        yield tuple(Host(interface, tuple(f"/proc/{process}/ns/{kind}" for kind in kinds))
+                    for process, interface in zip((near, far), INTERFACES))
+
+
+@contextmanager
+def holding(command: list[str]) -> Iterator[int]:
+    """A process that holds a namespace open and does nothing: its id. It ends when its input does, so with us in any case."""
+    process = subprocess.Popen([*command, "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    with process:
+        if process.stdout.readline() != "ready\n":
+            raise _unavailable(process.stderr.read())
+        try:
+            yield process.pid
+        finally:
+            process.stdin.close()
+
+
+def run(*command: str):
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
+    if done.returncode:
+        raise _unavailable(done.stderr)
+
+
+def _unavailable(said: str) -> LinksUnavailable:
+    reason = (said.strip().splitlines() or ["no reason given"])[-1]
+    return LinksUnavailable("slow links cannot be rehearsed here: this system does not let us make network namespaces "
+                            f"({reason}).")
 
 
 def enter(namespaces: tuple[str, ...]):
     """Move this process, which must have one thread, into a host."""
+    libc = ctypes.CDLL(None, use_errno=True)
     for path in namespaces:
         descriptor = os.open(path, os.O_RDONLY)
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(descriptor, 0):
-                raise OSError(ctypes.get_errno(), f"entering {path}")
-        finally:
-            os.close(descriptor)
+        if libc.setns(descriptor, 0):
+            raise OSError(ctypes.get_errno(), f"a rank could not enter its host: {os.strerror(ctypes.get_errno())}")
+        os.close(descriptor)
+    if len(namespaces) > 1:
+        libc.prctl(4, 1)  # PR_SET_DUMPABLE: entering a user namespace takes from us the right to open our own files in /proc

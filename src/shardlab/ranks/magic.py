@@ -1,9 +1,12 @@
 """`%%ranks 4`: a notebook cell on four ranks."""
 
+from contextlib import ExitStack
+
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from .links import two_hosts
 from .world import World, ranks
 
 
@@ -22,6 +25,7 @@ class RanksMagic(Magics):
     @argument("--patience", type=float, default=60.0, help="seconds that ranks may wait for one that does not come")
     @argument("--limit", type=float, help="seconds that the cell may take")
     @argument("--forbid-nan", action="store_true", help="a rank that brings a NaN to a sum is an error")
+    @argument("--link", type=float, help="rehearse two hosts with a link of so many megabits a second between them")
     @argument("--close", action="store_true", help="end the ranks")
     @line_cell_magic("ranks")
     def run(self, line: str, cell: str | None = None):
@@ -34,13 +38,17 @@ class RanksMagic(Magics):
         options = dict(device=asked.device, backend=asked.backend, patience_seconds=asked.patience, forbid_nan=asked.forbid_nan)
         if asked.world_size is None and self.world is None:
             raise UsageError("how many ranks? Say %%ranks 4 the first time.")
-        if asked.world_size is not None and (self.world is None or self.asked != (asked.world_size, options)):
+        wanted = (asked.world_size, asked.link, options)
+        if asked.world_size is not None and (self.world is None or self.asked != wanted):
             self.close()
-            self.world, self.asked = ranks(asked.world_size, **options), (asked.world_size, options)
+            with ExitStack() as starting:
+                hosts = starting.enter_context(two_hosts(asked.link)) if asked.link is not None else ()
+                self.world = starting.enter_context(ranks(asked.world_size, hosts=hosts, **options))
+                self.asked, self.opened = wanted, starting.pop_all()  # they stay open after this cell
         if cell is not None:
             self.world.cell(cell, asked.limit)
 
     def close(self):
         if self.world is not None:
-            self.world.close()
+            self.opened.close()
             self.world = None

@@ -56,12 +56,12 @@ class Rank:
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
+        enter(self.place.namespaces)  # before there is a second thread
         if sys.platform == "linux" and os.getppid() != 1:
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that started this one
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGUSR1, self._interrupt)
         self._redirect()
-        enter(self.place.namespaces)  # before there is a second thread
         threading.Thread(target=self._listen, daemon=True).start()
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         self.checks = Checks(Board(self.place.board, self.place.world_size), self.place.rank, self.place.forbid_nan)

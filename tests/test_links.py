@@ -1,0 +1,114 @@
+"""Rehearsed hosts: ranks on both, the link's own counter against the communication log, nothing left."""
+
+import subprocess
+import sys
+
+import cloudpickle
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from shardlab.ranks import links, ranks  # noqa: E402
+from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+NBYTES = 4 * 2**20
+
+
+def network_or_skip(stack):
+    try:
+        return stack.enter_context(two_hosts(megabits_per_second=2000))
+    except LinksUnavailable as error:
+        assert str(error).startswith("slow links cannot be rehearsed here: ")
+        pytest.skip(str(error))
+
+
+def sent_bytes():
+    """What has left this rank's host over the link, as the kernel counts it."""
+    with open("/proc/self/net/dev") as table:
+        line = next(line for line in table if line.split(":")[0].strip() in links.INTERFACES)
+    return int(line.split(":")[1].split()[8])
+
+
+def all_reduce_once():
+    from shardlab.measure.communication import CommunicationLog
+
+    x = torch.ones(NBYTES // 4)
+    dist.all_reduce(x)  # connections are made
+    dist.barrier()
+    before = sent_bytes()
+    with CommunicationLog() as log:
+        dist.all_reduce(x)
+    dist.barrier()
+    return x[0].item(), log.messages[0].nbytes, sent_bytes() - before
+
+
+def test_the_links_counter_agrees_with_the_log():
+    """Mutation: ranks left on the machine's own network, so that nothing crosses the link; bytes counted twice or by the bit."""
+    from contextlib import ExitStack
+
+    with ExitStack() as stack:
+        hosts = network_or_skip(stack)
+        world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
+        for total, logical, sent in world.run(all_reduce_once):
+            assert (total, logical) == (4.0, NBYTES)
+            # two ranks: each sends half of the array twice, 2 (n - 1) / n of it; headers and answers come on top
+            assert NBYTES <= sent <= 1.1 * NBYTES
+
+
+def test_nothing_is_left_and_faults_have_names_there_too():
+    """Mutation: a holder that outlives the `with`; ranks that cannot be reached where they have a network of their own."""
+    from contextlib import ExitStack
+
+    def fail():
+        if dist.get_rank() == 2:
+            raise ValueError("there")
+        dist.barrier()
+
+    with ExitStack() as stack:
+        hosts = network_or_skip(stack)
+        with ranks(4, device="cpu", hosts=hosts, announce=False) as world:
+            with pytest.raises(ValueError, match="world_size = 3: 2 hosts want the same number of ranks each"):
+                ranks(3, hosts=hosts)
+            with pytest.raises(Exception, match="Rank 2 raised ValueError: there"):
+                world.run(fail)
+            assert world.run(dist.get_rank) == [0, 1, 2, 3]
+        holders = {path.split("/")[2] for host in hosts for path in host.namespaces}
+    running = subprocess.run(["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True).stdout
+    assert running.split() == []
+
+
+def test_the_magic_rehearses_hosts_too():
+    """Mutation: the option dropped, or the hosts gone when the cell that made them has ended."""
+    from contextlib import ExitStack
+
+    from notebook_kernel import notebook
+
+    with ExitStack() as stack:
+        network_or_skip(stack)
+        kernel = stack.enter_context(notebook())
+        shown = kernel.run("%ranks 2 --link 1000")
+        assert shown.out == "2 ranks on the CPU, 1 thread each; backend gloo; 2 rehearsed hosts\n"
+        shown = kernel.run("%%ranks\nx = torch.ones(1); dist.all_reduce(x)\n"
+                           "text = open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)")
+        assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
+
+
+def test_where_it_cannot_be_done_one_sentence_says_so(monkeypatch):
+    """Mutation: a missing program or a refused namespace shown as FileNotFoundError or as a return code."""
+    with pytest.raises(ValueError, match="megabits_per_second = 0: a link's speed is above 0"):
+        two_hosts(0).__enter__()
+    monkeypatch.setattr(links.shutil, "which", lambda name: None if name == "tc" else name)
+    with pytest.raises(LinksUnavailable, match="cannot be rehearsed here: the programs tc are not installed"):
+        two_hosts(100).__enter__()
+    monkeypatch.undo()
+    monkeypatch.setattr(links, "holding", lambda command: _refused())
+    monkeypatch.setattr(links.shutil, "which", lambda name: name)
+    with pytest.raises(LinksUnavailable, match=r"does not let us make network namespaces \(unshare: unshare failed: no\)"):
+        two_hosts(100).__enter__()
+
+
+def _refused():
+    raise links._unavailable("unshare: unshare failed: no\n")
