@@ -14,12 +14,13 @@ from bench.building import measure_building, pages_of_the_book
 from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
+from bench.ranks import measure_ranks
 from bench.report import machine, table, write
 from bench.sample import build_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build")
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks")
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 
@@ -42,6 +43,11 @@ def main():
     chosen = parser.parse_args().parts or PARTS
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if set(chosen) == {"ranks"}:  # needs neither a browser nor the book
+        described, results = machine("", ROOT), measure_ranks()
+        described["load_average_at_the_end"] = machine("", ROOT)["load_average"]
+        write(ROOT / "build" / "bench-ranks.json", results, described)
+        return print(table(results, described))
     settings = load_module("browser_settings", ROOT / "tests" / "conftest.py")
     chromium = settings.find_browser()
     if not chromium:
@@ -81,6 +87,8 @@ def main():
                 results += measure_python()
             elif part == "memory":
                 results += measure_memory(ROOT)
+            elif part == "ranks":
+                results += measure_ranks()
             elif part == "build":
                 results += measure_building(ROOT, ROOT / "build" / "bench-copy")
         browser.close()

@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 
-PACKAGES = ("jupyter-book", "Sphinx", "sphinx-book-theme", "myst-nb", "sympy", "playwright")
+PACKAGES = ("jupyter-book", "Sphinx", "sphinx-book-theme", "myst-nb", "sympy", "playwright", "torch")
 
 
 @dataclass(frozen=True)
