@@ -1,5 +1,5 @@
-"""What a lab with ranks waits for: four ranks from a cell to the end of their first all-reduce, cold, warm and after a fault; their
-memory; what the board and the communication log cost."""
+"""What a lab with ranks waits for: four ranks from a cell to the end of their first all-reduce, cold, warm and after a fault;
+their memory; what the board and the communication log cost."""
 
 import os
 import subprocess
@@ -52,7 +52,8 @@ def measure_ranks() -> list[Result]:
             return perf_counter() - begin
 
     def line(what, times, most=None):
-        return Result("ranks", what, round(median(times), 3), "s", most, f"{min(times):.3f} to {max(times):.3f}, {len(times)} runs")
+        spread = f"{min(times):.3f} to {max(times):.3f}, {len(times)} runs"
+        return Result("ranks", what, round(median(times), 3), "s", most, spread)
 
     imports = [fresh("from time import perf_counter; t = perf_counter(); import torch.distributed; print(perf_counter() - t)")
                for _ in range(COLD_RUNS)]
@@ -62,12 +63,13 @@ def measure_ranks() -> list[Result]:
     results += [line("the same, the fork server warm", [start() for _ in range(WARM_RUNS)], WARM_SECONDS),
                 line("the same, after a rank was killed", [start(kill_one) for _ in range(WARM_RUNS)], RESTART_SECONDS),
                 line("the same, after a rank raised", [start(raise_on_one) for _ in range(WARM_RUNS)], RESTART_SECONDS)]
-    results.append(Result("ranks", "memory of one rank more (proportional set size)", round(memory_of_one_more()), "MiB", RANK_MIB))
+    memory = round(memory_of_one_more())
+    results.append(Result("ranks", "memory of one rank more (proportional set size)", memory, "MiB", RANK_MIB))
     with ranks(2, device="cpu", announce=False) as world:
         bare, logged, again, board_seconds = world.run(cost_of_the_log)[0]
     ratio, noise = (median(b / a for a, b in zip(bare, other)) for other in (logged, again))
-    results += [Result("ranks", "communication log: a data-parallel step takes longer by", round(100 * (ratio - 1), 1), "%", LOG_PERCENT,
-                       f"{100 * (noise - 1):+.1f} % without it; {PAIRS} interleaved pairs"),
+    results += [Result("ranks", "communication log: a data-parallel step takes longer by", round(100 * (ratio - 1), 1), "%",
+                       LOG_PERCENT, f"{100 * (noise - 1):+.1f} % without it; {PAIRS} interleaved pairs"),
                 Result("ranks", "the board: one collective takes longer by", round(1e6 * board_seconds, 1), "µs")]
     return results
 
@@ -110,7 +112,7 @@ def memory_of_one_more() -> float:
 
 
 def cost_of_the_log():
-    """Seconds of a step of a small data-parallel GPT without the log, with it, and without it again; seconds of one post on the board."""
+    """Seconds of a step of a small data-parallel GPT without the log, with it, without it again; seconds of one post."""
     import torch
     import torch.distributed as dist
 

@@ -169,9 +169,10 @@ class World:
         if outcome.trouble is not None:
             self._kill()
             raise verdict(outcome, "The ranks did not start.") from None
+        places = [cloudpickle.loads(end.pickled) for end in outcome.ends]
+        self.places = _announcement([device for device, _ in places], places[0][1], self.threads, len(self.hosts))
         if self.announce:
-            places = [cloudpickle.loads(end.pickled) for end in outcome.ends]
-            print(_announcement([device for device, _ in places], places[0][1], self.threads, len(self.hosts)))
+            print(self.places)
 
     def _kill(self):
         for process, _ in self.members:
