@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig  # noqa: E402
 from shardlab.measure.cuda import CudaAccount, Reading, account_rows  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.measure.weigh import weigh  # noqa: E402
+from shardlab.measure.weigh import storage_bytes, weigh  # noqa: E402
 
 
 def test_a_module_of_the_readers_own():
@@ -32,6 +32,14 @@ def test_a_tied_weight_counts_once_and_fake_weighs_like_real():
         fake = weigh(GPT(config), torch.zeros(2, 5, dtype=torch.long))
     assert real == fake
     assert sum(line.parameters for line in real) == sum(p.nbytes for p in GPT(config).parameters())
+
+
+def test_bytes_behind_tensors():
+    """Must catch: a view counted as memory, a slice counted as large as it looks, tensors of a generator that take each other's place."""
+    six = torch.zeros(6, dtype=torch.float16)
+    assert storage_bytes([six]) == storage_bytes([six[:3]]) == storage_bytes([six, six[:3], six[None]]) == 12
+    assert storage_bytes(torch.zeros(2) for _ in range(5)) == 40
+    assert storage_bytes([]) == 0
 
 
 def test_the_rows_add_up_to_what_the_driver_says():

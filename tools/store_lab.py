@@ -1,12 +1,16 @@
 """Run a lab and store it with its outputs, the same bytes for the same outputs: ``make store LAB=labs/01-name.ipynb``.
 
 What changes from run to run without meaning is dropped or numbered: the state of widgets (megabytes; a stored widget is
-dead anyway), times, ids of cells and widgets, versions of the kernel. A cell that fails leaves the file as it was.
+dead anyway), times, ids of cells and widgets, versions of the kernel. A cell that fails leaves the file as it was. The lab runs
+on the CPU, in a copy of its folder without your own predictions.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
+from shutil import copytree, ignore_patterns
+from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
@@ -35,17 +39,28 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
                 view["model_id"] = models.setdefault(view["model_id"], f"widget-{len(models) + 1}")
 
 
+def copy_place(path: Path, folder: Path) -> Path:
+    """Copy what a lab at `path` finds around it into `folder`: its own folder without labs and predictions, the recordings."""
+    place = folder / path.parent.name
+    copytree(path.parent, place, ignore=ignore_patterns("*.ipynb", "*.predictions.json", ".ipynb_checkpoints"))
+    recordings = path.parent.parent / "measured"
+    if recordings.is_dir():
+        copytree(recordings, folder / "measured")
+    return place
+
+
 def store(path: Path) -> None:
-    """Execute the lab at `path` in its folder and write it back. Raises CellExecutionError when a cell fails."""
+    """Execute the lab at `path` in a copy of its folder and write it back. Raises CellExecutionError when a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if has_tag(cell, "install"):
             cell.source = INSTALL_CELL
             cell.metadata["tags"] = ["install", "hide-input"]  # folded in the book
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops the state.
-    client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
-                            coalesce_streams=True, resources={"metadata": {"path": str(path.parent)}})
-    client.execute()
+    with TemporaryDirectory() as folder:
+        place = copy_place(path.resolve(), Path(folder))
+        NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
+                       coalesce_streams=True, resources={"metadata": {"path": str(place)}}).execute()
     normalise(notebook)
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
@@ -54,6 +69,7 @@ def store(path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
     parser.add_argument("labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb")
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     for path in parser.parse_args().labs:
         if not path.is_file():
             parser.error(f"{path}: no such lab")

@@ -41,8 +41,14 @@ class Predictions:
         except (ValueError, AttributeError) as error:
             raise ValueError(f"{self.path} is damaged ({error}): mend it, or delete it and predict again.") from None
 
-    def lock(self, name: str, value: float) -> float:
-        """Keep `value` as the prediction of that name and return it; a number that is already locked stays, and is returned."""
+    def __getitem__(self, name: str) -> float:
+        """The locked prediction. Raises KeyError when nothing was predicted: predict first."""
+        if name not in self._locked:
+            raise KeyError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+        return self._locked[name]
+
+    def lock(self, name: str, value: float) -> None:
+        """Keep `value` as the prediction of that name; a number that is already locked stays. Says which one is kept."""
         if value is not ... or name not in self._locked:
             value = _number(name, value)
         if name not in self._locked:
@@ -50,7 +56,6 @@ class Predictions:
         locked = self._locked[name]
         changed = "" if value in (locked, ...) else f" (locked; not {value:,})"
         print(f"predicted: {name} = {locked:,}{changed}")
-        return locked
 
     def _write(self, locked):
         """The whole file or none of it: a kernel killed while writing leaves the old one."""
@@ -65,8 +70,7 @@ class Predictions:
 
     def compare(self, name: str, measured: float) -> Table:
         """Beside the locked prediction what was measured. Raises KeyError when nothing was predicted: predict first."""
-        if name not in self._locked:
-            raise KeyError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+        self[name]
         self._measured[name] = _number(name, measured)
         return self._table([name])
 

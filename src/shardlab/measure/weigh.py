@@ -3,9 +3,9 @@
     weigh(model, images)      # fake tensors weigh the same and take no memory
 """
 
-from typing import NamedTuple
+from typing import Iterable, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from .ledger import Ledger, storages
 
@@ -34,7 +34,13 @@ def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
     return lines
 
 
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of memory behind the tensors; what several of them look at counts once."""
+    return _new_bytes(tensors, set())
+
+
 def _new_bytes(tensors, seen):
+    tensors = list(tensors)  # all at once: of two that come and go, the second could lie where the first lay
     found = {s._cdata: s.nbytes() for tensor in tensors for s in storages(tensor) if s._cdata not in seen}
     seen.update(found)
     return sum(found.values())

@@ -1,0 +1,330 @@
+"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md says what it is; here it is asserted.
+
+`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a small lab, to see that it notices.
+"""
+
+import ast
+import builtins
+import copy
+import importlib
+import re
+import symtable
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from test_labs import COMPARED, LABS, code_cells
+
+from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
+
+pytest.importorskip("torch")  # some exercises are about tensors
+
+from shardlab.exercises import Exercise, check  # noqa: E402
+
+CELLS, LINES = range(25, 46), 15
+TAGS = {"install", "hide-input", "setup", "predict", "blank", "check", "solution", COMPARED, "slow", "raises-exception"}
+GIVEN = {*dir(builtins), "display"}
+
+
+# ---------------------------------------------------------------- reading a lab
+
+
+def where(cell) -> str:
+    return f"the cell {cell.source.strip().splitlines()[0][:50]!r}"
+
+
+def calls(cell, name):
+    """The calls in a code cell of a function or method of that name."""
+    called = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    return [node for node in called if name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))]
+
+
+def guesses(cell):
+    """The assignments my_something = ... at the top of a cell: name -> value."""
+    return {target.id: node.value for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)
+            for target in node.targets if isinstance(target, ast.Name) and target.id.startswith("my_")}
+
+
+def imported_exercises(notebook) -> dict[str, Exercise]:
+    """What the lab imports from shardlab.exercises and its modules, by the name it has there."""
+    found = {}
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(cell.source)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardlab.exercises"):
+                module = importlib.import_module(node.module)
+                found.update({name.asname or name.name: getattr(module, name.name, None) for name in node.names})
+    return {name: value for name, value in found.items() if isinstance(value, Exercise)}
+
+
+def checked(cell) -> list[str]:
+    """The names of the exercises that a cell checks."""
+    return [getattr(node.args[0], "id", "") if node.args else "" for node in calls(cell, "check")]
+
+
+def shown(cell) -> str:
+    """What a cell printed or returned, as text."""
+    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+
+
+def names(cell):
+    """(defined, imported, used): the names that a cell gives to the kernel, those of them that are imports, those that it asks for."""
+    top = symtable.symtable(cell.source, "cell", "exec")
+    defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
+    imported = {s.get_name() for s in top.get_symbols() if s.is_imported()}
+    used = {s.get_name() for s in top.get_symbols() if s.is_referenced()}
+    inside = top.get_children()
+    while inside:
+        table = inside.pop()
+        used |= {s.get_name() for s in table.get_symbols() if s.is_global() and s.is_referenced()}
+        inside += table.get_children()
+    return defined, imported, used - GIVEN
+
+
+# ---------------------------------------------------------------- the form
+
+
+def form_problems(notebook) -> list[str]:
+    """What is not as every lab is, one sentence each."""
+    cells = code_cells(notebook)
+    return [*layout_problems(notebook, cells), *predict_problems(cells), *check_problems(notebook, cells), *section_problems(notebook)]
+
+
+def layout_problems(notebook, cells):
+    if len(notebook.cells) not in CELLS:
+        yield f"it has {len(notebook.cells)} cells, not {CELLS.start} to {CELLS.stop - 1}"
+    for before, cell in zip([None, *notebook.cells], notebook.cells):
+        for tag in set(cell.metadata.get("tags", [])) - TAGS:
+            yield f"{where(cell)} has the tag {tag}, which no lab knows"
+        if cell.cell_type != "code":
+            yield from (f"the heading {heading!r} is no question" for heading in re.findall(r"^##+ (.*[^?\s])\s*$", cell.source, re.M))
+            continue
+        if before is None or before.cell_type != "markdown":
+            yield f"{where(cell)} has no text before it"
+        elif has_tag(before, "solution") != has_tag(cell, "solution"):
+            yield f"of {where(cell)} and the text before it only one is tagged solution"
+        if len(cell.source.splitlines()) > LINES and not has_tag(cell, "install"):
+            yield f"{where(cell)} has {len(cell.source.splitlines())} lines; {LINES} are the limit"
+    if not (len(cells) > 1 and has_tag(cells[1], "setup") and calls(cells[1], "capabilities")):
+        yield "after the install cell there is no table of capabilities, tagged setup"
+    for tag in ("predict", "check", "blank", "solution"):
+        if not any(has_tag(cell, tag) for cell in cells):
+            yield f"no cell is tagged {tag}"
+    if not any(calls(cell, "explorer") for cell in cells):
+        yield "it has no explorer"
+    if not calls(cells[-1], "summary"):
+        yield "its last cell does not show predictions.summary"
+
+
+def predict_problems(cells):
+    for cell in cells:
+        if has_tag(cell, "predict"):
+            locked = {getattr(node.args[-1], "id", "") for node in calls(cell, "lock") if node.args}
+            yield from (f"{where(cell)} does not lock {name}" for name in guesses(cell) if name not in locked)
+            if not guesses(cell):
+                yield f"{where(cell)} is tagged predict and has no line my_something = ..."
+        elif guesses(cell):
+            yield f"{where(cell)} has a guess and is not tagged predict, so the learner's edition gives it away"
+    if not any(calls(cell, "compare") for cell in cells):
+        yield "no prediction is compared with what was measured"
+
+
+def check_problems(notebook, cells):
+    exercises = imported_exercises(notebook)
+    solved = [name for cell in cells if has_tag(cell, "solution") for name in checked(cell)]
+    for cell in cells:
+        if bool(checked(cell)) != has_tag(cell, "check"):
+            yield f"{where(cell)} is tagged check and checks nothing, or checks something and is not tagged"
+        for name in checked(cell):
+            if name not in exercises:
+                yield f"{where(cell)} checks {name or 'something'}, which is no exercise of shardlab.exercises"
+            elif name not in solved:
+                yield f"{where(cell)} checks {name}, and no solution does"
+        if has_tag(cell, "check"):
+            verdict, other = ("right: ", "not yet: ") if has_tag(cell, "solution") else ("not yet: ", "right: ")
+            if shown(cell).count(verdict) != len(checked(cell)) or other in shown(cell):
+                yield f"{where(cell)} is stored without {verdict.strip()} for each of its checks"
+            if not has_tag(cell, COMPARED):
+                yield f"{where(cell)} is tagged check and not {COMPARED}"
+
+
+def section_problems(notebook):
+    """Each section runs on its own after the cells tagged setup, and a cell still runs after later sections have."""
+    section, cells = 0, []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            section += bool(re.search(r"^## ", cell.source, re.M))
+        elif cell.source.strip() and not has_tag(cell, "install"):
+            cells.append((section, cell, *names(cell)))
+    setup = set().union(*(defined for _, cell, defined, *_ in cells if has_tag(cell, "setup")))
+    own: dict[int, set] = {}
+    for section, cell, defined, imported, used in cells:
+        if has_tag(cell, "setup"):
+            continue
+        earlier = own.setdefault(section, set())
+        yield from (f"{where(cell)} uses {name}, which neither its section nor a setup cell gives it"
+                    for name in sorted(used - defined - earlier - setup))
+        others = set().union(*(there - imports for number, _, there, imports, _ in cells if number != section))
+        yield from (f"{where(cell)} uses {name}, which another section sets too" for name in sorted((used - defined) & earlier & others))
+        yield from (f"{where(cell)} sets {name}, which a setup cell gave to all" for name in sorted((defined - imported) & setup))
+        earlier |= defined
+
+
+def edition_problems(notebook) -> list[str]:
+    """What the learner's edition of a lab gives away."""
+    edition = learner_edition(copy.deepcopy(notebook), "")
+    problems = []
+    for cell in edition.cells:
+        if has_tag(cell, "solution"):
+            problems.append(f"{where(cell)} is a solution")
+        if cell.cell_type == "code":
+            if cell.outputs or cell.execution_count:
+                problems.append(f"{where(cell)} has an output")
+            try:
+                left = guesses(cell)
+            except SyntaxError:
+                problems.append(f"{where(cell)} is no Python once its guess is gone: write it on one line")
+                continue
+            given = [name for name, value in left.items() if not (isinstance(value, ast.Constant) and value.value is ...)]
+            problems += [f"{where(cell)} gives the guess {name} away" for name in given]
+    return problems
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_a_lab_has_the_form(lab):
+    """Must catch: what `form_problems` lists; each is tried below."""
+    problems = form_problems(nbformat.read(lab, as_version=4))
+    assert not problems, f"{lab.name}: " + "; ".join(problems)
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_the_learners_edition_gives_nothing_away(lab):
+    """Must catch: a guess on a line that the edition does not blank, a solution without its tag on the text before it."""
+    assert edition_problems(nbformat.read(lab, as_version=4)) == []
+
+
+@pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
+def test_wrong_solutions_fail(lab):
+    """Must catch: a lab's exercise that accepts one of the wrong solutions kept beside it."""
+    exercises = imported_exercises(nbformat.read(lab, as_version=4))
+    assert exercises
+    for name, exercise in exercises.items():
+        for misconception in exercise.misconceptions:
+            assert not check(exercise, misconception.solution), name
+
+
+# ---------------------------------------------------------------- what the tests above can see
+
+
+def answered(text):
+    return dict(execution_count=1, outputs=[new_output("execute_result", data={"text/plain": text}, execution_count=1)])
+
+
+def small_lab():
+    """A lab of the right form: the shortest that there is, filled up with text."""
+    imports = "from shardlab.exercises.why_one_gpu import states_bytes_of_fp32_adam"
+    head = [
+        new_markdown_cell("# A lab"),
+        new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
+        new_markdown_cell("## What can this machine show?"),
+        new_code_cell("from shardlab.capabilities import capabilities\nfrom shardlab.exercises import Predictions, check\n"
+                      "predictions = Predictions('lab')\ncapabilities('cpu')", metadata={"tags": ["setup"]}),
+        new_markdown_cell("## How many?"),
+        new_code_cell("my_bytes = 16\npredictions.lock('bytes', my_bytes)\nkept = 16", metadata={"tags": ["predict"]}),
+        new_markdown_cell("Look."),
+        new_code_cell("predictions.compare('bytes', kept)"),
+        new_markdown_cell("## What does Adam keep?"),
+        new_code_cell(f"{imports}\ndef states(parameters):\n    return ...\ncheck(states_bytes_of_fp32_adam, states)",
+                      metadata={"tags": ["blank", "check", COMPARED]}, **answered("not yet: fill in the blank.")),
+        new_markdown_cell("Four tensors.", metadata={"tags": ["solution"]}),
+        new_code_cell(f"{imports}\ndef states(parameters):\n    return 16 * parameters\ncheck(states_bytes_of_fp32_adam, states)",
+                      metadata={"tags": ["solution", "check", COMPARED]}, **answered("right: so it is.")),
+        new_markdown_cell("## What if it were larger?"),
+        new_code_cell("from shardlab.show.widgets import explorer\nexplorer('does-it-fit')"),
+    ]
+    tail = [new_markdown_cell("## What did you find?"), new_code_cell("predictions.summary()")]
+    text = [new_markdown_cell("More.") for _ in range(CELLS.start - len(head) - len(tail))]
+    return new_notebook(cells=[*head, *text, *tail])
+
+
+def test_a_lab_of_the_form_has_no_problems():
+    """Must catch: a rule that always complains."""
+    assert form_problems(small_lab()) == [] == edition_problems(small_lab())
+
+
+def drop(number):
+    return lambda lab: lab.cells.pop(number)
+
+
+def source(number, old, new):
+    def spoil(lab):
+        assert old in lab.cells[number].source
+        lab.cells[number].source = lab.cells[number].source.replace(old, new)
+    return spoil
+
+
+def tags(number, *given):
+    return lambda lab: lab.cells[number].metadata.update(tags=list(given))
+
+
+def output(number, text):
+    return lambda lab: lab.cells[number].update(answered(text))
+
+
+def add(number, *cells):
+    def spoil(lab):
+        lab.cells[number:number] = cells
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (drop(20), "it has 24 cells, not 25 to 45"),
+        (add(20, *[new_markdown_cell("More.") for _ in range(21)]), "it has 46 cells, not 25 to 45"),
+        (tags(7, "comparre"), "has the tag comparre, which no lab knows"),
+        (source(4, "How many?", "How many"), "the heading 'How many' is no question"),
+        (source(4, "## How many?", "## How many?\n\n### Details"), "the heading 'Details' is no question"),
+        (add(8, new_code_cell("1 + 1")), "the cell '1 + 1' has no text before it"),
+        (tags(10), "only one is tagged solution"),
+        (source(7, "kept", "kept" + "\n" * 15), "lines; 15 are the limit"),
+        (source(3, "capabilities('cpu')", "1"), "there is no table of capabilities"),
+        (tags(3), "there is no table of capabilities"),
+        (tags(5), "has a guess and is not tagged predict"),
+        (tags(9, "check", COMPARED), "no cell is tagged blank"),
+        (source(13, "explorer('does-it-fit')", "1"), "it has no explorer"),
+        (source(24, "predictions.summary()", "predictions"), "does not show predictions.summary"),
+        (source(5, "predictions.lock('bytes', my_bytes)", "1"), "does not lock my_bytes"),
+        (source(5, "my_bytes", "bytes"), "has no line my_something"),
+        (source(7, "compare", "lock"), "no prediction is compared"),
+        (tags(9, "blank", COMPARED), "checks something and is not tagged"),
+        (source(9, "check(states_bytes_of_fp32_adam, ", "check(states, "), "checks states, which is no exercise"),
+        (source(11, "check(states_bytes_of_fp32_adam, states)", "1"), "and no solution does"),
+        (output(9, "right: so it is."), "is stored without not yet: for each of its checks"),
+        (output(11, "not yet: no."), "is stored without right: for each of its checks"),
+        (tags(9, "blank", "check"), "is tagged check and not nbval-check-output"),
+        (source(7, "kept", "found"), "uses found, which neither its section nor a setup cell gives it"),
+        (source(7, "kept", "(lambda: found)()"), "uses found, which neither its section nor a setup cell gives it"),
+        (source(13, "explorer('", "kept = explorer('"), "uses kept, which another section sets too"),
+        (source(13, "explorer('", "predictions = explorer('"), "sets predictions, which a setup cell gave to all"),
+    ],
+)
+def test_each_breach_of_the_form_is_seen(spoil, sentence):
+    """Must catch: one of the rules in `form_problems` taken out."""
+    lab = small_lab()
+    spoil(lab)
+    assert any(sentence in problem for problem in form_problems(lab)), form_problems(lab)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (source(5, "my_bytes = 16", "my_bytes=16"), "gives the guess my_bytes away"),
+        (source(5, "my_bytes = 16", "my_bytes = (\n    16)"), "is no Python once its guess is gone"),
+        (tags(5), "gives the guess my_bytes away"),
+    ],
+)
+def test_what_is_given_away_is_seen(spoil, sentence):
+    """Must catch: an edition compared with nothing."""
+    lab = small_lab()
+    spoil(lab)
+    assert any(sentence in problem for problem in edition_problems(lab)), edition_problems(lab)
