@@ -15,12 +15,21 @@ from tempfile import TemporaryDirectory
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from nbclient.output_widget import OutputWidget
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_SECONDS = 600
+
+
+class QuietOutput(OutputWidget):
+    """What an Output widget shows, kept here. nbclient also sends it to the kernel, and on a busy machine that can cost it the kernel's
+    next answer, so that it waits for nothing until the cell's time is up. A stored widget is dead anyway."""
+
+    def sync_state(self) -> None:
+        pass
 
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
@@ -59,8 +68,10 @@ def store(path: Path) -> None:
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops the state.
     with TemporaryDirectory() as folder:
         place = copy_place(path.resolve(), Path(folder))
-        NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
-                       coalesce_streams=True, resources={"metadata": {"path": str(place)}}).execute()
+        client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
+                                coalesce_streams=True, resources={"metadata": {"path": str(place)}})
+        client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = QuietOutput
+        client.execute()
     normalise(notebook)
     nbformat.validate(notebook)
     nbformat.write(notebook, path)
