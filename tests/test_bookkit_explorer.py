@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import pytest
@@ -15,7 +16,8 @@ from bookkit.explorer import card, marked_equation, unbroken  # noqa: E402
 from bookkit.mathml import to_mathml  # noqa: E402
 from shardlab.formulas import BOOK  # noqa: E402
 from shardlab.formulas.render import latex  # noqa: E402
-from shardlab.show.explorers import EXPLORERS, Say  # noqa: E402
+from shardlab.show.explorers import EXPLORERS  # noqa: E402
+from shardlab.show.spec import Say  # noqa: E402
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -62,13 +64,15 @@ def test_the_card_speaks_before_any_script(explorer):
     Mutation: leave the sentence to the script."""
     text = card(explorer)
     shown = explorer.compute(explorer.start())
-    assert f'<p class="explorer-sentence">{unbroken(explorer.say(shown))}</p>' in text
+    assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
     for name, cells in explorer.rows():
         assert (
             f'<tr><th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
             in text
         )
-    assert text.count("<math") == len(explorer.formulas) + len(explorer.inputs)
+    assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
+    more = len(explorer.formulas) - len(explorer.explained)
+    assert (f"{more} more formulas stand behind these" in text) == (more > 0)
 
 
 def test_the_scripts_data_are_the_explorers(explorer):

@@ -5,6 +5,7 @@ They are made for ipywidgets 7.7 (Colab) and 8, so nothing here may name a trait
 
 import subprocess
 import sys
+from html import escape
 
 import nbformat
 import pytest
@@ -56,9 +57,10 @@ def test_it_starts_as_the_page_does(name):
     """Mutations: the presets not applied at the start; a control without its widget; a menu that names another preset."""
     spec, widget = EXPLORERS[name], explorer(name)
     assert widget.values == spec.start()
-    assert widget.sentence == spec.say(spec.compute(spec.start())) and widget.sentence in widget.words.value
+    assert widget.sentence == spec.say(spec.compute(spec.start())) and escape(widget.sentence) in widget.words.value
     assert {kind: menu.value for kind, menu in widget.menus.items()} == spec.chosen_at_start()
-    assert list(widget.sliders) == list(widget.boxes) == [control.quantity for control in spec.controls]
+    assert list(widget.sliders) == list(widget.boxes)
+    assert {*widget.sliders, *widget.choices} == set(widget.errors) == {control.quantity for control in spec.controls}
     assert len(widget.figures) == len(spec.pictures)
 
 
@@ -133,6 +135,22 @@ def test_reset(fit):
     own.sliders["layers"].value = 3
     own.reset()
     assert own.values == start and own.menus["model"].value == "GPT-2 1.5B" and own.boxes["layers"].value == "48"
+
+
+def test_choices_are_buttons_and_groups_fold():
+    """Mutations: a choice without its words; the value of a start that is no option lost; all groups open, or built twice."""
+    widget = explorer("where-the-memory-goes", dropout=0.25, accumulation_steps=2)
+    assert widget.choices["optimizer_mode"].options == (("loop", 0), ("foreach", 1), ("fused", 2))
+    assert widget.choices["dropout"].options == (("off", 0), ("on", 0.1), ("25%", 0.25)) and widget.choices["dropout"].value == 0.25
+    groups = [child for child in widget.children if hasattr(child, "selected_index")]
+    assert [(group.get_title(0), group.selected_index) for group in groups] == [
+        ("Batch", 0), ("Attention and optimizer", 0), ("Model", None)]
+    widget.choices["dropout"].value = 0
+    widget.choices["fused_attention"].value = 0
+    assert widget.values["dropout"] == 0 and widget.shown["keeps_scores"] == 1
+    assert [tick for tick in widget.figures[1].layout.xaxis.ticktext][:3] == ["start", "attention", "saved"]
+    widget.choices["fused_attention"].value = 1
+    assert "attention" not in widget.figures[1].layout.xaxis.ticktext and widget.choices["dropout"].options == (("off", 0), ("on", 0.1))
 
 
 # ---------------------------------------------------------------- bad input

@@ -42,6 +42,21 @@ def weigh(model, optimizer):
                 step_counter_bytes=bytes_of(t for name, t in states if name == "step"))
 
 
+def test_moments_one_by_one():
+    """Adam keeps two tensors of each parameter's size and momentum one: the first, and what comes after it, read off a real step.
+
+    Mutations: the second moment counted for momentum too; both moments in the first."""
+    for name, moments in (("fp32 Adam", ["exp_avg", "exp_avg_sq"]), ("bf16, no master", ["exp_avg", "exp_avg_sq"]),
+                          ("fp32 SGD momentum", ["momentum_buffer"])):
+        model, optimizer = train_one_step(name)
+        want = evaluate(["first_moment_element_bytes", "other_moment_element_bytes"], **RECIPES[name].quantities)
+        for parameter in model.parameters():
+            state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
+            assert list(state) == moments
+            sizes = [value.untyped_storage().nbytes() for value in state.values()]
+            assert [sizes[0], sum(sizes[1:])] == [each * parameter.numel() for each in want.values()]
+
+
 VERIFIED = [name for name, recipe in RECIPES.items() if recipe.verified]
 
 

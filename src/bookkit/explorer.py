@@ -22,8 +22,9 @@ from sphinx.util.docutils import SphinxDirective
 from bookkit.mathml import to_mathml
 from shardlab.formulas import BOOK
 from shardlab.formulas.render import javascript, latex
-from shardlab.show.explorers import EXPLORERS, Product, Ratio, default_style
+from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as, format_to_type
+from shardlab.show.spec import AtLeast, Choice, Product, Ratio, default_style
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ def card(spec, sheet=None):
     data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     code = rjsmin.jsmin(javascript(spec.targets, spec.inputs, short=True))
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
-    controls = "".join(_control(ident, control, start[control.quantity]) for control in spec.controls)
+    controls = _controls(ident, spec, start)
     pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
                        for picture in spec.pictures)
     return f"""
@@ -98,6 +99,17 @@ def _menu(ident, spec, menu):
             f'<option value="" hidden>own values</option>{options}</select></div>')
 
 
+def _controls(ident, spec, start):
+    """The controls, in groups that fold where the explorer has groups."""
+    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(ident, control, start[control.quantity])
+            for control in spec.controls}
+    groups = "".join(
+        f'<details class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
+        f'<div class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
+        for group in spec.groups)
+    return "".join(made.values()) + groups
+
+
 def _control(ident, control, value):
     """A box and a slider of one name. The slider moves over positions of the list of stops."""
     ident = f"{ident}-{control.quantity}"
@@ -107,6 +119,17 @@ def _control(ident, control, value):
             f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" autocomplete="off" spellcheck="false">'
             f'<input type="range" min="0" max="{len(control.stops) - 1}" step="1" value="0" aria-labelledby="{ident}-label"'
             f' aria-valuetext="{text}" autocomplete="off">'
+            f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
+
+
+def _choice(ident, control, value):
+    """One button for each option, of which one is down. The value of a button is its place in the list."""
+    ident = f"{ident}-{control.quantity}"
+    options = "".join(
+        f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""} autocomplete="off">'
+        f"<span>{escape(words)}</span></label>" for place, (option, words) in enumerate(control.options))
+    return (f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span id="{ident}-label">'
+            f'{escape(control.label)}</span><div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-label">{options}</div>'
             f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
 
 
@@ -152,9 +175,13 @@ def _why(spec, computed, sheet):
         return f'<li data-quantity="{name}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
 
     given = "".join(item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs)
-    equations = "".join(item(name, f'<div class="math-scroll">{marked_equation(name)}</div>') for name in spec.formulas)
+    equations = "".join(item(name, f'<div class="math-scroll">{marked_equation(name)}</div>') for name in spec.explained)
+    rest = [name for name in spec.formulas if name not in spec.explained]
+    place = sheet(rest[0]) if sheet and rest else None
+    where = f'<a href="{escape(place.partition("#")[0])}">formula sheets</a>' if place else "formula sheets"
+    more = f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>" if rest else ""
     return (f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
-            f'<p>Computed, each from what stands before it</p><ol>{equations}</ol></div>')
+            f'<p>Computed, each from what stands before it</p><ol>{equations}</ol>{more}</div>')
 
 
 def anchor(name):
@@ -171,28 +198,38 @@ def _data(spec):
             return re.sub(r"\{(\w+)\}", lambda match: f"{{{match[1]}:{default_style(match[1])}}}", text)
         return [dict(text=styled(piece.text), when=piece.when, unless=piece.unless) for piece in pieces]
 
-    def picture(drawn):
-        if drawn.kind == "memory":
-            parts = [[part.quantity, part.label, part.colour] for part in drawn.parts]
-            return dict(kind="memory", parts=parts, total=drawn.total, capacity=drawn.capacity,
-                        spare=drawn.spare, over=drawn.over)
-        return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
-
-    def link(found):
-        if isinstance(found, Ratio):
-            return dict(kind="ratio", follower=found.follower, leader=found.leader)
-        return dict(kind="product", product=found.product, first=found.first, second=found.second)
-
-    assert all(isinstance(found, (Ratio, Product)) for found in spec.links)
     return dict(
         name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
         controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style)
                   for control in spec.controls],
         menus=[dict(kind=menu.kind, presets={name: spec.preset(menu.kind, name) for name in menu.names})
                for menu in spec.menus],
-        links=[link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
-        pictures=[picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail),
+        links=[_link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
+        pictures=[_picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail),
         styles={name: default_style(name) for name in [*spec.inputs, *spec.formulas]})
+
+
+def _picture(drawn):
+    if drawn.kind == "memory":
+        return dict(kind="memory", parts=[_part(part) for part in drawn.parts], total=drawn.total, capacity=drawn.capacity,
+                    spare=drawn.spare, over=drawn.over, least=drawn.least)
+    if drawn.kind == "timeline":
+        return dict(kind="timeline", capacity=drawn.capacity, columns=[
+            dict(name=column.name, phase=column.phase, total=column.total, parts=[_part(part) for part in column.parts], when=column.when)
+            for column in drawn.columns])
+    return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
+
+
+def _part(part):
+    return [part.quantity, part.label, part.colour]
+
+
+LINKS = {Ratio: "ratio", AtLeast: "least", Product: "product"}
+
+
+def _link(found):
+    """The link's kind, as explorer.js names it, and its fields."""
+    return dict(kind=LINKS[type(found)], **vars(found))
 
 
 def _stops(stops):

@@ -12,6 +12,7 @@ NUMBER_CONTROLS = """() => {
       "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0'], [contenteditable=true]")) {
     const box = node.getBoundingClientRect();
     if (node.disabled || node.closest("[inert]") || !box.width || !node.checkVisibility({visibilityProperty: true})) continue;
+    if (node.type === "radio" && !node.checked) continue; // arrow keys go there, Tab does not
     const style = getComputedStyle(node);
     node.dataset.walk = count++;
     node.dataset.unfocused = style.outlineStyle + style.boxShadow + style.borderColor + style.backgroundColor;
@@ -36,10 +37,25 @@ FOCUSED = """() => {
   };
 }"""
 
-VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(control => control.value)"""
+VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(
+  control => control.type === "radio" ? control.checked : control.value)"""
 
 # The keys that move a control of each kind. A choice may show what was shown before (two GPUs with the same memory): then the next.
-KEYS = {"range": ["ArrowRight", "ArrowLeft"], "text": ["ArrowUp", "ArrowDown"], "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8]}
+KEYS = {"range": ["ArrowRight", "ArrowLeft"], "text": ["ArrowUp", "ArrowDown"], "radio": ["ArrowRight", "ArrowLeft"],
+        "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8]}
+
+
+# Each control is moved from where the card starts: far out, a move may change nothing that one sees.
+AS_BEFORE = """walk => {
+  const node = document.querySelector(`[data-walk="${walk}"]`);
+  if (node.matches("input, select")) node.closest(".explorer").querySelector(".explorer-reset").click();
+  node.focus();
+}"""
+CHOOSE_ANOTHER = """() => {
+  const menu = document.activeElement.closest(".explorer").querySelector("select");
+  menu.selectedIndex = menu.options.length - 1;
+  menu.dispatchEvent(new Event("change"));
+}"""
 
 
 def moved_by_keys(page, focused) -> list[str]:
@@ -82,7 +98,9 @@ def walk(page, address: str) -> list[str]:
             problems.append(f"the focus is out of sight on {focused['name']}")
         if focused["kind"]:
             problems += moved_by_keys(page, focused)
+            page.evaluate(AS_BEFORE, focused["walk"])
         if "explorer-reset" in focused["name"]:
+            page.evaluate(CHOOSE_ANOTHER)
             page.keyboard.press("Enter")
             if (now := page.evaluate(VALUES)) != before:
                 problems.append(f"Reset does not bring back what was there: {before}, {now}")

@@ -7,8 +7,9 @@ import pytest
 from visit import DESKTOP, PHONE, Watch
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
-from shardlab.show.explorers import EXPLORERS, PRESETS
+from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_to_type, parse_number
+from shardlab.show.spec import PRESETS, Choice
 
 
 class Card:
@@ -30,15 +31,24 @@ class Card:
     def error(self, quantity):
         return self.find(f".explorer-control[data-quantity={quantity}] .explorer-error")
 
+    def control(self, quantity):
+        return next(control for control in self.spec.controls if control.quantity == quantity)
+
+    def unfold(self):
+        self.root.evaluate("root => root.querySelectorAll('.explorer-group').forEach(group => { group.open = true; })")
+
     def type(self, quantity, text):
         self.box(quantity).fill(text)
         self.box(quantity).press("Enter")
 
     def slide(self, quantity, stop):
-        """What a drag that ends at this stop does."""
-        position = list(next(control.stops for control in self.spec.controls if control.quantity == quantity)).index(
-            stop
-        )
+        """What a drag that ends at this stop does, or a click on this option of a choice."""
+        control = self.control(quantity)
+        position = list(control.stops).index(stop)
+        if isinstance(control, Choice):
+            buttons = self.find(f".explorer-control[data-quantity={quantity}] [type=radio]")
+            buttons.nth(position).evaluate("button => { button.checked = true; button.dispatchEvent(new Event('change')); }")
+            return
         self.slider(quantity).evaluate(
             "(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); "
             "slider.dispatchEvent(new Event('change')); }",
@@ -50,14 +60,17 @@ class Card:
 
     @property
     def state(self):
-        """(words with ordinary spaces, visible refusals by control, texts of the boxes by control) in one look."""
-        return tuple(self.root.evaluate("""root => {
+        """(words with ordinary spaces, visible refusals by control, values in the boxes and choices by control) in one look."""
+        words, errors, values = self.root.evaluate("""root => {
           const rows = [...root.querySelectorAll(".explorer-control")], by = (rows, text) => Object.fromEntries(
             rows.map(row => [row.dataset.quantity, text(row)]));
           const refused = row => row.querySelector(".explorer-error").checkVisibility();
           return [[...root.querySelectorAll(".explorer-words p")].map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
             by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
-            by(rows, row => row.querySelector("[type=text]").value)]; }"""))
+            by(rows, row => row.querySelector("[type=text]") ? row.querySelector("[type=text]").value
+              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))]; }""")
+        return words, errors, {name: value if isinstance(value, str) else str([*self.control(name).stops, "own"][value])
+                               for name, value in values.items()}
 
     @property
     def words(self):
@@ -117,7 +130,7 @@ def card(request, open_card):
 
 def test_it_is_alive_while_the_page_is_still_read(card):
     """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
-    assert card.page.evaluate("window.readyWhile") == ["loading"]
+    assert card.page.evaluate("window.readyWhile") == ["loading"] * card.page.locator(".explorer").count()
     assert float(card.root.get_attribute("data-ready")) > 0
     assert card.words == card.expected_words(card.spec.start())
 
@@ -148,7 +161,7 @@ def test_the_page_says_what_python_says(card):
         words, errors, boxes = card.state
         assert words == shown and errors == sentences
         assert {name: parse_number(text) for name, text in boxes.items()} == {name: values[name] for name in boxes}
-    assert 0 < refusals < 80
+    assert refusals < 80 and (refusals > 0) == any(not isinstance(control, Choice) for control in spec.controls)
 
 
 def test_no_setting_shows_nonsense(card):
@@ -173,8 +186,10 @@ def test_every_control_by_keyboard_alone(card):
     """Tab reaches each slider, box, menu and button; an arrow key moves each of them, and the card says something else.
 
     Mutations: tabindex="-1" on the boxes; a slider drawn with divs; no ArrowUp in the boxes."""
-    wanted = {f"{control.quantity} {kind}" for control in card.spec.controls for kind in ("range", "text")}
-    wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?"}
+    kinds = lambda control: ("radio",) if isinstance(control, Choice) else ("range", "text")
+    wanted = {f"{control.quantity} {kind}" for control in card.spec.controls for kind in kinds(control)}
+    groups = {group.title: group.folded for group in card.spec.groups}
+    wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?", *groups}
     reached = set()
     card.page.evaluate("document.activeElement.blur()")
     for _ in range(400):
@@ -193,15 +208,18 @@ def test_every_control_by_keyboard_alone(card):
         assert (
             card.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
         ), f"{here} shows no focus"
-        key = "ArrowRight" if here.endswith(" range") else "ArrowUp" if here.endswith(" text") else "ArrowDown"
-        if here in ("Reset", "Copy as Python", "Why?"):
+        if here in ("Reset", "Copy as Python", "Why?", *groups):
+            if groups.get(here):
+                card.page.keyboard.press("Enter")  # unfolds it
             continue
-        before = card.state[:2]
+        key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(here.rpartition(" ")[2], "ArrowDown")
+        seen = lambda: (card.state[:2], card.pictures)
+        before = seen()
         for _ in range(3):  # the next preset of a menu may have the same quantities
             card.page.keyboard.press(key)
-            if card.state[:2] != before:
+            if seen() != before:
                 break
-        assert card.state[:2] != before, f"{key} does nothing at {here}"
+        assert seen() != before, f"{key} does nothing at {here}"
         card.find(".explorer-reset").evaluate("button => button.click()")
     assert reached == wanted
 
@@ -369,6 +387,18 @@ def test_a_refusal_without_a_control_stands_where_it_can_be_mended(open_card):
     assert card.error("heads").text_content() == str(refused.value) and card.error("heads").is_visible()
 
 
+def test_what_is_refused_is_not_folded_away(open_card):
+    """The head count does not divide what the hidden size is now; its control lies in a group that starts folded.
+
+    Mutations: all groups open at the start; the refusal written where nobody sees it."""
+    card = open_card("where-the-memory-goes")
+    groups = "groups => groups.map(group => group.open)"
+    assert card.find(".explorer-group").evaluate_all(groups) == [not group.folded for group in card.spec.groups] == [True, True, False]
+    card.slide("heads", 12)
+    assert card.errors == ["heads = 12 does not divide hidden = 1,600: every head takes hidden / heads columns, so heads must divide hidden."]
+    assert card.find(".explorer-group").evaluate_all(groups) == [True] * 3 and card.error("heads").is_visible()
+
+
 def test_the_sentence_is_announced_once_the_reader_rests(open_card):
     """A screen reader hears one sentence for a whole drag, politely; and the refusal where there is one.
 
@@ -405,12 +435,14 @@ def test_menus_set_values_and_show_when_they_are_left(card):
             card.choose(menu.kind, name)
             assert chooser.input_value() == name
     card.find(".explorer-reset").click()
-    moved = card.spec.controls[0]
-    model, start = card.find("[data-kind=model]"), card.spec.start()[moved.quantity]
+    card.unfold()
+    moved, kind = next((control, menu.kind) for control in card.spec.controls for menu in card.spec.menus
+                       if control.quantity in card.spec.preset(menu.kind, card.spec.begin[menu.kind]))
+    chooser, start = card.find(f"[data-kind={kind}]"), card.spec.start()[moved.quantity]
     card.slide(moved.quantity, moved.stops[-1])
-    assert model.input_value() == "" and model.evaluate("menu => menu.selectedOptions[0].text") == "own values"
-    card.type(moved.quantity, str(start))
-    assert model.input_value() == card.spec.begin["model"]
+    assert chooser.input_value() == "" and chooser.evaluate("menu => menu.selectedOptions[0].text") == "own values"
+    card.slide(moved.quantity, start) if isinstance(moved, Choice) else card.type(moved.quantity, str(start))
+    assert chooser.input_value() == card.spec.begin[kind]
 
 
 def test_reset(card):
@@ -428,8 +460,10 @@ def test_reset(card):
         card.choose(menu.kind, (twins or menu.names)[0])
     for control in card.spec.controls:
         card.slide(control.quantity, control.stops[-1])
-    card.type(card.spec.controls[0].quantity, "nonsense")
-    assert card.errors and card.words != words
+    if boxes := [control.quantity for control in card.spec.controls if not isinstance(control, Choice)]:
+        card.type(boxes[0], "nonsense")
+        assert card.errors
+    assert card.words != words
     card.find(".explorer-reset").click()
     assert card.words == words and card.pictures == pictures and card.errors == []
     assert [card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus] == list(
@@ -493,6 +527,68 @@ def test_the_bar_is_to_scale(open_card):
         assert float(over.get_attribute("width")) == pytest.approx(shown["overflow_bytes"] * scale, abs=0.01)
 
 
+def test_the_bar_of_one_parameter_is_to_scale(open_card):
+    """Tensor by tensor in bytes, on an axis that does not jump while the recipes take 20 bytes at most.
+
+    Mutations: an axis as long as the bar; ticks at every tenth of it; a line of a card that nobody chose."""
+    card = open_card("bytes-per-parameter")
+    widths = {}
+    for recipe in card.spec.menus[0].names:
+        card.choose("recipe", recipe)
+        shown = card.spec.compute(card.spec.choose(card.spec.start(), "recipe", recipe))
+        boxes = card.find(".part").evaluate_all("nodes => nodes.map(node => +node.getAttribute('width'))")
+        for width, part in zip(boxes, card.spec.pictures[0].parts, strict=True):
+            widths.setdefault(shown[part.quantity], set()).add(round(width, 2))
+    assert {bytes_: len(found) for bytes_, found in widths.items()} == dict.fromkeys(widths, 1)
+    assert max(widths[4]) == pytest.approx(2 * max(widths[2]), abs=0.02) and widths[0] == {0}
+    ticks = card.find("svg .tick").evaluate_all("nodes => nodes.filter(node => node.checkVisibility({visibilityProperty: true})).map("
+                                                "node => node.textContent)")
+    assert ticks == ["0", "4 B", "8 B", "12 B", "16 B", "20 B"]
+    assert not card.find(".capacity").get_attribute("d")
+
+
+COLUMNS = """drawing => [...drawing.querySelectorAll("g")].filter(column => column.getAttribute("visibility") === "visible").map(column => [
+  column.querySelector(".name").textContent, column.querySelector(".name").classList.contains("strong"),
+  ...[...column.querySelectorAll(".part, .over")].map(part => part.checkVisibility({visibilityProperty: true})
+    ? ["y", "height"].map(name => +part.getAttribute(name)) : [0, 0])])"""
+
+
+@pytest.mark.parametrize("moves", [{}, dict(fused_attention=0), dict(microbatch=64, optimizer_mode=1), dict(dropout=0.1, sequence=8192)])
+def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
+    """A column for each moment that there is, its parts from zero up, the highest marked, the card's line at its height, and what is
+    above the line hatched.
+
+    Mutations: parts from the top down; a column of fused attention; the hatch from zero; the last column marked; a logarithmic axis."""
+    card, values = open_card("where-the-memory-goes"), EXPLORERS["where-the-memory-goes"].start()
+    for quantity, value in moves.items():
+        values = card.spec.move(values, quantity, value)
+        card.slide(quantity, value)
+    shown, picture = card.spec.compute(values), card.spec.pictures[1]
+    drawing = card.find(".explorer-drawing >> nth=1")
+    line = float(re.match(r"M[\d.]+ ([\d.]+)H", drawing.locator(".capacity").get_attribute("d"))[1])
+    zero = max(y + height for _, _, *parts in drawing.evaluate(COLUMNS) for y, height in parts)
+    scale = (zero - line) / shown["gpu_memory_bytes"]
+    for column, (name, strong, *boxes) in zip(picture.shown(shown), drawing.evaluate(COLUMNS), strict=True):
+        assert name == column.name and strong == (shown[column.total] == shown["peak_bytes"])
+        start = 0
+        for part, (y, height) in zip(column.parts, boxes, strict=False):
+            if shown[part.quantity]:
+                start += shown[part.quantity]
+                assert height == pytest.approx(shown[part.quantity] * scale, abs=0.02) and y == pytest.approx(zero - start * scale, abs=0.02)
+        assert boxes[-1][1] == pytest.approx(max(0, start - shown["gpu_memory_bytes"]) * scale, abs=0.02)
+
+
+def test_a_card_far_above_is_named_and_not_drawn(open_card):
+    """Mutation: an axis up to the card, on which a small step is a line."""
+    card = open_card("where-the-memory-goes")
+    card.choose("model", "GPT-2 124M")
+    card.slide("microbatch", 1)
+    drawing = card.find(".explorer-drawing >> nth=1")
+    assert not drawing.locator(".capacity").get_attribute("d") and "80 GB card: far above" in drawing.text_content()
+    tops = [min(y for y, height in parts if height) for _, _, *parts in drawing.evaluate(COLUMNS)]
+    assert min(tops) < 80, "the columns fill the picture"
+
+
 def test_the_marker_of_time_is_logarithmic(open_card):
     """A year's tick is where a year is; twice as long moves the marker as far everywhere.
 
@@ -554,23 +650,24 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
     Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that is not there."""
     card.find(".explorer-why > summary").click()
     control = card.spec.controls[0]
-    card.slide(control.quantity, control.stops[10])
-    shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, control.stops[10]))
+    stop = control.stops[len(control.stops) // 2]
+    card.slide(control.quantity, stop)
+    shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, stop))
     items = card.find(".explorer-equations ol > li")
-    assert items.evaluate_all("items => items.map(item => item.dataset.quantity)") == card.spec.formulas
+    assert items.evaluate_all("items => items.map(item => item.dataset.quantity)") == card.spec.explained
     lines = items.evaluate_all(
         """items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
       place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))"""
     )
-    for name, line in zip(card.spec.formulas, lines, strict=True):
+    for name, line in zip(card.spec.explained, lines, strict=True):
         assert line[0][0] == name and {quantity for quantity, _ in line} == {name, *BOOK.formulas[name].needs}
         for quantity, text in line:
             if BOOK.find(quantity).whole:
                 assert text == f"{shown[quantity]:,}"
             else:
                 assert parse_number(text) == pytest.approx(shown[quantity], rel=0.005)
-    links = card.find(".explorer-equations a").evaluate_all("links => links.map(link => link.href)")
-    assert len(links) == len(card.spec.formulas) + len(card.spec.inputs)
+    links = card.find(".explorer-equations li a").evaluate_all("links => links.map(link => link.href)")
+    assert len(links) == len(card.spec.explained) + len(card.spec.inputs)
     for link in set(links):
         path, _, anchor = link.removeprefix(book_html.as_uri() + "/").partition("#")
         assert f'id="{anchor}"' in (book_html / path).read_text(encoding="utf-8")
@@ -620,6 +717,7 @@ def test_on_a_phone(open_card, name):
 
     Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a 20 px slider."""
     card = open_card(name, viewport=PHONE, has_touch=True, is_mobile=True)
+    card.unfold()
     picture, controls, menus = (
         card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-menus")
     )
@@ -645,6 +743,7 @@ def test_on_a_phone(open_card, name):
 
 def test_targets_with_a_pointer(card):
     """Mutation: a slider of 16 px."""
+    card.unfold()
     for control in card.find("input, select, button, summary").all():
         box = control.bounding_box()
         assert box["height"] >= 24 and box["width"] >= 24

@@ -71,6 +71,8 @@ RECIPES = _by_name([
             "16-bit parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments"),
     _recipe("bf16 + fp32 gradients", 2, 4, 4, 2, 4, 0, 2, 2, "Megatron-LM, distributed optimizer",
             "16-bit parameters, gradients accumulated in fp32, fp32 master copy and moments"),
+    _recipe("fp16 + fp32 gradients", 2, 6, 4, 2, 4, 0, 2, 2, "Megatron-LM, distributed optimizer",
+            "16-bit parameters and gradients, and beside these gradients their fp32 copy; fp32 master copy and moments"),
     _recipe("fp32 SGD momentum", 4, 4, 0, 1, 4, 0, 4, 4, "torch.optim.SGD(momentum=...)", "one fp32 tensor of momentum", _RUN),
     _recipe("bf16, no master", 2, 2, 0, 2, 2, 4, 2, 2, "torch.optim.AdamW on a bf16 model",
             "everything in bf16: small, but updates below the spacing of bf16 are lost", _RUN),

@@ -5,6 +5,7 @@ from .subset import ceil_div, maximum, where
 
 _ZERO = "Rajbhandari et al. 2020 (ZeRO), section 3.1"
 _MEASURED = "tests/test_states.py::test_states_of_a_training_run"
+_MOMENTS = "tests/test_states.py::test_moments_one_by_one"
 _SHARE = "tests/test_states.py::test_share_of_one_gpu"
 _DEFINITION = "definition"
 
@@ -15,6 +16,18 @@ def bytes_per_parameter(parameter_element_bytes, gradient_element_bytes,
     """bytes of model states for each parameter: often quoted as 16, and it depends on the recipe"""
     return (parameter_element_bytes + gradient_element_bytes + master_element_bytes
             + optimizer_moments * moment_element_bytes)
+
+
+@BOOK.formula(symbol=r"\beta_m", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
+def first_moment_element_bytes(optimizer_moments, moment_element_bytes):
+    """bytes of an element of the optimizer's first tensor: the running mean of the gradient, Adam's m, or momentum; 0 for plain SGD"""
+    return where(optimizer_moments > 0, moment_element_bytes, 0)
+
+
+@BOOK.formula(symbol=r"\beta_v", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
+def other_moment_element_bytes(optimizer_moments, moment_element_bytes):
+    """bytes of an element of the optimizer's further tensors: Adam's v, the running mean of the squared gradient; 0 without one"""
+    return where(optimizer_moments > 1, (optimizer_moments - 1) * moment_element_bytes, 0)
 
 
 @BOOK.formula(symbol=r"M_\text{param}", unit="bytes", source=_ZERO, measured_by=_MEASURED)

@@ -1,287 +1,21 @@
-"""The explorers as data: which quantities can be moved, what is drawn, what is said. The page draws them as SVG
-(bookkit/explorer.py), labs as ipywidgets; neither holds a formula or a number of its own.
+"""The explorers of the book, as data (spec.py): the page draws them as SVG (bookkit/explorer.py), labs as ipywidgets (widgets.py);
+neither holds a formula or a number of its own.
 
-    explorer = EXPLORERS["does-it-fit"]
-    values = explorer.start()                                # every input, from the presets it starts with
-    values = explorer.move(values, "gpus_per_copy", 2)       # with what follows from it
-    explorer.say(explorer.compute(values))                   # "Each of the 2 GPUs holds 53.9 GB (50.2 GiB) of model states; ..."
+    EXPLORERS["does-it-fit"]
 """
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from types import MappingProxyType
 
-from shardlab.formulas import BOOK, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate
+from shardlab.formulas.timeline import STEP_TIMELINE
 
-from .format import STYLE_OF_UNIT, format_as
+from .pictures import Column, MemoryBar, Part, TimeAxis, Timeline
+from .spec import AtLeast, Choice, Control, Explorer, Group, Menu, Product, Ratio, Say, Table, powers_of_two, steps_of_ten
 
-PRESETS = MappingProxyType({"model": MODELS, "recipe": RECIPES, "gpu": GPUS})
+HIDDEN_SIZES = (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 10_240, 12_288, 14_336, 16_384,
+                20_480)
+HEADS = (1, 2, 4, 8, 12, 16, 20, 25, 32, 40, 48, 64, 80, 96, 128)
 
-
-# --- what an explorer is made of ---------------------------------------------------------------------------------------
-
-@dataclass(frozen=True)
-class Control:
-    """A slider over `stops`, with a box beside it that takes any value. `style` is one of format.STYLES."""
-    quantity: str
-    label: str
-    stops: Sequence  # ascending
-    style: str = "exact"
-
-
-@dataclass(frozen=True)
-class Menu:
-    """Presets of one kind ("model", "recipe" or "gpu") to choose from; one choice sets several quantities."""
-    kind: str
-    label: str
-
-    @property
-    def names(self):
-        return tuple(PRESETS[self.kind])
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number of at least 1."""
-    follower: str
-    leader: str
-
-    def move(self, values, changed, preset):
-        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
-            return {}
-        ours, theirs = preset[self.follower], preset[self.leader]
-        return {self.follower: max(1, (2 * values[self.leader] * ours + theirs) // (2 * theirs))}
-
-
-@dataclass(frozen=True)
-class Product:
-    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it divides; when `first`
-    moves, the product follows. Where it does not divide nothing follows, and the registry's rule speaks."""
-    product: str
-    first: str
-    second: str
-
-    def move(self, values, changed, preset):
-        product, first, second = (values[name] for name in (self.product, self.first, self.second))
-        if changed == self.first and _whole(first, second):
-            return {self.product: first * second}
-        if changed in (self.product, self.second) and _whole(product, second) and product % second == 0:
-            return {self.first: product // second}
-        return {}
-
-
-@dataclass(frozen=True)
-class Part:
-    """One piece of a bar: its quantity, the label beside it, and its colour's name in palette.MEMORY."""
-    quantity: str
-    label: str
-    colour: str
-
-
-@dataclass(frozen=True)
-class MemoryBar:
-    """One GPU's memory: the parts end to end from zero, the card's capacity as a line; `spare` is outlined, `over` hatched."""
-    title: str
-    parts: tuple
-    total: str
-    capacity: str
-    spare: str
-    over: str
-    kind: str = field(default="memory", init=False)
-
-    @property
-    def quantities(self):
-        return (*(part.quantity for part in self.parts), self.total, self.capacity, self.spare, self.over)
-
-
-@dataclass(frozen=True)
-class TimeAxis:
-    """A logarithmic axis of time with one marker."""
-    title: str
-    quantity: str  # in seconds
-    ticks: tuple = (("hour", 3600), ("day", 86_400), ("month", 2_628_000), ("year", 31_536_000), ("century", 3_153_600_000),
-                    ("10,000 years", 315_360_000_000))
-    least: float = 60
-    most: float = 3e12
-    kind: str = field(default="time", init=False)
-
-    @property
-    def quantities(self):
-        return (self.quantity,)
-
-
-@dataclass(frozen=True)
-class Say:
-    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none of `unless`, which are pairs
-    (quantity, value)."""
-    text: str
-    when: tuple = ()
-    unless: tuple = ()
-
-    @property
-    def quantities(self):
-        return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
-
-    def said(self, values):
-        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
-        if not all(holds):
-            return ""
-        return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), self.text)
-
-
-PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
-PLACE = re.compile(r"\{(\w+)")
-
-
-@dataclass(frozen=True)
-class Table:
-    """What stands in the picture's place in print and without JavaScript: one row for each preset of a kind, the rest as at the
-    start. Columns are (head, quantity, style)."""
-    caption: str
-    kind: str
-    columns: tuple
-
-
-def default_style(name):
-    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held against a card's GB."""
-    return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
-
-
-def _without_unit(text, head):
-    """The number alone where the head of the column names the unit."""
-    number, _, unit = text.rpartition(" ")
-    return number if number and head.endswith(f", {unit}") else text
-
-
-def _whole(*values):
-    return all(isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53 for value in values)
-
-
-@dataclass(frozen=True)
-class Explorer:
-    """One explorer. `begin` holds the presets (by kind) and the values (by quantity) it starts with; `outputs` are the quantities
-    that "copy as Python" asks for."""
-    name: str
-    title: str
-    menus: tuple
-    controls: tuple
-    links: tuple
-    begin: MappingProxyType
-    pictures: tuple
-    sentence: tuple
-    detail: tuple
-    table: Table
-    outputs: tuple
-
-    @cached_property
-    def targets(self):
-        """Every quantity that is shown somewhere, once."""
-        shown = [name for part in (*self.pictures, *self.sentence, *self.detail) for name in part.quantities]
-        shown += [column[1] for column in self.table.columns]
-        return list(dict.fromkeys([*self.outputs, *shown]))
-
-    @cached_property
-    def inputs(self):
-        """The quantities that have to be given, those with a control first."""
-        moved = [control.quantity for control in self.controls]
-        return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, moved)[1]]))
-
-    @cached_property
-    def formulas(self):
-        """Every formula behind the targets, in the order in which one needs the other."""
-        return BOOK.resolve(self.targets, self.inputs)[0]
-
-    def preset(self, kind, name):
-        """What a choice in a menu sets: those of the preset's quantities that are inputs, and inputs that follow from it alone
-        (a model sets `parameters` where that is an input)."""
-        given = PRESETS[kind][name].quantities
-        follows = [name for name in self.inputs
-                   if name in BOOK.formulas and name not in given and set(BOOK.resolve([name])[1]) <= set(given)]
-        return {**{name: given[name] for name in self.inputs if name in given}, **(evaluate(follows, **given) if follows else {})}
-
-    def chosen_at_start(self):
-        """The preset of each menu: kind -> name."""
-        return {menu.kind: self.begin[menu.kind] for menu in self.menus}
-
-    def start(self):
-        """Every input, as the explorer begins."""
-        values = {}
-        for kind, name in self.chosen_at_start().items():
-            values.update(self.preset(kind, name))
-        values.update({name: value for name, value in self.begin.items() if name not in PRESETS})
-        return {name: values[name] for name in self.inputs}
-
-    def choose(self, values, kind, name):
-        """The inputs after a choice in a menu."""
-        return {**values, **self.preset(kind, name)}
-
-    def move(self, values, quantity, value, chosen=None):
-        """The inputs after one of them moved, with what is linked to it. `chosen` has the last choice of each menu."""
-        preset = {}
-        for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
-            preset.update(self.preset(kind, name))
-        values = {**values, quantity: value}
-        for link in self.links:
-            values.update(link.move(values, quantity, preset))
-        return values
-
-    def compute(self, values):
-        """Every input and every quantity computed from them; raises InvalidQuantity with the sentence to show."""
-        return evaluate([*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs})
-
-    def say(self, computed):
-        """The sentence for what compute() returned: the picture in words."""
-        return "".join(piece.said(computed) for piece in self.sentence)
-
-    def say_detail(self, computed):
-        """The rest of the picture in words."""
-        return "".join(piece.said(computed) for piece in self.detail)
-
-    def marks(self, quantity, changed=None):
-        """The control to mark when `quantity` is refused: its own, that of the quantity it follows, or the one that moved."""
-        controls = [control.quantity for control in self.controls]
-        leaders = [link.leader for link in self.links if isinstance(link, Ratio) and link.follower == quantity]
-        return next((name for name in (quantity, *leaders, changed) if name in controls), controls[0])
-
-    def call(self, values, chosen=None):
-        """Python that computes the outputs: the presets last chosen, and by name every value that they do not give."""
-        chosen = {**self.chosen_at_start(), **(chosen or {})}
-        given = {}
-        for kind, name in chosen.items():
-            given.update(self.preset(kind, name))
-        presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
-        own = ", ".join(f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name])
-        outputs = ", ".join(f'"{name}"' for name in self.outputs)
-        return ("from shardlab.formulas import evaluate, quantities\n\n"
-                f"evaluate([{outputs}],\n         **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))")
-
-    def rows(self):
-        """The table's rows: (preset's name, texts of the columns). A preset that is refused shows the reason in one cell."""
-        start = self.start()
-        for name in PRESETS[self.table.kind]:
-            try:
-                computed = self.compute(self.choose(start, self.table.kind, name))
-                yield name, [_without_unit(format_as(computed[quantity], style), head)
-                             for head, quantity, style in self.table.columns]
-            except InvalidQuantity as refused:
-                yield name, [str(refused)]
-
-
-# --- stops ---------------------------------------------------------------------------------------------------------------
-
-def powers_of_two(least, most):
-    """least, 2 least, 4 least ... up to most."""
-    return tuple(least << k for k in range((most // least).bit_length()))
-
-
-def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
-    """1, 1.5, 2, 3, 5, 7, 10 ... between two powers of ten, as whole numbers."""
-    return tuple(int(step * 10**k) for k in range(least, most) for step in steps) + (10**most,)
-
-
-# --- the explorers of the book ---------------------------------------------------------------------------------------------
+# --- chapter 1: does it fit, and how long ------------------------------------------------------------------------------------
 
 STATES_OF_ONE_GPU = MemoryBar(
     title="Model states on one GPU",
@@ -310,9 +44,8 @@ DOES_IT_FIT = Explorer(
     menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
     controls=(
         Control("layers", "layers", range(1, 129)),
-        Control("hidden", "hidden size", (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192,
-                                          10_240, 12_288, 14_336, 16_384, 20_480)),
-        Control("heads", "attention heads", (1, 2, 4, 8, 12, 16, 20, 25, 32, 40, 48, 64, 80, 96, 128)),
+        Control("hidden", "hidden size", HIDDEN_SIZES),
+        Control("heads", "attention heads", HEADS),
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 1024))),
     links=(Ratio("feed_forward", "hidden"), Ratio("key_value_heads", "heads")),
     begin=MappingProxyType(dict(model="Llama 7B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", gpus_per_copy=1)),
@@ -350,4 +83,111 @@ FITS_AND_HOW_LONG = Explorer(
         ("training time", "training_seconds", "duration"))),
     outputs=("states_bytes_per_gpu", "states_fit", "gpus_to_hold_states", "training_days"))
 
-EXPLORERS = MappingProxyType({explorer.name: explorer for explorer in (DOES_IT_FIT, FITS_AND_HOW_LONG)})
+# --- chapter 3: where the memory goes ---------------------------------------------------------------------------------------
+
+CATEGORIES = {"parameters": "parameters", "optimizer": "optimizer states", "gradients": "gradients", "activations": "activations",
+              "temporaries": "temporaries"}  # from the bottom of a column, or from zero on: what lasts longest comes first
+
+
+def _column(moment):
+    parts = tuple(Part(quantity, CATEGORIES[category], category) for category, quantity in moment.categories().items())
+    return Column(moment.name, moment.phase, moment.total, parts, when=(("keeps_scores", 1),) if moment.name == "attention" else ())
+
+
+WHERE_THE_MEMORY_GOES = Explorer(
+    name="where-the-memory-goes",
+    title="Where does the memory go?",
+    menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
+    controls=(
+        Control("microbatch", "sequences in a microbatch", powers_of_two(1, 1024)),
+        Control("sequence", "tokens in a sequence", powers_of_two(128, 131_072)),
+        Control("accumulation_steps", "microbatches in a step", powers_of_two(1, 64)),
+        Choice("fused_attention", "attention", ((0, "unfused"), (1, "fused"))),
+        Choice("dropout", "dropout", ((0, "off"), (0.1, "on")), "percent"),
+        Choice("optimizer_mode", "optimizer", ((0, "loop"), (1, "foreach"), (2, "fused"))),
+        Choice("first_step", "step", ((0, "a later one"), (1, "the first"))),
+        Control("layers", "layers", range(1, 129)),
+        Control("hidden", "hidden size", HIDDEN_SIZES),
+        Control("heads", "attention heads", HEADS),
+        Control("key_value_heads", "key-value heads", HEADS),
+        Control("feed_forward", "inner size of the MLP", (
+            1024, 2048, 3072, 4096, 5120, 6144, 6400, 8192, 10_240, 11_008, 12_288, 13_824, 16_384, 20_480, 24_576, 28_672, 32_768, 49_152,
+            65_536)),
+        Control("vocabulary", "vocabulary", (256, 1000, 8192, 16_384, 32_000, 50_257, 65_536, 100_277, 128_256, 151_936, 256_000))),
+    groups=(Group("Batch", ("microbatch", "sequence", "accumulation_steps")),
+            Group("Attention and optimizer", ("fused_attention", "dropout", "optimizer_mode", "first_step")),
+            Group("Model", ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary"), folded=True)),
+    links=(Ratio("feed_forward", "hidden"), Ratio("key_value_heads", "heads"), AtLeast("max_sequence", "sequence")),
+    begin=MappingProxyType(dict(model="GPT-2 1.5B", recipe="fp32 Adam", gpu="A100 SXM 80GB", microbatch=8, sequence=1024,
+                                accumulation_steps=1, fused_attention=1, dropout=0, optimizer_mode=0, first_step=0)),
+    pictures=(
+        MemoryBar("One GPU at the peak of the step", (
+            Part("parameter_bytes", "parameters", "parameters"), Part("optimizer_at_peak_bytes", "optimizer states", "optimizer"),
+            Part("gradients_at_peak_bytes", "gradients", "gradients"), Part("activations_at_peak_bytes", "activations", "activations"),
+            Part("temporaries_at_peak_bytes", "temporaries", "temporaries")),
+            total="peak_bytes", capacity="gpu_memory_bytes", spare="peak_spare_bytes", over="peak_overflow_bytes"),
+        Timeline("The step, moment by moment", tuple(map(_column, STEP_TIMELINE)), capacity="gpu_memory_bytes")),
+    sentence=(
+        Say("One GPU holds {peak_bytes:bytes} ({peak_bytes}) at its peak, "),
+        Say("in the last layer's attention, on the way forward", when=(("peak_moment", 1),)),
+        Say("at the backward of the loss", when=(("peak_moment", 2),)),
+        Say("at the backward of the head", when=(("peak_moment", 3),)),
+        Say("at the backward of a layer", when=(("peak_moment", 4),)),
+        Say("at the gradient of the embedding", when=(("peak_moment", 5),)),
+        Say("in the optimizer's step", when=(("peak_moment", 6),)),
+        Say("; it fits a card of {gpu_memory_bytes} with {peak_spare_bytes} to spare.", when=(("step_fits", 1),)),
+        Say("; a card of {gpu_memory_bytes} is {peak_overflow_bytes} short.", when=(("step_fits", 0),))),
+    detail=(
+        Say("Parameters {parameter_bytes}, optimizer states {optimizer_at_peak_bytes}, "),
+        Say("no gradients yet, ", when=(("gradients_at_peak_bytes", 0),)),
+        Say("gradients {gradients_at_peak_bytes}, ", unless=(("gradients_at_peak_bytes", 0),)),
+        Say("activations {activations_at_peak_bytes}, temporaries {temporaries_at_peak_bytes}."),
+        Say(" Dropout works on the attention scores, so they are stored, fused kernel or not.",
+            when=(("has_dropout", 1), ("fused_attention", 1))),
+        Say(" What the allocator rounds up, libraries and the CUDA context come on top.")),
+    table=Table("Eight sequences of 1,024 tokens in fp32 with Adam and fused attention, against one A100 of 80 GB", "model", (
+        ("parameters", "parameters", "count"), ("model states, GB", "states_bytes", "GB"), ("activations, GB", "activation_bytes", "GB"),
+        ("peak of the step, GB", "peak_bytes", "GB"), ("fits?", "step_fits", "yes or no"))),
+    outputs=("peak_bytes", "peak_moment", "step_fits"),
+    why=("parameters", "parameter_bytes", "gradient_bytes", "optimizer_state_bytes", "microbatch_tokens", "residual_bytes",
+         "norm_activation_bytes", "linear_input_bytes", "score_bytes", "attention_core_bytes", "attention_activation_bytes", "inner_bytes",
+         "mlp_activation_bytes", "layer_activation_bytes", "logit_bytes", "head_activation_bytes", "batch_bytes", "mask_bytes",
+         "activation_bytes", "step_floor_bytes", "backward_floor_bytes", "forward_peak_bytes", "loss_peak_bytes", "head_peak_bytes",
+         "layers_peak_bytes", "embedding_peak_bytes", "optimizer_temporary_bytes", "optimizer_peak_bytes", "peak_bytes", "peak_moment",
+         "gradients_at_peak_bytes", "activations_at_peak_bytes", "temporaries_at_peak_bytes", "peak_spare_bytes", "peak_overflow_bytes",
+         "step_fits"))
+
+BYTES_PER_PARAMETER = Explorer(
+    name="bytes-per-parameter",
+    title="How many bytes for one parameter?",
+    menus=(Menu("recipe", "Recipe"),),
+    controls=(
+        Choice("parameter_element_bytes", "parameter", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
+        Choice("gradient_element_bytes", "gradient", ((1, "1 B"), (2, "2 B"), (4, "4 B"), (6, "2 + 4 B"))),
+        Choice("master_element_bytes", "master copy", ((0, "none"), (2, "2 B"), (4, "4 B"))),
+        Choice("optimizer_moments", "moments", ((0, "none"), (1, "one"), (2, "two"))),
+        Choice("moment_element_bytes", "each moment", ((1, "1 B"), (2, "2 B"), (4, "4 B")))),
+    links=(),
+    begin=MappingProxyType(dict(recipe="bf16 + fp32 master")),
+    pictures=(MemoryBar("The bytes of one parameter, tensor by tensor", (
+        Part("parameter_element_bytes", "parameter", "parameters"), Part("gradient_element_bytes", "gradient", "gradients"),
+        Part("master_element_bytes", "optimizer: master copy", "optimizer"),
+        Part("first_moment_element_bytes", "optimizer: first moment", "optimizer"),
+        Part("other_moment_element_bytes", "optimizer: second moment", "optimizer")), total="bytes_per_parameter", least=20),),
+    sentence=(
+        Say("Each parameter takes {bytes_per_parameter:exact} byte{bytes_per_parameter:s}: {parameter_element_bytes:exact} for itself, "
+            "{gradient_element_bytes:exact} for its gradient"),
+        Say(", {master_element_bytes:exact} for the optimizer's master copy", unless=(("master_element_bytes", 0),)),
+        Say(", {first_moment_element_bytes:exact} for the optimizer's moment", when=(("optimizer_moments", 1),)),
+        Say(", {first_moment_element_bytes:exact} + {other_moment_element_bytes:exact} for the optimizer's moments",
+            unless=(("optimizer_moments", 0), ("optimizer_moments", 1))),
+        Say(".")),
+    detail=(Say("That is {bytes_per_parameter:exact} GB for every billion parameters, before any activation."),),
+    table=Table("Bytes of each tensor for one parameter", "recipe", (
+        ("parameter", "parameter_element_bytes", "exact"), ("gradient", "gradient_element_bytes", "exact"),
+        ("master copy", "master_element_bytes", "exact"), ("first moment", "first_moment_element_bytes", "exact"),
+        ("second moment", "other_moment_element_bytes", "exact"), ("together", "bytes_per_parameter", "exact"))),
+    outputs=("bytes_per_parameter",))
+
+EXPLORERS = MappingProxyType({explorer.name: explorer for explorer in (
+    DOES_IT_FIT, FITS_AND_HOW_LONG, WHERE_THE_MEMORY_GOES, BYTES_PER_PARAMETER)})

@@ -160,6 +160,49 @@ def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
     figure.add_annotation(text=words, x=at, xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left", **above)
 
 
+def columns_figure(title, columns, capacity_bytes=None):
+    """Columns of bytes from zero, in the order of time: (name, parts from the bottom up as Bytes). The highest is named; with
+    `capacity_bytes`, a line for the card, and what is above it hatched."""
+    totals = [sum(part.size for part in parts) for _, parts in columns]
+    near = capacity_bytes is not None and capacity_bytes <= FAR * max(*totals, 1)
+    most = max(*totals, capacity_bytes if near else 1)
+    unit, scale = unit_of(most, DECIMAL)
+    figure = new_figure(title, 380, barmode="overlay", bargap=0)
+    figure.update_layout(margin_t=HEAD_PIXELS + 20, showlegend=True, legend=dict(
+        orientation="h", x=0, xanchor="left", y=-0.14, yanchor="top", traceorder="normal", font=dict(size=12), itemclick=False))
+    figure.update_xaxes(axis(tickmode="array", tickvals=list(range(len(columns))), ticktext=[name for name, _ in columns], showline=True,
+                             range=[-0.6, len(columns) - 0.4]))
+    figure.update_yaxes(axis(range=[0, round_up(1.08 * most / scale)], ticksuffix=f" {unit}", nticks=6, showgrid=True))
+    named = set()
+    for place, (name, parts) in enumerate(columns):
+        start = 0
+        for part in parts:
+            swatch, inside = MEMORY[part.colour], max(0, min(part.size, capacity_bytes - start)) if near else part.size
+            for offset, piece, over in ((0, inside, False), (inside, part.size - inside, True)):
+                if piece:
+                    marker = dict(color=swatch.light, line=dict(color=swatch.line, width=1))
+                    if over:
+                        marker["pattern"] = dict(shape="/", fillmode="replace", fgcolor=swatch.line, size=7, solidity=0.4)
+                    figure.add_trace(go.Bar(
+                        x=[place], y=[round(piece / scale, 4)], base=[round((start + offset) / scale, 4)], width=[0.76], marker=marker,
+                        name=part.label, legendgroup=part.label, showlegend=part.label not in named,
+                        hovertemplate=f"{name}, {part.label}: {format_bytes(part.size)}<extra></extra>"))
+                    named.add(part.label)
+            start += part.size
+    highest = max(range(len(totals)), key=totals.__getitem__)
+    figure.add_annotation(text=f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>", x=highest, y=totals[highest] / scale,
+                          yanchor="bottom", showarrow=False)
+    if capacity_bytes is not None:
+        words = f"{format_as(capacity_bytes, 'decimal bytes')} card"
+        if near:
+            figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=capacity_bytes / scale, y1=capacity_bytes / scale,
+                             line=dict(color=INK, width=2))
+        left = highest >= len(columns) / 2
+        figure.add_annotation(text=words if near else f"{words}: far above", x=0 if left else 1, xref="paper", xanchor="left" if left else "right",
+                              y=capacity_bytes / scale if near else 1, yref="y" if near else "paper", yanchor="bottom", showarrow=False)
+    return figure
+
+
 # --- time ----------------------------------------------------------------------------------------------------------------
 
 def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
@@ -212,6 +255,8 @@ def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
 
 def measurable(picture):
     """The quantities of a picture beside which a measured value can be drawn."""
+    if picture.kind == "timeline":
+        return []  # of a whole step, step_figures.timeline_figure draws what was measured
     return [part.quantity for part in picture.parts] if picture.kind == "memory" else [picture.quantity]
 
 
@@ -224,7 +269,11 @@ def explorer_figures(spec, computed, measured=None):
         if picture.kind == "memory":
             rows = [Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity))
                     for part in picture.parts]
-            figures.append(memory_figure(picture.title, rows, computed[picture.capacity]))
+            figures.append(memory_figure(picture.title, rows, computed.get(picture.capacity)))
+        elif picture.kind == "timeline":
+            columns = [(column.name, [Bytes(part.label, part.colour, computed[part.quantity]) for part in column.parts])
+                       for column in picture.shown(computed)]
+            figures.append(columns_figure(picture.title, columns, computed[picture.capacity]))
         else:
             figures.append(duration_figure(picture.title, computed[picture.quantity], picture.ticks, picture.least, picture.most,
                                            measured.get(picture.quantity)))

@@ -15,9 +15,10 @@ from IPython.display import clear_output, display
 
 from shardlab.formulas import InvalidQuantity
 
-from .explorers import EXPLORERS, PRESETS
+from .explorers import EXPLORERS
 from .figures import explorer_figures, measurable
 from .format import format_to_type, parse_number
+from .spec import PRESETS, Choice
 
 OWN = "own values"  # what a menu shows when the values are no preset's
 LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = "17em", "10em", "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
@@ -40,7 +41,7 @@ def explorer(name_or_spec, measured=None, **start):
 
 
 class ExplorerWidget(widgets.VBox):
-    """Menus, one slider and one box for each control, the figures, the sentence. `values` are the inputs as the reader set
+    """Menus, one slider and one box for each control, buttons for a choice, the figures, the sentence. `values` are the inputs as the reader set
     them, valid or not; `shown` is everything computed from the last valid ones."""
 
     def __init__(self, spec, measured, start):
@@ -65,13 +66,15 @@ class ExplorerWidget(widgets.VBox):
 
     def _build(self):
         self.menus, self.sliders, self.boxes, self.errors = {}, {}, {}, {}
-        rows = []
+        self.choices, rows = {}, {}
         for menu in self.spec.menus:
             chooser = widgets.Dropdown(options=[OWN, *menu.names], description=menu.label, layout=widgets.Layout(width="auto"))
             chooser.observe(lambda change, kind=menu.kind: self._choose(kind, change["new"]), "value")
             self.menus[menu.kind] = chooser
         for control in self.spec.controls:
-            rows += self._build_control(control)
+            rows[control.quantity] = self._build_choice(control) if isinstance(control, Choice) else self._build_control(control)
+        groups = [self._build_group(group, rows) for group in self.spec.groups]
+        rows = [widget for row in rows.values() for widget in row] + groups
         self.drawing, self.words, self.status, self.python = widgets.Output(), widgets.HTML(), widgets.HTML(), widgets.HTML()
         reset, code = widgets.Button(description="Reset"), widgets.Button(description="Show as Python")
         reset.on_click(lambda _: self.reset())
@@ -91,6 +94,23 @@ class ExplorerWidget(widgets.VBox):
         box.observe(lambda change: self._reader_moves(name, parse_number(change["new"])), "value")
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
         return widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap", max_width="56em")), error
+
+    def _build_choice(self, control):
+        name = control.quantity
+        buttons = widgets.ToggleButtons(
+            options=_options(control, self.values[name]), description=control.label,
+            style={"description_width": LABEL_WIDTH, "button_width": "auto"}, layout=widgets.Layout(width="auto"))
+        error = widgets.HTML()
+        buttons.observe(lambda change: self._reader_moves(name, change["new"]), "value")
+        self.choices[name], self.errors[name] = buttons, error
+        return buttons, error
+
+    def _build_group(self, group, rows):
+        """The group's rows, taken out of all rows, under a title that folds them away."""
+        inside = [widget for name in group.quantities for widget in rows.pop(name)]
+        folding = widgets.Accordion(children=[widgets.VBox(inside)], selected_index=None if group.folded else 0)
+        folding.set_title(0, group.title)
+        return folding
 
     @property
     def sentence(self):
@@ -160,8 +180,9 @@ class ExplorerWidget(widgets.VBox):
             name, value = control.quantity, self.values[control.quantity]
             self.errors[name].value = f"<p role='alert' style='{ERROR_LINE}'>{escape(message)}</p>" if name == marked else ""
             if isinstance(value, (int, float)) and math.isfinite(value):  # what is no number stays as it was typed
-                self.boxes[name].value = format_to_type(value, control.style)
-                slider, options = self.sliders[name], _options(control, value)
+                slider, options = self.choices.get(name) or self.sliders[name], _options(control, value)
+                if name in self.boxes:
+                    self.boxes[name].value = format_to_type(value, control.style)
                 if slider.options != options:
                     slider.options = options
                 slider.value = value
@@ -176,8 +197,9 @@ class ExplorerWidget(widgets.VBox):
 
 
 def _options(control, value):
-    """The stops of a slider, and among them the value that is shown, whatever it is."""
-    return tuple((format_to_type(stop, control.style), stop) for stop in sorted({*control.stops, value}))
+    """The stops of a slider or the options of a choice, and among them the value that is shown, whatever it is."""
+    words = {option: text for option, text in control.options} if isinstance(control, Choice) else {}
+    return tuple((words.get(stop) or format_to_type(stop, control.style), stop) for stop in sorted({*control.stops, value}))
 
 
 def _refuse_unknown(what, given, known):

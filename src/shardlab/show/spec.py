@@ -1,0 +1,285 @@
+"""What an explorer is made of, as data: which quantities can be moved, what follows, what is drawn, what is said. The explorers
+of the book are in explorers.py.
+
+    values = explorer.start()                                # every input, from the presets it starts with
+    values = explorer.move(values, "gpus_per_copy", 2)       # with what follows from it
+    explorer.say(explorer.compute(values))                   # "Each of the 2 GPUs holds 53.9 GB (50.2 GiB) of model states; ..."
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from shardlab.formulas import BOOK, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate
+
+from .format import STYLE_OF_UNIT, format_as
+
+PRESETS = MappingProxyType({"model": MODELS, "recipe": RECIPES, "gpu": GPUS})
+
+
+# --- what an explorer is made of ---------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class Control:
+    """A slider over `stops`, with a box beside it that takes any value. `style` is one of format.STYLES."""
+    quantity: str
+    label: str
+    stops: Sequence  # ascending
+    style: str = "exact"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A few values to pick one from, as pairs (value, words), ascending: a switch where there are two."""
+    quantity: str
+    label: str
+    options: tuple
+    style: str = "exact"
+
+    @property
+    def stops(self):
+        return tuple(value for value, _ in self.options)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Controls, by quantity, under a title that folds them away; `folded` says how it starts."""
+    title: str
+    quantities: tuple
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Presets of one kind ("model", "recipe" or "gpu") to choose from; one choice sets several quantities."""
+    kind: str
+    label: str
+
+    @property
+    def names(self):
+        return tuple(PRESETS[self.kind])
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number of at least 1."""
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
+            return {}
+        ours, theirs = preset[self.follower], preset[self.leader]
+        return {self.follower: max(1, (2 * values[self.leader] * ours + theirs) // (2 * theirs))}
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """`follower` is the chosen preset's, or `leader` where that is more: a table of positions as long as the sequence."""
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
+            return {}
+        return {self.follower: max(preset[self.follower], values[self.leader])}
+
+
+@dataclass(frozen=True)
+class Product:
+    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it divides; when `first`
+    moves, the product follows. Where it does not divide nothing follows, and the registry's rule speaks."""
+    product: str
+    first: str
+    second: str
+
+    def move(self, values, changed, preset):
+        product, first, second = (values[name] for name in (self.product, self.first, self.second))
+        if changed == self.first and _whole(first, second):
+            return {self.product: first * second}
+        if changed in (self.product, self.second) and _whole(product, second) and product % second == 0:
+            return {self.first: product // second}
+        return {}
+
+
+@dataclass(frozen=True)
+class Say:
+    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none of `unless`, which are pairs
+    (quantity, value)."""
+    text: str
+    when: tuple = ()
+    unless: tuple = ()
+
+    @property
+    def quantities(self):
+        return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
+
+    def said(self, values):
+        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
+        if not all(holds):
+            return ""
+        return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), self.text)
+
+
+PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
+PLACE = re.compile(r"\{(\w+)")
+
+
+@dataclass(frozen=True)
+class Table:
+    """What stands in the picture's place in print and without JavaScript: one row for each preset of a kind, the rest as at the
+    start. Columns are (head, quantity, style)."""
+    caption: str
+    kind: str
+    columns: tuple
+
+
+def default_style(name):
+    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held against a card's GB."""
+    return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
+
+
+def _without_unit(text, head):
+    """The number alone where the head of the column names the unit."""
+    number, _, unit = text.rpartition(" ")
+    return number if number and head.endswith(f", {unit}") else text
+
+
+def _whole(*values):
+    return all(isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53 for value in values)
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """One explorer. `begin` holds the presets (by kind) and the values (by quantity) it starts with; `outputs` are the quantities
+    that "copy as Python" asks for."""
+    name: str
+    title: str
+    menus: tuple
+    controls: tuple
+    links: tuple
+    begin: MappingProxyType
+    pictures: tuple
+    sentence: tuple
+    detail: tuple
+    table: Table
+    outputs: tuple
+    groups: tuple = ()  # without any, the controls stand under one another
+    why: tuple = ()  # the formulas that "Why?" prints; without any, all
+
+    @cached_property
+    def targets(self):
+        """Every quantity that is shown somewhere, once."""
+        shown = [name for part in (*self.pictures, *self.sentence, *self.detail) for name in part.quantities]
+        shown += [column[1] for column in self.table.columns]
+        return list(dict.fromkeys([*self.outputs, *shown]))
+
+    @cached_property
+    def inputs(self):
+        """The quantities that have to be given, those with a control first."""
+        moved = [control.quantity for control in self.controls]
+        return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, moved)[1]]))
+
+    @cached_property
+    def formulas(self):
+        """Every formula behind the targets, in the order in which one needs the other."""
+        return BOOK.resolve(self.targets, self.inputs)[0]
+
+    @cached_property
+    def explained(self):
+        """The formulas that "Why?" prints, in that order; the others are on the formula sheets."""
+        return [name for name in self.formulas if name in self.why or not self.why]
+
+    def preset(self, kind, name):
+        """What a choice in a menu sets: those of the preset's quantities that are inputs, and inputs that follow from it alone
+        (a model sets `parameters` where that is an input)."""
+        given = PRESETS[kind][name].quantities
+        follows = [name for name in self.inputs
+                   if name in BOOK.formulas and name not in given and set(BOOK.resolve([name])[1]) <= set(given)]
+        return {**{name: given[name] for name in self.inputs if name in given}, **(evaluate(follows, **given) if follows else {})}
+
+    def chosen_at_start(self):
+        """The preset of each menu: kind -> name."""
+        return {menu.kind: self.begin[menu.kind] for menu in self.menus}
+
+    def start(self):
+        """Every input, as the explorer begins."""
+        values = {}
+        for kind, name in self.chosen_at_start().items():
+            values.update(self.preset(kind, name))
+        values.update({name: value for name, value in self.begin.items() if name not in PRESETS})
+        return {name: values[name] for name in self.inputs}
+
+    def choose(self, values, kind, name):
+        """The inputs after a choice in a menu, with what is linked to it."""
+        preset = self.preset(kind, name)
+        values = {**values, **preset}
+        for link in self.links:
+            if isinstance(link, AtLeast):
+                values.update(link.move(values, link.leader, preset))
+        return values
+
+    def move(self, values, quantity, value, chosen=None):
+        """The inputs after one of them moved, with what is linked to it. `chosen` has the last choice of each menu."""
+        preset = {}
+        for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
+            preset.update(self.preset(kind, name))
+        values = {**values, quantity: value}
+        for link in self.links:
+            values.update(link.move(values, quantity, preset))
+        return values
+
+    def compute(self, values):
+        """Every input and every quantity computed from them; raises InvalidQuantity with the sentence to show."""
+        return evaluate([*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs})
+
+    def say(self, computed):
+        """The sentence for what compute() returned: the picture in words."""
+        return "".join(piece.said(computed) for piece in self.sentence)
+
+    def say_detail(self, computed):
+        """The rest of the picture in words."""
+        return "".join(piece.said(computed) for piece in self.detail)
+
+    def marks(self, quantity, changed=None):
+        """The control to mark when `quantity` is refused: its own, that of the quantity it follows, or the one that moved."""
+        controls = [control.quantity for control in self.controls]
+        leaders = [link.leader for link in self.links if isinstance(link, Ratio) and link.follower == quantity]
+        return next((name for name in (quantity, *leaders, changed) if name in controls), controls[0])
+
+    def call(self, values, chosen=None):
+        """Python that computes the outputs: the presets last chosen, and by name every value that they do not give."""
+        chosen = {**self.chosen_at_start(), **(chosen or {})}
+        given = {}
+        for kind, name in chosen.items():
+            given.update(self.preset(kind, name))
+        presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
+        own = ", ".join(f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name])
+        outputs = ", ".join(f'"{name}"' for name in self.outputs)
+        return ("from shardlab.formulas import evaluate, quantities\n\n"
+                f"evaluate([{outputs}],\n         **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))")
+
+    def rows(self):
+        """The table's rows: (preset's name, texts of the columns). A preset that is refused shows the reason in one cell."""
+        start = self.start()
+        for name in PRESETS[self.table.kind]:
+            try:
+                computed = self.compute(self.choose(start, self.table.kind, name))
+                yield name, [_without_unit(format_as(computed[quantity], style), head)
+                             for head, quantity, style in self.table.columns]
+            except InvalidQuantity as refused:
+                yield name, [str(refused)]
+
+
+# --- stops ---------------------------------------------------------------------------------------------------------------
+
+def powers_of_two(least, most):
+    """least, 2 least, 4 least ... up to most."""
+    return tuple(least << k for k in range((most // least).bit_length()))
+
+
+def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
+    """1, 1.5, 2, 3, 5, 7, 10 ... between two powers of ten, as whole numbers."""
+    return tuple(int(step * 10**k) for k in range(least, most) for step in steps) + (10**most,)
