@@ -12,6 +12,7 @@ of the page is still being read.
 from functools import partial
 from html import escape
 import json
+from pathlib import Path
 import re
 
 from docutils import nodes
@@ -53,8 +54,9 @@ class ExplorerDirective(SphinxDirective):
 
 # --- the card ------------------------------------------------------------------------------------------------------------
 
-def card(spec, sheet=None):
-    """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula sheet, or None."""
+def card(spec, sheet=None, script=None):
+    """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula sheet, or None; ``script`` is that of
+    the script which brings the equations behind "Why?" when they are asked for; without one they stand in the card."""
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
     data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
@@ -63,6 +65,8 @@ def card(spec, sheet=None):
     controls = _controls(ident, spec, start)
     pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
                        for picture in spec.pictures)
+    equations = (f'<details class="explorer-why" data-script="{escape(script)}"><summary>Why?</summary></details>' if script else
+                 f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>')
     return f"""
 <div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
@@ -73,7 +77,7 @@ def card(spec, sheet=None):
 <p class="explorer-detail">{escape(unbroken(spec.say_detail(computed)))}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(spec)}</div>
-<div class="explorer-foot"><details class="explorer-why"><summary>Why?</summary>{_why(spec, computed, sheet)}</details>
+<div class="explorer-foot">{equations}
 <button type="button" class="explorer-reset">Reset</button>
 <button type="button" class="explorer-copy">Copy as Python</button></div>
 <pre class="explorer-python" tabindex="0" hidden></pre>
@@ -166,8 +170,10 @@ def _marked(name):
     return f'<mrow data-quantity="{name}">{symbol}</mrow>'
 
 
-def _why(spec, computed, sheet):
+def why(spec, sheet):
     """What is given, then every equation in the order in which one needs the other."""
+    computed = spec.compute(spec.start())
+
     def item(name, math):
         found, text = BOOK.find(name), escape(format_as(computed[name], default_style(name)))
         address = sheet(name) if sheet else None
@@ -245,8 +251,13 @@ def sheet_address(builder, page, name):
 
 
 def _visit_html(writer, node):
-    builder = writer.builder
-    writer.body.append(card(EXPLORERS[node["name"]], partial(sheet_address, builder, builder.current_docname)))
+    """The card, and beside the page a script with its equations: most readers never ask for them."""
+    builder, page, spec = writer.builder, writer.builder.current_docname, EXPLORERS[node["name"]]
+    sheet, script = partial(sheet_address, builder, page), f"_static/why/{page.replace('/', '-')}-{spec.name}.js"
+    path = Path(builder.outdir) / script
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"BOOK.why({json.dumps(spec.name)}, {json.dumps(why(spec, sheet), ensure_ascii=False)});\n", encoding="utf-8")
+    writer.body.append(card(spec, sheet, "../" * page.count("/") + script))
     raise nodes.SkipNode
 
 

@@ -2,11 +2,10 @@
 
 import pytest
 from conftest import SPOILED_PAGE
-from visit import lines, new_context, open_page
+from visit import lines, new_context, open_all, open_page
 
 # Numbers everything that can be reached and remembers how it looks without focus.
 NUMBER_CONTROLS = """() => {
-  document.querySelectorAll("details").forEach(part => { part.open = true; });
   let count = 0;
   for (const node of document.querySelectorAll(
       "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0'], [contenteditable=true]")) {
@@ -81,6 +80,7 @@ def walk(page, address: str) -> list[str]:
     """Go through the page at `address` with the Tab key, moving every control of its explorers; what is wrong on the way."""
     open_page(page, address)
     before = page.evaluate(VALUES)
+    open_all(page)
     count = page.evaluate(NUMBER_CONTROLS)
     names = page.eval_on_selector_all("[data-walk]", "nodes => nodes.map(node => node.outerHTML.slice(0, 120))")
     reached, problems = set(), []

@@ -647,8 +647,12 @@ def test_the_ghost_of_the_picture_before(open_card):
 def test_why_shows_the_equations_with_the_readers_numbers(card, book_html):
     """Every formula behind the card, once, its own value left of the equals sign, and a link that leads to the formula sheet.
 
-    Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that is not there."""
-    card.find(".explorer-why > summary").click()
+    Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that is not there; bring the equations
+    twice when it is opened, closed and opened."""
+    assert card.find(".explorer-equations").count() == 0, "nobody has asked for them yet"
+    for _ in range(3):
+        card.find(".explorer-why > summary").click()
+    card.find(".explorer-equations").wait_for()
     control = card.spec.controls[0]
     stop = control.stops[len(control.stops) // 2]
     card.slide(control.quantity, stop)

@@ -131,6 +131,12 @@ def open_page(page, address: str) -> None:
     page.wait_for_function("[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
 
 
+def open_all(page):
+    """Unfold everything, and wait for the equations that explorers fetch when asked for them."""
+    page.evaluate(OPEN_ALL)
+    page.wait_for_function("!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')")
+
+
 def new_context(browser, **options):
     """A reader who wants no motion, so that no colour is caught half-way."""
     return browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options})
@@ -157,7 +163,7 @@ def visit(context, address: str) -> Visit:
     page = context.new_page()
     watch = Watch.of(page)
     open_page(page, address)
-    page.evaluate(OPEN_ALL)
+    open_all(page)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")

@@ -286,6 +286,11 @@
 
   // --- the card ---------------------------------------------------------------------------------------------------------------
 
+  /* The equations of a card, in a script of their own. */
+  BOOK.why = function (name, html) {
+    document.getElementById("explorer-" + name).querySelector(".explorer-why").insertAdjacentHTML("beforeend", html);
+  };
+
   BOOK.start = function (id) {
     const root = document.getElementById(id), find = selector => root.querySelector(selector);
     const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
@@ -482,6 +487,7 @@
     // -- why: the equations with the reader's numbers in them
 
     function fillEquations() {
+      if (!find(".explorer-equations")) return; // still on their way
       find(".explorer-equations").querySelectorAll("li").forEach(item => {
         const name = item.dataset.quantity;
         write(item.querySelector(".explorer-value"), format(shown[name], spec.styles[name]));
@@ -513,7 +519,16 @@
       return node;
     }
 
-    why.addEventListener("toggle", () => { if (why.open && shown) fillEquations(); });
+    let asked = false;
+    why.addEventListener("toggle", () => {
+      if (!why.open || !shown) return;
+      if (find(".explorer-equations") || asked) { fillEquations(); return; }
+      asked = true;
+      const script = document.createElement("script"); // calls BOOK.why; a script and no fetch, so that it works from file://
+      script.src = why.dataset.script;
+      script.onload = fillEquations;
+      document.head.append(script);
+    });
 
     // -- the same call in Python
 
