@@ -67,8 +67,10 @@ def test_an_exception_on_one_rank_while_others_wait(three):
 
 
 def test_a_rank_killed(three):
-    """Mutation: only connections are watched, not processes; or the ranks that are left are asked to go on without it."""
-    shown = three.run("%%ranks\nimport os\nif rank == 2:\n    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(2))")
+    """Mutation: only connections are watched, not processes: a program that the rank has forked holds its connection open. Or the
+    ranks that are left are asked to go on without it."""
+    shown = three.run("%%ranks\nimport os, time\nif rank == 2:\n    if os.fork() == 0:\n        time.sleep(5); os._exit(0)\n"
+                      "    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(2))")
     assert shown.name == "RankDied" and "Rank 2 died: it was killed by SIGKILL" in shown.error and FRESH in shown.error
     all_reduce_works(three, kept=False)
 
@@ -135,8 +137,8 @@ def test_a_collective_that_a_rank_skips(three):
 
 
 def test_a_skipped_collective_that_nobody_waits_for(three):
-    """Mutation: the board is not looked at when all ranks have ended: the root of a broadcast does not wait for its receivers."""
-    shown = three.run("%%ranks\nif rank == 0:\n    dist.broadcast(torch.ones(5), 0)")
+    """Mutation: the board is not looked at when all ranks have ended: who starts a collective and does not wait for it ends too."""
+    shown = three.run("%%ranks\nif rank == 0:\n    work = dist.broadcast(torch.ones(5), 0, async_op=True)")
     assert shown.name == "RankAbsent" and "Ranks 1 and 2 ended without broadcast of float32 [5], root 0" in shown.error
     all_reduce_works(three, kept=True)
 

@@ -80,8 +80,9 @@ class Board:
 
     def posts(self, rank: int) -> Iterator[Post]:
         size = CHANNELS * DEPTH * POST.size
-        for place in range(rank * size, (rank + 1) * size, POST.size):
-            if post := self._read(place):
+        numbers = struct.iter_unpack(f"<4xI{POST.size - HEAD}x", self.memory[rank * size : (rank + 1) * size])
+        for index, (number,) in enumerate(numbers):
+            if number and (post := self._read(rank * size + index * POST.size)):
                 yield post
 
     def absent(self, post: Post) -> list[int]:
