@@ -16,7 +16,10 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     assert record.main(["--cpu", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
     assert {row.name for row in recording.rows} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
-                                                    "matmul.rate"}
+                                                    "matmul.rate", "ranks.start", "ranks.right_sums",
+                                                    "ranks.device_files_of_the_fork_server"}
+    assert recording.find("ranks.right_sums", ranks=2, backend="gloo")[0].value == 2
+    assert recording.find("ranks.device_files_of_the_fork_server")[0].value == 0
     assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []
     assert recording.hardware.kind == "cpu" and recording.versions["torch"] == torch.__version__
 

@@ -13,6 +13,7 @@ from ..gpt import GPT, GPTConfig, next_token_loss
 from .clock import median_seconds
 from .cuda import CudaAccount
 from .ledger import Ledger
+from .rank_rows import rank_starts
 from .recordings import Row
 
 MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
@@ -79,4 +80,4 @@ def rates(device: torch.device) -> Iterator[Row]:
         yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
 
 
-ALL = (states, peaks, rates)
+ALL = (states, peaks, rates, rank_starts)
