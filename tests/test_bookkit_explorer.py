@@ -17,7 +17,7 @@ from bookkit.mathml import to_mathml  # noqa: E402
 from shardlab.formulas import BOOK  # noqa: E402
 from shardlab.formulas.render import latex  # noqa: E402
 from shardlab.show.explorers import EXPLORERS  # noqa: E402
-from shardlab.show.spec import Say  # noqa: E402
+from shardlab.show.spec import Say, default_style  # noqa: E402
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -76,9 +76,9 @@ def test_the_card_speaks_before_any_script(explorer):
 
 
 def test_the_scripts_data_are_the_explorers(explorer):
-    """Every quantity can be printed, every stop and preset arrives.
+    """Every stop and preset arrives, and "Why?" knows how to print its values.
 
-    Mutation: write the data without the styles of what only "Why?" shows."""
+    Mutations: sort the values of a preset; leave the style of what "Why?" shows to the script."""
     raw = re.search(r'<script type="application/json">(.*?)</script>', card(explorer), re.S)[1]
     data = json.loads(raw)
     assert (
@@ -86,14 +86,16 @@ def test_the_scripts_data_are_the_explorers(explorer):
         and data["chosen"] == explorer.chosen_at_start()
         and data["inputs"] == explorer.inputs
     )
-    assert set(data["styles"]) == {*explorer.inputs, *explorer.formulas}
+    styles = dict(re.findall(r'<li data-quantity="(\w+)" data-style="([^"]+)">', card(explorer)))
+    assert styles == {name: default_style(name) for name in [*explorer.inputs, *explorer.explained]}
     for control, given in zip(explorer.controls, data["controls"], strict=True):
         stops = given["stops"]
         assert list(control.stops) == (
             list(range(stops["range"][0], stops["range"][1] + 1)) if isinstance(stops, dict) else stops
         )
     for menu, given in zip(explorer.menus, data["menus"], strict=True):
-        assert given["presets"] == {name: explorer.preset(menu.kind, name) for name in menu.names}
+        presets = {name: dict(zip(given["quantities"], values, strict=True)) for name, values in given["presets"].items()}
+        assert presets == {name: explorer.preset(menu.kind, name) for name in menu.names}
     assert not re.search(
         r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
     ), "a quantity without a style"

@@ -175,10 +175,11 @@ def why(spec, sheet):
     computed = spec.compute(spec.start())
 
     def item(name, math):
-        found, text = BOOK.find(name), escape(format_as(computed[name], default_style(name)))
+        found, style = BOOK.find(name), default_style(name)
+        text = escape(format_as(computed[name], style))
         address = sheet(name) if sheet else None
         meaning = f'<a href="{escape(address)}">{escape(found.meaning)}</a>' if address else escape(found.meaning)
-        return f'<li data-quantity="{name}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
+        return f'<li data-quantity="{name}" data-style="{style}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
 
     given = "".join(item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs)
     equations = "".join(item(name, f'<div class="math-scroll">{marked_equation(name)}</div>') for name in spec.explained)
@@ -208,11 +209,17 @@ def _data(spec):
         name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
         controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style)
                   for control in spec.controls],
-        menus=[dict(kind=menu.kind, presets={name: spec.preset(menu.kind, name) for name in menu.names})
-               for menu in spec.menus],
+        menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
         links=[_link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
-        pictures=[_picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail),
-        styles={name: default_style(name) for name in [*spec.inputs, *spec.formulas]})
+        pictures=[_picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail))
+
+
+def _presets(spec, menu):
+    """A table: the quantities that a choice sets, and a row of values for each choice."""
+    presets = {name: spec.preset(menu.kind, name) for name in menu.names}
+    quantities = list(next(iter(presets.values())))
+    assert all(list(preset) == quantities for preset in presets.values()), f"{spec.name}: presets of {menu.kind} that set different quantities"
+    return dict(quantities=quantities, presets={name: list(preset.values()) for name, preset in presets.items()})
 
 
 def _picture(drawn):

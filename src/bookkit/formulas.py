@@ -145,7 +145,8 @@ class GivenDirective(SphinxDirective):
 
 
 def _visit_computed(writer, node):
-    writer.body.append(f'<span class="computed" title="{escape(node["origin"])}">')
+    origin = escape(node["origin"], quote=False).replace("'", "&#39;")  # it is full of quotation marks
+    writer.body.append(f"""<span class="computed" title='{origin}'>""")
 
 
 def _depart_computed(writer, node):

@@ -291,6 +291,12 @@
     document.getElementById("explorer-" + name).querySelector(".explorer-why").insertAdjacentHTML("beforeend", html);
   };
 
+  /* A menu's table as one object of quantities for each choice. */
+  function presetsOf(menu) {
+    return Object.fromEntries(Object.entries(menu.presets).map(([name, values]) =>
+      [name, Object.fromEntries(menu.quantities.map((quantity, k) => [quantity, values[k]]))]));
+  }
+
   BOOK.start = function (id) {
     const root = document.getElementById(id), find = selector => root.querySelector(selector);
     const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
@@ -309,7 +315,7 @@
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
-    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: menu.presets,
+    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: presetsOf(menu),
       select: find("[data-kind='" + menu.kind + "']") }));
     const drawings = Array.from(root.querySelectorAll(".explorer-drawing"), (place, k) => {
       const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
@@ -490,7 +496,7 @@
       if (!find(".explorer-equations")) return; // still on their way
       find(".explorer-equations").querySelectorAll("li").forEach(item => {
         const name = item.dataset.quantity;
-        write(item.querySelector(".explorer-value"), format(shown[name], spec.styles[name]));
+        write(item.querySelector(".explorer-value"), format(shown[name], item.dataset.style));
         const equation = item.querySelector(".math-scroll");
         if (!equation) return;
         let numbers = equation.querySelector(".explorer-numbers");

@@ -21,8 +21,8 @@
       "longer exact, so it is refused.");
   }
 
-  /* One quantity that the reader gives, checked as Quantity.check does; text that is no number stays text and is refused. */
-  function given(q, name, least, most, above, whole) {
+  /* `r` is what the function will return. One quantity that the reader gives, checked as Quantity.check does; text that is no number stays text and is refused. */
+  function given(r, q, name, least, most, above, whole) {
     var value = q[name];
     if (value === undefined) throw new TypeError(name + " is needed but not given.");
     var number = typeof value === "number" && isFinite(value) && (!whole || Number.isInteger(value));
@@ -31,19 +31,19 @@
         (above ? "above " : "of at least ") + show(least) + (most === null ? "" : " and at most " + show(most)) + ".");
     }
     if (whole && value > EXACT_LIMIT) throw tooLarge(name, value);
-    return value;
+    return r[name] = value;
   }
 
-  function exact(name, value) {
+  function exact(r, name, value) {
     if (value > EXACT_LIMIT) throw tooLarge(name, value);
-    return value;
+    return r[name] = value;
   }
 
-  function finite(name, value) {
+  function finite(r, name, value) {
     if (!isFinite(value)) {
       throw new InvalidQuantity(name, value, name + " has no finite value: a rate is too close to 0, or a factor too large.");
     }
-    return value;
+    return r[name] = value;
   }
 
   /* A rule between quantities is broken; `values` fill the braces of its message. */

@@ -27,7 +27,8 @@ from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
 WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")  # counted, so exact; every other unit is a float
 JAVASCRIPT_WORDS = set("await break case catch class const continue debugger default delete do else enum export extends false "
                        "finally for function if implements import in instanceof interface let new null package private protected "
-                       "public return static super switch this throw true try typeof var void while with yield".split())
+                       "public return static super switch this throw true try typeof var void while with yield "
+                       "q r".split())  # the last two are the argument and the result of the function that render.py writes
 
 
 class InvalidQuantity(ValueError):

@@ -162,20 +162,20 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
     """A JavaScript function of one object that returns every input and every quantity the targets need, one line a quantity.
 
     `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
-    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else. `short` gives its variables
+    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else; the first three note the value in `r`. `short` gives its variables
     short names; the quantities' own names stay in every line.
     """
     formulas, needed = registry.resolve(targets, inputs)
     needed = list(dict.fromkeys([*inputs, *needed]))  # checked in the order in which they are given, as in Python
     named = [*needed, *formulas]
     letters = _letters(named) if short else {name: name for name in named}
-    lines = ["function (q) {"]
+    lines = ["function (q) {", "  var r = {};"]
     for name in needed:
         found = registry.find(name)
         limits = found.as_quantity() if isinstance(found, Formula) else found
         most = "null" if limits.most in (EXACT_LIMIT, math.inf) else limits.most
         bounds = f"{limits.least}, {most}, {int(limits.above)}, {int(limits.whole)}"
-        lines.append(f"  var {letters[name]} = given(q, {json.dumps(name)}, {bounds});")
+        lines.append(f"  var {letters[name]} = given(r, q, {json.dumps(name)}, {bounds});")
     known, done = set(needed), set()
 
     def rules():
@@ -190,7 +190,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
     for name in formulas:
         formula = registry.formulas[name]
         text = _javascript_expression(name, formula.function, formula.needs, letters)
-        lines.append(f"  var {letters[name]} = {'exact' if formula.whole else 'finite'}({json.dumps(name)}, {text});")
+        lines.append(f"  var {letters[name]} = {'exact' if formula.whole else 'finite'}(r, {json.dumps(name)}, {text});")
         known.add(name)
         rules()
-    return "\n".join([*lines, "  return {" + ", ".join(f"{name}: {letters[name]}" for name in named) + "};", "}"])
+    return "\n".join([*lines, "  return r;", "}"])
