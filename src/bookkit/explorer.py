@@ -203,7 +203,8 @@ def _data(spec):
     def words(pieces):
         def styled(text):
             return re.sub(r"\{(\w+)\}", lambda match: f"{{{match[1]}:{default_style(match[1])}}}", text)
-        return [dict(text=styled(piece.text), when=piece.when, unless=piece.unless) for piece in pieces]
+        return [dict(text=styled(piece.text), **{name: pairs for name in ("when", "unless") if (pairs := getattr(piece, name))})
+                for piece in pieces]
 
     return dict(
         name=spec.name, inputs=spec.inputs, outputs=spec.outputs,

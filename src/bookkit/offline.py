@@ -124,6 +124,7 @@ def _select_assets(app, pagename, templatename, context, doctree):
 CODE = re.compile(r'<code class="docutils literal notranslate">((?:<span class="pre">[^<]*</span>\s*)+)</code>')
 
 
+SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
 NAMES = re.compile(r'<span class="(?:n|nn|p|w)">([^<]*)</span>')
 
 
@@ -131,6 +132,7 @@ def _plain_markup(app, pagename, templatename, context, doctree):
     """Inline code and rows of tables without the classes that no style sheet here asks for, names and punctuation in code in the
     colour of the text: kilobytes a page."""
     body = CODE.sub(lambda match: f"<code>{re.sub('</?span[^>]*>', '', match[1])}</code>", context.get("body", ""))
+    body = SVG.sub(lambda match: re.sub(r">\n\s*<", "><", match[0]), body)
     body = body.replace(' class="reference internal"', "").replace(" notranslate", "")
     context["body"] = NAMES.sub(r"\1", re.sub(r'<tr class="row-(?:odd|even)">', "<tr>", body))
 

@@ -336,7 +336,8 @@
 
     function say(pieces) {
       return pieces.map(piece => {
-        const said = piece.when.every(pair => shown[pair[0]] === pair[1]) && !piece.unless.some(pair => shown[pair[0]] === pair[1]);
+        const holds = pair => shown[pair[0]] === pair[1];
+        const said = (piece.when || []).every(holds) && !(piece.unless || []).some(holds);
         return said ? piece.text.replace(/\{(\w+):([^}]+)\}/g, (_, name, style) => format(shown[name], style)) : "";
       }).join("");
     }
