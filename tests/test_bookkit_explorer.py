@@ -134,8 +134,8 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
         ("two", "fits-and-how-long", "does-it-fit"),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(r"<script[^>]*_static/(?:formulas|explorer)\.js[^>]*>", head)
-        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "explorer.js"]
+        scripts = re.findall(r"<script[^>]*_static/(?:formulas|pictures|explorer)\.js[^>]*>", head)
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "pictures.js", "explorer.js"]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
     assert "explorer" not in pages["three"]

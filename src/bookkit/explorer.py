@@ -6,7 +6,7 @@
 What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from the formulas. This module
 writes the card, with everything in it that needs no script: menus and controls, the sentence for the start, the equations
 behind "Why?", and a table for print and for readers without JavaScript. ``static/explorer.js`` makes it live while the rest
-of the page is still being read.
+of the page is still being read; ``static/pictures.js`` draws.
 """
 
 from functools import partial
@@ -278,7 +278,8 @@ def _add_scripts(app, pagename, templatename, context, doctree):
     if doctree is not None and next(doctree.findall(explorer), None) is not None:
         app.add_css_file("explorer.css", priority=810)
         app.add_js_file("formulas.js", priority=810)
-        app.add_js_file("explorer.js", priority=811)
+        app.add_js_file("pictures.js", priority=811)
+        app.add_js_file("explorer.js", priority=812)
 
 
 def setup(app):

@@ -1,4 +1,4 @@
-"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in static/explorer.js, labs in figures.py."""
+"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in static/pictures.js, labs in figures.py."""
 
 from dataclasses import dataclass, field
 

@@ -1,0 +1,257 @@
+/* The pictures of explorers, as SVG: nodes are made once and moved. Classic script; explorer.js calls BOOK.pictures[kind](svg, spec).
+   Each picture is { height, draw(values, width), ghost(values or null) }; sizes are CSS pixels, so text keeps its size on a phone. */
+(function () {
+  "use strict";
+
+  const SVG = "http://www.w3.org/2000/svg";
+  const format = BOOK.format;
+  let serial = 0; // ids of patterns
+
+  // --- small helpers ------------------------------------------------------------------------------------------------------
+
+  function set(node, attributes) {
+    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    return node;
+  }
+
+  function draw(parent, tag, attributes) {
+    return parent.appendChild(set(document.createElementNS(SVG, tag), attributes || {}));
+  }
+
+  function write(node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  }
+
+  function clamp(value, least, most) { return Math.max(least, Math.min(most, value)); }
+
+  /* Text at x, moved so that it stays between 0 and width; true if it had to move. Its width is estimated: measuring would
+     force a layout. */
+  function label(node, text, x, width, anchor) {
+    write(node, text);
+    const wide = text.length * 7, left = { start: 0, middle: wide / 2, end: wide }[anchor];
+    const at = clamp(x, left, Math.max(left, width - wide + left));
+    set(node, { x: at, "text-anchor": anchor });
+    return at < x;
+  }
+
+  /* The smallest round number that is not below value. */
+  function roundUp(value) {
+    const scale = Math.pow(10, Math.floor(Math.log10(value)));
+    return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12].find(step => step * scale >= value) * scale;
+  }
+
+  /* Fill and outline of a colour of the memory palette. */
+  function colours(name) { return "fill: var(--memory-" + name + "); stroke: var(--memory-" + name + "-line)"; }
+
+  /* The hatch over what is too much; returns the id of its pattern. */
+  function hatched(svg) {
+    const id = "explorer-over-" + ++serial;
+    const hatch = draw(draw(svg, "defs"), "pattern", { id: id, width: 7, height: 7, patternUnits: "userSpaceOnUse",
+      patternTransform: "rotate(45)" });
+    draw(hatch, "rect", { width: 3, height: 7, class: "hatch" });
+    return id;
+  }
+
+  // --- pictures -----------------------------------------------------------------------------------------------------------
+
+  function memoryBar(svg, spec) {
+    const ROW = 19, TOP = 2, BAR = 48, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
+    const height = under + (spec.capacity ? 56 : 26), pattern = hatched(svg);
+    const free = draw(svg, "rect", { class: "free", y: y, height: BAR });
+    const parts = spec.parts.map(part => ({
+      quantity: part[0], label: part[1], rect: draw(svg, "rect", { y: y, height: BAR, class: "part", style: colours(part[2]) })
+    }));
+    const over = draw(svg, "rect", { class: "over", y: y, height: BAR, fill: "url(#" + pattern + ")" });
+    const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
+    const card = draw(svg, "path", { class: "capacity" });
+    const gap = draw(svg, "path", { class: "axis" });
+    parts.forEach((part, k) => {
+      part.lead = draw(svg, "path", { class: "lead" });
+      part.text = draw(svg, "text", { class: "label", y: TOP + k * ROW + 13 });
+    });
+    const total = draw(svg, "text", { class: "strong", y: y + BAR / 2 + 5 });
+    const zero = draw(svg, "text", { class: "tick", x: 1, y: under + 18 });
+    write(zero, "0");
+    const ticks = spec.capacity ? [] : [1, 2, 3, 4, 5, 6, 7, 8, 9].map(count => ({ count: count,
+      mark: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 18 }) }));
+    const cardText = draw(svg, "text", { class: "strong", y: under + 19 });
+    const gapText = draw(svg, "text", { y: under + 48 });
+    let before = null;
+
+    return {
+      height: height,
+      ghost(values) { before = values; },
+      draw(values, width) {
+        const used = values[spec.total], room = spec.capacity ? values[spec.capacity] : used, fits = used <= room;
+        const longest = Math.max(used, before ? before[spec.total] : 0);
+        const most = roundUp(spec.capacity ? 1.02 * Math.max(longest, room) : Math.max(longest, spec.least));
+        const x = bytes => bytes / most * (width - GAP) + 1;
+        let from = 0;
+        parts.forEach((part, k) => {
+          const bytes = values[part.quantity], middle = x(from + bytes / 2), shown = bytes > 0 ? "visible" : "hidden";
+          set(part.rect, { x: x(from), width: x(from + bytes) - x(from), visibility: shown });
+          const moved = label(part.text, part.label + " " + format(bytes, "decimal bytes"), middle + 5, width, "start");
+          set(part.text, { visibility: shown });
+          set(part.lead, { d: "M" + middle + " " + y + "V" + (TOP + k * ROW + (moved ? ROW - 1 : 2)), visibility: shown });
+          from += bytes;
+        });
+        set(over, { x: x(room), width: Math.max(0, x(used) - x(room)), visibility: fits ? "hidden" : "visible" });
+        set(free, { x: x(used), width: Math.max(0, x(room) - x(used)), visibility: fits ? "visible" : "hidden" });
+        const words = format(used, "decimal bytes");
+        const outline = before ? "M" + x(0) + " " + (y - 3) + "H" + x(before[spec.total]) + "V" + (under + 3) + "H" + x(0) + "Z" : "";
+        set(halo, { d: outline });
+        set(ghost, { d: outline });
+        if (!spec.capacity) {
+          const step = roundUp(most / 6);
+          ticks.forEach(tick => {
+            const at = x(tick.count * step), seen = tick.count * step <= most ? "visible" : "hidden";
+            set(tick.mark, { d: "M" + at + " " + under + "v5", visibility: seen });
+            set(tick.text, { visibility: seen });
+            label(tick.text, format(tick.count * step, "decimal bytes"), at, width, "middle");
+          });
+          label(total, words, x(used) + 8, width, "start");
+          return;
+        }
+        set(card, { d: "M" + x(room) + " " + (y - 5) + "V" + (under + 5) });
+        label(cardText, format(room, "decimal bytes") + " card", x(room), width, "middle");
+        set(zero, { visibility: x(room) < 70 ? "hidden" : "visible" });
+        const past = fits && x(room) - x(used) < words.length * 8 + 12; // too little free space for the text: beyond the line
+        label(total, words, x(past ? room : used) + 8, width, "start");
+        set(gap, { d: "M" + x(used) + " " + (under + 26) + "v6H" + x(room) + "v-6" });
+        set(gapText, { class: fits ? "strong" : "strong warn" });
+        label(gapText, fits ? format(values[spec.spare], "decimal bytes") + " free" : format(values[spec.over], "decimal bytes") +
+          " too much", (x(used) + x(room)) / 2, width, "middle");
+      }
+    };
+  }
+
+  /* Columns of bytes from zero, time from left to right. What is beyond the card is hatched, the highest column is named. */
+  function timeline(svg, spec) {
+    const TOP = 30, PLOT = 176, LEFT = 50, under = TOP + PLOT, NAMES = under + 16, KEY = under + 74, LETTER = 6.2, CLOSE = 62, FAR = 3;
+    const pattern = hatched(svg);
+    const grid = [0, 1, 2, 3, 4, 5, 6].map(count => ({ count: count, line: draw(svg, "path", { class: "grid" }),
+      text: draw(svg, "text", { class: "tick" }) }));
+    const columns = spec.columns.map(column => {
+      const group = draw(svg, "g");
+      return { group: group, name: column.name, phase: column.phase, total: column.total, when: column.when,
+        parts: column.parts.map(part => ({ quantity: part[0], rect: draw(group, "rect", { class: "part", style: colours(part[2]) }) })),
+        over: draw(group, "rect", { class: "over", fill: "url(#" + pattern + ")" }),
+        lead: draw(group, "path", { class: "lead" }), text: draw(group, "text") };
+    });
+    const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
+    const card = draw(svg, "path", { class: "capacity" }), cardText = draw(svg, "text", { class: "strong" });
+    const mark = draw(svg, "path", { class: "peak" }), peak = draw(svg, "text", { class: "strong" });
+    const phases = Array.from(new Set(spec.columns.map(column => column.phase)), name => ({ name: name,
+      line: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 56 }) }));
+    const key = new Map();
+    spec.columns.slice().sort((one, other) => other.parts.length - one.parts.length).forEach(column => column.parts.forEach(part => {
+      if (!key.has(part[2])) key.set(part[2], { words: part[1], swatch: draw(svg, "rect", { class: "part", width: 11, height: 11,
+        style: colours(part[2]) }), text: draw(svg, "text", { class: "key" }) });
+    }));
+    let before = null;
+
+    return {
+      height: KEY + 44,
+      ghost(values) { before = values; },
+      draw(values, width) {
+        const there = values => columns.filter(column => column.when.every(pair => values[pair[0]] === pair[1]));
+        const shown = there(values), room = values[spec.capacity];
+        const highest = shown.reduce((high, column) => values[column.total] > values[high.total] ? column : high);
+        const old = before ? there(before) : [];
+        const tall = Math.max(values[highest.total], ...old.map(column => before[column.total]));
+        const near = room <= FAR * tall, most = roundUp(1.02 * Math.max(tall, near ? room : 0));
+        const y = bytes => under - bytes / most * PLOT, pitch = (width - LEFT) / shown.length, wide = 0.76 * pitch;
+        const x = column => LEFT + pitch * (shown.indexOf(column) + 0.12), middle = column => x(column) + wide / 2;
+
+        const step = roundUp(most / 5);
+        grid.forEach(tick => {
+          const bytes = tick.count * step, seen = bytes <= most ? "visible" : "hidden";
+          set(tick.line, { d: "M" + LEFT + " " + y(bytes) + "H" + width, visibility: seen });
+          set(tick.text, { x: LEFT - 6, y: y(bytes) + 4, "text-anchor": "end", visibility: seen });
+          write(tick.text, bytes ? format(bytes, "decimal bytes") : "0");
+        });
+        columns.forEach(column => set(column.group, { visibility: shown.includes(column) ? "visible" : "hidden" }));
+        shown.forEach((column, k) => {
+          let from = 0;
+          column.parts.forEach(part => {
+            const bytes = values[part.quantity];
+            set(part.rect, { x: x(column), y: y(from + bytes), width: wide, height: y(from) - y(from + bytes),
+              visibility: bytes > 0 ? "inherit" : "hidden" });
+            from += bytes;
+          });
+          const much = from > room;
+          set(column.over, { x: x(column), y: y(from), width: wide, height: much ? y(room) - y(from) : 0,
+            visibility: much ? "inherit" : "hidden" });
+          const low = pitch < CLOSE && k % 2 ? 16 : 0; // close names stand in two rows
+          set(column.lead, { d: low ? "M" + middle(column) + " " + (under + 3) + "v" + (low - 1) : "" });
+          set(column.text, { class: column === highest ? "name strong" : "name", y: NAMES + low });
+          label(column.text, column.name, middle(column), width, "middle");
+        });
+        phases.forEach(phase => {
+          const of = shown.filter(column => column.phase === phase.name), last = of[of.length - 1], many = of.length > 1;
+          set(phase.line, { d: many ? "M" + x(of[0]) + " " + (under + 41) + "H" + (x(last) + wide) : "" });
+          set(phase.text, { visibility: many ? "visible" : "hidden" });
+          label(phase.text, phase.name, (x(of[0]) + x(last) + wide) / 2, width, "middle");
+        });
+
+        const right = shown.indexOf(highest) >= shown.length / 2; // the card is named where the peak is not
+        set(card, { d: near ? "M" + LEFT + " " + y(room) + "H" + width : "" });
+        set(cardText, { y: near ? y(room) - 6 : 13 });
+        label(cardText, format(room, "decimal bytes") + (near ? " card" : " card: far above"), right ? LEFT + 4 : width, width,
+          right ? "start" : "end");
+        set(mark, { d: "M" + middle(highest) + " " + (y(values[highest.total]) - 1) + "l-5 -7h10z" });
+        set(peak, { y: y(values[highest.total]) - 13, class: values[highest.total] > room ? "strong warn" : "strong" });
+        label(peak, "peak " + format(values[highest.total], "decimal bytes"), middle(highest), width, "middle");
+
+        let left = 0, row = 0;
+        key.forEach(entry => {
+          const length = 18 + entry.words.length * LETTER;
+          if (left + length > width && left) { left = 0; row++; }
+          set(entry.swatch, { x: left + 1, y: KEY + 18 * row });
+          set(entry.text, { x: left + 17, y: KEY + 18 * row + 10 });
+          write(entry.text, entry.words);
+          left += length + 14;
+        });
+        const outline = old.filter(column => shown.includes(column)).map(column => "M" + x(column) + " " + under + "V" +
+          y(before[column.total]) + "h" + wide + "V" + under).join("");
+        set(halo, { d: outline });
+        set(ghost, { d: outline });
+      }
+    };
+  }
+
+  function timeAxis(svg, spec) {
+    const y = 34, EDGE = 10;
+    const line = draw(svg, "path", { class: "axis" });
+    const ticks = spec.ticks.map(tick => ({ seconds: tick[1], mark: draw(svg, "path", { class: "axis" }),
+      text: draw(svg, "text", { class: "tick", y: y + 21 }), name: tick[0] }));
+    const ghost = draw(svg, "circle", { class: "ghost", r: 7, cy: y });
+    const marker = draw(svg, "circle", { class: "marker", r: 7, cy: y });
+    const arrow = draw(svg, "path", { class: "marker" });
+    const text = draw(svg, "text", { class: "strong", y: y - 16 });
+    let before = null;
+
+    return {
+      height: y + 28,
+      ghost(values) { before = values; },
+      draw(values, width) {
+        const x = seconds => EDGE + (width - 2 * EDGE) * clamp(
+          Math.log(seconds / spec.least) / Math.log(spec.most / spec.least), 0, 1);
+        const seconds = values[spec.quantity], beyond = seconds > spec.most ? 1 : seconds < spec.least ? -1 : 0;
+        set(line, { d: "M" + x(spec.least) + " " + y + ".5H" + x(spec.most) });
+        ticks.forEach(tick => {
+          set(tick.mark, { d: "M" + x(tick.seconds) + " " + (y - 4) + "v9" });
+          label(tick.text, tick.name, x(tick.seconds), width, "middle");
+        });
+        set(marker, { cx: x(seconds), visibility: beyond ? "hidden" : "visible" });
+        set(arrow, { visibility: beyond ? "visible" : "hidden",
+          d: "M" + (x(seconds) + 8 * beyond) + " " + y + "l" + -14 * beyond + " -7v14z" });
+        label(text, format(seconds, "duration"), x(seconds), width, "middle");
+        set(ghost, { cx: before ? x(before[spec.quantity]) : 0, visibility: before ? "visible" : "hidden" });
+      }
+    };
+  }
+
+  BOOK.svg = { set: set, draw: draw, write: write };
+  BOOK.pictures = { memory: memoryBar, timeline: timeline, time: timeAxis };
+})();
