@@ -1,5 +1,6 @@
 """Rehearsed hosts: ranks on both, the link's own counter against the communication log, nothing left."""
 
+import os
 import subprocess
 import sys
 
@@ -94,6 +95,44 @@ def test_the_magic_rehearses_hosts_too():
         shown = kernel.run("%%ranks\nx = torch.ones(1); dist.all_reduce(x)\n"
                            "text = open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)")
         assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
+
+
+SCRIPT = """
+import torch
+import torch.distributed as dist
+from shardlab.ranks import ranks
+
+def total(factor):
+    x = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    return factor * x.item()
+
+with ranks(4, device="cpu") as world:
+    assert world.run(total, 10) == [100.0] * 4
+print("ended well")
+"""
+
+
+def test_torchrun_on_two_hosts(tmp_path):
+    """Mutation: the rank on its machine taken for the rank in the world, so that two ranks have the same number."""
+    from contextlib import ExitStack
+
+    (tmp_path / "script.py").write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr",
+                links.ADDRESSES[0].partition("/")[0], "--master-port", "29511", "--node-rank"]  # a port of a network of its own
+    with ExitStack() as stack:
+        hosts = network_or_skip(stack)
+        agents = []
+        for node, host in enumerate(hosts):
+            holder = host.namespaces[0].split("/")[2]
+            enter = ["nsenter", f"--target={holder}", *(f"--{path.rpartition('/')[2]}" for path in host.namespaces)]
+            enter += ["--preserve-credentials"] * (len(host.namespaces) > 1)
+            agents.append(subprocess.Popen([*enter, *torchrun, str(node), str(tmp_path / "script.py")], text=True,
+                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                           env={**os.environ, "GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"}))
+        said = [agent.communicate(timeout=150)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
+    assert [text.count("ended well") for text in said] == [2, 2]
 
 
 def test_where_it_cannot_be_done_one_sentence_says_so(monkeypatch):

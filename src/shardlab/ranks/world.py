@@ -124,16 +124,19 @@ class World:
         return outcome.ends
 
     def _watch(self, command, limit_seconds) -> Outcome:
-        for member in self.members:
-            with suppress(OSError):  # it died since: that will be noticed
-                member.connection.send(command)
         progress = Progress(self.out)
         try:
-            return watch(self.members, self.board, self.patience_seconds, limit_seconds, progress)
-        finally:
+            for member in self.members:
+                with suppress(OSError):  # it died since: that will be noticed
+                    member.connection.send(command)
+            outcome = watch(self.members, self.board, self.patience_seconds, limit_seconds, progress)
             progress.end()
             show(self.out, sys.stdout)
             show(self.err, sys.stderr)
+        except BaseException:  # an interrupt in a moment when none is counted: later answers would come to the wrong question
+            self._kill()
+            raise
+        return outcome
 
     def _mend(self, outcome: Outcome) -> str:
         """After a fault: a new process group if all ranks have come back, else no ranks. Says which."""
@@ -175,18 +178,19 @@ class World:
             print(self.places)
 
     def _kill(self):
+        if not self.members:
+            return
         for process, _ in self.members:
             process.kill()
         for process, connection in self.members:
             process.join()
             process.close()
             connection.close()
-        if self.members:
-            self.board.close()
-            for printed in (*self.out, *self.err):
-                printed.file.close()
-            self.store.close()
         self.members = []
+        self.board.close()
+        for printed in (*self.out, *self.err):
+            printed.file.close()
+        self.store.close()
 
 
 def _announcement(devices: list[str], backend: str, threads: int, hosts: int) -> str:
