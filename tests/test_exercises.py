@@ -79,7 +79,8 @@ def test_the_first_prediction_stays(tmp_path, capsys):
 def test_predict_first(tmp_path):
     """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken for a number."""
     predictions = Predictions("01-lab", tmp_path)
-    with pytest.raises(KeyError, match="peak was not predicted yet"):
+    assert predictions.summary().rows[0][0] == "nothing predicted yet"
+    with pytest.raises(LookupError, match="peak was not predicted yet"):
         predictions.compare("peak", 5)
     with pytest.raises(ValueError, match="put your number in the place of the dots"):
         predictions.lock("peak", ...)

@@ -42,9 +42,9 @@ class Predictions:
             raise ValueError(f"{self.path} is damaged ({error}): mend it, or delete it and predict again.") from None
 
     def __getitem__(self, name: str) -> float:
-        """The locked prediction. Raises KeyError when nothing was predicted: predict first."""
+        """The locked prediction. Raises LookupError when nothing was predicted: predict first."""
         if name not in self._locked:
-            raise KeyError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+            raise LookupError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
         return self._locked[name]
 
     def lock(self, name: str, value: float) -> None:
@@ -69,7 +69,7 @@ class Predictions:
         self._write({other: value for other, value in self._locked.items() if other != name})
 
     def compare(self, name: str, measured: float) -> Table:
-        """Beside the locked prediction what was measured. Raises KeyError when nothing was predicted: predict first."""
+        """Beside the locked prediction what was measured. Raises LookupError when nothing was predicted: predict first."""
         self[name]
         self._measured[name] = _number(name, measured)
         return self._table([name])
@@ -77,7 +77,8 @@ class Predictions:
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
         """Everything predicted in this lab, measured (a dash where that did not happen yet) and recorded on a GPU: name -> words."""
         table = self._table(self._locked)
-        return Table([*table.heads, "recorded on a GPU"], [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows])
+        rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows]
+        return Table([*table.heads, "recorded on a GPU"], rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]])
 
     def _table(self, names):
         return Table(["", "predicted", "measured", "predicted / measured"],
