@@ -41,6 +41,8 @@ def test_a_verdict_says_what_is_wrong():
     assert repr(check(TWICE, 6)) == "not yet: twice wants a function, this is a int."
     assert "should give 2_000, yours gives 6" in repr(check(TWICE, lambda a: 6))
     assert check(TWICE, lambda a: 2.0 * a)
+    assert check(TWICE, lambda a: 1 < a)._repr_html_() == "<p><b>not yet:</b> twice(a=3) should give 6, yours gives True.</p>"
+    assert "<class" not in check(TWICE, lambda a: int)._repr_html_()  # a browser would take it for a tag
 
 
 def test_an_exercise_can_compare_something_else_than_the_result():

@@ -21,7 +21,8 @@ pytest.importorskip("torch")  # some exercises are about tensors
 
 from shardlab.exercises import Exercise, check  # noqa: E402
 
-CELLS, LINES = range(25, 46), 15
+CELLS, LINES, WIDTH = range(25, 46), 15, 95  # characters: what the page shows without scrolling
+PRINTED = 66
 TAGS = {"install", "hide-input", "setup", "predict", "blank", "check", "solution", COMPARED, "slow", "raises-exception"}
 GIVEN = {*dir(builtins), "display"}
 
@@ -104,6 +105,11 @@ def layout_problems(notebook, cells):
             yield f"of {where(cell)} and the text before it only one is tagged solution"
         if len(cell.source.splitlines()) > LINES and not has_tag(cell, "install"):
             yield f"{where(cell)} has {len(cell.source.splitlines())} lines; {LINES} are the limit"
+        if max(map(len, cell.source.splitlines()), default=0) > WIDTH:
+            yield f"{where(cell)} has a line of more than {WIDTH} characters"
+        printed = "".join(output.text for output in cell.outputs if output.output_type == "stream")
+        if max(map(len, printed.splitlines()), default=0) > PRINTED:
+            yield f"{where(cell)} prints a line of more than {PRINTED} characters"
     if not (len(cells) > 1 and has_tag(cells[1], "setup") and calls(cells[1], "capabilities")):
         yield "after the install cell there is no table of capabilities, tagged setup"
     for tag in ("predict", "check", "blank", "solution"):
@@ -156,6 +162,10 @@ def section_problems(notebook):
         elif cell.source.strip() and not has_tag(cell, "install"):
             cells.append((section, cell, *names(cell)))
     setup = set().union(*(defined for _, cell, defined, *_ in cells if has_tag(cell, "setup")))
+    locked: dict[int, set] = {}
+    for section, cell, *_ in cells:
+        there = {node.args[0].value for node in calls(cell, "lock") if node.args and isinstance(node.args[0], ast.Constant)}
+        locked[section] = locked.get(section, set()) | there
     own: dict[int, set] = {}
     for section, cell, defined, imported, used in cells:
         if has_tag(cell, "setup"):
@@ -163,6 +173,8 @@ def section_problems(notebook):
         earlier = own.setdefault(section, set())
         yield from (f"{where(cell)} uses {name}, which neither its section nor a setup cell gives it"
                     for name in sorted(used - defined - earlier - setup))
+        compared = {node.args[0].value for node in calls(cell, "compare") if node.args and isinstance(node.args[0], ast.Constant)}
+        yield from (f"{where(cell)} compares {name!r}, which its section does not predict" for name in sorted(compared - locked[section]))
         others = set().union(*(there - imports for number, _, there, imports, _ in cells if number != section))
         yield from (f"{where(cell)} uses {name}, which another section sets too" for name in sorted((used - defined) & earlier & others))
         yield from (f"{where(cell)} sets {name}, which a setup cell gave to all" for name in sorted((defined - imported) & setup))
@@ -287,6 +299,9 @@ def add(number, *cells):
         (add(8, new_code_cell("1 + 1")), "the cell '1 + 1' has no text before it"),
         (tags(10), "only one is tagged solution"),
         (source(7, "kept", "kept" + "\n" * 15), "lines; 15 are the limit"),
+        (source(7, "kept", "kept" + " " * 95), "has a line of more than 95 characters"),
+        (lambda lab: lab.cells[7].update(outputs=[new_output("stream", text="-" * 67)]), "prints a line of more than 66 characters"),
+        (source(7, "'bytes'", "'seconds'"), "compares 'seconds', which its section does not predict"),
         (source(3, "capabilities('cpu')", "1"), "there is no table of capabilities"),
         (tags(3), "there is no table of capabilities"),
         (tags(5), "has a guess and is not tagged predict"),

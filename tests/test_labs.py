@@ -66,7 +66,8 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
             *("--rootdir", ".", "-c", os.devnull, "-p", "no:cacheprovider", "--color=no", "--tb=short", "-q"),
         ],
         cwd=lab.parent, timeout=LAB_TIMEOUT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},  # what is stored comes from a CPU
+        # What is stored comes from a CPU. Threads of a lab that runs beside other work wait for each other longer than they work.
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )
     if not report.exists():
         return 0, ["(nbval did not start)"], result.stdout

@@ -80,7 +80,7 @@ def store(path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
     parser.add_argument("labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # one thread: the same sums on every machine
     for path in parser.parse_args().labs:
         if not path.is_file():
             parser.error(f"{path}: no such lab")

@@ -7,6 +7,7 @@ the wrong solutions that are kept beside the exercise gives the reader's answers
 import inspect
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Callable
 
 
@@ -53,7 +54,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Verdict:
-    """True if the solution is right; prints as one sentence."""
+    """True if the solution is right; prints as one sentence, which a notebook breaks into lines."""
     right: bool
     sentence: str
 
@@ -62,6 +63,9 @@ class Verdict:
 
     def __repr__(self):
         return f"{'right' if self.right else 'not yet'}: {self.sentence}"
+
+    def _repr_html_(self):
+        return f"<p><b>{'right' if self.right else 'not yet'}:</b> {escape(self.sentence)}</p>"
 
 
 def same(a, b) -> bool:
