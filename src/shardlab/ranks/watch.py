@@ -14,7 +14,7 @@ from .board import Board, Kind, Post
 from .messages import Died, Frame, Raised, Refused, Returned, Seen, Stop
 
 TICK_SECONDS = 0.1
-SETTLE_SECONDS = 0.3  # after something failed: how long the other ranks may still fail, or end, of themselves
+SETTLE_SECONDS = 1.0  # after something failed: how long the other ranks may still fail, or end, of themselves
 GRACE_SECONDS = 2.0   # after they were told to stop: how long they may take
 
 End = Returned | Raised | Refused | Died
@@ -60,12 +60,13 @@ class Outcome:
     posts: dict[int, Post] = field(default_factory=dict)  # of a collective about which the ranks disagreed
 
 
-def watch(members: list[Member], board: Board, patience_seconds: float, limit_seconds: float | None,
+def watch(members: list[Member], command, board: Board, patience_seconds: float, limit_seconds: float | None,
           on_tick: Callable[[float], None]) -> Outcome:
-    """Returns when each rank has ended, or is beyond waiting for."""
+    """Send a piece of work to all; return when each rank has ended it, or is beyond waiting for."""
     outcome = Outcome([None] * len(members), [()] * len(members))
     begin, told_at, looked_at, settled_at = time.monotonic(), None, time.monotonic(), None
     with counting_interrupts() as interrupts:
+        send_all(members, command)
         while None in outcome.ends:
             _receive(members, outcome)
             now = time.monotonic()
@@ -81,10 +82,7 @@ def watch(members: list[Member], board: Board, patience_seconds: float, limit_se
                 settled_at = now + (0 if isinstance(outcome.trouble, (Interrupted, OverTime, Awaited)) else SETTLE_SECONDS)
             elif told_at is None and now > settled_at:
                 told_at = now
-                for member, end in zip(members, outcome.ends):
-                    if end is None:
-                        with suppress(OSError):
-                            member.connection.send(Stop())
+                send_all([member for member, end in zip(members, outcome.ends) if end is None], Stop())
             elif told_at is not None and (now > told_at + GRACE_SECONDS or len(interrupts) > 1):
                 break
     if outcome.trouble is None and (trouble := look_at(board, outcome.ends, patience_seconds)):
@@ -92,6 +90,12 @@ def watch(members: list[Member], board: Board, patience_seconds: float, limit_se
     if outcome.trouble is not None:
         outcome.posts = board.disagreement()
     return outcome
+
+
+def send_all(members: list[Member], message):
+    for member in members:
+        with suppress(OSError):  # it has died: that will be noticed
+            member.connection.send(message)
 
 
 def look_at(board: Board, ends: list[End | None], patience_seconds: float) -> Skipped | Awaited | None:

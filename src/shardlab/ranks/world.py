@@ -5,7 +5,6 @@ import linecache
 import os
 import sys
 import time
-from contextlib import suppress
 from multiprocessing import Pipe
 
 import cloudpickle
@@ -18,7 +17,7 @@ from .messages import Call, Cell, Quit, Regroup, Returned
 from .output import Printed, Progress, show
 from .server import Place, start, start_method, warm_up
 from .shared import SharedFile, SharedPath
-from .watch import Member, Outcome, watch
+from .watch import Member, Outcome, send_all, watch
 
 START_SECONDS = 120.0  # a cold machine imports torch in a few
 QUIT_SECONDS = 1.0
@@ -102,9 +101,7 @@ class World:
 
     def close(self):
         """End the ranks. What they hold is lost."""
-        for member in self.members:
-            with suppress(OSError):
-                member.connection.send(Quit())
+        send_all(self.members, Quit())
         deadline = time.monotonic() + QUIT_SECONDS
         for member in self.members:
             member.process.join(max(0.0, deadline - time.monotonic()))
@@ -126,10 +123,7 @@ class World:
     def _watch(self, command, limit_seconds) -> Outcome:
         progress = Progress(self.out)
         try:
-            for member in self.members:
-                with suppress(OSError):  # it died since: that will be noticed
-                    member.connection.send(command)
-            outcome = watch(self.members, self.board, self.patience_seconds, limit_seconds, progress)
+            outcome = watch(self.members, command, self.board, self.patience_seconds, limit_seconds, progress)
             progress.end()
             show(self.out, sys.stdout)
             show(self.err, sys.stderr)
