@@ -76,10 +76,13 @@ def main():
                 pages = {"40 display and 80 inline formulas": (sample["with-formulas"], True),
                          "the same without formulas": (sample["without-formulas"], False),
                          "the same with the explorer last": (sample["explorer-last"], False),
-                         "front page": (BOOK / "index.html", False), "chapter 1": (chapter, False)}
+                         "front page": (BOOK / "index.html", False), "chapter 1": (chapter, False),
+                         "where the memory goes": (BOOK / "chapters" / "where-the-memory-goes.html", False)}
                 results += measure_loads(reader, pages)
             elif part == "redraw":
-                results += measure_redraws(reader, {"front page": BOOK / "index.html", "chapter 1": chapter})
+                results += measure_redraws(reader, {
+                    "does-it-fit": BOOK / "index.html", "fits-and-how-long": chapter,
+                    "where-the-memory-goes": BOOK / "chapters" / "where-the-memory-goes.html"})
             elif part == "weight":
                 our_files = {path.name for path in (ROOT / "src" / "bookkit" / "static").iterdir()} | {"palette.css"}
                 results += measure_weight(browser, BOOK, page_paths(BOOK), our_files)

@@ -26,9 +26,9 @@ FIRST_INPUT = """
   new PerformanceObserver(list => list.getEntries().forEach(entry => { bench.shift += entry.value; }))
     .observe({type: "layout-shift", buffered: true});
   addEventListener("explorer:ready", event => {
-    if (bench.ready) return;
-    bench.ready = performance.now();
     const slider = event.target.querySelector("[type=range]"), words = () => event.target.querySelector(".explorer-words").textContent;
+    if (bench.ready || !slider) return; // the first that has a slider
+    bench.ready = performance.now();
     const before = words();
     slider.value = +slider.value + (+slider.value < +slider.max ? 1 : -1);
     slider.dispatchEvent(new Event("input", {bubbles: true}));
@@ -50,9 +50,11 @@ SCROLL = """async () => {
 # One input on each slider in turn. `handled` is what the script takes; `redrawn` has the style and layout that follow,
 # which are forced; `painted` is the next frame, which waits for the screen and so cannot be below 16 ms for long. Inputs
 # that are refused draw nothing: they are counted, not timed, and Reset makes the values valid again.
-REDRAW = """async ([count, why]) => {
-  const card = document.querySelector(".explorer"), sliders = [...card.querySelectorAll("[type=range]")];
+REDRAW = """async ([name, count, why]) => {
+  const card = document.getElementById("explorer-" + name);
+  const sliders = [...card.querySelectorAll("[type=range]")].filter(slider => slider.checkVisibility());
   card.querySelector(".explorer-why").open = why;
+  while (why && !card.querySelector(".explorer-numbers")) await new Promise(done => setTimeout(done, 20));
   card.scrollIntoView();
   const frame = () => new Promise(done => requestAnimationFrame(() => {
     const channel = new MessageChannel(); channel.port1.onmessage = done; channel.port2.postMessage(0); }));
@@ -154,15 +156,15 @@ def measure_loads(reader: Reader, pages: dict[str, tuple[Path, bool]], loads: in
     return results
 
 
-def measure_redraws(reader: Reader, pages: dict[str, Path]) -> list[Result]:
-    """Median and 95th percentile of one redraw, on the first explorer of each page."""
+def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
+    """Median and 95th percentile of one redraw; `explorers`: name -> a page it stands on. Folded sliders stay folded."""
     results = []
-    for name, path in pages.items():
+    for name, path in explorers.items():
         for slowed in SLOWED:
             for why in (False, True):
                 context, page, _ = reader.open(path.as_uri(), slowed)
-                page.evaluate(REDRAW, [30, why])  # the first runs are compiled
-                noted = page.evaluate(REDRAW, [REDRAWS, why])
+                page.evaluate(REDRAW, [name, 30, why])  # the first runs are compiled
+                noted = page.evaluate(REDRAW, [name, REDRAWS, why])
                 context.close()
                 speed = f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is"
                 label = f"{name}, {speed}" + (", equations open" if why else "")
