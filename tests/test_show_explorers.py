@@ -105,7 +105,7 @@ def test_the_sentences_of_the_memory_explorers():
     dropped = MEMORY.compute(MEMORY.move(MEMORY.start(), "dropout", 0.1))
     assert "Dropout works on the attention scores" in MEMORY.say_detail(dropped) and dropped["keeps_scores"] == 1
     say = lambda **given: BYTES.say(BYTES.compute({**BYTES.start(), **given}))
-    assert say() == ("Each parameter takes 16 bytes: 2 for itself, 2 for its gradient, 4 for the optimizer's master copy, 4 + 4 for the "
+    assert say() == ("Each parameter takes 16 bytes: 2 for itself, 2 for its gradient, 4 for the optimizer's master copy, 4 and 4 for the "
                      "optimizer's moments.")
     assert say(master_element_bytes=0, optimizer_moments=1).endswith("2 for its gradient, 4 for the optimizer's moment.")
     assert say(master_element_bytes=0, optimizer_moments=0).endswith("takes 4 bytes: 2 for itself, 2 for its gradient.")

@@ -179,7 +179,7 @@ BYTES_PER_PARAMETER = Explorer(
             "{gradient_element_bytes:exact} for its gradient"),
         Say(", {master_element_bytes:exact} for the optimizer's master copy", unless=(("master_element_bytes", 0),)),
         Say(", {first_moment_element_bytes:exact} for the optimizer's moment", when=(("optimizer_moments", 1),)),
-        Say(", {first_moment_element_bytes:exact} + {other_moment_element_bytes:exact} for the optimizer's moments",
+        Say(", {first_moment_element_bytes:exact} and {other_moment_element_bytes:exact} for the optimizer's moments",
             unless=(("optimizer_moments", 0), ("optimizer_moments", 1))),
         Say(".")),
     detail=(Say("That is {bytes_per_parameter:exact} GB for every billion parameters, before any activation."),),

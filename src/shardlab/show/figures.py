@@ -18,6 +18,7 @@ INK = PAGE.line
 LINE = TIMELINE["forward"].light
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
 FAR = 20  # a capacity this many times the bytes would leave nothing of the bars: it is named at the edge instead
+FAR_ABOVE = 3  # the same for columns, which need their height; static/pictures.js draws the same
 
 
 # --- what all figures share --------------------------------------------------------------------------------------------
@@ -164,7 +165,7 @@ def columns_figure(title, columns, capacity_bytes=None):
     """Columns of bytes from zero, in the order of time: (name, parts from the bottom up as Bytes). The highest is named; with
     `capacity_bytes`, a line for the card, and what is above it hatched."""
     totals = [sum(part.size for part in parts) for _, parts in columns]
-    near = capacity_bytes is not None and capacity_bytes <= FAR * max(*totals, 1)
+    near = capacity_bytes is not None and capacity_bytes <= FAR_ABOVE * max(*totals, 1)
     most = max(*totals, capacity_bytes if near else 1)
     unit, scale = unit_of(most, DECIMAL)
     figure = new_figure(title, 380, barmode="overlay", bargap=0)
@@ -173,6 +174,7 @@ def columns_figure(title, columns, capacity_bytes=None):
     figure.update_xaxes(axis(tickmode="array", tickvals=list(range(len(columns))), ticktext=[name for name, _ in columns], showline=True,
                              range=[-0.6, len(columns) - 0.4]))
     figure.update_yaxes(axis(range=[0, round_up(1.08 * most / scale)], ticksuffix=f" {unit}", nticks=6, showgrid=True))
+    ranks = list(dict.fromkeys(part.label for _, parts in sorted(columns, key=lambda column: -len(column[1])) for part in parts))
     named = set()
     for place, (name, parts) in enumerate(columns):
         start = 0
@@ -185,7 +187,7 @@ def columns_figure(title, columns, capacity_bytes=None):
                         marker["pattern"] = dict(shape="/", fillmode="replace", fgcolor=swatch.line, size=7, solidity=0.4)
                     figure.add_trace(go.Bar(
                         x=[place], y=[round(piece / scale, 4)], base=[round((start + offset) / scale, 4)], width=[0.76], marker=marker,
-                        name=part.label, legendgroup=part.label, showlegend=part.label not in named,
+                        name=part.label, legendgroup=part.label, showlegend=part.label not in named, legendrank=1 + ranks.index(part.label),
                         hovertemplate=f"{name}, {part.label}: {format_bytes(part.size)}<extra></extra>"))
                     named.add(part.label)
             start += part.size
