@@ -70,11 +70,13 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     own = {r: end for r, end in raised.items() if not end.echo}
     died = {r: end for r, end in enumerate(ends) if isinstance(end, Died)}
     first = min({**own, **died}.items(), key=lambda pair: pair[1].seconds, default=None)
+    if isinstance(trouble, (Skipped, Awaited, OverTime)):
+        first = None  # this was noticed before any error; those that came when the ranks were stopped say nothing
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
-    if first is None and isinstance(trouble, (Skipped, Awaited)):
+    if isinstance(trouble, (Skipped, Awaited)):
         return _absence(outcome, trouble, after)
-    if first is None and isinstance(trouble, OverTime):
+    if isinstance(trouble, OverTime):
         late = [r for r, end in enumerate(ends) if not isinstance(end, Returned)]
         said = f"After {trouble.limit_seconds:g} s {_ranks(late)} had not ended."
         return RanksTooSlow(_lines(said, *_others(outcome, []), after), late)

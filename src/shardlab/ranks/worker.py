@@ -9,6 +9,7 @@ import builtins
 import ctypes
 import faulthandler
 import linecache
+import multiprocessing
 import os
 import queue
 import signal
@@ -57,8 +58,8 @@ class Rank:
     def serve(self):
         """The life of a rank, until it is told to quit."""
         enter(self.place.namespaces)  # before there is a second thread
-        if sys.platform == "linux" and os.getppid() != 1:
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the process that started this one
+        if os.getppid() != multiprocessing.parent_process().pid:  # forked by the server, which ends with the parent
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the server, whatever this process does then
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGUSR1, self._interrupt)
         self._redirect()
