@@ -7,6 +7,7 @@ import pytest
 
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Move, follow
+from shardlab.formulas import evaluate
 
 torch = pytest.importorskip("torch")
 
@@ -251,6 +252,23 @@ def test_the_messages_are_the_plan(world):
         for me, found in enumerate(world.run(messages, size)):
             for name, log in found.items():
                 assert log == list(of_a_plan(name, n, me, size)), (name, me, size)
+
+
+SENT = {"ring_all_reduce": "ring_all_reduce_sent_bytes", "tree_all_reduce": "tree_all_reduce_sent_bytes",
+        "naive_all_reduce": "naive_all_reduce_sent_bytes", "ring_reduce_scatter": "ring_reduce_scatter_sent_bytes",
+        "ring_all_gather": "ring_all_gather_sent_bytes", "all_to_all": "all_to_all_sent_bytes"}
+
+
+def test_counted_bytes_are_the_formulas(world):
+    """Of every rank, to the byte. Mutations: ceil_div in the place of floor_div, a rank more or less in the numerator, the right
+    neighbour of the last rank not rank 0, the parent forgotten in the tree."""
+    n = world.world_size
+    for size in (0, 1, n - 1, n + 1, 2 * n, 1000):
+        for me, found in enumerate(world.run(messages, size)):
+            want = evaluate(SENT.values(), ranks=n, rank=me, message_elements=size, message_element_bytes=4)
+            for name, formula in SENT.items():
+                counted = sum(nbytes for operation, _, _, nbytes in found[name] if operation == "send")
+                assert counted == want[formula], (name, size, me)
 
 
 def in_pieces():

@@ -1,14 +1,14 @@
-"""Every memory and time formula of the book, once. See registry.py for how they are resolved, render.py for how they are printed.
+"""Every memory, time and communication formula of the book, once. See registry.py for how they are resolved, render.py for how they are printed.
 
     from shardlab.formulas import states_bytes, quantities
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
 from . import (  # noqa: F401, I001  (they fill the registry, in this order)
-    given, model, states, activations, working_sets, step, layer_timeline, timeline, time)
+    given, model, states, activations, working_sets, step, layer_timeline, timeline, time, communication, roofline)
 from .presets import GPUS, MODELS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
-from .subset import EXACT_LIMIT, ceil_div, equal, floor_div, maximum, minimum, where
+from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
 
 evaluate, validate = BOOK.evaluate, BOOK.validate
 
@@ -21,5 +21,5 @@ def __getattr__(name):
 
 
 __all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "MODELS", "RECIPES", "Formula", "InvalidQuantity", "Preset", "Quantity", "Registry",
-           "Rule", "TooLarge", "ceil_div", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
+           "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
            *BOOK.formulas]

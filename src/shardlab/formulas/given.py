@@ -6,6 +6,8 @@ from .registry import BOOK
 from .subset import equal, floor_div
 
 _SWITCH = dict(least=0, most=1)
+_RATE = dict(least=0, above=True, most=math.inf)
+_TIME = dict(least=0, most=math.inf)
 
 # --- the model -------------------------------------------------------------------------------------------------------
 BOOK.quantity("layers", "L", "count", "transformer layers")
@@ -58,6 +60,21 @@ BOOK.quantity("flops_per_second", r"F", "FLOP/s", "floating-point operations one
               least=0, above=True, most=math.inf)
 BOOK.quantity("utilisation", r"\eta", "fraction", "share of that figure the training run achieves", least=0, above=True, most=1)
 BOOK.quantity("tokens", "D", "tokens", "tokens the model is trained on")
+BOOK.quantity("memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **_RATE)
+BOOK.quantity("operation_flops", r"C_\text{op}", "FLOP", "floating-point operations of one operation", **_RATE)
+BOOK.quantity("operation_bytes", r"S_\text{op}", "bytes", "bytes that the operation reads from memory and writes to it")
+
+# --- the link ----------------------------------------------------------------------------------------------------------
+BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)
+BOOK.quantity("rank", "r", "count", "one rank of them, from 0", least=0, most=2**20)
+BOOK.quantity("ranks_per_node", r"N_\text{node}", "count", "ranks of the group on one node", most=2**20)
+BOOK.quantity("message_elements", "E", "count", "elements of the whole array that a collective works on", least=0)
+BOOK.quantity("message_element_bytes", r"\beta_\text{msg}", "bytes", "bytes of one of its elements")
+BOOK.quantity("latency_seconds", r"\alpha", "seconds", "time of a message without bytes, from rank to rank", **_TIME)
+BOOK.quantity("link_bytes_per_second", "B", "bytes/s", "bandwidth of the link from rank to rank, or node to node, each way", **_RATE)
+BOOK.quantity("node_latency_seconds", r"\alpha_\text{node}", "seconds", "latency between ranks of one node", **_TIME)
+BOOK.quantity("node_bytes_per_second", r"B_\text{node}", "bytes/s", "bandwidth between ranks of one node", **_RATE)
+BOOK.quantity("collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **_RATE)
 
 
 @BOOK.rule("heads = {heads} does not divide hidden = {hidden}: every head takes hidden / heads columns, so heads must divide hidden.",

@@ -25,6 +25,10 @@ class FloorDiv(sympy.Function):
     """floor_div of symbols: stays as written."""
 
 
+class CeilLog2(sympy.Function):
+    """ceil_log2 of symbols: stays as written."""
+
+
 class Maximum(sympy.Function):
     """maximum of symbols, in the written order; sympy.Max sorts."""
 
@@ -43,6 +47,11 @@ class _Latex(LatexPrinter):
 
     def _print_FloorDiv(self, expression, exp=None):
         return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(map(self._print, expression.args))
+
+    def _print_CeilLog2(self, expression, exp=None):
+        argument, = expression.args
+        brackets = "%s" if argument.is_Symbol else r"\left(%s\right)"
+        return r"\left\lceil \log_2 %s \right\rceil" % (brackets % self._print(argument))
 
     def _print_Piecewise(self, expression):
         """One row for each condition: a `where` in the place of `no` goes on below, where a reader expects it."""
@@ -105,6 +114,9 @@ class _JavaScript(JavascriptCodePrinter):
 
     def _print_FloorDiv(self, expression):
         return "floorDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
+
+    def _print_CeilLog2(self, expression):
+        return "(32 - Math.clz32(%s - 1))" % self.parenthesize(expression.args[0], PRECEDENCE["Add"])
 
     def _print_Maximum(self, expression):
         return "Math.max(%s)" % ", ".join(map(self._print, expression.args))

@@ -47,6 +47,16 @@ def floor_div(a, b):
     return a // b
 
 
+def ceil_log2(a):
+    """How often 1 must be doubled to reach a; a is a whole number from 1 to 2^32: its quantities have to promise that."""
+    if _symbolic(a):
+        from .render import CeilLog2
+        return CeilLog2(a)
+    if not isinstance(a, int) or not 1 <= a <= 2**32:
+        raise TypeError(f"ceil_log2({a}): it must be a whole number from 1 to 2^32.")
+    return (a - 1).bit_length()
+
+
 def maximum(*values):
     """The largest of the values: the peak over the moments of a step."""
     if _symbolic(*values):
@@ -79,7 +89,7 @@ def equal(a, b):
     return a == b
 
 
-SUBSET = {function.__name__: function for function in (ceil_div, floor_div, maximum, minimum, where, equal)}
+SUBSET = {function.__name__: function for function in (ceil_div, floor_div, ceil_log2, maximum, minimum, where, equal)}
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, *_OPERATORS)
 
