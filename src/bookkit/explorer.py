@@ -99,7 +99,7 @@ def _menu(ident, spec, menu):
     chosen = spec.begin[menu.kind]
     options = "".join(f'<option{" selected" if name == chosen else ""}>{escape(name)}</option>' for name in menu.names)
     return (f'<div class="explorer-menu"><label for="{ident}-{menu.kind}">{escape(menu.label)}</label>'
-            f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}" autocomplete="off">'
+            f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}">'
             f'<option value="" hidden>own values</option>{options}</select></div>')
 
 
@@ -120,9 +120,9 @@ def _control(ident, control, value):
     text = escape(format_to_type(value, control.style))
     return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
             f"{escape(control.label)}</label>"
-            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" autocomplete="off" spellcheck="false">'
+            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" spellcheck="false">'
             f'<input type="range" min="0" max="{len(control.stops) - 1}" step="1" value="0" aria-labelledby="{ident}-label"'
-            f' aria-valuetext="{text}" autocomplete="off">'
+            f' aria-valuetext="{text}">'
             f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
 
 
@@ -130,7 +130,7 @@ def _choice(ident, control, value):
     """One button for each option, of which one is down. The value of a button is its place in the list."""
     ident = f"{ident}-{control.quantity}"
     options = "".join(
-        f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""} autocomplete="off">'
+        f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""}>'
         f"<span>{escape(words)}</span></label>" for place, (option, words) in enumerate(control.options))
     return (f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span id="{ident}-label">'
             f'{escape(control.label)}</span><div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-label">{options}</div>'
@@ -228,8 +228,10 @@ def _picture(drawn):
         return dict(kind="memory", parts=[_part(part) for part in drawn.parts], total=drawn.total, capacity=drawn.capacity,
                     spare=drawn.spare, over=drawn.over, least=drawn.least)
     if drawn.kind == "timeline":
-        return dict(kind="timeline", capacity=drawn.capacity, columns=[
-            dict(name=column.name, phase=column.phase, total=column.total, parts=[_part(part) for part in column.parts], when=column.when)
+        kinds = list(dict.fromkeys((part.label, part.colour) for column in drawn.columns for part in column.parts))
+        return dict(kind="timeline", capacity=drawn.capacity, kinds=kinds, columns=[
+            dict(name=column.name, phase=column.phase, total=column.total, when=column.when,
+                 parts=[[part.quantity, kinds.index((part.label, part.colour))] for part in column.parts])
             for column in drawn.columns])
     return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
 

@@ -49,6 +49,7 @@
 
   BOOK.start = function (id) {
     const root = document.getElementById(id), find = selector => root.querySelector(selector);
+    root.querySelectorAll("input, select").forEach(control => { control.autocomplete = "off"; }); // a reload starts where the card starts
     const spec = JSON.parse(find("script[type='application/json']").textContent), model = BOOK.models[spec.name];
     const picture = find(".explorer-picture"), status = find(".explorer-status"), why = find(".explorer-why");
     const python = find(".explorer-python");

@@ -131,6 +131,7 @@
     const pattern = hatched(svg);
     const grid = [0, 1, 2, 3, 4, 5, 6].map(count => ({ count: count, line: draw(svg, "path", { class: "grid" }),
       text: draw(svg, "text", { class: "tick" }) }));
+    spec.columns.forEach(column => { column.parts = column.parts.map(part => [part[0], ...spec.kinds[part[1]]]); }); // as in a bar
     const columns = spec.columns.map(column => {
       const group = draw(svg, "g");
       return { group: group, name: column.name, phase: column.phase, total: column.total, when: column.when,
