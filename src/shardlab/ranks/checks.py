@@ -59,7 +59,7 @@ class Checks:
             source, target = (here, call.peer) if call.name == "send" else (call.peer, here)
             ranks, kind = [ranks[source], ranks[target]], Kind.send if call.name == "send" else Kind.receive
             channel = f"{name} {source} {target} {call.tag}"
-        channel = zlib.crc32(channel.encode())
+        channel = zlib.crc32(f"{channel} {ranks}".encode())
         self.numbers[channel] += 1
         return Post(channel, self.numbers[channel], time.monotonic(), sum(1 << r for r in ranks), kind, self.describe(call, kind))
 
