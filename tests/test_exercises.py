@@ -41,8 +41,8 @@ def test_a_verdict_says_what_is_wrong():
     assert repr(check(TWICE, 6)) == "not yet: twice wants a function, this is a int."
     assert "should give 2_000, yours gives 6" in repr(check(TWICE, lambda a: 6))
     assert check(TWICE, lambda a: 2.0 * a)
-    assert check(TWICE, lambda a: 1 < a)._repr_html_() == "<p><b>not yet:</b> twice(a=3) should give 6, yours gives True.</p>"
-    assert "<class" not in check(TWICE, lambda a: int)._repr_html_()  # a browser would take it for a tag
+    assert check(TWICE, lambda a: 1 < a)._repr_markdown_() == "**not yet:** twice(a=3) should give 6, yours gives True."
+    assert r"yours gives \<class 'int'\>." in check(TWICE, lambda a: int)._repr_markdown_()  # else a browser takes it for a tag
 
 
 def test_an_exercise_can_compare_something_else_than_the_result():
@@ -63,6 +63,17 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     assert repr(check(letters, raises)) == "not yet: letters(one letter) raised ValueError: one line"
     with pytest.raises(ValueError, match="letters: 1 words for 2 cases: each case has its own, or none has"):
         Exercise("letters", str, (dict(start="a"), dict(start="b")), (), "", ("one letter",))
+
+
+@pytest.mark.parametrize(("name", "sentence"), [
+    ("where_the_memory_goes.memory_that_grows", "it returned None; it is to return a list with one loss for each step."),
+    ("why_one_gpu.model_that_came_back_heavier", "it returned None; it is to return the resumed model."),
+])
+def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
+    """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""
+    module, _, exercise = name.partition(".")
+    exercise = getattr(importlib.import_module(f"shardlab.exercises.{module}"), exercise)
+    assert sentence in check(exercise, lambda *_: None).sentence
 
 
 def test_the_first_prediction_stays(tmp_path, capsys):

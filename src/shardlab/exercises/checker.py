@@ -6,9 +6,11 @@ the wrong solutions that are kept beside the exercise gives the reader's answers
 
 import inspect
 import math
+import re
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Callable
+
+MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Verdict:
     def __repr__(self):
         return f"{'right' if self.right else 'not yet'}: {self.sentence}"
 
-    def _repr_html_(self):
-        return f"<p><b>{'right' if self.right else 'not yet'}:</b> {escape(self.sentence)}</p>"
+    def _repr_markdown_(self):
+        words = MARKUP.sub(r"\\\g<0>", self.sentence)
+        return f"**{'right' if self.right else 'not yet'}:** {words}"
 
 
 def same(a, b) -> bool:
@@ -84,7 +87,7 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
         for case in exercise.cases:
             given.append(exercise.answer(solution, **case))
     except Exception as error:  # whatever a reader's first attempt may raise
-        first = (str(error).strip().splitlines() or [""])[0]
+        first = (str(error).strip().splitlines() or [""])[0][:200]
         return Verdict(False, f"{exercise.written(len(given))} raised {type(error).__name__}: {first}")
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)

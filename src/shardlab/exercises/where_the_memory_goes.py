@@ -82,6 +82,10 @@ saved_bytes_of_a_module = Exercise(
         Misconception(lambda module, x: sum({tensor.untyped_storage().data_ptr(): tensor.nbytes
                                              for tensor in _without_weights(module, x)}.values()),
                       "a slice is kept, and with it the whole storage it looks at: count untyped_storage().nbytes(), not .nbytes."),
+        Misconception(lambda module, x: sum({tensor.untyped_storage().data_ptr(): tensor.nbytes
+                                             for tensor in _packed(module, x)[0]}.values()),
+                      "two things: weights are kept too, but they are the parameters, which lie in memory anyway; and a slice keeps the "
+                      "whole storage it looks at, so count untyped_storage().nbytes(), not .nbytes."),
         Misconception(lambda module, x: sum(tensor.nbytes for tensor in _packed(module, x)[0]),
                       "that is everything that was handed over for keeping: with the weights, and some memory twice. "
                       "Count each storage once, and the parameters' not at all."),
@@ -186,6 +190,8 @@ def watch(train, steps) -> Left:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with Ledger(model, optimizer) as ledger:
         losses = train(model, optimizer, pairs(steps))
+        if not isinstance(losses, list):
+            raise TypeError(f"it returned {losses!r}; it is to return a list with one loss for each step.")
         left = ledger.bytes.total - ledger.bytes.parameters - ledger.bytes.optimizer
     return Left(len(losses), left, ledger.peak.bytes.total, model.training)
 

@@ -101,6 +101,8 @@ def compare_resumed(resume, seed) -> Resumed:
     torch.manual_seed(seed)
     model, tokens = GPT(_CONFIG), torch.arange(4)[None]
     resumed = resume(_CONFIG, model.state_dict())
+    if not isinstance(resumed, GPT):
+        raise TypeError(f"it returned {resumed!r}; it is to return the resumed model.")
     with torch.no_grad():
         same = torch.equal(model(tokens), resumed(tokens))
     return Resumed(_behind(resumed.parameters()) - _behind(model.parameters()),
