@@ -11,6 +11,7 @@ import threading
 from playwright.sync_api import sync_playwright
 
 from bench.building import measure_building, pages_of_the_book
+from bench.collectives import measure_collectives
 from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
@@ -20,7 +21,8 @@ from bench.sample import build_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks")
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives")
+BARE = {"ranks": measure_ranks, "collectives": measure_collectives}  # need neither a browser nor the book
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 
@@ -43,10 +45,10 @@ def main():
     chosen = parser.parse_args().parts or PARTS
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
-    if set(chosen) == {"ranks"}:  # needs neither a browser nor the book
-        described, results = machine("", ROOT), measure_ranks()
+    if set(chosen) <= set(BARE):
+        described, results = machine("", ROOT), [result for part in chosen for result in BARE[part]()]
         described["load_average_at_the_end"] = machine("", ROOT)["load_average"]
-        write(ROOT / "build" / "bench-ranks.json", results, described)
+        write(ROOT / "build" / f"bench-{'-'.join(chosen)}.json", results, described)
         return print(table(results, described))
     settings = load_module("browser_settings", ROOT / "tests" / "conftest.py")
     chromium = settings.find_browser()
@@ -90,8 +92,8 @@ def main():
                 results += measure_python()
             elif part == "memory":
                 results += measure_memory(ROOT)
-            elif part == "ranks":
-                results += measure_ranks()
+            elif part in BARE:
+                results += BARE[part]()
             elif part == "build":
                 results += measure_building(ROOT, ROOT / "build" / "bench-copy")
         browser.close()

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardlab.measure import record, rows  # noqa: E402
+from shardlab.measure import machine_rows, record, roofline, rows  # noqa: E402
 from shardlab.measure.recordings import read_all  # noqa: E402
 
 
@@ -13,11 +13,18 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     must not."""
     monkeypatch.setattr(rows, "SIZES", dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32))
     monkeypatch.setattr(rows, "SEQUENCE", 16)
+    monkeypatch.setattr(roofline, "MEMORY_BYTES", dict(cpu=2**20))
+    monkeypatch.setattr(roofline, "SIZES", dict(cpu=(8, 16)))
+    monkeypatch.setattr(machine_rows, "ALL_REDUCE_BYTES", (64, 4096))
     assert record.main(["--cpu", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
     assert {row.name for row in recording.rows} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
                                                     "matmul.rate", "ranks.start", "ranks.right_sums",
-                                                    "ranks.device_files_of_the_fork_server"}
+                                                    "ranks.device_files_of_the_fork_server", "roofline.matmul",
+                                                    "roofline.memory", "roofline.launch", "collectives.right_sums",
+                                                    "collectives.all_reduce"}
+    assert recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value == 3
+    assert len(recording.find("collectives.all_reduce", implementation="shardlab")) == 2
     assert recording.find("ranks.right_sums", ranks=2, backend="gloo")[0].value == 2
     assert recording.find("ranks.device_files_of_the_fork_server")[0].value == 0
     assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []

@@ -29,7 +29,7 @@ from torch import Tensor
 from . import collective_plans as plans
 from .collective_plans import Plan, naive_all_reduce, ring_all_reduce, tree_all_reduce  # noqa: F401  (values of `plan`)
 
-PIECE_BYTES = 1 << 20  # a message is sent in pieces: while one is added, the next is under way
+PIECE_BYTES = 2 << 20  # a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
 
 Chunks = Mapping[int, Tensor] | Sequence[Tensor]
 Group = dist.ProcessGroup | None
@@ -81,10 +81,9 @@ def reduce(tensor: Tensor, root: int = 0, group: Group = None):
     """The sum over all ranks, on the root. The other ranks keep what they had."""
     n, me = place(group, root)
     plan, flat = plans.tree_reduce(n, root), wire(tensor, group)
-    total, = copies_of_what_changes(plan, [flat], me)
-    run(plan, [total], group)
+    run(plan, copies_of_what_changes(plan, [flat], me, {0: flat} if me == root else {}), group)
     if me == root:
-        land(total, tensor)
+        land(flat, tensor)
 
 
 def all_reduce(tensor: Tensor, group: Group = None, plan=ring_all_reduce):
@@ -139,7 +138,7 @@ def reduce_scatter(shard: Tensor, full: Tensor, group: Group = None):
     n, me = place(group)
     check_shard(shard, full, n, me)
     plan = plans.ring_reduce_scatter(n)
-    chunks = copies_of_what_changes(plan, wire(full, group).tensor_split(n), me)
+    chunks = copies_of_what_changes(plan, wire(full, group).tensor_split(n), me, {me: wire(shard, group)})
     run(plan, chunks, group)
     land(chunks[me], shard)
 
@@ -218,7 +217,8 @@ def land(flat: Tensor, tensor: Tensor):
         tensor.detach().copy_(flat.view(tensor.shape))
 
 
-def copies_of_what_changes(plan: Plan, chunks: Sequence[Tensor], me: int) -> list[Tensor]:
-    """The chunks; those that the plan changes on this rank as copies, so that the caller's stay."""
+def copies_of_what_changes(plan: Plan, chunks: Sequence[Tensor], me: int, into: dict[int, Tensor]) -> list[Tensor]:
+    """The chunks, of those that the plan changes on this rank copies, so that the caller's stay: in `into` if it has a place."""
     changes = {move.chunk for moves in plan for move in moves if move.target == me}
-    return [chunk.clone() if number in changes else chunk for number, chunk in enumerate(chunks)]
+    return [chunk if number not in changes else into[number].copy_(chunk) if number in into else chunk.clone()
+            for number, chunk in enumerate(chunks)]

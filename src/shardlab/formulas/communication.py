@@ -1,5 +1,4 @@
 """Communication: what each rank sends in a collective, in how many steps, how long that takes, and the bandwidth one quotes.
-
 Bytes are exact for every rank and every size, also where the ranks do not divide it: the first chunks have one element more.
 Times are those of chunks of equal size on links that take a latency for each message and then its bytes one after the other,
 both ways at once.

@@ -1,4 +1,4 @@
-"""Roofline: the rate that an operation can reach, bound by arithmetic or by memory. Floats."""
+"""Roofline: the rate that an operation can reach, bound by arithmetic or by memory."""
 
 from .registry import BOOK
 from .subset import minimum

@@ -13,6 +13,7 @@ from ..gpt import GPT, GPTConfig, next_token_loss
 from .clock import median_seconds
 from .cuda import CudaAccount
 from .ledger import Ledger
+from .machine_rows import all_reduces, machine
 from .rank_rows import rank_starts
 from .recordings import Row
 
@@ -80,4 +81,4 @@ def rates(device: torch.device) -> Iterator[Row]:
         yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
 
 
-ALL = (states, peaks, rates, rank_starts)
+ALL = (states, peaks, rates, rank_starts, machine, all_reduces)

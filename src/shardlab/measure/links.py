@@ -1,0 +1,90 @@
+"""How fast the links between ranks are: latency and bandwidth of a message, and what a collective makes of them. Runs on a rank.
+
+    with ranks(2) as world:
+        link = world.run(measure_link)[0]       # Link(latency_seconds=..., bytes_per_second=...)
+
+A ping-pong: rank `here` sends, rank `there` sends it back, and half of the time is one message. Medians, after a warm-up.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from .. import collectives
+from ..formulas import evaluate
+
+SMALL_BYTES, LARGE_BYTES = 4, 16_000_000
+REPEATS, WARM_UP = 21, 3
+
+
+class Link(NamedTuple):
+    latency_seconds: float   # of a message of 4 bytes
+    bytes_per_second: float  # of one of 16 MB, less the latency
+
+
+class Timing(NamedTuple):
+    nbytes: int
+    seconds: float
+    algorithm_bytes_per_second: float
+    bus_bytes_per_second: float
+
+
+def message_seconds(nbytes: int, here: int = 0, there: int = 1, group: dist.ProcessGroup | None = None,
+                    device: str | torch.device = "cpu", repeats: int = REPEATS) -> float:
+    """Median seconds of one message between two ranks of the group. All its ranks call it, and all get what was measured."""
+    me, n = dist.get_rank(group), dist.get_world_size(group)
+    if not (0 <= here < n and 0 <= there < n and here != there):
+        raise ValueError(f"a link joins two ranks of the group's {n}: {here} and {there} are none.")
+    if nbytes < 1 or repeats < 1:
+        raise ValueError(f"nbytes = {nbytes}, repeats = {repeats}: both must be at least 1.")
+    ball, times = torch.zeros(nbytes, dtype=torch.uint8, device=device), []
+    there_and_back = [[collectives.plans.Move(here, there, 0, "=")], [collectives.plans.Move(there, here, 0, "=")]]
+    collectives.barrier(group)
+    for _ in range(WARM_UP + repeats):
+        finish(ball)
+        begin = time.perf_counter()
+        collectives.run(there_and_back, [ball], group)
+        finish(ball)
+        times.append((time.perf_counter() - begin) / 2)
+    found = torch.tensor([statistics.median(times[WARM_UP:]) if me == here else 0.0], dtype=torch.float64, device=device)
+    collectives.broadcast(found, here, group)
+    return found.item()
+
+
+def measure_link(here: int = 0, there: int = 1, group: dist.ProcessGroup | None = None,
+                 device: str | torch.device = "cpu") -> Link:
+    """Latency and bandwidth of the link between two ranks; tensors must be where the backend can send them."""
+    latency, large = (message_seconds(nbytes, here, there, group, device) for nbytes in (SMALL_BYTES, LARGE_BYTES))
+    return Link(latency, LARGE_BYTES / max(large - latency, 1e-9))
+
+
+def all_reduce_timings(sizes: Iterable[int], all_reduce: Callable = dist.all_reduce, device: str | torch.device = "cpu",
+                       repeats: int = REPEATS) -> list[Timing]:
+    """Median seconds of an all-reduce of so many bytes over the world, one by one, with the bandwidths that nccl-tests quote. The
+    slowest rank's time counts."""
+    n, timings = dist.get_world_size(), []
+    for nbytes in sizes:
+        x, times = torch.zeros(max(1, nbytes // 4), device=device), []
+        for _ in range(WARM_UP + repeats):
+            dist.barrier()
+            finish(x)
+            begin = time.perf_counter()
+            all_reduce(x)
+            finish(x)
+            times.append(time.perf_counter() - begin)
+        slowest = torch.tensor([statistics.median(times[WARM_UP:])], dtype=torch.float64, device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found = evaluate(["algorithm_bytes_per_second", "all_reduce_bus_bytes_per_second"], message_bytes=x.nbytes, ranks=n,
+                         collective_seconds=slowest.item())
+        timings.append(Timing(x.nbytes, slowest.item(), *found.values()))
+    return timings
+
+
+def finish(x: torch.Tensor):
+    """CUDA calls return before the work is done."""
+    if x.device.type == "cuda":
+        torch.cuda.synchronize(x.device)
