@@ -32,7 +32,8 @@ TWICE = Exercise("twice", lambda a: 2 * a, (dict(a=3), dict(a=1_000)),
 
 
 def test_a_verdict_says_what_is_wrong():
-    """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an answer, 6 and 6.0 or True and 1 mixed up."""
+    """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an answer, 6 and 6.0 or True and 1
+    mixed up."""
     assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
     assert repr(check(TWICE, lambda a: a * a)) == "not yet: that is the square."
     assert repr(check(TWICE, lambda a: 7)) == "not yet: twice(a=3) should give 6, yours gives 7."
@@ -46,8 +47,8 @@ def test_a_verdict_says_what_is_wrong():
 
 
 def test_an_exercise_can_compare_something_else_than_the_result():
-    """Must catch: the result compared in the place of what `answer` makes of it; tensors printed where there are words; an error that
-    fills the screen."""
+    """Must catch: the result compared in the place of what `answer` makes of it; tensors printed where there are words; an error
+    that fills the screen."""
     def answer(solution, start):
         return len(solution(start))
 

@@ -1,6 +1,8 @@
-"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md says what it is; here it is asserted.
+"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md says what it is; here it is
+asserted.
 
-`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a small lab, to see that it notices.
+`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a small lab, to see that it
+notices.
 """
 
 import ast
@@ -40,6 +42,11 @@ def calls(cell, name):
     return [node for node in called if name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))]
 
 
+def texts(cell, name):
+    """The first arguments of those calls, where they are written out."""
+    return {node.args[0].value for node in calls(cell, name) if node.args and isinstance(node.args[0], ast.Constant)}
+
+
 def guesses(cell):
     """The assignments my_something = ... at the top of a cell: name -> value."""
     return {target.id: node.value for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)
@@ -68,7 +75,8 @@ def shown(cell) -> str:
 
 
 def names(cell):
-    """(defined, imported, used): the names that a cell gives to the kernel, those of them that are imports, those that it asks for."""
+    """(defined, imported, used): the names that a cell gives to the kernel, those of them that are imports, those that it asks
+    for."""
     top = symtable.symtable(cell.source, "cell", "exec")
     defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
     imported = {s.get_name() for s in top.get_symbols() if s.is_imported()}
@@ -87,7 +95,8 @@ def names(cell):
 def form_problems(notebook) -> list[str]:
     """What is not as every lab is, one sentence each."""
     cells = code_cells(notebook)
-    return [*layout_problems(notebook, cells), *predict_problems(cells), *check_problems(notebook, cells), *section_problems(notebook)]
+    return [*layout_problems(notebook, cells), *predict_problems(cells), *check_problems(notebook, cells),
+            *section_problems(notebook)]
 
 
 def layout_problems(notebook, cells):
@@ -97,7 +106,8 @@ def layout_problems(notebook, cells):
         for tag in set(cell.metadata.get("tags", [])) - TAGS:
             yield f"{where(cell)} has the tag {tag}, which no lab knows"
         if cell.cell_type != "code":
-            yield from (f"the heading {heading!r} is no question" for heading in re.findall(r"^##+ (.*[^?\s])\s*$", cell.source, re.M))
+            headings = re.findall(r"^##+ (.*[^?\s])\s*$", cell.source, re.M)
+            yield from (f"the heading {heading!r} is no question" for heading in headings)
             continue
         if before is None or before.cell_type != "markdown":
             yield f"{where(cell)} has no text before it"
@@ -164,8 +174,7 @@ def section_problems(notebook):
     setup = set().union(*(defined for _, cell, defined, *_ in cells if has_tag(cell, "setup")))
     locked: dict[int, set] = {}
     for section, cell, *_ in cells:
-        there = {node.args[0].value for node in calls(cell, "lock") if node.args and isinstance(node.args[0], ast.Constant)}
-        locked[section] = locked.get(section, set()) | there
+        locked[section] = locked.get(section, set()) | texts(cell, "lock")
     own: dict[int, set] = {}
     for section, cell, defined, imported, used in cells:
         if has_tag(cell, "setup"):
@@ -173,10 +182,11 @@ def section_problems(notebook):
         earlier = own.setdefault(section, set())
         yield from (f"{where(cell)} uses {name}, which neither its section nor a setup cell gives it"
                     for name in sorted(used - defined - earlier - setup))
-        compared = {node.args[0].value for node in calls(cell, "compare") if node.args and isinstance(node.args[0], ast.Constant)}
-        yield from (f"{where(cell)} compares {name!r}, which its section does not predict" for name in sorted(compared - locked[section]))
+        yield from (f"{where(cell)} compares {name!r}, which its section does not predict"
+                    for name in sorted(texts(cell, "compare") - locked[section]))
         others = set().union(*(there - imports for number, _, there, imports, _ in cells if number != section))
-        yield from (f"{where(cell)} uses {name}, which another section sets too" for name in sorted((used - defined) & earlier & others))
+        yield from (f"{where(cell)} uses {name}, which another section sets too"
+                    for name in sorted((used - defined) & earlier & others))
         yield from (f"{where(cell)} sets {name}, which a setup cell gave to all" for name in sorted((defined - imported) & setup))
         earlier |= defined
 
@@ -300,7 +310,8 @@ def add(number, *cells):
         (tags(10), "only one is tagged solution"),
         (source(7, "kept", "kept" + "\n" * 15), "lines; 15 are the limit"),
         (source(7, "kept", "kept" + " " * 95), "has a line of more than 95 characters"),
-        (lambda lab: lab.cells[7].update(outputs=[new_output("stream", text="-" * 67)]), "prints a line of more than 66 characters"),
+        (lambda lab: lab.cells[7].update(outputs=[new_output("stream", text="-" * 67)]),
+         "prints a line of more than 66 characters"),
         (source(7, "'bytes'", "'seconds'"), "compares 'seconds', which its section does not predict"),
         (source(3, "capabilities('cpu')", "1"), "there is no table of capabilities"),
         (tags(3), "there is no table of capabilities"),

@@ -41,7 +41,8 @@ def test_another_error_is_no_lack_of_memory():
 
 
 def test_the_machine_is_asked_first(monkeypatch):
-    """Must catch: the check left out, or one that compares with the limit alone; a system that does not tell taken for a free one."""
+    """Must catch: the check left out, or one that compares with the limit alone; a system that does not tell taken for a free
+    one."""
     monkeypatch.setattr(limit.sys, "platform", "linux")
     monkeypatch.setattr(limit, "free_bytes", lambda device: 3 * 2**30)
     assert cannot_try(2**30, CPU) == ""
@@ -55,7 +56,8 @@ def test_the_machine_is_asked_first(monkeypatch):
 
 
 def test_a_container_has_no_more_than_its_limit(monkeypatch):
-    """Must catch: the machine's memory taken where a container is allowed less; a file that is missing or says "max" taken for an error."""
+    """Must catch: the machine's memory taken where a container is allowed less; a file that is missing or says "max" taken for
+    an error."""
     files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8 kB\n", "/sys/fs/cgroup/memory.max": "5000",
              "/sys/fs/cgroup/memory.current": "2000"}
 
@@ -75,7 +77,8 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
 
 
 def test_a_gpus_share_is_put_back(monkeypatch):
-    """Must catch: the fraction left as it was set, also when the work fails for another reason; a limit that forgets what is held already."""
+    """Must catch: the fraction left as it was set, also when the work fails for another reason; a limit that forgets what is
+    held already."""
     share = [1.0]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (800, 1000))

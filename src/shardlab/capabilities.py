@@ -47,7 +47,8 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
                  recordings: Sequence[Recording] = ()) -> list[Capability]:
     """Rows for a lab of one rank in fp32 on `device`; `why_not` is find_device's reason.
 
-    `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can replay.
+    `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can
+    replay.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -68,6 +69,7 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
         Capability("backend", "none", "one rank has nobody to send to"),
         Capability("precision", precision, "everything below is fp32"),
         Capability("run", run, "bytes are exact on any machine; times are this machine's"),
-        Capability("skipped", "; ".join(skipped) or "nothing", "only a GPU can show it" if skipped else "this machine can show all of it"),
+        Capability("skipped", "; ".join(skipped) or "nothing",
+                   "only a GPU can show it" if skipped else "this machine can show all of it"),
         Capability("replayed", "what a GPU showed" if on_gpu else "nothing", on_gpu[0].label if on_gpu else NOT_RECORDED),
     ]

@@ -1,5 +1,6 @@
-"""Checks of what a reader wrote. A check compares it with the reference on several cases; where they differ, it looks whether one of
-the wrong solutions that are kept beside the exercise gives the reader's answers, and says which misconception that one stands for.
+"""Checks of what a reader wrote. A check compares it with the reference on several cases; where they differ, it looks whether
+one of the wrong solutions that are kept beside the exercise gives the reader's answers, and says which misconception that one
+stands for.
 
     check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and is true or false
 """
@@ -29,8 +30,8 @@ def call(solution, **case):
 class Exercise:
     """A function to write. `cases` are the arguments it is tried with; `right` is said when all agree.
 
-    Arguments that print badly, such as tensors, have `words` instead, one for each case. Where the result is not what counts, as with a
-    training loop, `answer` (solution, **case) makes of it what is compared, for example the bytes that the ledger counted.
+    Arguments that print badly, such as tensors, have `words` instead, one for each case. Where the result is not what counts, as
+    with a training loop, `answer` (solution, **case) makes of it what is compared, for example the bytes that the ledger counted.
     """
     name: str
     reference: Callable
@@ -42,7 +43,8 @@ class Exercise:
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
-            raise ValueError(f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: each case has its own, or none has.")
+            raise ValueError(f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
+                             "each case has its own, or none has.")
 
     def answers(self, solution: Callable) -> list:
         return [self.answer(solution, **case) for case in self.cases]

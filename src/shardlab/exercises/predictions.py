@@ -1,4 +1,5 @@
-"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab, so that a lost runtime loses no answer.
+"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab, so that a lost runtime loses
+no answer.
 
     predictions = Predictions("01-does-it-fit")           # 01-does-it-fit.predictions.json
     predictions.lock("parameters", 800_000)                # the first number stays, however often the cell runs
@@ -75,7 +76,7 @@ class Predictions:
         return self._table([name])
 
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
-        """Everything predicted in this lab, measured (a dash where that did not happen yet) and recorded on a GPU: name -> words."""
+        """Everything predicted in this lab, measured (a dash where it was not yet) and recorded on a GPU: name -> words."""
         table = self._table(self._locked)
         rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows]
         return Table([*table.heads, "recorded on a GPU"], rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]])

@@ -81,19 +81,20 @@ saved_bytes_of_a_module = Exercise(
                       "two tensors, one storage."),
         Misconception(lambda module, x: sum({tensor.untyped_storage().data_ptr(): tensor.nbytes
                                              for tensor in _without_weights(module, x)}.values()),
-                      "a slice is kept, and with it the whole storage it looks at: count untyped_storage().nbytes(), not .nbytes."),
+                      "a slice is kept, and with it the whole storage it looks at: count untyped_storage().nbytes(), not "
+                      ".nbytes."),
         Misconception(lambda module, x: sum({tensor.untyped_storage().data_ptr(): tensor.nbytes
                                              for tensor in _packed(module, x)[0]}.values()),
-                      "two things: weights are kept too, but they are the parameters, which lie in memory anyway; and a slice keeps the "
-                      "whole storage it looks at, so count untyped_storage().nbytes(), not .nbytes."),
+                      "two things: weights are kept too, but they are the parameters, which lie in memory anyway; and a slice "
+                      "keeps the whole storage it looks at, so count untyped_storage().nbytes(), not .nbytes."),
         Misconception(lambda module, x: sum(tensor.nbytes for tensor in _packed(module, x)[0]),
                       "that is everything that was handed over for keeping: with the weights, and some memory twice. "
                       "Count each storage once, and the parameters' not at all."),
         Misconception(lambda module, x: _saved(module, x) // 4,
                       "those are elements; each of them takes 4 bytes in fp32."),
         Misconception(_outputs,
-                      "those are the input and every output. Autograd keeps what backward needs, no more: nobody needs the last result, "
-                      "and of ReLU the result alone is enough."),
+                      "those are the input and every output. Autograd keeps what backward needs, no more: nobody needs the last "
+                      "result, and of ReLU the result alone is enough."),
     ),
     right="each storage once, as large as it is, and the parameters not at all.",
 )
@@ -103,8 +104,8 @@ saved_bytes_of_a_module = Exercise(
 
 
 def _layer(b, s, h, a):
-    return formula(microbatch=b, sequence=s, hidden=h, heads=a, key_value_heads=a, feed_forward=4 * h, learned_positions=1, biases=1,
-                   gated_mlp=0, dropout=0, fused_attention=1, **RECIPES["fp32 Adam"].quantities)
+    return formula(microbatch=b, sequence=s, hidden=h, heads=a, key_value_heads=a, feed_forward=4 * h, learned_positions=1,
+                   biases=1, gated_mlp=0, dropout=0, fused_attention=1, **RECIPES["fp32 Adam"].quantities)
 
 
 layer_bytes_of_gpt2 = Exercise(
@@ -127,8 +128,8 @@ layer_bytes_of_gpt2 = Exercise(
         Misconception(lambda b, s, h, a: 64 * s * b * h + 4 * a * b * s + 8 * b * s,
                       "that is one norm; a layer has two, and each keeps two numbers for each token."),
         Misconception(lambda b, s, h, a: 48 * s * b * h + 4 * a * b * s + 16 * b * s,
-                      "the MLP keeps its inner vectors twice: before GELU, for GELU's gradient, and after it, for the next weight's. "
-                      "That is 8h, not 4h."),
+                      "the MLP keeps its inner vectors twice: before GELU, for GELU's gradient, and after it, for the next "
+                      "weight's. That is 8h, not 4h."),
         Misconception(lambda b, s, h, a: 32 * s * b * h + 2 * a * b * s + 8 * b * s,
                       "each element takes 4 bytes in fp32; you counted 2."),
         Misconception(lambda b, s, h, a: 32 * s * b * h + 4 * a * b * s + 16 * b * s,
@@ -145,12 +146,14 @@ loss_bytes_at_the_peak = Exercise(
     cases=(dict(b=1, s=1, vocabulary=1), dict(b=2, s=256, vocabulary=50_257), dict(b=3, s=5, vocabulary=70)),
     misconceptions=(
         Misconception(lambda b, s, vocabulary: 4 * b * s * vocabulary,
-                      "that is the log-softmax, which forward keeps. Backward makes two more of its size: the gradient of the log-softmax, "
-                      "and from it the gradient of the logits."),
+                      "that is the log-softmax, which forward keeps. Backward makes two more of its size: the gradient of the "
+                      "log-softmax, and from it the gradient of the logits."),
         Misconception(lambda b, s, vocabulary: 8 * b * s * vocabulary,
-                      "there are three at once: the kept log-softmax, its gradient, and the gradient of the logits that is being made."),
+                      "there are three at once: the kept log-softmax, its gradient, and the gradient of the logits that is "
+                      "being made."),
         Misconception(lambda b, s, vocabulary: 16 * b * s * vocabulary,
-                      "the logits themselves are gone: nobody kept a name for them, and the loss keeps their log-softmax instead."),
+                      "the logits themselves are gone: nobody kept a name for them, and the loss keeps their log-softmax "
+                      "instead."),
         Misconception(lambda b, s, vocabulary: 6 * b * s * vocabulary,
                       "that is what 16-bit logits and their fp32 copy take; here the logits are fp32, and backward needs three."),
         Misconception(lambda b, s, vocabulary: 3 * b * s * vocabulary,
@@ -250,11 +253,11 @@ memory_that_grows = Exercise(
                       "nothing is left behind any more, but the model stays in eval mode: from the second step on it trains "
                       "without dropout. Call train() again, or leave eval() out."),
         Misconception(_train(lambda model, *held_out: [loss.item() for loss in _leaky(model, *held_out)]),
-                      "nothing is left behind any more. But the held-out forward still keeps every activation for a backward that never comes, "
-                      "and that decides the peak: tell autograd not to record."),
+                      "nothing is left behind any more. But the held-out forward still keeps every activation for a backward "
+                      "that never comes, and that decides the peak: tell autograd not to record."),
         Misconception(_train(_tensors),
-                      "the activations are gone. What is left is a tensor for each loss, 4 bytes here and 512 on a GPU, where the "
-                      "allocator rounds up: keep a number."),
+                      "the activations are gone. What is left is a tensor for each loss, 4 bytes here and 512 on a GPU, where "
+                      "the allocator rounds up: keep a number."),
         Misconception(_train(lambda *_: []),
                       "that measures no held-out loss any more; the loop is to return one for each step."),
     ),

@@ -71,7 +71,8 @@ bytes_behind_tensors = Exercise(
         Misconception(lambda tensors: sum(t.numel() for t in tensors),
                       "those are elements, and each of them takes two bytes or four."),
         Misconception(lambda tensors: sum(t.nbytes for t in tensors),
-                      "a slice keeps its whole storage alive, and two tensors on one storage take its memory once: ask for the storage."),
+                      "a slice keeps its whole storage alive, and two tensors on one storage take its memory once: ask for the "
+                      "storage."),
         Misconception(lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors),
                       "you count a storage twice: a view has no memory of its own. .data_ptr() tells one storage from another."),
         Misconception(lambda tensors: max(t.untyped_storage().nbytes() for t in tensors),
@@ -143,7 +144,8 @@ model_that_came_back_heavier = Exercise(
     answer=compare_resumed,
     misconceptions=(
         Misconception(_resume(lambda model, saved: model.load_state_dict(saved)),
-                      "the outputs are the same, and the model is too heavy by one tensor. Which one has just that many elements?"),
+                      "the outputs are the same, and the model is too heavy by one tensor. Which one has just that many "
+                      "elements?"),
         Misconception(_resume(_load_and_tie),
                       "the bytes are right, but initialise draws new numbers: what was loaded is lost. It has to come first."),
         Misconception(_resume(_share_data),

@@ -4,8 +4,8 @@
     cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first whether it has that much to give
     try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     # [Attempt(case, error), ...]
 
-On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs in a process of its own, which the
-system allows no more than the limit.
+On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs in a process of its own,
+which the system allows no more than the limit.
 """
 
 import gc
@@ -66,13 +66,14 @@ def cannot_try(limit_bytes: int, device: torch.device) -> str:
     if free is None:
         return "not tried: this system does not tell how much memory is free."
     if free < SPARE * limit_bytes:
-        return f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of {limit_bytes / 2**30:.1f} GiB should be."
+        return (f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of "
+                f"{limit_bytes / 2**30:.1f} GiB should be.")
     return ""
 
 
 def try_within(limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]) -> list[Attempt]:
-    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is now; the first that does not fit is
-    the last. Any other error of `work` is raised. Raises ValueError with cannot_try's sentence where that has one."""
+    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is now; the first that does not
+    fit is the last. Any other error of `work` is raised. Raises ValueError with cannot_try's sentence where that has one."""
     reason = cannot_try(limit_bytes, device)
     if reason:
         raise ValueError(reason)
