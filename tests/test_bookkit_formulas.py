@@ -111,6 +111,11 @@ def build(tmp_path):
             "312 TFLOP/s",
             "computed: flops_per_second(flops_per_second=312,000,000,000,000) = 3.12e14 FLOP/s",
         ),
+        (
+            "algorithm_bytes_per_second(message_bytes=1e9, collective_seconds=0.04)",
+            "25 GB/s",
+            "computed: algorithm_bytes_per_second(message_bytes=1,000,000,000, collective_seconds=0.04) = 2.5e10 bytes/s",
+        ),
     ],
 )
 def test_a_call_is_printed_with_its_origin(text, printed, origin):

@@ -32,6 +32,7 @@ def test_rounding_never_leaves_a_thousand_of_a_smaller_unit():
     assert format_count(999_600_000_000_000 / 1000) == "1.00T"
     assert format_duration(59.99) == "1.00 minutes"
     assert format_as(999.6e12, "rate") == "1.00 PFLOP/s"
+    assert format_as(999.6e6, "bandwidth") == "1.00 GB/s"
 
 
 @pytest.mark.parametrize("value, text", [(12_288, "12,288"), (999_999, "999,999"), (1_000_000, "1M"), (174_604_259_328, "175B"),

@@ -49,6 +49,7 @@ STYLES_OF_UNIT = {
     "days": {"duration", *(f"{unit}s" for unit, _ in DURATIONS)},
     "fraction": {"percent"},
     "FLOP/s": {"rate"},
+    "bytes/s": {"bandwidth"},
 }
 
 

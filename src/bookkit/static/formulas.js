@@ -171,7 +171,8 @@
     "bytes": function (value) { return scaled(value, BINARY); },
     "decimal bytes": function (value) { return scaled(value, DECIMAL); },
     "duration": function (value) { return formatDuration(value); },
-    "rate": function (value) { return scaled(value, RATES); }
+    "rate": function (value) { return scaled(value, RATES); },
+    "bandwidth": function (value) { return scaled(value, DECIMAL) + "/s"; }
   };
   DECIMAL.slice(1).concat(BINARY.slice(1)).forEach(function (unit) {
     STYLES[unit[0]] = function (value) { return formatNumber(value / unit[1]) + " " + unit[0]; };

@@ -100,8 +100,10 @@ STYLES = {
     "duration": format_duration,
     **{f"{unit}s": (lambda value, unit=unit: format_duration(value, unit)) for unit, _ in DURATIONS},
     "rate": lambda value: _scaled(value, RATES),
+    "bandwidth": lambda value: _scaled(value, DECIMAL) + "/s",
 }
-STYLE_OF_UNIT = {"bytes": "bytes", "seconds": "duration", "fraction": "percent", "FLOP/s": "rate", "FLOP": "count"}
+STYLE_OF_UNIT = {"bytes": "bytes", "seconds": "duration", "fraction": "percent", "FLOP/s": "rate", "FLOP": "count",
+                 "bytes/s": "bandwidth"}
 
 
 def format_as(value, style):
