@@ -11,7 +11,7 @@ from .subset import ceil_div, ceil_log2, equal, floor_div, maximum, where
 
 _OURS = "shardlab.collectives"
 _RING = "Patarasu and Yuan 2009"
-_TREE = "Thakur, Rabenseifner and Gropp 2005, section 3"
+_TREE = "Thakur, Rabenseifner and Gropp 2005"
 _NCCL = "nccl-tests, doc/PERFORMANCE.md"
 _SENT = "tests/test_collectives.py::test_counted_bytes_are_the_formulas"
 _STEPS = "tests/test_collective_formulas.py::test_steps"
@@ -153,8 +153,7 @@ def tree_all_reduce_steps(tree_broadcast_steps):
 
 # --- seconds ---------------------------------------------------------------------------------------------------------
 
-@BOOK.formula(symbol=r"\tau_\text{msg}", unit="seconds", source="Thakur, Rabenseifner and Gropp 2005, section 2",
-              measured_by=_SECONDS)
+@BOOK.formula(symbol=r"\tau_\text{msg}", unit="seconds", source=_TREE, measured_by=_SECONDS)
 def message_seconds(latency_seconds, message_bytes, link_bytes_per_second):
     """time of one message from rank to rank"""
     return latency_seconds + message_bytes / link_bytes_per_second
