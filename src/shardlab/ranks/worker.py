@@ -201,11 +201,13 @@ def cut_connections():
     """
     for number in range(3, 4096):
         try:
-            if not stat.S_ISSOCK(os.fstat(number).st_mode):
-                continue
+            copy = os.dup(number)  # gloo may close its own at any moment
         except OSError:  # not open
             continue
-        with socket.socket(fileno=os.dup(number)) as connection, suppress(OSError):
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as connection, suppress(OSError):
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo dies when its listener is shut
                     connection.shutdown(socket.SHUT_RDWR)
