@@ -83,7 +83,10 @@ def gone(pids, seconds=30) -> bool:
     deadline = time.monotonic() + seconds
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return not any(map(alive, pids))
+    left = [psutil.Process(pid) for pid in pids if alive(pid)]
+    for process in left:  # shown when the test fails: which of them it was, and whose child
+        print(f"still there: {process.pid}, child of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())[:200]}")
+    return not left
 
 
 def descendants(pid) -> list[int]:
