@@ -21,6 +21,7 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from multiprocessing import forkserver
 from types import ModuleType
 
 import cloudpickle
@@ -181,6 +182,15 @@ class Rank:
             os.dup2(file.fd, number)
             setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False))
         faulthandler.enable(file=2)
+
+
+def let_the_server_go():
+    """The fork server lives as long as a process holds its pipe, and hands it to each rank: one that never lets go of the
+    interpreter's lock would outlive its parent, with the server."""
+    server = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
 
 
 def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: str | None) -> tuple[torch.device, str]:
