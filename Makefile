@@ -61,7 +61,7 @@ book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
 
 test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser
 	@echo "test:   everything in tests/ (minutes)"
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

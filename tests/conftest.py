@@ -102,3 +102,14 @@ def sphinx_defaults(source_suffixes):
     yield
     suffixes.clear()
     suffixes.update(before)
+
+
+@pytest.fixture
+def one_thread():
+    """On a busy machine the threads of small operations wait for each other far longer than they work."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -10,17 +10,10 @@ from shardlab.formulas import evaluate, quantities  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = dict(layers=2, hidden=24, heads=4, feed_forward=53, vocabulary=31, max_sequence=16)
 ATTENTION = [dict(fused_attention=True), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On a busy machine the threads of small operations wait for each other far longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def forward(recipe="fp32 Adam", microbatch=3, sequence=7, **changes):

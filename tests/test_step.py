@@ -15,19 +15,12 @@ from shardlab.formulas.step import MOMENTS  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Ledger, Moment  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 500
 FAKE_EACH = 10  # every tenth under fake tensors: they count the same, and for small models they are the slower ones
 RECIPES = ("fp32 Adam", "autocast Adam", "fp32 SGD momentum", "bf16, no master")
 MODES = ("loop", "foreach", "fused")  # the values 0, 1, 2 of optimizer_mode
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On a busy machine the threads of small operations wait for each other far longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,11 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 from shardlab.measure.weigh import weigh  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CONFIG = GPTConfig(layers=4, hidden=256, heads=4, max_sequence=256)
 GIVEN = quantities(recipe="fp32 Adam", **CONFIG.quantities(), microbatch=2, sequence=256, accumulation_steps=1, first_step=0,
                    optimizer_mode=0, dropout=0, fused_attention=1)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """On a busy machine the threads of small operations wait for each other far longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def watched(loop, **how):
