@@ -7,12 +7,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_step import NOTED, REAL, STEPS, Step, draw, measure, one_thread  # noqa: E402, F401  (a fixture)
+from test_step import NOTED, REAL, STEPS, Step, draw, measure  # noqa: E402
 
 from shardlab.formulas import BOOK, evaluate  # noqa: E402
 from shardlab.formulas.step import MOMENTS  # noqa: E402
 from shardlab.formulas.timeline import STEP_TIMELINE, step_timeline  # noqa: E402
 from shardlab.gpt import GPTConfig  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 RANDOM_STEPS = 100
 AT_PEAK = dict(optimizer="optimizer_at_peak_bytes", gradients="gradients_at_peak_bytes", activations="activations_at_peak_bytes",
