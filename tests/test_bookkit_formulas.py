@@ -11,7 +11,7 @@ from sphinx.util.docutils import docutils_namespace  # noqa: E402
 
 from bookkit.explorer import anchor  # noqa: E402
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call  # noqa: E402
-from shardlab.formulas import BOOK, GPUS, MODELS, RECIPES  # noqa: E402
+from shardlab.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES  # noqa: E402
 
 GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
 
@@ -299,7 +299,7 @@ def test_the_sheet_holds_everything(sheet):
             assert f'href="sheet.html#{anchor(need)}"' in entry[1] or f'href="#{anchor(need)}"' in entry[1]
     for name in BOOK.quantities:
         assert f'id="{anchor(name)}"' in sheet
-    for name in (*MODELS, *RECIPES, *GPUS):
+    for name in (*MODELS, *RECIPES, *GPUS, *LINKS):
         assert f"<td><p>{name}</p></td>" in sheet
     ids = re.findall(r'id="([^"]+)"', sheet)
     assert len(ids) == len(set(ids))
@@ -317,7 +317,7 @@ def test_a_sheet_of_several_pages(build):
     """Links lead to the page that prints a formula.
 
     Mutation: remember only the last sheet of the book."""
-    rest = " ".join(["given", "recipes", "models", "gpus", *(group for group in groups() if group != "time")])
+    rest = " ".join(["given", "recipes", "models", "gpus", "links", *(group for group in groups() if group != "time")])
     pages, warnings = build(index=SHEETS.format("time"), sheet=OTHERS.format(rest))
     assert not warnings
     assert 'href="#formula-training-flops"' in pages["index"] and 'id="formula-states-bytes"' in pages["sheet"]

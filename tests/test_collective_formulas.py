@@ -103,6 +103,39 @@ def test_hierarchical(nodes, each):
     assert math.isclose(found["hierarchical_all_reduce_seconds"], took, rel_tol=1e-12)
 
 
+@pytest.mark.parametrize("n", MANY)
+def test_the_fastest(n):
+    """At the crossover ring and tree take equally long, half as large goes to the tree, twice as large to the ring; up to three
+    ranks the ring wins from the first byte on, and nothing is below zero. In nodes, the hierarchical one wins for large messages.
+
+    Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie; the naive one taken for a tree."""
+    cross = evaluate(["ring_tree_crossover_bytes"], ranks=n, **LINK)["ring_tree_crossover_bytes"]
+    targets = ["ring_all_reduce_seconds", "tree_all_reduce_seconds", "naive_all_reduce_seconds", "fastest_all_reduce",
+               "fastest_all_reduce_seconds", "fastest_bus_bytes_per_second", "hierarchical_all_reduce_seconds", "algorithm_bytes_per_second",
+               "all_reduce_bus_bytes_per_second"]
+
+    def found(nbytes, each=1, **given):
+        given = dict(ranks=n, ranks_per_node=each, message_bytes=nbytes, node_latency_seconds=1e-6, node_bytes_per_second=400e9, **LINK)
+        took = evaluate(targets[:5], **given)
+        assert took["naive_all_reduce_seconds"] >= took["tree_all_reduce_seconds"]
+        if n == 1:
+            return took
+        return evaluate(targets, collective_seconds=took["fastest_all_reduce_seconds"], **given)
+
+    if n <= 3:
+        assert cross == 0 and found(8)["fastest_all_reduce"] == 1
+        return
+    at = found(round(cross))
+    assert math.isclose(at["ring_all_reduce_seconds"], at["tree_all_reduce_seconds"], rel_tol=1e-4)
+    for nbytes, which, name in ((round(cross / 2), 2, "tree_all_reduce_seconds"), (round(2 * cross), 1, "ring_all_reduce_seconds")):
+        best = found(nbytes)
+        assert best["fastest_all_reduce"] == which and best["fastest_all_reduce_seconds"] == best[name]
+        assert math.isclose(best["fastest_bus_bytes_per_second"], best["all_reduce_bus_bytes_per_second"], rel_tol=1e-12)
+    if n % 4 == 0 and n > 4:
+        nodes = found(10**9, each=4)
+        assert nodes["fastest_all_reduce"] == 3 and nodes["fastest_all_reduce_seconds"] == nodes["hierarchical_all_reduce_seconds"]
+
+
 @pytest.mark.parametrize("given, sentence", [
     (dict(ranks=4, rank=4), "rank = 4 is no rank of a group of 4: ranks count from 0."),
     (dict(ranks=6, ranks_per_node=4), "ranks_per_node = 4 does not divide ranks = 6: every node has the same number of ranks."),

@@ -33,14 +33,13 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.explorer import anchor, sheet_address, unbroken
-from shardlab.formulas import BOOK, EXACT_LIMIT, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate, quantities
+from shardlab.formulas import BOOK, EXACT_LIMIT, GPUS, LINKS, MODELS, PRESETS, RECIPES, InvalidQuantity, evaluate, quantities
 from shardlab.formulas.registry import show
 from shardlab.formulas.render import right_hand_side, width
 from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
 
 logger = logging.getLogger(__name__)
 
-PRESETS = ("model", "recipe", "gpu")
 SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any duration
 ANY_UNIT = {"exact", "number", "count"}
 STYLES_OF_UNIT = {
@@ -271,7 +270,7 @@ class FormulaSheetDirective(SphinxDirective):
     def run(self):
         groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
         sections = {"given": self._given, **{group: partial(self._group, group) for group in groups},
-                    "recipes": self._recipes, "models": self._models, "gpus": self._gpus}
+                    "recipes": self._recipes, "models": self._models, "gpus": self._gpus, "links": self._links}
         parts = self.arguments[0].split() if self.arguments else list(sections)
         unknown = [part for part in parts if part not in sections]
         if unknown:
@@ -356,10 +355,18 @@ class FormulaSheetDirective(SphinxDirective):
         for gpu in GPUS.values():
             memory, rate = gpu.quantities["gpu_memory_bytes"], gpu.quantities["flops_per_second"]
             rows.append([gpu.name, *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
-                         format_as(rate / 1e12, "number"), f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."])
+                         format_as(rate / 1e12, "number"), format_as(gpu.quantities["memory_bytes_per_second"] / 1e12, "number"),
+                         f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."])
         intro = _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it.")
-        heads = ["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Source, and how it was read"]
-        return self._section("sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 4)))
+        heads = ["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Bandwidth, TB/s", "Source, and how it was read"]
+        return self._section("sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 5)))
+
+    def _links(self):
+        rows = [[link.name, format_as(link.quantities["link_bytes_per_second"] / 1e9, "number"),
+                 format_as(link.quantities["latency_seconds"] * 1e6, "number"), f"{link.source}."] for link in LINKS.values()]
+        intro = _text("What vendors print for one direction, and the latency that NCCL reckons with; neither is measured here.")
+        heads = ["Link", "Each way, GB/s", "Latency, \N{MICRO SIGN}s", "Source"]
+        return self._section("sheet-links", "Links", intro, _table(heads, rows, "links", numeric=range(1, 3)))
 
 
 def _code(text):

@@ -6,7 +6,7 @@
 
 from . import (  # noqa: F401, I001  (they fill the registry, in this order)
     given, model, states, activations, working_sets, step, layer_timeline, timeline, time, communication, roofline)
-from .presets import GPUS, MODELS, RECIPES, Preset, quantities
+from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
 
@@ -20,6 +20,6 @@ def __getattr__(name):
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "MODELS", "RECIPES", "Formula", "InvalidQuantity", "Preset", "Quantity", "Registry",
-           "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
+__all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "LINKS", "MODELS", "OPERATIONS", "PRESETS", "RECIPES", "Formula", "InvalidQuantity", "Preset",
+           "Quantity", "Registry", "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
            *BOOK.formulas]

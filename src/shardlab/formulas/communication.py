@@ -7,7 +7,7 @@ The plans behind them are in collective_plans.py.
 """
 
 from .registry import BOOK
-from .subset import ceil_div, ceil_log2, equal, floor_div, maximum, where
+from .subset import ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
 
 _OURS = "shardlab.collectives"
 _RING = "Patarasu and Yuan 2009"
@@ -18,6 +18,7 @@ _STEPS = "tests/test_collective_formulas.py::test_steps"
 _SECONDS = "tests/test_collective_formulas.py::test_seconds"
 _BANDWIDTH = "tests/test_collective_formulas.py::test_bandwidths"
 _NODES = "tests/test_collective_formulas.py::test_hierarchical"
+_FASTEST = "tests/test_collective_formulas.py::test_the_fastest"
 
 
 @BOOK.rule("rank = {rank} is no rank of a group of {ranks}: ranks count from 0.", marks="rank")
@@ -238,3 +239,31 @@ def flat_link_share(ranks):
 def hierarchical_link_share(nodes):
     """bytes that a hierarchical all-reduce sends over a node's link, each way, as a multiple of the message"""
     return 2 * (nodes - 1) / nodes
+
+
+# --- which one -------------------------------------------------------------------------------------------------------
+
+@BOOK.formula(symbol=r"S_\text{cross}", unit="bytes, any number", source="the message at which both times are equal", measured_by=_FASTEST)
+def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tree_broadcast_steps):
+    """message for which a ring and a tree take equally long: below it the tree is faster, above it the ring"""
+    return (latency_seconds * link_bytes_per_second * ranks * (ranks - (tree_broadcast_steps + 1))
+            / maximum(ranks * (tree_broadcast_steps - 1) + 1, 1))
+
+
+@BOOK.formula(symbol=r"\tau_\text{best}", unit="seconds", source="definition", measured_by=_FASTEST)
+def fastest_all_reduce_seconds(ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds):
+    """time of the fastest all-reduce; the naive one never is, since it has a tree's messages and at least as many steps"""
+    return minimum(ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds)
+
+
+@BOOK.formula(symbol=r"i_\text{best}", unit="count", source="definition", measured_by=_FASTEST)
+def fastest_all_reduce(ring_all_reduce_seconds, tree_all_reduce_seconds, fastest_all_reduce_seconds):
+    """which all-reduce that is: 1 the ring, 2 the tree, 3 the hierarchical one; of equals the first"""
+    return where(ring_all_reduce_seconds <= fastest_all_reduce_seconds, 1,
+                 where(tree_all_reduce_seconds <= fastest_all_reduce_seconds, 2, 3))
+
+
+@BOOK.formula(symbol=r"B_\text{bus}^\text{best}", unit="bytes/s", source=_NCCL, measured_by=_FASTEST)
+def fastest_bus_bytes_per_second(ranks, message_bytes, fastest_all_reduce_seconds):
+    """bus bandwidth of the fastest all-reduce"""
+    return 2 * (ranks - 1) / ranks * (message_bytes / fastest_all_reduce_seconds)

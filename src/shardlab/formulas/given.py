@@ -61,8 +61,12 @@ BOOK.quantity("flops_per_second", r"F", "FLOP/s", "floating-point operations one
 BOOK.quantity("utilisation", r"\eta", "fraction", "share of that figure the training run achieves", least=0, above=True, most=1)
 BOOK.quantity("tokens", "D", "tokens", "tokens the model is trained on")
 BOOK.quantity("memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **_RATE)
-BOOK.quantity("operation_flops", r"C_\text{op}", "FLOP", "floating-point operations of one operation", **_RATE)
-BOOK.quantity("operation_bytes", r"S_\text{op}", "bytes", "bytes that the operation reads from memory and writes to it")
+BOOK.quantity("operation_rows", r"m_\text{op}", "count", "rows of an operation's result")
+BOOK.quantity("operation_columns", r"n_\text{op}", "count", "columns of an operation's result")
+BOOK.quantity("operation_depth", r"k_\text{op}", "count",
+              "inner size of a matrix product; of an elementwise operation, what it does to each element, counted in operations")
+BOOK.quantity("operation_element_bytes", r"\beta_\text{op}", "bytes", "bytes of one element that an operation reads or writes")
+BOOK.quantity("matrix_product", r"1_\text{mm}", "count", "1 if the operation is a matrix product, 0 if it is elementwise", **_SWITCH)
 
 # --- the link ----------------------------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)

@@ -1,4 +1,4 @@
-"""Models, recipes and GPUs by name: quantities that belong together, with their source.
+"""Models, recipes, GPUs, links and operations by name: quantities that belong together, with their source.
 
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))
     evaluate(["states_fit"], **quantities(recipe="bf16 + fp32 master", gpu="T4", parameters=7_000_000_000, gpus_per_copy=1))
@@ -88,20 +88,68 @@ def _gpus():
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
         yield Preset(row["name"], MappingProxyType(dict(
-            gpu_memory_bytes=int(row["memory_GB"]) * 10**9, flops_per_second=dense_tflops * 1e12)), row["source"],
+            gpu_memory_bytes=int(row["memory_GB"]) * 10**9, flops_per_second=dense_tflops * 1e12,
+            memory_bytes_per_second=float(f"{row['memory_bandwidth_TBps']}e12"))), row["source"],
             f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s", row["verified"])
 
 
 GPUS = _by_name(_gpus())
 
 
-def quantities(model=None, recipe=None, gpu=None, **given):
+# --- links -----------------------------------------------------------------------------------------------------------
+_TABLES = "ml-engineering@0030e63 network/README.md"
+_TUNING = "NCCL@01afd20 src/graph/tuning.cc, the ring's latency for a step with the protocol Simple"
+_NVLINK, _PCIE, _NETWORK = 3.4e-6, 5.7e-6, 9.6e-6  # seconds, of that file
+
+
+def _link(name, latency_seconds, bytes_per_second, source):
+    return Preset(name, MappingProxyType(dict(latency_seconds=latency_seconds, link_bytes_per_second=bytes_per_second)),
+                  f"Bandwidth: {source}. Latency: {_TUNING}", "each way, as vendors print it")
+
+
+LINKS = _by_name([
+    _link("NVLink 5 (B200)", _NVLINK, 900e9, _TABLES),
+    _link("NVLink 4 (H100)", _NVLINK, 450e9, _TABLES),
+    _link("NVLink 3 (A100)", _NVLINK, 300e9, _TABLES),
+    _link("NVLink 2 (V100)", _NVLINK, 150e9, _TABLES),
+    _link("PCIe 5 x16", _PCIE, 63e9, _TABLES),
+    _link("PCIe 4 x16", _PCIE, 31e9, _TABLES),
+    _link("network, 400 Gbit/s", _NETWORK, 50e9, "400 Gbit/s are 50 GB/s"),
+    _link("network, 100 Gbit/s", _NETWORK, 12.5e9, "100 Gbit/s are 12.5 GB/s"),
+    _link("Ethernet, 1 Gbit/s", _NETWORK, 125e6, "1 Gbit/s is 125 MB/s"),
+])
+NODE_LINKS = _by_name(  # the same, where ranks of one node talk over another link than nodes do
+    Preset(link.name, MappingProxyType(dict(node_latency_seconds=link.quantities["latency_seconds"],
+                                            node_bytes_per_second=link.quantities["link_bytes_per_second"])), link.source, link.note)
+    for link in LINKS.values())
+
+
+# --- operations ------------------------------------------------------------------------------------------------------
+def _operation(name, product, rows, columns, depth, note):
+    return Preset(name, MappingProxyType(dict(
+        matrix_product=product, operation_rows=rows, operation_columns=columns, operation_depth=depth)), "shapes of our own", note)
+
+
+OPERATIONS = _by_name([
+    _operation("square product", 1, 4096, 4096, 4096, "one of the products in a layer of hidden size 4,096"),
+    _operation("small product", 1, 256, 256, 256, "too small to keep a large chip busy"),
+    _operation("one token through a layer", 1, 1, 4096, 4096, "generating text one sequence at a time: each weight is used once"),
+    _operation("attention at decode", 1, 1, 8192, 128, "one query of one head against 8,192 cached keys"),
+    _operation("one elementwise operation", 0, 4096, 4096, 1, "such as a ReLU"),
+    _operation("sixteen, fused", 0, 4096, 4096, 16, "sixteen elementwise operations in one kernel: each element still moves twice"),
+])
+
+PRESETS = MappingProxyType(dict(
+    model=MODELS, recipe=RECIPES, gpu=GPUS, link=LINKS, node_link=NODE_LINKS, operation=OPERATIONS))
+
+
+def quantities(model=None, recipe=None, gpu=None, link=None, node_link=None, operation=None, **given):
     """The quantities of the named presets in one dict; what is given by name comes last and wins."""
-    merged = {}
-    for kind, presets, name in (("model", MODELS, model), ("recipe", RECIPES, recipe), ("gpu", GPUS, gpu)):
+    merged, chosen = {}, dict(model=model, recipe=recipe, gpu=gpu, link=link, node_link=node_link, operation=operation)
+    for kind, name in chosen.items():
         if name is None:
             continue
-        if name not in presets:
-            raise TypeError(f"no {kind} is named {name!r}; there are {', '.join(presets)}.")
-        merged.update(presets[name].quantities)
+        if name not in PRESETS[kind]:
+            raise TypeError(f"no {kind} is named {name!r}; there are {', '.join(PRESETS[kind])}.")
+        merged.update(PRESETS[kind][name].quantities)
     return {**merged, **given}

@@ -1,11 +1,58 @@
-"""Roofline: the rate that an operation can reach, bound by arithmetic or by memory."""
+"""Roofline: what an operation does and what it moves, and the rate it can reach, bound by arithmetic or by memory. Each matrix
+moves once: what a chip holds only a part of moves more often, so bytes are the least there are, and rates the most.
+"""
 
 from .registry import BOOK
-from .subset import minimum
+from .subset import minimum, where
 
 _ROOFLINE = "Williams, Waterman and Patterson 2009"
+_DEFINITION = "definition"
+_COUNTED = "tests/test_roofline_formulas.py::test_what_a_product_does_and_moves"
+_ELEMENTWISE = "tests/test_roofline_formulas.py::test_what_an_elementwise_operation_does_and_moves"
 _MEASURED = "tests/test_collective_formulas.py::test_roofline"
+_BOUND = "tests/test_roofline_formulas.py::test_which_bound"
 
+
+# --- what an operation does and moves --------------------------------------------------------------------------------
+
+@BOOK.formula(symbol=r"C_\text{mm}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+def product_flops(operation_rows, operation_columns, operation_depth):
+    """operations of a matrix product: a multiplication and an addition for each row, column and place within them"""
+    return 2 * operation_rows * operation_columns * operation_depth
+
+
+@BOOK.formula(symbol=r"S_\text{mm}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED)
+def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
+    """bytes of a matrix product: both factors are read once, the result is written once"""
+    return operation_element_bytes * (
+        operation_rows * operation_depth + operation_depth * operation_columns + operation_rows * operation_columns)
+
+
+@BOOK.formula(symbol=r"C_\text{elem}", unit="FLOP", source=_DEFINITION, measured_by=_ELEMENTWISE)
+def elementwise_flops(operation_rows, operation_columns, operation_depth):
+    """operations of an elementwise operation, or of several that one kernel does in one go"""
+    return operation_rows * operation_columns * operation_depth
+
+
+@BOOK.formula(symbol=r"S_\text{elem}", unit="bytes", source=_DEFINITION, measured_by=_ELEMENTWISE)
+def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
+    """bytes of an elementwise operation: each element is read once and written once, whatever is done to it in between"""
+    return 2 * operation_element_bytes * operation_rows * operation_columns
+
+
+@BOOK.formula(symbol=r"C_\text{op}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+def operation_flops(matrix_product, product_flops, elementwise_flops):
+    """floating-point operations of the operation"""
+    return where(matrix_product > 0, product_flops, elementwise_flops)
+
+
+@BOOK.formula(symbol=r"S_\text{op}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED, least=1)
+def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
+    """bytes that the operation reads from memory and writes to it"""
+    return where(matrix_product > 0, product_bytes, elementwise_bytes)
+
+
+# --- the roof --------------------------------------------------------------------------------------------------------
 
 @BOOK.formula(symbol=r"I", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
 def arithmetic_intensity(operation_flops, operation_bytes):
@@ -29,3 +76,15 @@ def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_b
 def operation_seconds(operation_flops, attainable_flops_per_second):
     """time that an operation takes at least"""
     return operation_flops / attainable_flops_per_second
+
+
+@BOOK.formula(symbol=r"1_\text{mem}", unit="count", source=_ROOFLINE, measured_by=_BOUND)
+def bound_by_memory(arithmetic_intensity, ridge_intensity):
+    """1 if memory bounds the operation, 0 if arithmetic does"""
+    return where(arithmetic_intensity < ridge_intensity, 1, 0)
+
+
+@BOOK.formula(symbol=r"\eta_\text{roof}", unit="fraction", source=_ROOFLINE, measured_by=_BOUND)
+def attainable_share(attainable_flops_per_second, flops_per_second):
+    """share of the arithmetic that the operation can use at most; the rest waits for memory"""
+    return attainable_flops_per_second / flops_per_second

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
 
-from shardlab.formulas import BOOK, GPUS, MODELS, RECIPES, InvalidQuantity, evaluate
+from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 
 from .format import STYLE_OF_UNIT, format_as
-
-PRESETS = MappingProxyType({"model": MODELS, "recipe": RECIPES, "gpu": GPUS})
 
 
 # --- what an explorer is made of ---------------------------------------------------------------------------------------
@@ -53,7 +51,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Menu:
-    """Presets of one kind ("model", "recipe" or "gpu") to choose from; one choice sets several quantities."""
+    """Presets of one kind (a key of PRESETS: "model", "gpu" ...) to choose from; one choice sets several quantities."""
     kind: str
     label: str
 

@@ -1,0 +1,88 @@
+"""What operations do and move, held against PyTorch's own counter of operations and the bytes of real tensors."""
+
+import pytest
+
+from shardlab.formulas import BOOK, GPUS, LINKS, OPERATIONS, InvalidQuantity, TooLarge, evaluate, quantities
+
+SHAPES = [(1, 1, 1), (5, 7, 3), (1, 96, 64), (33, 2, 129)]
+
+
+@pytest.mark.parametrize("rows, columns, depth", SHAPES)
+def test_what_a_product_does_and_moves(rows, columns, depth):
+    """Mutations: one operation for a multiplication and an addition; the result left out; rows for columns."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for dtype in (torch.float32, torch.bfloat16):
+        a, b = torch.zeros(rows, depth, dtype=dtype), torch.zeros(depth, columns, dtype=dtype)
+        with FlopCounterMode(display=False) as counter:
+            c = a @ b
+        found = evaluate(["operation_flops", "operation_bytes", "product_flops", "product_bytes"], matrix_product=1, operation_rows=rows,
+                         operation_columns=columns, operation_depth=depth, operation_element_bytes=dtype.itemsize)
+        assert found["operation_flops"] == found["product_flops"] == counter.get_total_flops()
+        assert found["operation_bytes"] == found["product_bytes"] == a.nbytes + b.nbytes + c.nbytes
+
+
+@pytest.mark.parametrize("rows, columns, count", SHAPES)
+def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
+    """Every call to PyTorch does one operation for each element of its result; fused, they read once and write once.
+
+    Mutations: each operation's result written; the read forgotten; a product's numbers for both kinds."""
+    torch = pytest.importorskip("torch")
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counter(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            result = function(*arguments, **(keywords or {}))
+            self.operations += result.numel()
+            return result
+
+    x = torch.zeros(rows, columns)
+    with Counter() as counter:
+        y = x
+        for _ in range(count):
+            y = torch.relu(y)
+    found = evaluate(["operation_flops", "operation_bytes"], matrix_product=0, operation_rows=rows, operation_columns=columns,
+                     operation_depth=count, operation_element_bytes=4)
+    assert found == {"operation_flops": counter.operations, "operation_bytes": x.nbytes + y.nbytes}
+
+
+def test_which_bound():
+    """The sentence of the explorer by hand: 2 * 4096^3 / (3 * 2 * 4096^2) = 1,365.3; 989 / 3.35 = 295.2; 2 * 4096^3 / 989e12 s = 139 us.
+
+    Mutations: `<=` for `<` at the ridge; the share of the wrong roof."""
+    targets = ["arithmetic_intensity", "ridge_intensity", "bound_by_memory", "attainable_share", "operation_seconds"]
+    h100 = quantities(gpu="H100 SXM 80GB", operation="square product", operation_element_bytes=2)
+    found = evaluate(targets, **h100)
+    assert found["arithmetic_intensity"] == pytest.approx(4096 / 3) and found["ridge_intensity"] == pytest.approx(989 / 3.35)
+    assert (found["bound_by_memory"], found["attainable_share"]) == (0, 1) and found["operation_seconds"] == pytest.approx(138.97e-6, rel=1e-4)
+    token = evaluate(targets, **{**h100, **OPERATIONS["one token through a layer"].quantities})
+    assert token["bound_by_memory"] == 1 and token["attainable_share"] == pytest.approx(token["arithmetic_intensity"] / (989 / 3.35))
+    at_the_ridge = evaluate(["bound_by_memory", "attainable_share"], flops_per_second=8.0, memory_bytes_per_second=2.0, arithmetic_intensity=4.0)
+    assert at_the_ridge == {"bound_by_memory": 0, "attainable_share": 1.0}
+
+
+def test_bytes_are_exact_and_refused_beyond():
+    """Mutation: bytes as floats."""
+    given = dict(operation_rows=3, operation_columns=1, operation_depth=2**49, operation_element_bytes=2)
+    assert BOOK.formulas["product_bytes"](**given) == 2 * (2**51 + 3)
+    with pytest.raises(TooLarge, match="product_bytes = 1.80e"):
+        BOOK.formulas["product_bytes"](**{**given, "operation_element_bytes": 8})
+    with pytest.raises(InvalidQuantity, match="operation_rows = 0: operation_rows must be a whole number of at least 1."):
+        BOOK.formulas["product_flops"](**{**given, "operation_rows": 0})
+
+
+def test_presets():
+    """400 Gbit/s are 50 GB/s; an A100's memory moves 2.039 TB/s; each link is also one between ranks of a node.
+
+    Mutations: bits for bytes; 2.0389999 TB/s; links of a node left out."""
+    assert GPUS["A100 SXM 80GB"].quantities["memory_bytes_per_second"] == 2039e9
+    for name, bits in (("network, 400 Gbit/s", 400e9), ("network, 100 Gbit/s", 100e9), ("Ethernet, 1 Gbit/s", 1e9)):
+        assert 8 * LINKS[name].quantities["link_bytes_per_second"] == bits
+    both = quantities(link="network, 400 Gbit/s", node_link="NVLink 4 (H100)", operation="small product")
+    assert (both["link_bytes_per_second"], both["node_bytes_per_second"]) == (50e9, 450e9)
+    assert both["latency_seconds"] > both["node_latency_seconds"] and both["operation_depth"] == 256
+    with pytest.raises(TypeError, match="no link is named 'string'; there are NVLink 5"):
+        quantities(link="string")
