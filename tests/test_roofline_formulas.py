@@ -86,3 +86,25 @@ def test_presets():
     assert both["latency_seconds"] > both["node_latency_seconds"] and both["operation_depth"] == 256
     with pytest.raises(TypeError, match="no link is named 'string'; there are NVLink 5"):
         quantities(link="string")
+
+
+def test_a_datasheets_rate():
+    """What 108 multiprocessors do at 1.41 GHz is what the A100's datasheet prints; of that, 271.2 TFLOP/s are 86.9 percent.
+
+    Mutations: a factor left out; the share upside down."""
+    a100 = quantities(gpu="A100 SXM 80GB")
+    made = evaluate(["chip_flops_per_second"], multiprocessors=108, multiprocessor_flops_per_cycle=2048, cycles_per_second=1.41e9)
+    assert made["chip_flops_per_second"] == pytest.approx(a100["flops_per_second"], rel=1e-3)
+    assert evaluate(["measured_share"], measured_flops_per_second=271.2e12, **a100)["measured_share"] == pytest.approx(0.869, abs=5e-4)
+
+
+@pytest.mark.parametrize("launch, operation", [(5.0, 2.0), (5.0, 5.0), (5.0, 200.0), (0.0, 3.0)])
+def test_pace(launch, operation):
+    """Play a queue: a launch after the other, an operation as soon as it was launched and the one before is done.
+
+    Mutations: the sum, or the smaller of the two."""
+    done = 0.0
+    for number in range(1000):
+        done = max(done, (number + 1) * launch) + operation
+    found = evaluate(["queued_operation_seconds"], launch_seconds=launch, operation_seconds=operation)
+    assert done / 1000 == pytest.approx(found["queued_operation_seconds"], rel=0.01)

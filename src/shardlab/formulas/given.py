@@ -67,6 +67,11 @@ BOOK.quantity("operation_depth", r"k_\text{op}", "count",
               "inner size of a matrix product; of an elementwise operation, what it does to each element, counted in operations")
 BOOK.quantity("operation_element_bytes", r"\beta_\text{op}", "bytes", "bytes of one element that an operation reads or writes")
 BOOK.quantity("matrix_product", r"1_\text{mm}", "count", "1 if the operation is a matrix product, 0 if it is elementwise", **_SWITCH)
+BOOK.quantity("measured_flops_per_second", r"F_\text{meas}", "FLOP/s", "rate that an operation was measured to reach", **_RATE)
+BOOK.quantity("multiprocessors", r"n_\text{SM}", "count", "streaming multiprocessors of the GPU")
+BOOK.quantity("multiprocessor_flops_per_cycle", r"C_\text{SM}", "FLOP", "operations one of them does in a cycle", **_RATE)
+BOOK.quantity("cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **_RATE)
+BOOK.quantity("launch_seconds", r"\tau_\text{launch}", "seconds", "time the CPU takes to hand one operation to the GPU", **_TIME)
 
 # --- the link ----------------------------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)

@@ -3,7 +3,7 @@ moves once: what a chip holds only a part of moves more often, so bytes are the 
 """
 
 from .registry import BOOK
-from .subset import minimum, where
+from .subset import maximum, minimum, where
 
 _ROOFLINE = "Williams, Waterman and Patterson 2009"
 _DEFINITION = "definition"
@@ -11,6 +11,7 @@ _COUNTED = "tests/test_roofline_formulas.py::test_what_a_product_does_and_moves"
 _ELEMENTWISE = "tests/test_roofline_formulas.py::test_what_an_elementwise_operation_does_and_moves"
 _MEASURED = "tests/test_collective_formulas.py::test_roofline"
 _BOUND = "tests/test_roofline_formulas.py::test_which_bound"
+_SHEET = "tests/test_roofline_formulas.py::test_a_datasheets_rate"
 
 
 # --- what an operation does and moves --------------------------------------------------------------------------------
@@ -60,6 +61,12 @@ def arithmetic_intensity(operation_flops, operation_bytes):
     return operation_flops / operation_bytes
 
 
+@BOOK.formula(symbol=r"F_\text{chip}", unit="FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
+def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
+    """where a datasheet's rate comes from: multiprocessors, what each does in a cycle, cycles"""
+    return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
+
+
 @BOOK.formula(symbol=r"I_\text{ridge}", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
 def ridge_intensity(flops_per_second, memory_bytes_per_second):
     """arithmetic intensity from which on arithmetic is the bound, and below which memory is"""
@@ -88,3 +95,18 @@ def bound_by_memory(arithmetic_intensity, ridge_intensity):
 def attainable_share(attainable_flops_per_second, flops_per_second):
     """share of the arithmetic that the operation can use at most; the rest waits for memory"""
     return attainable_flops_per_second / flops_per_second
+
+
+@BOOK.formula(symbol=r"\eta_\text{meas}", unit="fraction", source=_DEFINITION, measured_by=_SHEET)
+def measured_share(measured_flops_per_second, flops_per_second):
+    """share of the datasheet's figure that was measured"""
+    return measured_flops_per_second / flops_per_second
+
+
+# --- before the roof -------------------------------------------------------------------------------------------------
+
+@BOOK.formula(symbol=r"\tau_\text{queue}", unit="seconds", source=_DEFINITION, measured_by="tests/test_roofline_formulas.py::test_pace")
+def queued_operation_seconds(launch_seconds, operation_seconds):
+    """time for each of many operations in a row: the CPU launches the next while the GPU works, and the slower of the two sets the
+    pace"""
+    return maximum(launch_seconds, operation_seconds)
