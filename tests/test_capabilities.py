@@ -54,6 +54,19 @@ def test_the_table_of_a_gpu(monkeypatch):
     assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
 
 
+def test_a_lab_of_several_ranks(monkeypatch):
+    """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two; "one process" said."""
+    pretend(monkeypatch, device_count=1, get_device_name="Tesla T4", get_device_capability=(7, 5),
+            get_device_properties=SimpleNamespace(total_memory=15_835_660_288))
+
+    def rows(device):
+        return {row.question: row.here for row in capabilities.capabilities(device, ranks=2)}
+
+    assert (rows(GPU)["ranks"], rows(GPU)["backend"]) == ("2", "gloo")
+    pretend(monkeypatch, device_count=2)
+    assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
+
+
 def recording(kind):
     return Recording(Hardware("NVIDIA H200", kind, 1, 2**37), dict(python="3", torch="2", shardlab="0"), "2026-11-21", "make gpu",
                      (Row("step.peak", 1, "bytes"),))

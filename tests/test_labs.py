@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from shutil import copytree, ignore_patterns
 
@@ -177,6 +178,21 @@ def test_each_problem_is_seen(spoil, sentence):
     spoil(lab)
     (problem,) = stored_problems(lab, 1000)
     assert sentence in problem
+
+
+def test_storing_keeps_what_a_lab_needs():
+    """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor thinks it runs anywhere."""
+    tool = ROOT / "tools" / "store_lab.py"
+    spec = spec_from_file_location("store_lab", tool)
+    store_lab = module_from_spec(spec)
+    spec.loader.exec_module(store_lab)
+    lab = small_lab()
+    lab.metadata["widgets"], lab.metadata["shardlab"] = {}, {"ranks": 2}
+    store_lab.normalise(lab)
+    assert lab.metadata["shardlab"] == {"ranks": 2} and "widgets" not in lab.metadata
+    plain = small_lab()
+    store_lab.normalise(plain)
+    assert "shardlab" not in plain.metadata
 
 
 def test_a_large_lab_is_seen():

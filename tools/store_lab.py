@@ -34,7 +34,8 @@ class QuietOutput(OutputWidget):
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
     """Leave in `notebook` only what a reader sees; in place."""
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    needs = {"shardlab": notebook.metadata["shardlab"]} if "shardlab" in notebook.metadata else {}  # for shardlab doctor
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}, **needs})
     notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
     models = {}
     for number, cell in enumerate(notebook.cells, start=1):

@@ -44,11 +44,11 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def capabilities(device: torch.device, why_not: str = "", run: str = "every cell", needs_gpu: Sequence[str] = (),
-                 recordings: Sequence[Recording] = ()) -> list[Capability]:
-    """Rows for a lab of one rank in fp32 on `device`; `why_not` is find_device's reason.
+                 recordings: Sequence[Recording] = (), ranks: int = 1) -> list[Capability]:
+    """Rows for a lab in fp32 on `device`; `why_not` is find_device's reason.
 
     `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can
-    replay.
+    replay, `ranks` is how many processes it starts.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -63,10 +63,18 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
         precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
     skipped = () if device.type == "cuda" else needs_gpu
     on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
+    if ranks == 1:
+        together = [Capability("ranks", "1", "one process; several ranks come with chapter 4"),
+                    Capability("backend", "none", "one rank has nobody to send to")]
+    else:
+        nccl = gpus >= ranks and device.type == "cuda"
+        together = [Capability("ranks", str(ranks), "processes of this machine, started where a section needs them"),
+                    Capability("backend", "nccl" if nccl else "gloo",
+                               "a GPU for each rank" if nccl else "ranks send through the CPU's memory")]
     return [
-        Capability("ranks", "1", "one process; several ranks come with chapter 4"),
+        together[0],
         device_row,
-        Capability("backend", "none", "one rank has nobody to send to"),
+        together[1],
         Capability("precision", precision, "everything below is fp32"),
         Capability("run", run, "bytes are exact on any machine; times are this machine's"),
         Capability("skipped", "; ".join(skipped) or "nothing",
