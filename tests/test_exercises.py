@@ -69,6 +69,9 @@ def test_an_exercise_can_compare_something_else_than_the_result():
 @pytest.mark.parametrize(("name", "sentence"), [
     ("where_the_memory_goes.memory_that_grows", "it returned None; it is to return a list with one loss for each step."),
     ("why_one_gpu.model_that_came_back_heavier", "it returned None; it is to return the resumed model."),
+    ("collectives.ring_that_adds_too_often", "fill in the blank."),
+    ("collectives.chunks_that_do_not_divide", "nothing in full has changed"),
+    ("collectives.order_that_differs", "nothing is summed"),
 ])
 def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""

@@ -38,7 +38,7 @@ def ring_all_gather(n: int) -> Plan:
 
 
 def ring_all_reduce(n: int) -> Plan:
-    """Once around to add up, once around to hand out: Patarasu and Yuan 2009. Nobody can send less; the steps grow with n."""
+    """Once around to add up, once around to hand out: Patarasuk and Yuan 2009. Nobody can send less; the steps grow with n."""
     return ring_reduce_scatter(n) + ring_all_gather(n)
 
 

@@ -10,7 +10,7 @@ from .registry import BOOK
 from .subset import ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
 
 _OURS = "shardlab.collectives"
-_RING = "Patarasu and Yuan 2009"
+_RING = "Patarasuk and Yuan 2009"
 _TREE = "Thakur, Rabenseifner and Gropp 2005"
 _NCCL = "nccl-tests, doc/PERFORMANCE.md"
 _SENT = "tests/test_collectives.py::test_counted_bytes_are_the_formulas"
