@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 FOR_310 = $(shell $(BIN)/python -c 'import sys; print("--ignore-requires-python" * (sys.version_info < (3, 11)))')
 INSTALL = $(PIP) install $(PIP_ARGS) $(FOR_310) --constraint constraints.txt
 BOOK := build/html/index.html
-SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc')
+SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json)
 
 .DELETE_ON_ERROR:
 .PHONY: help book test serve lab bench gpu store lock clean
@@ -48,7 +48,7 @@ $(VENV)/.labs: $(VENV)/.book
 	@touch $@
 
 # The wheel that the built book carries, for machines that cannot reach the repository.
-build/wheel/.built: $(VENV)/.book $(SHARDLAB) README.md LICENSE
+build/wheel/.built: $(VENV)/.book $(SHARDLAB) setup.py README.md LICENSE
 	@echo "book:   the shardlab wheel"
 	@rm -rf build/wheel build/lib build/bdist*
 	@$(PIP) wheel --no-deps --no-build-isolation --wheel-dir build/wheel .

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from bookkit.address import Address, InvalidAddress, resolve_address
 from bookkit.learner import INSTALL_CELL, learner_edition
+from shardlab.measure.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[1]
 FORK = "https://github.com/ada/sharding-book"
@@ -258,7 +259,7 @@ def test_the_install_cell_prefers_a_wheel_beside_the_notebook(tmp_path):
 
 
 def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
-    """Must catch: a wheel without modules or data; a cell after which `import shardlab` fails in the same process."""
+    """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab` fails in the same process."""
     wheels = list((ROOT / "build" / "wheel").glob("shardlab-*.whl"))
     assert len(wheels) == 1, "run make book"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
@@ -269,6 +270,8 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
         "\nfrom pathlib import Path"
         "\nassert 'venv' in shardlab.__file__, shardlab.__file__"
         "\nassert (Path(shardlab.__file__).parent / 'data' / 'hardware.csv').stat().st_size"
+        "\nfrom shardlab.measure.recordings import nearby"
+        f"\nassert [found.file_name for found in nearby()] == {[found.file_name for found in read_all(ROOT / 'measured')]}"
         "\nassert importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
     )
     # Without the dependencies: torch is not what this test is about.

@@ -53,6 +53,20 @@ def test_link():
     assert link.latency_seconds == pytest.approx(1e-5, rel=1e-3) and link.bytes_per_second == pytest.approx(2e9, rel=1e-3)
 
 
+def test_fit():
+    """Mutations: errors in seconds in the place of shares, so that the largest message hides what is wrong with the small ones;
+    seconds a byte returned for bytes a second; a line through one point."""
+    sizes = (4, 1_000, 100_000, 16_000_000)
+    latency, bandwidth = links.fit_link(sizes, [5e-5 + nbytes / 2e9 for nbytes in sizes])
+    assert latency == pytest.approx(5e-5, rel=1e-9) and bandwidth == pytest.approx(2e9, rel=1e-9)
+    noisy = links.fit_link(sizes, [(5e-5 + nbytes / 2e9) * factor for nbytes, factor in zip(sizes, (1, 1, 1, 1.5))])
+    assert noisy.latency_seconds == pytest.approx(5e-5, rel=0.1)
+    with pytest.raises(ValueError, match="a line wants seconds above 0 for two sizes or more: 2 for 1 sizes are none."):
+        links.fit_link([4, 4], [1.0, 1.0])
+    with pytest.raises(ValueError, match="do not take longer when they are larger"):
+        links.fit_link([4, 4_000_000], [1.0, 0.5])
+
+
 def test_products_and_memory(monkeypatch):
     """On a clock that says one second for anything, rates are counts.
 

@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 from shardlab.measure import machine_rows, record, roofline, rows  # noqa: E402
 from shardlab.measure.recordings import read_all  # noqa: E402
+from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
 
 
 def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
@@ -16,9 +17,13 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(roofline, "MEMORY_BYTES", dict(cpu=2**20))
     monkeypatch.setattr(roofline, "SIZES", dict(cpu=(8, 16)))
     monkeypatch.setattr(machine_rows, "ALL_REDUCE_BYTES", (64, 4096))
+    monkeypatch.setattr(machine_rows, "SLOW_MEGABITS_PER_SECOND", 1000)
+    monkeypatch.setattr(machine_rows, "SLOW_BYTES", (64, 4096))
     assert record.main(["--cpu", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
-    assert {row.name for row in recording.rows} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
+    slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
+    assert len(slow) == (8 if can_rehearse() else 0)
+    assert {row.name for row in recording.rows} - {row.name for row in slow} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
                                                     "matmul.rate", "ranks.start", "ranks.right_sums",
                                                     "ranks.device_files_of_the_fork_server", "roofline.matmul",
                                                     "roofline.memory", "roofline.launch", "collectives.right_sums",
@@ -29,6 +34,23 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     assert recording.find("ranks.device_files_of_the_fork_server")[0].value == 0
     assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []
     assert recording.hardware.kind == "cpu" and recording.versions["torch"] == torch.__version__
+
+
+def can_rehearse():
+    try:
+        with two_hosts(1000):
+            return True
+    except LinksUnavailable:
+        return False
+
+
+def test_a_part_alone(tmp_path, monkeypatch):
+    """Must catch: groups that were not asked for measured too; a command in the recording that would measure something else."""
+    monkeypatch.setattr(machine_rows, "ALL_REDUCE_BYTES", (64,))
+    assert record.main([str(tmp_path), "--cpu", "--only", "all_reduces"]) == 0
+    (recording,) = read_all(tmp_path)
+    assert {row.name.partition(".")[0] for row in recording.rows} == {"collectives"}
+    assert recording.command == "python -m shardlab.measure.record --cpu --only all_reduces"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")

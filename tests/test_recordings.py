@@ -39,7 +39,8 @@ def test_rows_are_found_by_name_and_case():
 
 
 def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
-    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from the labs' folder; other words."""
+    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from the labs' folder, or not in an
+    installed shardlab; those of the package in the place of the reader's own; other words."""
     assert recorded([], "step.peak") == "not yet recorded on a GPU"
     on_cpu = Recording(**{**GOOD, "hardware": Hardware("x86_64", "cpu", 1, 2**34)})
     recordings = [on_cpu, Recording(**GOOD)]
@@ -49,7 +50,10 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     assert recorded([on_cpu], "step.peak") == "not yet recorded on a GPU"
     (tmp_path / "labs").mkdir()
     monkeypatch.chdir(tmp_path / "labs")
+    monkeypatch.setattr("shardlab.measure.recordings.SHIPPED", tmp_path / "installed")
     assert nearby() == []
+    on_cpu.write(tmp_path / "installed" / "measured")
+    assert nearby() == [on_cpu]
     recordings[1].write(tmp_path / "measured")
     assert nearby() == [recordings[1]] == nearby(tmp_path)
 

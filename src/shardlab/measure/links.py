@@ -62,21 +62,38 @@ def measure_link(here: int = 0, there: int = 1, group: dist.ProcessGroup | None 
     return Link(latency, LARGE_BYTES / max(large - latency, 1e-9))
 
 
+def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
+    """Latency and bandwidth of the line seconds = latency + bytes / bandwidth that lies nearest to what was measured, where all
+    errors count as shares: a line through seconds themselves would be drawn by the largest message alone.
+
+    Raises ValueError for fewer than two sizes, or for messages that do not take longer when they are larger.
+    """
+    sizes, seconds = (torch.tensor(list(values), dtype=torch.float64) for values in (sizes, seconds))
+    if sizes.shape != seconds.shape or len(sizes.unique()) < 2 or not (seconds > 0).all():
+        raise ValueError(f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for {len(sizes.unique())} sizes "
+                         "are none.")
+    line = torch.linalg.lstsq(torch.stack([1 / seconds, sizes / seconds], 1), torch.ones(len(sizes), 1, dtype=torch.float64))
+    latency, seconds_a_byte = line.solution.flatten().tolist()
+    if seconds_a_byte <= 0:
+        raise ValueError("these messages do not take longer when they are larger: take larger ones.")
+    return Link(max(latency, 0.0), 1 / seconds_a_byte)
+
+
 def all_reduce_timings(sizes: Iterable[int], all_reduce: Callable = dist.all_reduce, device: str | torch.device = "cpu",
-                       repeats: int = REPEATS) -> list[Timing]:
+                       repeats: int = REPEATS, warm_up: int = WARM_UP) -> list[Timing]:
     """Median seconds of an all-reduce of so many bytes over the world, one by one, with the bandwidths that nccl-tests quote. The
     slowest rank's time counts."""
     n, timings = dist.get_world_size(), []
     for nbytes in sizes:
         x, times = torch.zeros(max(1, nbytes // 4), device=device), []
-        for _ in range(WARM_UP + repeats):
+        for _ in range(warm_up + repeats):
             dist.barrier()
             finish(x)
             begin = time.perf_counter()
             all_reduce(x)
             finish(x)
             times.append(time.perf_counter() - begin)
-        slowest = torch.tensor([statistics.median(times[WARM_UP:])], dtype=torch.float64, device=device)
+        slowest = torch.tensor([statistics.median(times[warm_up:])], dtype=torch.float64, device=device)
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         found = evaluate(["algorithm_bytes_per_second", "all_reduce_bus_bytes_per_second"], message_bytes=x.nbytes, ranks=n,
                          collective_seconds=slowest.item())

@@ -1,17 +1,21 @@
-"""Rows of `make gpu` about the machine: its roofline, and all-reduces between ranks."""
+"""Rows of `make gpu` about the machine: its roofline, and all-reduces between ranks, also over a slow link."""
 
+from functools import partial
 from typing import Iterator
 
 import torch
 import torch.distributed as dist
 
 from .. import collectives
+from ..mesh import Mesh
 from ..ranks import ranks
+from ..ranks.links import LinksUnavailable, two_hosts
 from . import roofline
-from .links import all_reduce_timings
+from .links import Timing, all_reduce_timings
 from .recordings import Row
 
 ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
+SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)
 
 
 def machine(device: torch.device) -> Iterator[Row]:
@@ -52,3 +56,25 @@ def on_a_rank(sizes, device: str):
         right += torch.equal(x, want)
     return right, {name: all_reduce_timings(sizes, function, device)
                    for name, function in (("PyTorch", dist.all_reduce), ("shardlab", collectives.all_reduce))}
+
+
+def slow_links(device: torch.device) -> Iterator[Row]:
+    """Our all-reduces on two ranks here and two there, on the CPU, with a slow link between; no rows where the system refuses it."""
+    try:
+        with two_hosts(SLOW_MEGABITS_PER_SECOND) as hosts, ranks(4, device="cpu", hosts=hosts, announce=False) as world:
+            found = world.run(over_a_link, SLOW_BYTES)[0]
+    except LinksUnavailable:
+        return
+    for name, timings in found.items():
+        for timing in timings:
+            yield Row("collectives.slow_link", timing.seconds, "seconds", dict(
+                implementation=name, nbytes=timing.nbytes, ranks=4, hosts=2, megabits_per_second=SLOW_MEGABITS_PER_SECOND))
+
+
+def over_a_link(sizes) -> dict[str, list[Timing]]:
+    """On each of four ranks, two of them on either host: timings of each way to all-reduce so many bytes."""
+    mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a host, dp: those across
+    ways = {name: partial(collectives.all_reduce, plan=getattr(collectives, f"{name}_all_reduce"))
+            for name in ("ring", "tree", "naive")}
+    ways["hierarchical"] = lambda x: collectives.hierarchical_all_reduce(x, mesh.tp.group, mesh.dp.group)
+    return {name: all_reduce_timings(sizes, way, repeats=3, warm_up=1) for name, way in ways.items()}

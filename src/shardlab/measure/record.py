@@ -2,6 +2,7 @@
 
     python -m shardlab.measure.record measured          # on the first GPU
     python -m shardlab.measure.record --cpu FOLDER      # to try it where there is none
+    python -m shardlab.measure.record measured --cpu --only slow_links      # what needs no GPU, for labs to replay
 """
 
 import argparse
@@ -35,10 +36,10 @@ def versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def record(device: torch.device, command: str) -> Recording:
-    """Measure everything; says what it is doing, one line a group."""
+def record(device: torch.device, command: str, groups=ALL) -> Recording:
+    """Measure these groups; says what it is doing, one line a group."""
     rows = []
-    for group in ALL:
+    for group in groups:
         start = time.perf_counter()
         rows += group(device)
         print(f"gpu:    {group.__name__}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s", flush=True)
@@ -49,12 +50,16 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shardlab.measure.record", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
+    names = [group.__name__ for group in ALL]
+    parser.add_argument("--only", choices=names, nargs="+", default=names, metavar="GROUP", help=f"of {', '.join(names)}")
     parsed = parser.parse_args(arguments)
     device, why_not = (torch.device("cpu"), "") if parsed.cpu else find_device()
     if device.type == "cpu" and not parsed.cpu:
         print(f"nothing was recorded: {why_not}. The pages say \"not yet recorded on a GPU\".", file=sys.stderr)
         return 1
-    path = record(device, "make gpu" if not parsed.cpu else "python -m shardlab.measure.record --cpu").write(parsed.folder)
+    command = "make gpu" if (parsed.cpu, parsed.only) == (False, names) else " ".join(
+        ["python -m shardlab.measure.record", *["--cpu"] * parsed.cpu, *(["--only", *parsed.only] if parsed.only != names else [])])
+    path = record(device, command, [group for group in ALL if group.__name__ in parsed.only]).write(parsed.folder)
     print(f"gpu:    written: {path}")
     return 0
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Iterable
 
 SCHEMA = 1
+SHIPPED = Path(__file__).resolve().parents[1] / "data"  # a wheel carries the repository's recordings there: see setup.py
 NOT_RECORDED = "not yet recorded on a GPU"
 UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
 
@@ -136,12 +137,14 @@ def read(path: Path) -> Recording:
 
 def read_all(folder: Path) -> list[Recording]:
     """Every recording in a folder, newest first; an absent folder holds none."""
-    return sorted((read(path) for path in Path(folder).glob("*.json")), key=lambda recording: recording.date, reverse=True)
+    return sorted((read(path) for path in sorted(Path(folder).glob("*.json"))), key=lambda recording: recording.date, reverse=True)
 
 
 def nearby(start: Path | str = ".") -> list[Recording]:
-    """Every recording in the folder `measured` of `start` or of the folder around it, newest first: labs run beside that folder."""
-    return next((found for folder in (Path(start), Path(start).resolve().parent) if (found := read_all(folder / "measured"))), [])
+    """Every recording in the folder `measured` of `start` or of the folder around it, newest first: in the repository labs run
+    beside that folder. Else those that came with an installed shardlab, as on Colab."""
+    folders = (Path(start), Path(start).resolve().parent, SHIPPED)
+    return next((found for folder in folders if (found := read_all(folder / "measured"))), [])
 
 
 def recorded(recordings: Iterable[Recording], name: str, **case) -> str:
