@@ -12,9 +12,11 @@ import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from shardlab import collectives  # noqa: E402
 from shardlab.data_parallel import (  # noqa: E402
     Bucketed, CannotReplicate, DistributedDataParallel, ParameterServer, PerTensor, make_buckets)
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab.formulas import evaluate  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig  # noqa: E402
 from shardlab.measure.communication import CommunicationLog  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 from shardlab.ranks import ranks  # noqa: E402
@@ -123,8 +125,8 @@ def part(step, rank, rows=3):
 
 
 def far(ours, theirs):
-    """Two tensors that differ. Where the plain model has no gradient, neither must we: momentum would move on zeros. Gradients that
-    are 0 but for rounding, such as a key bias's, are compared with 0.001."""
+    """Two tensors that differ. Where the plain model has no gradient, neither must we: momentum would move on zeros. Gradients
+    that are 0 but for rounding, such as a key bias's, are compared with 0.001."""
     if ours is None or theirs is None:
         return ours is not theirs
     return not bool((ours - theirs).detach().norm() <= CLOSE * max(theirs.detach().norm(), 1e-3))
@@ -163,9 +165,10 @@ def train_beside(kind, make, steps, set_to_none):
 def test_parity_with_the_plain_model(world, kind):
     """Outputs, every gradient and every update of several steps, for every trap.
 
-    Mutations: the parameter averaged in the place of its gradient; no division, or one before and one after; a broadcast left out,
-    or only of what is trained; a tied parameter counted twice; None taken for "nothing to send" where others wait, or for zeros where nobody has more; the last bucket
-    forgotten; a bucket that leaves before its last gradient; the server's parameters fetched once only."""
+    Mutations: the parameter averaged in the place of its gradient; no division, or one before and one after; a broadcast left
+    out, or only of what is trained; None taken for zeros where nobody has more; a rank that drops what others have used; the last
+    bucket forgotten; a bucket that leaves before its last gradient; the server's parameters fetched once only, or its gradients
+    given to all."""
     for make in MODELS:
         assert world.run(train_beside, kind, make, 4, True) == [[]] * world.world_size, make.__name__
 
@@ -173,13 +176,14 @@ def test_parity_with_the_plain_model(world, kind):
 def test_parity_with_gradients_that_are_kept(world):
     """zero_grad(set_to_none=False): the next backward adds to last step's memory.
 
-    Mutation: contribute() leaves a gradient alone that has a bucket's memory already, so that it is averaged where nobody sums."""
+    Mutation: a gradient that has a bucket's memory already is left there, so that it is averaged where nobody sums."""
     for make in (plain, Unused):
         assert world.run(train_beside, DistributedDataParallel, make, 4, False) == [[]] * world.world_size, make.__name__
 
 
-def accumulate(kind, make, microbatches, others_first):
-    """Gradients of `microbatches` on each rank, all but the last under no_sync, against one batch of everything; and what was sent."""
+def accumulate(kind, make, microbatches):
+    """Gradients of all microbatches of all ranks, all but the last under no_sync, against one batch of everything; and what was
+    sent."""
     n, me = dist.get_world_size(), dist.get_rank()
     model, reference = wrapped(kind, built(make, seed=50 + me)), built(make, seed=50)
     with CommunicationLog() as log:
@@ -191,17 +195,18 @@ def accumulate(kind, make, microbatches, others_first):
         (loss_of(model(part(microbatches - 1, me))) / microbatches).backward()
     parts = [reference(part(number, rank)) for number in range(microbatches) for rank in range(n)]
     (sum(map(loss_of, parts)) / len(parts)).backward()
-    wrong = [name for (name, ours), theirs in zip(model.module.named_parameters(), reference.parameters()) if far(ours.grad, theirs.grad)]
+    pairs = zip(model.module.named_parameters(), reference.parameters())
+    wrong = [name for (name, ours), theirs in pairs if far(ours.grad, theirs.grad)]
     return wrong, sent, sum(m.operation == "all_reduce" for m in log.messages) - len(model.buckets)
 
 
 @pytest.mark.parametrize("make", [plain, Unused, SmallGPT])
 def test_accumulation(world, make):
-    """Three microbatches on each rank are one batch, and only the last of them sends. In `Unused` a layer may be used in an earlier
-    microbatch and not in the last: its sum must be sent all the same.
+    """Three microbatches on each rank are one batch, and only the last of them sends. In `Unused` a layer may be used in an
+    earlier microbatch and not in the last: its sum must be sent all the same.
 
     Mutations: hooks that ignore no_sync; a flag that stays off after it; only what arrived in the last backward averaged."""
-    assert world.run(accumulate, DistributedDataParallel, make, 3, True) == [([], 0, 0)] * world.world_size
+    assert world.run(accumulate, DistributedDataParallel, make, 3) == [([], 0, 0)] * world.world_size
 
 
 def one_large_batch():
@@ -234,26 +239,56 @@ def test_two_backwards_add_up(world):
 
 # --- what is sent, and when ------------------------------------------------------------------------------------------
 
-def sizes_of_messages(kind, options):
-    model = kind(built(plain, seed=0), **options)
+def messages_of_a_step(kind, make, accumulation_steps=1):
+    model = wrapped(kind, built(make, seed=0))
     with CommunicationLog() as log:
-        loss_of(model(part(0, 0))).backward()
-    return [(m.operation, m.nbytes) for m in log.messages], [sum(p.nbytes + 8 for p in b) for b in getattr(model, "buckets", [])]
+        for _ in range(accumulation_steps):
+            loss_of(model(part(0, 0))).backward()
+    return [(m.operation, m.nbytes) for m in log.messages], len(getattr(model, "buckets", []))
 
 
-def test_what_each_kind_sends(world):
-    """Mutations: a message for each parameter where buckets are promised; buckets that carry a parameter twice or pad; gradients
-    sent to the server that are not its own; parameters fetched by ranks that do not wait for them."""
-    n, nbytes = world.world_size, sum(p.nbytes for p in plain().double().parameters())
-    for kind, messages in ((PerTensor, 6), (Bucketed, 3), (DistributedDataParallel, 3)):
-        for sent, buckets in world.run(sizes_of_messages, kind, {} if kind is PerTensor else dict(bucket_bytes=300)):
-            assert {operation for operation, _ in sent} == {"all_reduce"} and len(sent) == messages
-            assert sum(size for _, size in sent) == nbytes + 6 * 8 and (not buckets or [size for _, size in sent] == buckets)
-    for rank, (sent, _) in enumerate(world.run(sizes_of_messages, ParameterServer, {})):
-        others = n - 1 if rank == 0 else min(1, n - 1)
-        for operation, each in (("send", 0 if rank == 0 else 6 * 8), ("recv", 6 * 8 if rank == 0 else 0)):
+def step_of(make):
+    """What the formulas take, of the parameters that are trained."""
+    trained = [p for p in make().double().parameters() if p.requires_grad]
+    nbytes = sum(p.nbytes for p in trained)
+    return dict(parameter_tensors=len(trained), parameter_bytes=nbytes, gradient_bytes=nbytes, gradient_element_bytes=8)
+
+
+@pytest.mark.parametrize("make", [plain, frozen, Twice, SmallGPT])
+def test_what_each_kind_sends(world, make):
+    """Every message and every byte is the formulas'.
+
+    Mutations: a message for each parameter where buckets are promised; buckets that carry a parameter twice or pad; gradients sent
+    to the server that are not its own; a rank that is counted in where rank 0 talks to the others."""
+    n, step = world.world_size, step_of(make)
+    reduced, tensors = evaluate(["reduced_bytes"], **step)["reduced_bytes"], step["parameter_tensors"]
+    for kind in (PerTensor, Bucketed, DistributedDataParallel):
+        for sent, buckets in world.run(messages_of_a_step, kind, make):
+            assert {operation for operation, _ in sent} == {"all_reduce"} and sum(nbytes for _, nbytes in sent) == reduced
+            assert len(sent) == (tensors if kind is PerTensor else buckets)
+            most = evaluate(["gradient_buckets"], bucket_bytes=SMALL, **step)["gradient_buckets"]
+            assert kind is PerTensor or len(sent) <= most <= tensors
+    for rank, (sent, _) in enumerate(world.run(messages_of_a_step, ParameterServer, make)):
+        want = evaluate(["server_messages", "server_sent_bytes", "server_received_bytes"], ranks=n, rank=rank, **step)
+        for operation, nbytes in (("send", want["server_sent_bytes"]), ("recv", want["server_received_bytes"])):
             found = [size for name, size in sent if name == operation]
-            assert (len(found), sum(found)) == (6 * others, (nbytes + each) * others)
+            assert (len(found), sum(found)) == (want["server_messages"], nbytes)
+    without = evaluate(["reduced_bytes_without_no_sync"], accumulation_steps=3, **step)["reduced_bytes_without_no_sync"]
+    for sent, _ in world.run(messages_of_a_step, DistributedDataParallel, make, 3):
+        assert sum(nbytes for _, nbytes in sent) == without
+
+
+def sent_around_a_ring(elements):
+    with CommunicationLog() as log:
+        collectives.all_reduce(torch.zeros(elements, dtype=torch.float64))
+    return sum(m.nbytes for m in log.messages if m.operation == "send")
+
+
+def test_what_a_ring_sends(world):
+    """Mutation: one way around the ring counted; n for n - 1."""
+    for elements in (12, 5040):
+        want = evaluate(["data_parallel_sent_bytes"], ranks=world.world_size, reduced_bytes=8 * elements)
+        assert world.run(sent_around_a_ring, elements) == [want["data_parallel_sent_bytes"]] * world.world_size
 
 
 def order_of_events(overlap):
@@ -269,9 +304,10 @@ def order_of_events(overlap):
 
 
 def test_overlap_is_real(world):
-    """Buckets leave while backward has gradients to make, and wait for its end where they are told to. By order of events, not time.
+    """Buckets leave while backward has gradients to make, and wait for its end where they are told to. By order of events.
 
-    Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the first is full last; `overlap` ignored."""
+    Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the first is full last; `overlap`
+    ignored."""
     assert world.run(order_of_events, True) == [(2, 3, 3)] * world.world_size  # the third has the last gradient in it
     assert world.run(order_of_events, False) == [(0, 3, 3)] * world.world_size
 
@@ -362,15 +398,15 @@ def in_groups():
     me = dist.get_rank()
     groups = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     net = built(plain, seed=me)
-    wrapped_nets = [DistributedDataParallel(net, SMALL, group=groups[me % 2])]
+    model = DistributedDataParallel(net, SMALL, group=groups[me % 2])
     reference = built(plain, seed=me % 2)
-    loss_of(wrapped_nets[0](part(0, me))).backward()
+    loss_of(model(part(0, me))).backward()
     (sum(loss_of(reference(part(0, rank))) for rank in (me % 2, me % 2 + 2)) / 2).backward()
     return [far(ours, theirs) or far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
 
 
 def test_groups():
-    """Mutations: the world's size in the place of the group's; a broadcast from the world's rank 0; the default group in one call."""
+    """Mutations: the world's size in the place of the group's; a broadcast from the world's rank 0; one call without the group."""
     with ranks(4, device="cpu", announce=False) as world:
         assert not any(map(any, world.run(in_groups)))
 
@@ -404,7 +440,7 @@ def after_an_error():
 
 
 def test_after_an_error_in_backward(three):
-    """Mutation: forward() does not reset `in_backward`: the next backward takes itself for the one that raised and never waits."""
+    """Mutation: forward() does not reset `in_backward`: the next backward takes itself for the one that raised and never ends."""
     assert not any(map(any, three.run(after_an_error)))
 
 
@@ -476,17 +512,21 @@ def frozen_here(rank):
 
 
 @pytest.mark.parametrize("make, options, sentence", [
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=0), "rank 0: bucket_bytes = 0: it must be a whole number of at least 1."),
+    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=0),
+     "rank 0: bucket_bytes = 0: it must be a whole number of at least 1."),
     (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=-5 if rank == 2 else 5),
      "rank 2: bucket_bytes = -5: it must be a whole number of at least 1."),
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=1e6), "rank 0: bucket_bytes = 1000000.0: it must be a whole number of at least 1."),
+    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=1e6),
+     "rank 0: bucket_bytes = 1000000.0: it must be a whole number of at least 1."),
     (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=5 + rank),
      "rank 0 has bucket_bytes = 5, rank 1 has bucket_bytes = 6: all ranks replicate the same module."),
-    (lambda rank: nn.Tanh(), lambda rank: {}, "rank 0: no parameter of this Tanh requires a gradient: there is nothing to average."),
+    (lambda rank: nn.Tanh(), lambda rank: {},
+     "rank 0: no parameter of this Tanh requires a gradient: there is nothing to average."),
     (two_devices, lambda rank: {}, "rank 0: the parameters are on 2 devices, cpu and meta: a replica has one."),
     (lambda rank: nn.Linear(2, 3 + (rank == 2)), lambda rank: {},
      "rank 0 has weight [3, 2] torch.float32, rank 2 has weight [4, 2] torch.float32: all ranks replicate the same module."),
-    (extra, lambda rank: {}, "rank 0 has nothing more, rank 1 has 1.weight [2, 2] torch.float32: all ranks replicate the same module."),
+    (extra, lambda rank: {},
+     "rank 0 has nothing more, rank 1 has 1.weight [2, 2] torch.float32: all ranks replicate the same module."),
     (frozen_here, lambda rank: {},
      "rank 0 has bias [2] torch.float32, rank 1 has bias [2] torch.float32 frozen: all ranks replicate the same module.")])
 def test_refused_on_all_ranks(three, make, options, sentence):
@@ -506,7 +546,8 @@ def outside_of_the_group():
 
 def test_refused_without_a_group(three):
     """Mutation: either check left out: PyTorch's own words, or a wait for ranks that do not come."""
-    with pytest.raises(CannotReplicate, match="^there is no process group: start ranks, or call torch.distributed.init_process_group, first.$"):
+    with pytest.raises(CannotReplicate) as caught:
         DistributedDataParallel(nn.Linear(2, 2))
+    assert str(caught.value) == "there is no process group: start ranks, or call torch.distributed.init_process_group, first."
     assert three.run(outside_of_the_group, limit_seconds=20) == [
         None, None, "rank 2 is no member of the group: only members replicate a module in it."]

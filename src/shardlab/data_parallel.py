@@ -10,9 +10,9 @@
     loss.backward()                              # now .grad is the mean over all ranks: nothing else to call
     optimizer.step()
 
-The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally many examples. Each rank divides
-its gradient by n while it copies it to where it is summed: that costs no pass of its own, leaves nothing to do when the last sum
-arrives, cannot overflow where the mean does not, and works on gloo, which has sums but no means.
+The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally many examples. Each rank
+divides its gradient by n while it copies it to where it is summed: that costs no pass of its own, leaves nothing to do when the
+last sum arrives, cannot overflow where the mean does not, and works on gloo, which has sums but no means.
 
 A gradient is memory of its bucket, which lives as long as its gradients: `zero_grad()` frees it. What else is promised:
 
@@ -49,7 +49,7 @@ class CannotReplicate(ValueError):
 
 
 class Replicas(nn.Module):
-    """One copy of the module on each rank, the same at the start, and a call when backward is done. What the four have in common."""
+    """One copy of the module on each rank, the same at the start, and calls as backward goes. What the four have in common."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None, **options: int):
         super().__init__()
@@ -115,8 +115,8 @@ class Replicas(nn.Module):
 
 
 class Parcel:
-    """What a rank sends of some parameters, in one piece: its shares of their mean gradients, which are `.grad` from now on, and for
-    each parameter a 1 if this rank has a gradient of it."""
+    """What a rank sends of some parameters, in one piece: its shares of their mean gradients, which are `.grad` from now on, and
+    for each parameter a 1 if this rank has used it, else a 0."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int):
         sizes = [parameter.numel() for parameter in parameters]
@@ -175,7 +175,7 @@ class PerTensor(Replicas):
 
 
 class Bucketed(Replicas):
-    """After backward, an all-reduce for each bucket of at least `bucket_bytes`: the latency is paid for many parameters at once."""
+    """After backward, an all-reduce for each bucket of `bucket_bytes` or more: the latency is paid for many parameters at once."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES, group: dist.ProcessGroup | None = None):
         super().__init__(module, group, bucket_bytes=bucket_bytes)
@@ -205,8 +205,8 @@ class DistributedDataParallel(Replicas):
 
     def gradient_arrives(self, parameter: nn.Parameter):
         if self.bucket_of[parameter] < len(self.under_way):
-            raise CannotReplicate("a parameter got more gradient after its bucket had left, as under checkpoint(use_reentrant=True): "
-                                  "take use_reentrant=False.")
+            raise CannotReplicate("a parameter got more gradient after its bucket had left, as under "
+                                  "checkpoint(use_reentrant=True): take use_reentrant=False.")
         self.missing[self.bucket_of[parameter]].discard(parameter)
         while self.overlap and len(self.under_way) < len(self.buckets) and not self.missing[len(self.under_way)]:
             self.send_next()

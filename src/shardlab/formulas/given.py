@@ -83,6 +83,10 @@ BOOK.quantity("latency_seconds", r"\alpha", "seconds", "time of a message withou
 BOOK.quantity("link_bytes_per_second", "B", "bytes/s", "bandwidth of the link from rank to rank, or node to node, each way", **_RATE)
 BOOK.quantity("node_latency_seconds", r"\alpha_\text{node}", "seconds", "latency between ranks of one node", **_TIME)
 BOOK.quantity("node_bytes_per_second", r"B_\text{node}", "bytes/s", "bandwidth between ranks of one node", **_RATE)
+BOOK.quantity("bucket_bytes", r"S_\text{bkt}", "bytes", "bytes of gradients at which a bucket is closed and may leave")
+BOOK.quantity("forward_seconds", r"\tau_\text{fwd}", "seconds", "time of the forward pass", **_TIME)
+BOOK.quantity("backward_seconds", r"\tau_\text{bwd}", "seconds", "time of the backward pass, without communication", **_TIME)
+BOOK.quantity("update_seconds", r"\tau_\text{upd}", "seconds", "time of the optimizer's step", **_TIME)
 BOOK.quantity("collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **_RATE)
 
 
