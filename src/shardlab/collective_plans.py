@@ -28,13 +28,15 @@ Plan = list[list[Move]]
 # --- around a ring: every rank sends to its right and receives from its left in every step --------------------------
 
 def ring_reduce_scatter(n: int) -> Plan:
-    """Chunk c sets out at rank c + 1 and collects every rank's part on its way; it is complete where it ends, at rank c."""
-    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "+=") for rank in range(n)] for step in range(1, n)]
+    """Chunk c sets out at rank c + 1, collects every rank's part on its way, and ends complete at rank c."""
+    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "+=") for rank in range(n)]
+            for step in range(1, n)]
 
 
 def ring_all_gather(n: int) -> Plan:
     """Chunk c sets out complete at rank c, and every rank keeps a copy."""
-    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "=") for rank in range(n)] for step in range(n - 1)]
+    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "=") for rank in range(n)]
+            for step in range(n - 1)]
 
 
 def ring_all_reduce(n: int) -> Plan:

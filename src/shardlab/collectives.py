@@ -36,7 +36,7 @@ Group = dist.ProcessGroup | None
 
 
 def run(plan: Plan, chunks: Chunks, group: Group):
-    """Make this rank's moves. `chunks` are, by number, the flat tensors that it sends and receives."""
+    """Make this rank's moves. `chunks` are, by number, the flat tensors it sends and receives."""
     me = dist.get_rank(group)
     for moves in plan:
         receives, sends = [], []
@@ -46,10 +46,12 @@ def run(plan: Plan, chunks: Chunks, group: Group):
                     arriving = torch.empty_like(mine) if operator == "+=" else mine
                     receives.append((message(dist.irecv, arriving, source, chunk, group), mine))
             if source == me:
-                sends += [message(dist.isend, mine, target, chunk, group) for mine in pieces(chunks[chunk])]
+                sends += [message(dist.isend, mine, target, chunk, group)
+                          for mine in pieces(chunks[chunk])]
         if not receives and not sends:
             continue
-        works = dist.batch_isend_irecv([*(receive for receive, _ in receives), *sends])  # all, or a ring waits for itself
+        starting = [*(receive for receive, _ in receives), *sends]
+        works = dist.batch_isend_irecv(starting)  # all at once, or a ring waits for itself
         for number, (receive, mine) in enumerate(receives):
             works[min(number, len(works) - 1)].wait()  # NCCL has one work for the whole batch
             if receive.tensor is not mine:
@@ -166,8 +168,8 @@ def barrier(group: Group = None):
 
 
 def hierarchical_all_reduce(tensor: Tensor, node: Group, across: Group):
-    """The sum over all ranks of all nodes, for slow links between nodes, which only chunks cross. `node` are the ranks of this
-    rank's node, `across` those that have its place on every node."""
+    """The sum over all ranks of all nodes, for slow links between nodes, which only chunks cross.
+    `node` are the ranks of this rank's node, `across` those that have its place on every node."""
     n, me = place(node)
     flat = wire(tensor, node)
     shard = torch.empty_like(flat.tensor_split(n)[me])
