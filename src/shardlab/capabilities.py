@@ -44,11 +44,11 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def capabilities(device: torch.device, why_not: str = "", run: str = "every cell", needs_gpu: Sequence[str] = (),
-                 recordings: Sequence[Recording] = (), ranks: int = 1) -> list[Capability]:
-    """Rows for a lab in fp32 on `device`; `why_not` is find_device's reason.
+                 recordings: Sequence[Recording] = (), ranks: int = 1, types: str = "everything below is fp32") -> list[Capability]:
+    """Rows for a lab on `device`; `why_not` is find_device's reason.
 
     `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can
-    replay, `ranks` is how many processes it starts.
+    replay, `ranks` is how many processes it starts, `types` what it computes with.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -75,7 +75,7 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
         together[0],
         device_row,
         together[1],
-        Capability("precision", precision, "everything below is fp32"),
+        Capability("precision", precision, types),
         Capability("run", run, "bytes are exact on any machine; times are this machine's"),
         Capability("skipped", "; ".join(skipped) or "nothing",
                    "only a GPU can show it" if skipped else "this machine can show all of it"),

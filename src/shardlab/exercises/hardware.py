@@ -51,9 +51,8 @@ intensity_of_a_product = Exercise(
 attainable_rate = Exercise(
     name="attainable",
     reference=lambda flops_per_second, bytes_per_second, intensity: min(flops_per_second, intensity * bytes_per_second),
-    cases=(dict(flops_per_second=312e12, bytes_per_second=2e12, intensity=0.25),
-           dict(flops_per_second=312e12, bytes_per_second=2e12, intensity=1000.0),
-           dict(flops_per_second=4e9, bytes_per_second=8e9, intensity=1.0)),
+    cases=(dict(flops_per_second=100, bytes_per_second=10, intensity=0.5),
+           dict(flops_per_second=100, bytes_per_second=10, intensity=20), dict(flops_per_second=4, bytes_per_second=8, intensity=1)),
     misconceptions=(
         Misconception(lambda flops_per_second, bytes_per_second, intensity: max(flops_per_second, intensity * bytes_per_second),
                       "a roof is the lower of the two: what arithmetic allows and what memory delivers."),
