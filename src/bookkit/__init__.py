@@ -6,6 +6,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``mathml``   formulas become MathML while the book is built: no script in the page
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
+- ``stepper``  a collective step by step: its plan, drawn and said
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
@@ -18,8 +19,8 @@ __version__ = "0.1.0"
 
 def setup(app):
     # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is loaded (see build.py).
-    from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline, recorded
+    from bookkit import address, boxes, build, explorer, formulas, look, mathml, offline, recorded, stepper
 
-    for part in (build, mathml, boxes, explorer, formulas, recorded, look, offline, address):
+    for part in (build, mathml, boxes, explorer, stepper, formulas, recorded, look, offline, address):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

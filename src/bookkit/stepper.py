@@ -1,0 +1,163 @@
+"""The ``{stepper}`` directive: a collective drawn step by step, live without a server.
+
+    ```{stepper} ring all-reduce
+    :ranks: 4
+    ```
+
+The argument is the collective that is shown first, the option on how many ranks; the reader chooses others. The card has the look
+and the habits of an explorer (``explorer.py``). Moves and words are data (``shardlab.show.collective_steps``): those of the first picture stand in the card, the
+others in one script that is fetched when the reader asks for another. ``static/stepper.js`` draws them. Without a script, and on
+paper, a table says the same steps.
+"""
+
+from html import escape
+import json
+from pathlib import Path
+import re
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
+
+logger = logging.getLogger(__name__)
+
+SCRIPT = "_static/collective-steps.js"
+
+
+class stepper(nodes.General, nodes.Element):
+    """The place of a stepper in a page; ``name`` is a key of COLLECTIVES, ``ranks`` is in RANKS."""
+
+
+class StepperDirective(SphinxDirective):
+    required_arguments = 1
+    final_argument_whitespace = True
+    option_spec = {"ranks": directives.nonnegative_int}
+
+    def run(self):
+        name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
+        try:
+            stepper_steps(name, ranks)
+            if any(node["name"] == name for node in self.state.document.findall(stepper)):
+                raise ValueError(f"stepper {name!r} stands on this page already.")
+        except ValueError as wrong:
+            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="stepper")
+            return []
+        node = stepper(name=name, ranks=ranks)
+        self.set_source_info(node)
+        return [node]
+
+
+# --- the card ------------------------------------------------------------------------------------------------------------
+
+BUTTONS = {  # 24 x 24, lines only, like the book's icons
+    "first": ("First", "M17 6l-7 6 7 6M7 6v12"), "back": ("One step back", "M15 6l-7 6 7 6"), "play": ("Play", None),
+    "forward": ("One step forward", "M9 6l7 6-7 6"), "last": ("Last", "M7 6l7 6-7 6M17 6v12"),
+}
+PLAY, PAUSE = "M8 5l11 7-11 7z", "M9 5.5v13M15 5.5v13"
+
+
+def card(name, ranks, source):
+    """The stepper as HTML, at its first step; `source` is the address of the script with all the others."""
+    ident, steps = f"stepper-{name.replace(' ', '-')}", stepper_steps(name, ranks)
+    options = "".join(f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES)
+    choices = "".join(f'<label><input type="radio" name="{ident}-n" value="{n}"{" checked" if n == ranks else ""}><span>{n}</span></label>'
+                      for n in RANKS)
+    first = _json({name: {ranks: page_data(name, ranks)}}).replace("<", "\\u003c")
+    return f"""
+<div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
+<p class="explorer-title" id="{ident}-title">{title(name)}</p>
+<div class="explorer-picture" tabindex="0" role="group" aria-label="Picture: the arrow keys step, space plays">
+<p class="explorer-caption"><span class="stepper-look">{escape(COLLECTIVES[name].look)}</span> Arrows are what this step sends:
++ is added, = is put in place.</p><div class="explorer-drawing"></div></div>
+<div class="explorer-menus"><div class="explorer-menu"><label for="{ident}-name">Collective</label>
+<select id="{ident}-name">{options}</select></div>
+<div class="explorer-menu"><span id="{ident}-n">Ranks</span>
+<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-n">{choices}</div></div></div>
+<div class="explorer-controls"><div class="explorer-menu"><label for="{ident}-step">Step <span class="stepper-count">1 of {len(steps) - 1}</span></label>
+<input type="range" id="{ident}-step" min="0" max="{len(steps) - 1}" step="1" value="1"></div>
+<div class="stepper-buttons">{"".join(map(_button, BUTTONS))}</div>
+<p class="stepper-keys">Keys: <kbd>←</kbd> <kbd>→</kbd> one step, <kbd>space</kbd> plays</p></div>
+<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(steps[1].sentence))}</p>
+<p class="explorer-detail">{escape(unbroken(steps[1].detail))}</p><p class="stepper-room" aria-hidden="true"></p></div>
+<p class="explorer-status" role="status"></p>
+<div class="explorer-fallback">{table(name, ranks)}</div>
+<div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
+<script>BOOK.stepper("{ident}", {first});</script>
+</div>
+"""
+
+
+def unbroken(text):
+    """No line ends between a rank and its number."""
+    return re.sub("(rank|chunk) (?=[0-9A-H])", "\\1\N{NO-BREAK SPACE}", text)
+
+
+def title(name):
+    return f"{name[0].upper()}{name[1:]}, step by step"
+
+
+def _button(name):
+    words, path = BUTTONS[name]
+    paths = f'<path d="{path}"/>' if path else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
+    kind = f'data-to="{name}"' if path else 'class="stepper-play"'
+    return (f'<button type="button" {kind} aria-label="{words}"><svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false">'
+            f"{paths}</svg></button>")
+
+
+def table(name, ranks):
+    """The steps of the collective, and how far each of them comes."""
+    rows = "".join(f'<tr><td class="number">{step.number}</td><td>{escape(step.sentence.partition(": ")[2])}</td>'
+                   f'<td>{escape(step.detail.partition(". ")[2])}</td></tr>' for step in stepper_steps(name, ranks))
+    return (f'<table class="table"><caption>The steps of {_a(name)} on {ranks} ranks.</caption><thead><tr><th scope="col" class="number">Step</th>'
+            f'<th scope="col">What is sent</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _a(name):
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
+
+
+# --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
+
+def _visit_html(writer, node):
+    page = writer.builder.current_docname
+    writer.body.append(card(node["name"], node["ranks"], "../" * page.count("/") + SCRIPT))
+    raise nodes.SkipNode
+
+
+def _visit_text(writer, node):
+    raise nodes.SkipNode
+
+
+def script():
+    """Every collective on every number of ranks."""
+    data = {name: {n: page_data(name, n) for n in RANKS} for name in COLLECTIVES}
+    return f"BOOK.steppers.add({_json(data)});\n"
+
+
+def _json(data):
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def _write_script(app):
+    if app.builder.format == "html":
+        path = Path(app.outdir) / SCRIPT
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script(), encoding="utf-8")
+
+
+def _add_scripts(app, pagename, templatename, context, doctree):
+    """Plain scripts in the page's head: they are there when the parser meets the first stepper."""
+    if doctree is not None and next(doctree.findall(stepper), None) is not None:
+        app.add_css_file("explorer.css", priority=810)
+        app.add_css_file("stepper.css", priority=811)
+        app.add_js_file("stepper.js", priority=813)
+
+
+def setup(app):
+    app.add_node(stepper, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None))
+    app.add_directive("stepper", StepperDirective)
+    app.connect("builder-inited", _write_script)
+    app.connect("html-page-context", _add_scripts)
