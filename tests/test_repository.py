@@ -52,7 +52,9 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
 RULES = {
     "shardlab/formulas": (("shardlab.formulas",), ("torch",)),
     "shardlab/schedules.py": ((), ("torch",)),
-    "shardlab/show": (("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.measure.recordings"), ("torch",)),
+    "shardlab/collective_plans.py": ((), ("torch",)),
+    "shardlab/show": (("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.collective_plans",
+                       "shardlab.measure.recordings"), ("torch",)),
     "shardlab/measure/recordings.py": (("shardlab.measure.recordings", "shardlab.formulas"), ("torch",)),
     "bookkit": (("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.measure.recordings"), ("torch",)),
     "shardlab": (("shardlab",), ("bookkit",)),

@@ -103,6 +103,9 @@
 
     /* `came`: the parts that this step brought; `sends`: it leaves from this cell. */
     function drawCell(cell, chunk, parts, came, sends) {
+      const drawn = [chunk, parts, parts & came, !!sends].join();
+      if (drawn === cell.drawn) return;
+      cell.drawn = drawn;
       const full = parts && bits(parts) >= data.need, there = bar < 13 ? [] : many(n, rank => rank).filter(rank => parts >> rank & 1);
       set(cell.box, { class: "cell" + (!parts ? " empty" : full ? " full" : "") + (came || sends ? " moved" : "") });
       write(cell.text, !parts ? "" : data.texts ? data.texts[bits(parts)] : data.labels[chunk]);

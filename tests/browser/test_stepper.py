@@ -1,0 +1,404 @@
+"""The stepper as a reader meets it: its pictures are Python's, keys, play, less motion, paper, no script, a phone."""
+
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from visit import BEYOND, DESKTOP, EXPLORERS_AT_REST, NO_SCRIPT_PROBLEMS, PAPER, PAPER_PROBLEMS, PHONE, Watch, axe_findings
+
+from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST, RANKS_FIRST = "ring all-reduce", 4
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A book with one stepper, made as the real one is."""
+    from bookkit.build import build_book
+
+    folder = tmp_path_factory.mktemp("stepper")
+    (folder / "book" / "chapters").mkdir(parents=True)
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        copy(path, folder / "book")
+    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
+    (folder / "book" / "chapters" / "page.md").write_text(f"# A page\n\nWords.\n\n```{{stepper}} {FIRST}\n```\n\nMore words.\n")
+    (folder / "book" / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n")
+    build_book(folder / "book", folder / "html")
+    return (folder / "html" / "chapters" / "page.html").as_uri()
+
+
+class Card:
+    """The stepper on an open page, and what a reader does with it."""
+
+    def __init__(self, page):
+        self.page, self.root = page, page.locator(".stepper")
+
+    def find(self, selector):
+        return self.root.locator(selector)
+
+    def choose(self, name, n):
+        """As a reader who chooses from the menu and clicks on a number."""
+        if name != self.find("select").input_value():
+            self.find("select").select_option(name)
+            self.page.wait_for_function("name => document.querySelector('.explorer-title').textContent.toLowerCase().startsWith(name + ',')", arg=name)
+        self.find(f"[type=radio][value='{n}']").check()
+        self.page.wait_for_function("count => +document.querySelector('.stepper [type=range]').max === count",
+                                    arg=len(stepper_steps(name, n)) - 1)
+
+    def step(self, number):
+        self.find("[type=range]").evaluate("(slider, number) => { slider.value = number; slider.dispatchEvent(new Event('input')); }", number)
+
+    @property
+    def at(self):
+        return int(self.find("[type=range]").input_value())
+
+    @property
+    def words(self):
+        return " ".join(self.find(".explorer-sentence, .explorer-detail").all_text_contents()).replace("\N{NO-BREAK SPACE}", " ")
+
+    def shows(self, name, n, number):
+        step = stepper_steps(name, n)[number]
+        return self.words == f"{step.sentence} {step.detail}" and self.at == number
+
+
+@pytest.fixture
+def open_card(browser, address):
+    contexts = []
+
+    def open_it(**options):
+        contexts.append(browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", **options}))
+        page = contexts[-1].new_page()
+        page.watch = Watch.of(page)
+        page.add_init_script("addEventListener('explorer:ready', () => { window.readyWhile = document.readyState; }, true)")
+        page.goto(address)
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector(".stepper svg[width]")
+        return Card(page)
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def card(open_card):
+    card = open_card(reduced_motion="reduce")
+    yield card
+    assert not card.page.watch.errors and not card.page.watch.failed
+
+
+# --- the data and the picture ------------------------------------------------------------------------------------------
+
+FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) => Object.entries(sizes).map(([n, data]) => [name, +n, data,
+  BOOK.steppers.follow(data).map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
+    [+chunk, [...Array(+n).keys()].filter(rank => parts >> rank & 1)])))]))"""
+
+
+def test_the_page_follows_the_moves_as_python_does(card):
+    """Every collective on every number of ranks: the data that arrive, and what every rank holds after every step.
+
+    Mutations: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay; the script of an older build."""
+    assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == [FIRST], "the others come when they are asked for"
+    card.choose("scatter", RANKS_FIRST)
+    found = card.page.evaluate(FOLLOWED)
+    assert sorted((name, n) for name, n, *_ in found) == sorted((name, n) for name in COLLECTIVES for n in RANKS)
+    for name, n, data, pictures in found:
+        assert data == page_data(name, n)
+        assert pictures == [[[[chunk, sorted(parts)] for chunk, parts in sorted(held.items())] for held in step.picture]
+                            for step in stepper_steps(name, n)], (name, n)
+
+
+# What the eye finds in a cell: [left, top, words, digits, kinds]; and of each move [from (left, y), sign (left, y), number of lines].
+DRAWN = """() => { const svg = document.querySelector(".stepper svg"), far = svg.getBoundingClientRect();
+  const round = (node, side) => Math.round(node.getBoundingClientRect()[side] - far[side === "top" ? "top" : "left"]);
+  return { cells: [...svg.querySelectorAll("g[transform]")].map(cell => [round(cell.querySelector(".cell"), "left"),
+      round(cell.querySelector(".cell"), "top"), cell.querySelector(".chunk").textContent, cell.querySelector(".digits").textContent,
+      cell.querySelector(".cell").getAttribute("class"), (cell.querySelector(".fresh").getAttribute("d") || "").split("M").length - 1,
+      (cell.querySelector(".bars").getAttribute("d") || "").split("M").length - 1]),
+    arrows: svg.querySelectorAll(".arrow").length, heads: svg.querySelectorAll(".head").length, signs: [...svg.querySelectorAll(".operator")].map(
+      sign => [round(sign, "top"), sign.getAttribute("d").split("v").length]) }; }"""
+
+
+@pytest.mark.parametrize(("name", "n"), [("ring all-reduce", 4), ("ring all-reduce", 8), ("reduce-scatter", 3), ("tree all-reduce", 6),
+                                         ("all-gather", 5), ("scatter", 7), ("broadcast", 5), ("barrier", 8)])
+def test_what_is_drawn_is_what_is_held(card, name, n):
+    """Of each step: a cell for each rank and chunk, at its row and column, its words, a bar for each part, what came marked, a sign
+    for each move at its target, + where parts are added.
+
+    Mutations: rows and columns exchanged; the parts before the step; every bar fresh; a sign at the sender; + for =."""
+    card.choose(name, n)
+    shown = COLLECTIVES[name]
+    places = None
+    steps = stepper_steps(name, n)
+    for number, step in enumerate(steps):
+        card.step(number)
+        drawn = card.page.evaluate(DRAWN)
+        chunks = n if shown.cut else 1
+        assert len(drawn["cells"]) == n * chunks and drawn["arrows"] == drawn["heads"] == len(step.moves)
+        assert places in (None, [cell[:2] for cell in drawn["cells"]]), "the same rank has the same place in every step"
+        places = [cell[:2] for cell in drawn["cells"]]
+        assert places == sorted(places, key=lambda place: (place[1], place[0])) and len({tuple(place) for place in places}) == n * chunks
+        targets = {(move.target, 0 if shown.hearsay else move.chunk): move for move in step.moves}
+        for k, (_, top, words, digits, kinds, fresh, old) in enumerate(drawn["cells"]):
+            rank, chunk = divmod(k, chunks)
+            parts = step.picture[rank].get(chunk, frozenset())
+            assert ("empty" in kinds, "full" in kinds) == (not parts, len(parts) >= shown.need(n))
+            assert ("moved" in kinds) == ((rank, chunk) in targets)
+            if shown.sums:
+                before = steps[number - 1].picture[rank].get(chunk, frozenset())
+                adds = shown.hearsay or (rank, chunk) in targets and targets[rank, chunk].operator == "+="
+                came = (parts - before if adds else parts) if (rank, chunk) in targets else frozenset()
+                assert (fresh, old) == (len(came), len(parts - came))
+                assert digits in ("", "".join(map(str, sorted(parts))))
+            assert words == ("" if not parts else "ABCDEFGH"[chunk] if shown.cut else words) and bool(words) == bool(parts)
+        rows = sorted({place[1] for place in places})
+        near = [min(range(n), key=lambda rank: abs(rows[rank] - top)) for top, _ in drawn["signs"]]
+        assert near == [move.target for move in step.moves]
+        assert [lines == 2 for _, lines in drawn["signs"]] == [shown.hearsay or move.operator == "+=" for move in step.moves]
+
+
+def test_an_exchange_is_drawn_from_what_one_has_to_what_one_got(card):
+    """Mutations: a chunk that arrives put in its sender's column of the left half; the own chunk not among what one got."""
+    card.choose("all-to-all", 4)
+    for number, step in enumerate(stepper_steps("all-to-all", 4)):
+        card.step(number)
+        words = [cell[2] for cell in card.page.evaluate(DRAWN)["cells"]]
+        for rank in range(4):
+            row = words[8 * rank:8 * rank + 8]
+            assert row[:4] == [f"{letter}{rank}" for letter in "ABCD"]
+            assert row[4:] == [f"{'ABCD'[rank]}{source}" if 4 * source + rank in step.picture[rank] else "" for source in range(4)]
+
+
+def test_bars_are_numbered_where_there_is_room(open_card):
+    """Mutation: digits over one another on a phone."""
+    wide, phone = open_card(), open_card(viewport=PHONE)
+    for card, there in ((wide, True), (phone, False)):
+        card.step(2)
+        assert bool("".join(cell[3] for cell in card.page.evaluate(DRAWN)["cells"])) == there
+
+
+# --- stepping ----------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_alive_while_the_page_is_still_read(card):
+    """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
+    assert card.page.evaluate("window.readyWhile") == "loading" and float(card.root.get_attribute("data-ready")) > 0
+    assert card.shows(FIRST, RANKS_FIRST, 1)
+
+
+@pytest.mark.parametrize("place", [".explorer-picture", "[type=range]", "[data-to=last]"])
+def test_keys(card, place):
+    """Arrows step, Home and End go to the ends and no further; the page does not scroll.
+
+    Mutations: two steps where the slider has the focus; a step beyond the last; Home left to the page."""
+    card.find(place).focus()
+    top = card.page.evaluate("scrollY")
+    for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("Home", 0), ("ArrowLeft", 0), ("End", 6), ("ArrowRight", 6)):
+        card.page.keyboard.press(key)
+        assert card.shows(FIRST, RANKS_FIRST, number), (key, number)
+    assert card.page.evaluate("scrollY") == top
+
+
+def test_keys_of_other_controls_stay_theirs(card):
+    """Mutation: arrows on the numbers of ranks step instead."""
+    card.find("[type=radio]:checked").focus()
+    card.page.keyboard.press("ArrowRight")
+    card.page.wait_for_function("document.querySelector('.stepper [type=range]').max === '8'")
+    assert card.shows(FIRST, 5, 1)
+
+
+def test_buttons_and_slider(card):
+    """At an end a button says that it does nothing, and keeps the focus. Mutation: `disabled`, which drops the focus to the page."""
+    for button, number in (("last", 6), ("forward", 6), ("back", 5), ("first", 0), ("forward", 1)):
+        card.find(f"[data-to={button}]").click(force=True)  # Playwright would wait until it does something
+        assert card.shows(FIRST, RANKS_FIRST, number) and card.page.evaluate("document.activeElement.dataset.to") == button
+        dead = card.find("[data-to][aria-disabled=true]").evaluate_all("buttons => buttons.map(button => button.dataset.to)")
+        assert dead == {0: ["first", "back"], 6: ["forward", "last"]}.get(number, [])
+    card.step(4)
+    assert card.shows(FIRST, RANKS_FIRST, 4) and card.find("[type=range]").get_attribute("aria-valuetext") == "step 4 of 6"
+    assert card.find(".stepper-count").text_content() == "4 of 6"
+
+
+def test_other_ranks_keep_a_valid_step(card):
+    """And another collective begins at its first step; Reset brings back what was there.
+
+    Mutations: step 6 of 2; step 1 whenever the ranks change; a slider as long as before."""
+    card.step(6)
+    for n, number in ((8, 6), (2, 2), (5, 2)):
+        card.choose(FIRST, n)
+        assert card.shows(FIRST, n, number) and card.find("[type=range]").get_attribute("max") == str(2 * (n - 1))
+    card.choose("broadcast", 5)
+    assert card.shows("broadcast", 5, 1) and card.find(".stepper-look").text_content() == COLLECTIVES["broadcast"].look
+    card.find(".explorer-reset").click()
+    assert card.shows(FIRST, RANKS_FIRST, 1) and card.find("select").input_value() == FIRST
+    assert card.find("[type=radio]:checked").get_attribute("value") == str(RANKS_FIRST)
+
+
+def test_nothing_below_jumps(open_card):
+    """Mutation: a card as high as its sentence."""
+    for card in (open_card(), open_card(viewport=PHONE)):
+        heights = set()
+        for number in range(7):
+            card.step(number)
+            heights.add(card.root.bounding_box()["height"])
+        assert len(heights) == 1
+
+
+def test_steps_are_announced_when_the_reader_rests(card):
+    """Once, politely, and not on the way. Mutations: a sentence that is no live region; every step announced; `assertive`."""
+    status = card.find(".explorer-status")
+    assert status.get_attribute("role") == "status" and not status.text_content()
+    card.page.evaluate("""() => { window.said = []; new MutationObserver(() => { const text = document.querySelector(".explorer-status").textContent;
+      if (text) said.push(text); }).observe(document.querySelector(".explorer-status"), {childList: true, characterData: true, subtree: true}); }""")
+    card.find(".explorer-picture").focus()
+    for _ in range(3):
+        card.page.keyboard.press("ArrowRight")
+    card.page.wait_for_function("said.length")
+    card.page.wait_for_timeout(200)
+    assert card.page.evaluate("said") == [stepper_steps(FIRST, RANKS_FIRST)[4].sentence]
+    assert card.find("svg").first.get_attribute("aria-labelledby") == card.find(".explorer-words").get_attribute("id")
+
+
+# --- playing: the page's clock is the test's ----------------------------------------------------------------------------
+
+
+def playing_card(open_card, **options):
+    card = open_card(**options)
+    card.page.clock.install()
+    card.page.reload()
+    card.page.wait_for_selector(".stepper svg[width]")
+    return card
+
+
+def test_space_plays_to_the_end_and_stops_there(open_card):
+    """The end is announced, the way is not; played again from the end it begins anew; space, or any step, stops it.
+
+    Mutations: play on beyond the end; an interval left running; announce every step."""
+    card = playing_card(open_card)
+    card.find(".explorer-picture").focus()
+    card.page.keyboard.press("Space")
+    assert card.shows(FIRST, RANKS_FIRST, 2) and card.find(".stepper-play").get_attribute("aria-label") == "Pause"
+    card.page.clock.run_for(2400)  # a second after the last step
+    assert card.shows(FIRST, RANKS_FIRST, 3) and not card.find(".explorer-status").text_content()
+    card.page.clock.run_for(20_000)
+    assert card.shows(FIRST, RANKS_FIRST, 6) and card.find(".stepper-play").get_attribute("aria-label") == "Play"
+    assert card.find(".explorer-status").text_content() == stepper_steps(FIRST, RANKS_FIRST)[6].sentence
+    card.find(".stepper-play").click()
+    card.page.clock.run_for(1500)
+    assert card.shows(FIRST, RANKS_FIRST, 1)
+    for stop in ("Space", "ArrowLeft"):
+        card.find(".explorer-picture").focus()
+        card.page.keyboard.press(stop)
+        here = card.at
+        card.page.clock.run_for(5000)
+        assert card.at == here and "playing" not in card.root.get_attribute("class")
+        card.find(".stepper-play").click()
+
+
+def test_who_wants_no_motion_gets_none(open_card):
+    """No button to play, space is one step; a wish that comes while it plays stops it.
+
+    Mutations: a play that starts nevertheless; the wish looked up once."""
+    card = playing_card(open_card, reduced_motion="reduce")
+    assert not card.find(".stepper-play").is_visible()
+    card.find(".explorer-picture").focus()
+    card.page.keyboard.press("Space")
+    card.page.clock.run_for(10_000)
+    assert card.shows(FIRST, RANKS_FIRST, 2)
+    card = playing_card(open_card, reduced_motion="no-preference")
+    card.find(".stepper-play").click()
+    card.page.emulate_media(reduced_motion="reduce")
+    card.page.wait_for_function("!document.querySelector('.stepper.playing')")
+    here = card.at
+    card.page.clock.run_for(10_000)
+    assert card.at == here
+
+
+# --- everyone, everywhere -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_nothing_grave(open_card, mode):
+    """Must catch: a button without a name, a label of nothing, text too pale."""
+    card = open_card(color_scheme=mode, reduced_motion="reduce")
+    for name in (FIRST, "all-to-all", "barrier"):
+        card.choose(name, 8)
+        assert not axe_findings(card.page)
+
+
+def contrast(one, other):
+    def light(colour):
+        channels = [int(channel) / 255 for channel in colour[4:-1].split(",")]
+        return sum(w * (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4) for w, c in zip((0.2126, 0.7152, 0.0722), channels, strict=True))
+
+    low, high = sorted((light(one), light(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_what_is_drawn_is_seen(open_card, mode):
+    """Lines 3:1 against the page, letters and digits 4.5:1 against what they stand on.
+
+    Mutations: the palette's fill for the line; the page's ink on a full cell in the dark."""
+    card = open_card(color_scheme=mode)
+    card.step(5)
+    colours = card.page.evaluate("""() => Object.fromEntries([["page", "html", "backgroundColor"], ["line", ".cell:not(.moved)", "stroke"],
+      ["moved", ".cell.moved", "stroke"], ["full", ".cell.full", "fill"], ["old", ".bars:not(.fresh)", "fill"], ["fresh", ".bars.fresh", "fill"],
+      ["arrow", ".arrow", "stroke"], ["operator", ".operator", "stroke"], ["letter", ".chunk:not(.on)", "fill"], ["on", ".chunk.on", "fill"],
+      ["digit", ".digits", "fill"], ["rank", "svg .strong", "fill"], ["head", "svg .tick", "fill"]].map(([name, selector, property]) =>
+        [name, getComputedStyle(document.querySelector(selector === "html" ? selector : ".stepper " + selector))[property]]))""")
+    for line in ("line", "moved", "arrow", "operator"):
+        assert contrast(colours[line], colours["page"]) >= 3, line
+    for text, under in (("letter", "page"), ("on", "full"), ("digit", "old"), ("digit", "fresh"), ("rank", "page"), ("head", "page")):
+        assert contrast(colours[text], colours[under]) >= 4.5, (text, under)
+
+
+def test_without_javascript_the_table_stands_there(open_card):
+    """Mutation: hide the table in the style sheet and let the script show it; a dead button."""
+    card = open_card(java_script_enabled=False)
+    steps = stepper_steps(FIRST, RANKS_FIRST)
+    rows = card.find("tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    assert rows == [[str(step.number), step.sentence.partition(": ")[2], step.detail.partition(". ")[2]] for step in steps]
+    assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST) and not card.page.evaluate(NO_SCRIPT_PROBLEMS)
+
+
+def test_on_paper_the_table_stands_below_the_picture(card):
+    """Mutation: leave the table hidden in print, or print the buttons."""
+    card.page.set_viewport_size(PAPER)
+    card.page.emulate_media(media="print")
+    assert card.find("table").is_visible() and card.find("svg").first.is_visible()
+    assert not card.page.evaluate(EXPLORERS_AT_REST) and not card.page.evaluate(PAPER_PROBLEMS) and not card.page.evaluate(BEYOND)
+
+
+@pytest.mark.parametrize(("name", "n"), [(FIRST, 8), ("all-to-all", 8), ("barrier", 8), ("tree all-reduce", 7), ("broadcast", 2)])
+def test_on_a_phone(open_card, name, n):
+    """The picture, then the buttons, then the words; text keeps its size, stays inside and apart; fingers find every control.
+
+    Mutations: a picture as wide as on a desktop; controls first; labels of 9 px; letters that run into one another."""
+    card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
+    card.choose(name, n)
+    boxes = [card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-words", ".explorer-menus")]
+    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in zip(boxes, boxes[1:]))
+    assert boxes[0]["height"] + boxes[1]["height"] <= PHONE["height"], "picture and buttons are seen together"
+    for number in range(len(stepper_steps(name, n))):
+        card.step(number)
+        assert not card.page.evaluate(BEYOND)
+        for text, size, left, right, beside in card.find("svg text").evaluate_all("""texts => texts.filter(text => text.textContent).map((text, k, all) => {
+            const box = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
+            const next = all[k + 1] && all[k + 1].getBoundingClientRect();
+            return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left, svg.right - box.right,
+              next && Math.abs(next.top - box.top) < 2 && next.left > box.left ? next.left - box.right : 1]; })"""):
+            assert size >= 11 and left >= -1 and right >= -1 and beside >= 0, (text, size, left, right, beside)
+    for control in card.find("input, select, button").all():
+        if control.is_visible():
+            box = control.bounding_box()
+            assert box["height"] >= 44 and box["width"] >= 44, control.evaluate("node => node.outerHTML.slice(0, 80)")
+
+
+def test_the_picture_follows_the_width_of_the_window(card):
+    """Mutation: measure the width once."""
+    card.page.set_viewport_size(PHONE)
+    card.page.wait_for_function("""() => { const place = document.querySelector(".explorer-drawing");
+      return +place.firstChild.getAttribute("width") === place.clientWidth; }""")
+    assert card.shows(FIRST, RANKS_FIRST, 1) and not card.page.evaluate(BEYOND)
