@@ -5,9 +5,9 @@
     ```
 
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses others. The card has the look
-and the habits of an explorer (``explorer.py``). Moves and words are data (``shardlab.show.collective_steps``): those of the first picture stand in the card, the
-others in one script that is fetched when the reader asks for another. ``static/stepper.js`` draws them. Without a script, and on
-paper, a table says the same steps.
+and the habits of an explorer (``explorer.py``). Moves and words are data (``shardlab.show.collective_steps``): those of the first
+picture stand in the card, the others in one script that is fetched when the reader asks for another. ``static/stepper.js`` draws
+them. Without a script, and on paper, a table says the same steps.
 """
 
 from html import escape
@@ -63,8 +63,8 @@ def card(name, ranks, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the others."""
     ident, steps = f"stepper-{name.replace(' ', '-')}", stepper_steps(name, ranks)
     options = "".join(f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES)
-    choices = "".join(f'<label><input type="radio" name="{ident}-n" value="{n}"{" checked" if n == ranks else ""}><span>{n}</span></label>'
-                      for n in RANKS)
+    choices = "".join(f'<label><input type="radio" name="{ident}-n" value="{n}"{" checked" if n == ranks else ""}>'
+                      f"<span>{n}</span></label>" for n in RANKS)
     first = _json({name: {ranks: page_data(name, ranks)}}).replace("<", "\\u003c")
     return f"""
 <div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
@@ -76,7 +76,8 @@ def card(name, ranks, source):
 <select id="{ident}-name">{options}</select></div>
 <div class="explorer-menu"><span id="{ident}-n">Ranks</span>
 <div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-n">{choices}</div></div></div>
-<div class="explorer-controls"><div class="explorer-menu"><label for="{ident}-step">Step <span class="stepper-count">1 of {len(steps) - 1}</span></label>
+<div class="explorer-controls"><div class="explorer-menu">
+<label for="{ident}-step">Step <span class="stepper-count">1 of {len(steps) - 1}</span></label>
 <input type="range" id="{ident}-step" min="0" max="{len(steps) - 1}" step="1" value="1"></div>
 <div class="stepper-buttons">{"".join(map(_button, BUTTONS))}</div>
 <p class="stepper-keys">Keys: <kbd>←</kbd> <kbd>→</kbd> one step, <kbd>space</kbd> plays</p></div>
@@ -96,23 +97,28 @@ def unbroken(text):
 
 
 def title(name):
-    return f"{name[0].upper()}{name[1:]}, step by step"
+    return f"{_capital(name)}, step by step"
+
+
+def _capital(text):
+    return text[0].upper() + text[1:]
 
 
 def _button(name):
     words, path = BUTTONS[name]
     paths = f'<path d="{path}"/>' if path else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
     kind = f'data-to="{name}"' if path else 'class="stepper-play"'
-    return (f'<button type="button" {kind} aria-label="{words}"><svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false">'
-            f"{paths}</svg></button>")
+    return (f'<button type="button" {kind} aria-label="{words}">'
+            f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{paths}</svg></button>')
 
 
 def table(name, ranks):
     """The steps of the collective, and how far each of them comes."""
-    rows = "".join(f'<tr><td class="number">{step.number}</td><td>{escape(step.sentence.partition(": ")[2])}</td>'
+    rows = "".join(f'<tr><td class="number">{step.number}</td><td>{escape(_capital(step.sentence.partition(": ")[2]))}</td>'
                    f'<td>{escape(step.detail.partition(". ")[2])}</td></tr>' for step in stepper_steps(name, ranks))
-    return (f'<table class="table"><caption>The steps of {_a(name)} on {ranks} ranks.</caption><thead><tr><th scope="col" class="number">Step</th>'
-            f'<th scope="col">What is sent</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
+    return (f'<table class="table"><caption>The steps of {_a(name)} on {ranks} ranks.</caption><thead><tr>'
+            f'<th scope="col" class="number">Step</th><th scope="col">What is sent</th>'
+            f'<th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
 
 
 def _a(name):

@@ -104,8 +104,8 @@ COLLECTIVES = MappingProxyType({
     "barrier": Collective(
         plans.barrier, "all", "all", cut=False, sums=True, hearsay=True, puts="word",
         look="Rows are ranks; the bars are the ranks of which a rank knows that they have come.",
-        begin="each of the {n} ranks knows only of itself that it has come.", end="Now each knows that all have come, and goes on.",
-        progress="{done} of {wanted} ranks know of all"),
+        begin="each of the {n} ranks knows only of itself that it has come.",
+        end="Now each knows that all have come, and goes on.", progress="{done} of {wanted} ranks know of all"),
 })
 
 
@@ -220,16 +220,21 @@ DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
 
 def encode(plan: Plan) -> str:
     """A plan in four characters a move: source, target, chunk (one of DIGITS), operator; a space between steps."""
-    return " ".join("".join(f"{move.source}{move.target}{DIGITS[move.chunk]}{move.operator[0]}" for move in moves) for moves in plan)
+    def written(move):
+        return f"{move.source}{move.target}{DIGITS[move.chunk]}{move.operator[0]}"
+
+    return " ".join("".join(map(written, moves)) for moves in plan)
 
 
 def page_data(name: str, n: int) -> dict:
-    """What static/stepper.js draws: any picture with ranks as rows that says it so can be stepped through ("who holds which shard").
+    """What static/stepper.js draws. Any picture with ranks as rows that is said like this can be stepped through: this is where
+    "who holds which shard" will come in.
 
-    look: what to look at; columns: their heads; have: of each rank its chunks before the first step, with its own part in each;
-    labels: of each chunk, what is written in a cell that holds it; or texts: the same for a row that is one cell, by the number of
-    parts in it; need: parts of a complete chunk (bars are drawn where it is more than one); moves: see `encode`; say: of each step,
-    from step 0 on, sentence and detail. exchange: columns stand twice, for what a rank has and for what it got; hearsay: see Collective.
+    `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the first step, with its own part in
+    each. `labels`: of each chunk, what is written in a cell that holds it; or `texts`: the same for a row that is one cell, by
+    the number of parts in it. `need`: parts of a complete chunk; bars are drawn where it is more than one. `moves`: see `encode`.
+    `say`: of each step, from step 0 on, its sentence and detail. `exchange`: columns stand twice, for what a rank has and for
+    what it got. `hearsay`: see Collective.
     """
     steps, shown = stepper_steps(name, n), COLLECTIVES[name]
     have = [sorted(chunks) for chunks in steps[0].picture]
@@ -237,7 +242,8 @@ def page_data(name: str, n: int) -> dict:
     return {
         "look": shown.look, "need": shown.need(n), "have": have, "moves": encode([step.moves for step in steps[1:]]),
         "columns": ranks if exchange else list(LETTERS[:n]) if shown.cut else ["knows of" if shown.hearsay else "message"],
-        **({"labels": [label(shown, n, chunk) for chunk in range(n * n if exchange else n)]} if shown.cut else {"texts": texts(shown, n)}),
+        **({"labels": [label(shown, n, chunk) for chunk in range(n * n if exchange else n)]} if shown.cut
+           else {"texts": texts(shown, n)}),
         **({"exchange": 1} if exchange else {}), **({"hearsay": 1} if shown.hearsay else {}),
         "say": [[step.sentence, step.detail] for step in steps]}
 
