@@ -12,6 +12,7 @@ from playwright.sync_api import sync_playwright
 
 from bench.building import measure_building, pages_of_the_book
 from bench.collectives import measure_collectives
+from bench.data_parallel import measure_data_parallel
 from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
@@ -21,8 +22,9 @@ from bench.sample import build_sample
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives")
-BARE = {"ranks": measure_ranks, "collectives": measure_collectives}  # need neither a browser nor the book
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel")
+BARE = {"ranks": measure_ranks, "collectives": measure_collectives,
+        "data-parallel": measure_data_parallel}  # need neither a browser nor the book
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 

@@ -31,7 +31,8 @@ def test_seconds(ranks, buckets):
     Mutations: a bucket ready at the beginning of its part of backward; the last bucket counted as hidden; the latency paid once;
     buckets that travel side by side; the whole backward taken as cover."""
     nbytes, tensors = 10_000_000, 60
-    given = dict(ranks=ranks, reduced_bytes=nbytes, gradient_buckets=buckets, parameter_tensors=tensors, parameter_bytes=9_000_000, **LINK)
+    given = dict(ranks=ranks, reduced_bytes=nbytes, gradient_buckets=buckets, parameter_tensors=tensors,
+                 parameter_bytes=9_000_000, **LINK)
     for backward in (0.0, 0.01, 0.1, 1.0, 30.0):
         found = evaluate(["bucket_seconds", "all_buckets_seconds", "exposed_seconds", "server_seconds", "per_tensor_seconds"],
                          backward_seconds=backward, **given)
@@ -54,7 +55,8 @@ def test_step():
     targets = ["compute_seconds", "data_parallel_step_seconds", "scaling_efficiency", "hidden_seconds", "exposed_seconds",
                "all_buckets_seconds"]
     alone = evaluate(targets, ranks=1, reduced_bytes=10**8, gradient_buckets=4, **times, **LINK)
-    assert math.isclose(alone["data_parallel_step_seconds"], 0.35) and alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
+    assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
+    assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
     before = 0
     for nbytes in (10**5, 10**6, 10**7, 10**8):
         found = evaluate(targets, ranks=4, reduced_bytes=nbytes, gradient_buckets=10, **times, **LINK)
@@ -66,8 +68,8 @@ def test_step():
 
 
 def test_number_of_buckets():
-    """Never more than the formula says, for any tensors; exactly so many where a bucket holds a whole number of alike tensors, where
-    each tensor fills one, and where one holds all.
+    """Never more than the formula says, for any tensors; exactly so many where a bucket holds a whole number of alike tensors,
+    where each tensor fills one, and where one holds all.
 
     Mutation: rounded down; tensors left out of the minimum."""
     torch = pytest.importorskip("torch")
@@ -75,8 +77,8 @@ def test_number_of_buckets():
 
     def both(sizes, bucket_bytes):
         tensors = [torch.empty(size, device="meta") for size in sizes]
-        return len(make_buckets(tensors, bucket_bytes)), evaluate(
-            ["gradient_buckets"], parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes), bucket_bytes=bucket_bytes)["gradient_buckets"]
+        given = dict(parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes), bucket_bytes=bucket_bytes)
+        return len(make_buckets(tensors, bucket_bytes)), evaluate(["gradient_buckets"], **given)["gradient_buckets"]
 
     for size, count, each in ((10, 12, 3), (7, 5, 1), (1, 9, 9), (3, 10, 4)):
         there, formula = both([size] * count, 4 * size * each)
@@ -90,7 +92,7 @@ def test_number_of_buckets():
 
 
 def test_presets_go_in():
-    """A model of the presets gives what is sent, to the byte. Mutation: the element of a parameter in the place of a gradient's."""
+    """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element in the place of a gradient's."""
     given = quantities(model="GPT-2 124M", recipe="fp32 Adam", bucket_bytes=25 << 20, ranks=8)
     found = evaluate(["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given)
     assert found["reduced_bytes"] == 4 * (124_439_808 + 148) and found["gradient_buckets"] == 19

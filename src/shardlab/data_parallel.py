@@ -175,7 +175,7 @@ class PerTensor(Replicas):
 
 
 class Bucketed(Replicas):
-    """After backward, an all-reduce for each bucket of `bucket_bytes` or more: the latency is paid for many parameters at once."""
+    """After backward, an all-reduce for each bucket of `bucket_bytes` or more: one latency for many parameters."""
 
     def __init__(self, module: nn.Module, bucket_bytes: int = BUCKET_BYTES, group: dist.ProcessGroup | None = None):
         super().__init__(module, group, bucket_bytes=bucket_bytes)

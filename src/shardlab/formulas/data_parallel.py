@@ -40,7 +40,8 @@ def reduced_bytes_without_no_sync(reduced_bytes, accumulation_steps):
 
 @BOOK.formula(symbol=r"n_\text{srv}", unit="count", source=_OURS, measured_by=_SENT)
 def server_messages(ranks, rank, parameter_tensors):
-    """messages that a rank sends in a step with a parameter server: rank 0 its parameters to every other, the others their gradients"""
+    """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each other, the others their
+    gradients"""
     return where(rank < 1, (ranks - 1) * parameter_tensors, parameter_tensors)
 
 
@@ -89,7 +90,7 @@ def per_tensor_seconds(ranks, parameter_tensors, latency_seconds, reduced_bytes,
 def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link_bytes_per_second):
     """time of the all-reduce of one bucket"""
     return (2 * (ranks - 1) * latency_seconds
-            + 2 * (ranks - 1) / ranks * (reduced_bytes / gradient_buckets / link_bytes_per_second))
+            + 2 * (ranks - 1) / ranks * (reduced_bytes / (gradient_buckets * link_bytes_per_second)))
 
 
 @BOOK.formula(symbol=r"\tau_\text{all}", unit="seconds", source=_OURS, measured_by=_SECONDS)
@@ -100,7 +101,7 @@ def all_buckets_seconds(gradient_buckets, bucket_seconds):
 
 @BOOK.formula(symbol=r"\tau_\text{exp}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def exposed_seconds(bucket_seconds, all_buckets_seconds, gradient_buckets, backward_seconds):
-    """time that a step still waits when buckets leave during backward: the last bucket is ready when backward ends; and the first,
+    """time that a step still waits when buckets leave during backward: the last is ready when backward ends; and the first,
     before which nothing can leave, when a first part of backward is done"""
     return maximum(bucket_seconds, all_buckets_seconds - (gradient_buckets - 1) / gradient_buckets * backward_seconds)
 
