@@ -15,7 +15,7 @@ from bench.collectives import measure_collectives
 from bench.data_parallel import measure_data_parallel
 from bench.formulas import measure_python
 from bench.memory import measure_memory
-from bench.pages import Reader, measure_exactness, measure_loads, measure_redraws, measure_weight
+from bench.pages import Reader, home_of, measure_exactness, measure_loads, measure_redraws, measure_weight
 from bench.ranks import measure_ranks
 from bench.report import machine, table, write
 from bench.sample import build_sample
@@ -84,9 +84,9 @@ def main():
                          "where the memory goes": (BOOK / "chapters" / "where-the-memory-goes.html", False)}
                 results += measure_loads(reader, pages)
             elif part == "redraw":
-                results += measure_redraws(reader, {
-                    "does-it-fit": BOOK / "index.html", "fits-and-how-long": chapter,
-                    "where-the-memory-goes": BOOK / "chapters" / "where-the-memory-goes.html"})
+                homes = {name: home_of(name, BOOK) for name in ("does-it-fit", "fits-and-how-long", "where-the-memory-goes", "roofline",
+                                                                "collective-cost")}
+                results += measure_redraws(reader, {name: path for name, path in homes.items() if path})
             elif part == "weight":
                 our_files = {path.name for path in (ROOT / "src" / "bookkit" / "static").iterdir()} | {"palette.css"}
                 results += measure_weight(browser, BOOK, page_paths(BOOK), our_files)

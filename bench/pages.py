@@ -177,6 +177,11 @@ def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
     return results
 
 
+def home_of(name: str, folder: Path) -> Path | None:
+    """The first page of the built book with that explorer."""
+    return next((path for path in sorted(folder.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8")), None)
+
+
 def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> list[Result]:
     """Differences between the pages' JavaScript and Python's exact integers; the configurations are those of the tests."""
     from test_javascript_equals_python import RUN, ask, cases
@@ -189,7 +194,9 @@ def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> li
         counted = different = refusals = total = 0
         worst = 0.0
         for name, spec in EXPLORERS.items():
-            path = next(path for path in sorted(folder.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8"))
+            path = home_of(name, folder)
+            if path is None:  # its chapter is not written yet
+                continue
             configurations, expected = cases(name)
             context, page, _ = reader.open(f"{home}/{path.relative_to(folder).as_posix()}", 1)
             answers = ask(page, RUN, name, configurations)

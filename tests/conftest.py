@@ -7,6 +7,7 @@ integration machine (CI=true) a missing browser is an error.
 import os
 import shutil
 import threading
+from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -73,14 +74,26 @@ class _QuietHandler(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture(scope="session")
-def book_server(book_html):
-    """Address of the built book over http, without a slash at its end, such as http://127.0.0.1:43125."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(book_html))) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+def serve():
+    """`with serve(folder) as address`: the folder over http, without a slash at the address' end, such as http://127.0.0.1:43125."""
+
+    @contextmanager
+    def serve_it(folder):
+        with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(folder))) as server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            yield f"http://127.0.0.1:{server.server_port}"
+            server.shutdown()
+            thread.join()
+
+    return serve_it
+
+
+@pytest.fixture(scope="session")
+def book_server(book_html, serve):
+    """Address of the built book over http."""
+    with serve(book_html) as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

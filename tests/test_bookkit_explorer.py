@@ -122,7 +122,8 @@ def test_every_symbol_of_an_equation_is_marked(name):
 def test_a_page_carries_what_it_uses(build):  # noqa: F811
     """Plain scripts in the head, formulas first, only where there is an explorer; the function of that explorer only.
 
-    Mutation: add the scripts to every page, or with `defer`, so that nothing moves until the whole page is read."""
+    Mutation: add the scripts to every page, that of curves where there are none, or with `defer`, so that nothing moves until the
+    whole page is read."""
     pages, warnings = build(
         index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
         two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n",
@@ -138,7 +139,10 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
         assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "pictures.js", "explorer.js"]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
-    assert "explorer" not in pages["three"]
+    assert "explorer" not in pages["three"] and not any("curves.js" in page for page in pages.values())
+    pages, _ = build(index="# One\n\n```{explorer} collective-cost\n```\n")
+    found = re.findall(r"_static/(formulas|pictures|curves|explorer)\.js", pages["index"])
+    assert found == ["formulas", "pictures", "curves", "explorer"]
 
 
 def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811

@@ -1,10 +1,13 @@
 """The plotly figures: what is drawn is what was measured, and the words say it too."""
 
 import json
+import math
 import re
+from dataclasses import replace
 
 import pytest
 
+from shardlab.show.curve_figures import curves_figure
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.figures import (
     Bytes, columns_figure, duration_figure, explorer_figures, loss_figure, memory_figure, round_up, states_figure)
@@ -174,6 +177,65 @@ def test_the_pictures_of_an_explorer():
     assert {bar.name for bar in memory.data if bar.name.endswith("measured")} == {"gradients, measured"}
     assert bars(memory, "together, predicted")[-1][1] == pytest.approx(computed["states_bytes_per_gpu"] / 1e9)
     assert time.data[0].x[0] == computed["training_seconds"]
+
+
+# ---------------------------------------------------------------- curves
+
+
+def curve(figure, name):
+    return next(trace for trace in figure.data if trace.name == name)
+
+
+def test_lines_points_and_what_was_measured():
+    """Lines are what the formulas say at each stop, in strokes that differ; what was measured are filled marks at their own place; the
+    reader's point is then a ring.
+
+    Mutations: measured points on another line; every line solid; the hierarchical line with one rank on a node; a disc over the marks."""
+    spec = EXPLORERS["collective-cost"]
+    shown = spec.compute(spec.start())
+    measured = {"ring_all_reduce_seconds": [(2**16, 210e-6), (2**30, 2.5)]}
+    (plain,), (figure,) = explorer_figures(spec, shown), explorer_figures(spec, shown, measured)
+    lines = ("ring", "tree", "naive", "hierarchical")
+    for name, line in zip(lines, spec.pictures[0].lines):
+        swept = [(stop, values[line.quantity]) for stop, values in spec.swept(spec.pictures[0], shown)]
+        assert [(x, pytest.approx(y, rel=1e-4)) for x, y in zip(curve(figure, name).x, curve(figure, name).y)] == swept
+    assert len({curve(figure, name).line.dash for name in lines}) == len({curve(figure, name).line.color for name in lines}) == 4
+    points = curve(figure, "ring, measured")
+    assert list(zip(points.x, points.y)) == measured["ring_all_reduce_seconds"] and points.marker.color == curve(figure, "ring").line.color
+    assert "marks: measured" in words(figure) and "marks: measured" not in words(plain)
+    assert (curve(plain, "here").marker.symbol, curve(figure, "here").marker.symbol) == ("circle", "circle-open")
+    assert curve(figure, "here").y[0] == pytest.approx(shown["fastest_all_reduce_seconds"], rel=1e-4) and "<b>2.38 ms</b>" in words(figure)
+    alone = spec.compute(spec.move(spec.start(), "ranks_per_node", 1))
+    assert "hierarchical" not in words(explorer_figures(spec, alone)[0])
+
+
+def test_words_at_the_ends_of_lines_stand_apart():
+    """Mutation: the words where the lines end; ring and hierarchical end within a few pixels of each other."""
+    spec = EXPLORERS["collective-cost"]
+    (figure,) = explorer_figures(spec, spec.compute(spec.start()))
+    ends = next(trace for trace in figure.data if trace.mode == "text")
+    low, high = figure.layout.yaxis.range
+    pixels = (figure.layout.height - figure.layout.margin.t - figure.layout.margin.b) / (high - low)
+    at = sorted(math.log10(y) * pixels for y in ends.y)
+    assert len(at) == 4 and min(two - one for one, two in zip(at, at[1:])) > 16
+
+
+def test_axes_of_curves():
+    """Logarithmic with ticks in the quantity's own words, around everything that is drawn, also what was measured; linear from zero.
+
+    Mutations: a range around the lines only; an axis that starts at the smallest value."""
+    spec = EXPLORERS["roofline"]
+    shown, low = spec.compute(spec.start()), (0.01, 1e6)
+    (figure,) = explorer_figures(spec, shown, {"attainable_flops_per_second": [low]})
+    assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")
+    assert figure.layout.xaxis.range[0] <= math.log10(low[0]) and figure.layout.yaxis.range[0] <= math.log10(low[1])
+    assert "100 T" in figure.layout.yaxis.ticktext and "logarithmic" in figure.layout.yaxis.title.text
+    assert {"ridge: 295", "989 TFLOP/s"} <= {text.strip() for text in words(figure).split(" | ")}
+    linear = replace(spec.pictures[0], y=replace(spec.pictures[0].y, scale="linear"))
+    figure = curves_figure(linear, shown, spec.swept(linear, shown))
+    assert figure.layout.yaxis.type == "linear" and figure.layout.yaxis.range[0] == 0 and figure.layout.yaxis.range[1] > 989e12
+    with pytest.raises(ValueError, match="was measured as 0 at arithmetic_intensity = 3: a logarithmic axis has only places above 0"):
+        explorer_figures(spec, shown, {"attainable_flops_per_second": [(3, 0)]})
 
 
 def all_figures():

@@ -74,6 +74,18 @@ def test_typed_numbers(text, value):
     assert typed == value and type(typed) is type(value)
 
 
+@pytest.mark.parametrize("text, style, value", [
+    ("64 MiB", "bytes", 2**26), ("64MiB", "bytes", 2**26), ("1.5 kB", "bytes", 1500), ("64B", "bytes", 64), ("4096", "bytes", 4096),
+    ("2k", "bytes", 2000), ("450 GB/s", "bandwidth", 450e9), ("989 TFLOP/s", "rate", 989e12), ("3.4 µs", "short duration", 3.4e-6),
+    ("3.4us", "short duration", 3.4e-6), ("12 ms", "short duration", 0.012), ("2 s", "short duration", 2), ("64 MiB", "exact", "64 MiB"),
+    ("3 GB", "bandwidth", "3 GB"), ("MiB", "bytes", "MiB"), ("64 MiBs", "bytes", "64 MiBs")])
+def test_typed_units(text, style, value):
+    """A unit is taken where the quantity is printed in one, and only a unit of that style.
+
+    Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units taken everywhere."""
+    assert parse_number(text, style) == value
+
+
 @pytest.mark.parametrize("text", ["", "abc", ".", "NaN", "Infinity", "1,2", "0x10", "1.1.1", "12 GB", "1e", "--1",
                                   "\u0661\u0662"])
 def test_what_is_no_number_stays_text(text):
@@ -88,6 +100,9 @@ def test_what_stands_in_a_box_can_be_typed_again():
     for style in ("exact", "count", "percent"):
         for value in (1, 12_288, 300_000_000_000, 174_604_259_328, 2**53 - 1, 0.4, 0.123456):
             assert parse_number(format_to_type(value, style)) == value
+    for style, value in (("bytes", 2**26), ("bandwidth", 450e9), ("short duration", 3.4e-6), ("rate", 989e12), ("bytes", 123_456_789)):
+        assert parse_number(format_to_type(value, style), style) == value
+    assert format_to_type(2**26, "bytes") == "64 MiB" and format_to_type(3.4e-6, "short duration") == "3.4 µs"
     assert format_to_type(300_000_000_000, "count") == "300B" and format_to_type(174_604_259_328, "count") == "174,604,259,328"
 
 

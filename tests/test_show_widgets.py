@@ -85,6 +85,23 @@ def test_a_box_takes_what_is_no_stop_of_the_slider(long):
     assert 3_500_000_000 not in [value for _, value in long.sliders["parameters"].options]
 
 
+def test_a_box_takes_units_and_points_stand_beside_the_line():
+    """One line in a lab: the machine's own rates, and what was measured on it.
+
+    Mutations: units refused in a lab that the page takes; measured points dropped."""
+    widget = explorer("roofline", flops_per_second=2e12, memory_bytes_per_second=50e9, operation_element_bytes=4,
+                      measured={"attainable_flops_per_second": [(10.7, 1e11), (85.3, 8e11)]})
+    assert widget.menus["gpu"].value == OWN and widget.boxes["flops_per_second"].value == "2 TFLOP/s"
+    points = next(trace for trace in widget.figures[0].data if trace.name.endswith("measured"))
+    assert list(points.x) == [10.7, 85.3]
+    widget.boxes["memory_bytes_per_second"].value = "100 GB/s"
+    assert widget.values["memory_bytes_per_second"] == 100e9 and "from 20 on" in widget.sentence
+    cost = explorer("collective-cost", link="Ethernet, 1 Gbit/s", ranks=4, ranks_per_node=1)
+    cost.boxes["message_bytes"].value = "16 MiB"
+    cost.boxes["latency_seconds"].value = "50 µs"
+    assert (cost.values["message_bytes"], cost.values["latency_seconds"]) == (2**24, 5e-5)
+
+
 def test_a_preset_sets_its_quantities(fit):
     """Mutations: only the menu changed; a preset replacing also what it does not set (the GPUs of a copy)."""
     fit.sliders["gpus_per_copy"].value = 4

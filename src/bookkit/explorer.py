@@ -16,16 +16,16 @@ from pathlib import Path
 import re
 
 from docutils import nodes
-import rjsmin
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from shardlab.formulas import BOOK
-from shardlab.formulas.render import javascript, latex
+from shardlab.formulas.render import latex
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as, format_to_type
-from shardlab.show.spec import AtLeast, Choice, Product, Ratio, default_style
+from shardlab.show.spec import Choice, default_style
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,7 @@ def card(spec, sheet=None, script=None):
     the script which brings the equations behind "Why?" when they are asked for; without one they stand in the card."""
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
-    data = json.dumps(_data(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    code = rjsmin.jsmin(javascript(spec.targets, spec.inputs, short=True))
+    data = json.dumps(data_of(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
     controls = _controls(ident, spec, start)
     pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
@@ -83,7 +82,7 @@ def card(spec, sheet=None, script=None):
 <pre class="explorer-python" tabindex="0" hidden></pre>
 <script type="application/json">{data}</script>
 <script>
-BOOK.define({json.dumps(spec.name)}, function (given, exact, finite, invalid, ceilDiv, floorDiv) {{ return {code} }});
+{functions_of(spec)}
 BOOK.start({json.dumps(ident)});
 </script>
 </div>
@@ -196,62 +195,6 @@ def anchor(name):
     return f"formula-{name.replace('_', '-')}"
 
 
-# --- data for the script -----------------------------------------------------------------------------------------------------
-
-def _data(spec):
-    """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the presets' and the stops'."""
-    def words(pieces):
-        def styled(text):
-            return re.sub(r"\{(\w+)\}", lambda match: f"{{{match[1]}:{default_style(match[1])}}}", text)
-        return [dict(text=styled(piece.text), **{name: pairs for name in ("when", "unless") if (pairs := getattr(piece, name))})
-                for piece in pieces]
-
-    return dict(
-        name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
-        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style)
-                  for control in spec.controls],
-        menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
-        links=[_link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
-        pictures=[_picture(drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail))
-
-
-def _presets(spec, menu):
-    """A table: the quantities that a choice sets, and a row of values for each choice."""
-    presets = {name: spec.preset(menu.kind, name) for name in menu.names}
-    quantities = list(next(iter(presets.values())))
-    assert all(list(preset) == quantities for preset in presets.values()), f"{spec.name}: presets of {menu.kind} that set different quantities"
-    return dict(quantities=quantities, presets={name: list(preset.values()) for name, preset in presets.items()})
-
-
-def _picture(drawn):
-    if drawn.kind == "memory":
-        return dict(kind="memory", parts=[_part(part) for part in drawn.parts], total=drawn.total, capacity=drawn.capacity,
-                    spare=drawn.spare, over=drawn.over, least=drawn.least)
-    if drawn.kind == "timeline":
-        kinds = list(dict.fromkeys((part.label, part.colour) for column in drawn.columns for part in column.parts))
-        return dict(kind="timeline", capacity=drawn.capacity, kinds=kinds, columns=[
-            dict(name=column.name, phase=column.phase, total=column.total, when=column.when,
-                 parts=[[part.quantity, kinds.index((part.label, part.colour))] for part in column.parts])
-            for column in drawn.columns])
-    return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
-
-
-def _part(part):
-    return [part.quantity, part.label, part.colour]
-
-
-LINKS = {Ratio: "ratio", AtLeast: "least", Product: "product"}
-
-
-def _link(found):
-    """The link's kind, as explorer.js names it, and its fields."""
-    return dict(kind=LINKS[type(found)], **vars(found))
-
-
-def _stops(stops):
-    return dict(range=[stops[0], stops[-1]]) if isinstance(stops, range) else stops
-
-
 # --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
 
 def sheet_address(builder, page, name):
@@ -277,11 +220,14 @@ def _visit_text(writer, node):
 
 def _add_scripts(app, pagename, templatename, context, doctree):
     """Plain scripts in the page's head: they are there when the parser meets the first explorer."""
-    if doctree is not None and next(doctree.findall(explorer), None) is not None:
+    names = [node["name"] for node in doctree.findall(explorer)] if doctree is not None else []
+    if names:
         app.add_css_file("explorer.css", priority=810)
         app.add_js_file("formulas.js", priority=810)
         app.add_js_file("pictures.js", priority=811)
-        app.add_js_file("explorer.js", priority=812)
+        if any(picture.kind == "curves" for name in names for picture in EXPLORERS[name].pictures):
+            app.add_js_file("curves.js", priority=812)
+        app.add_js_file("explorer.js", priority=813)
 
 
 def setup(app):

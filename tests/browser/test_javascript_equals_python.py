@@ -11,7 +11,7 @@ import pytest
 from shardlab.formulas import BOOK, InvalidQuantity
 from shardlab.formulas.registry import show
 from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import STYLES, format_as, format_to_type, parse_number
+from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 
 CONFIGURATIONS = 10_000  # half from the controls' grid, half arbitrary; one in ten of these with a value that has to be refused
 BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, float("nan"), float("inf"), -float("inf"), 2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
@@ -24,15 +24,13 @@ RUN = """([name, configurations]) => configurations.map(q => {
 
 
 @pytest.fixture
-def open_page(browser, book_html, book_server):
+def open_page(browser, explorer_places):
     """open_page(name, protocol) opens the first page with that explorer."""
     opened = []
 
     def open_it(name, protocol):
-        pages = sorted(book_html.rglob("*.html"))
-        path = next(page for page in pages if f'id="explorer-{name}"' in page.read_text(encoding="utf-8"))
         opened.append(browser.new_page())
-        opened[-1].goto(path.as_uri() if protocol == "file" else f"{book_server}/{path.relative_to(book_html).as_posix()}")
+        opened[-1].goto(explorer_places[name].address(protocol))
         return opened[-1]
 
     yield open_it
@@ -67,6 +65,8 @@ def arbitrary(spec, chance):
         if "heads" in values:
             values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
+        if "ranks_per_node" in values:
+            values["ranks"] = values["ranks_per_node"] * chance.randint(1, 16)
         if "gpus" in values:
             values["gpus"] = values["data_parallel"] * values["gpus_per_copy"]
     if chance.random() < 0.05:
@@ -126,6 +126,35 @@ def test_functions_and_refusals(open_page, name, protocol):
     assert not list(differences(spec, configurations, expected, got))[:3]
 
 
+SWEEP = """([model, sweep, stops, quantities, configurations]) => configurations.map(values => stops.map(stop => {
+  try { const found = BOOK.models[model]({...values, [sweep]: stop}); return quantities.map(name => found[name]); }
+  catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return null; }
+}))"""
+
+
+@pytest.mark.parametrize("name, place", [(name, place) for name, spec in EXPLORERS.items() for place, picture in enumerate(spec.pictures)
+                                         if picture.kind == "curves"])
+def test_the_lines_of_curves(open_page, name, place):
+    """What lines are drawn from is what Python says at each stop, for a few dozen configurations.
+
+    Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop that is refused ends the line."""
+    spec, chance = EXPLORERS[name], random.Random(name)
+    curves, configurations = spec.pictures[place], []
+    while len(configurations) < 40:
+        try:
+            configurations.append(spec.compute(from_the_grid(spec, chance)))
+        except InvalidQuantity:
+            continue
+    quantities = [line.quantity for line in curves.lines]
+    got = ask(open_page(name, "file"), SWEEP, f"{name}/{place}", curves.sweep, curves.stops, quantities, configurations)
+    for configuration, lines in zip(configurations, got, strict=True):
+        swept = dict(spec.swept(curves, configuration))
+        for stop, values in zip(curves.stops, lines, strict=True):
+            expected = swept.get(stop)
+            assert (expected is None) == (values is None), (configuration, stop)
+            assert values is None or values == pytest.approx([expected[quantity] for quantity in quantities], rel=1e-12)
+
+
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_kind_of_refusal_at_every_input(open_page, name):
     """One bad value at a time, at each input, with the first of several that is named.
@@ -155,7 +184,7 @@ def test_printed_numbers(open_page):
     """Every style, the numbers of refusals, and what stands in a box, on thousands of values.
 
     Mutations: toFixed in the place of toPrecision; halves up in `threeDigits`; a unit chosen from the rounded value alone."""
-    values, styles, typed = list(numbers(random.Random(3))), list(STYLES), ["exact", "count", "percent"]
+    values, styles, typed = list(numbers(random.Random(3))), list(STYLES), ["exact", "count", "percent", *UNITS]
     expected = [[*(format_as(value, style) for style in styles), show(value), *(format_to_type(value, style) for style in typed)]
                 for value in values]
     got = ask(open_page("does-it-fit", "file"), """([values, styles, typed]) => values.map(value => [
@@ -173,7 +202,10 @@ def test_typed_numbers(open_page):
     texts = ["12,288", "175B", "300e9", "1.5T", "40%", "0.27t", " 1_000 ", "1 000", "", "abc", ".", "5.", ".5", "-3", "+7", "1e400",
              "NaN", "Infinity", "1,2", "12,2888", "0x10", "1.1.1", "12 GB", "1e-3k", "1,000.5", "\u0661", "1e", "--1", "0", "-0",
              "00012", "9007199254740993"]
-    expected = [parse_number(text) for text in texts]
-    got = open_page("does-it-fit", "file").evaluate("texts => texts.map(text => BOOK.parse(text))", texts)
+    texts += [f"{number}{unit}" for units in UNITS.values() for unit, _, _ in units for number in ("1.5 ", "007", "3.4", "-2k ", "x")]
+    expected = [parse_number(text, style) for text in texts for style in (None, *UNITS)]
+    got = open_page("does-it-fit", "file").evaluate(
+        "([texts, styles]) => texts.flatMap(text => styles.map(style => BOOK.parse(text, style)))", [texts, [None, *UNITS]])
     numbers = [[answer if isinstance(answer, str) else float(answer) for answer in answers] for answers in (expected, got)]
-    assert dict(zip(texts, numbers[0], strict=True)) == dict(zip(texts, numbers[1], strict=True))
+    keys = [(text, style) for text in texts for style in (None, *UNITS)]
+    assert dict(zip(keys, numbers[0], strict=True)) == dict(zip(keys, numbers[1], strict=True))

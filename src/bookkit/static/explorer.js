@@ -203,10 +203,10 @@
       control.slider.addEventListener("input", () => move(control.quantity, control.stops[+control.slider.value]));
       control.slider.addEventListener("change", releaseGhost);
       control.box.addEventListener("input", () => {
-        if (control.box.value.trim()) move(control.quantity, parse(control.box.value)); // an empty box is about to be filled
+        if (control.box.value.trim()) move(control.quantity, parse(control.box.value, control.style)); // an empty box is about to be filled
       });
       control.box.addEventListener("change", () => {
-        const typed = parse(control.box.value);
+        const typed = parse(control.box.value, control.style);
         if (typed !== values[control.quantity]) move(control.quantity, typed);
         if (typeof typed === "number") control.box.value = BOOK.formatToType(typed, control.style);
         releaseGhost();

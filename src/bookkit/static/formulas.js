@@ -120,6 +120,7 @@
   var LARGE = [["", 1], ["M", 1e6], ["B", 1e9], ["T", 1e12]];
   var DURATIONS = [["microsecond", 1e-6], ["millisecond", 1e-3], ["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400],
     ["year", 31536000]];
+  var SHORT_DURATIONS = [["µs", 1e-6], ["ms", 1e-3], ["s", 1]];
   var RATES = [["FLOP/s", 1], ["MFLOP/s", 1e6], ["GFLOP/s", 1e9], ["TFLOP/s", 1e12], ["PFLOP/s", 1e15], ["EFLOP/s", 1e18]];
 
   /* [text, value] of three significant digits; trailing zeros go when rounding changed nothing. */
@@ -140,12 +141,14 @@
 
   function formatExact(value) { return Number.isInteger(value) ? grouped(BigInt(value).toString()) : formatNumber(value); }
 
+  function within(value, size) { return size < 1 ? value * Math.round(1 / size) : value / size; }
+
   function scaled(value, units, separator) {
     var unit = units[0];
     units.slice(1).forEach(function (larger) {
-      if (value >= larger[1] || rounded(value / unit[1])[1] >= Math.round(larger[1] / unit[1])) unit = larger;
+      if (value >= larger[1] || rounded(within(value, unit[1]))[1] >= Math.round(larger[1] / unit[1])) unit = larger;
     });
-    return formatNumber(value / unit[1]) + (separator === undefined ? " " : separator) + unit[0];
+    return formatNumber(within(value, unit[1])) + (separator === undefined ? " " : separator) + unit[0];
   }
 
   function formatCount(value) {
@@ -171,6 +174,7 @@
     "bytes": function (value) { return scaled(value, BINARY); },
     "decimal bytes": function (value) { return scaled(value, DECIMAL); },
     "duration": function (value) { return formatDuration(value); },
+    "short duration": function (value) { return scaled(value, value ? SHORT_DURATIONS : SHORT_DURATIONS.slice(2)); },
     "rate": function (value) { return scaled(value, RATES); },
     "bandwidth": function (value) { return scaled(value, DECIMAL) + "/s"; }
   };
@@ -186,19 +190,33 @@
   var TYPED = /^([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)$/i;
   var SHIFTS = { "": 0, "%": -2, k: 3, m: 6, b: 9, t: 12 };
 
+  // Units that may be typed where a quantity is printed in a style: [unit, power of ten, factor].
+  function tens(suffix) { return function (unit) { return [unit[0] + suffix, Math.round(Math.log10(unit[1])), 1]; }; }
+  var UNITS = {
+    "bytes": DECIMAL.map(tens("")).concat(BINARY.slice(1).map(function (unit) { return [unit[0], 0, unit[1]]; })),
+    "bandwidth": DECIMAL.map(tens("/s")),
+    "rate": RATES.map(tens("")),
+    "short duration": [["µs", -6, 1], ["us", -6, 1], ["ms", -3, 1], ["s", 0, 1]]
+  };
+
   /* What a reader types: a number, or the text itself where it is none. */
-  function parse(text) {
+  function parse(text, style) {
     text = text.trim();
-    var match = TYPED.exec(text);
-    if (!match || !(match[2] || (match[3] || "").length > 1)) return text;
-    var shift = +(match[4] || 0) + SHIFTS[match[5].toLowerCase()];
-    return +(match[1] + (match[2].replace(/[,_ ]/g, "") || "0") + (match[3] || "") + "e" + shift);
+    var found = text;
+    (UNITS[style] || []).concat([["", 0, 1]]).some(function (unit) {
+      var match = text.endsWith(unit[0]) && TYPED.exec(text.slice(0, text.length - unit[0].length).trim());
+      if (!match || !(match[2] || (match[3] || "").length > 1)) return false;
+      var shift = +(match[4] || 0) + SHIFTS[match[5].toLowerCase()] + unit[1];
+      found = +(match[1] + (match[2].replace(/[,_ ]/g, "") || "0") + (match[3] || "") + "e" + shift) * unit[2];
+      return true;
+    });
+    return found;
   }
 
   function formatToType(value, style) {
     if (typeof value !== "number") return String(value);
     var text = format(value, style);
-    return parse(text) === value ? text : Number.isInteger(value) ? formatExact(value) : pythonText(value);
+    return parse(text, style) === value ? text : Number.isInteger(value) ? formatExact(value) : pythonText(value);
   }
 
   // --- the functions generated from the formulas ---------------------------------------------------------------------------

@@ -253,6 +253,6 @@
     };
   }
 
-  BOOK.svg = { set: set, draw: draw, write: write };
+  BOOK.svg = { set: set, draw: draw, write: write, label: label, roundUp: roundUp };
   BOOK.pictures = { memory: memoryBar, timeline: timeline, time: timeAxis };
 })();

@@ -12,6 +12,7 @@ BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for
 LARGE = (("M", 10**6), ("B", 10**9), ("T", 10**12))
 DURATIONS = (("microsecond", 1e-6), ("millisecond", 1e-3), ("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400),
              ("year", 31_536_000))
+SHORT_DURATIONS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1))
 RATES = (("FLOP/s", 1), ("MFLOP/s", 10**6), ("GFLOP/s", 10**9), ("TFLOP/s", 10**12), ("PFLOP/s", 10**15), ("EFLOP/s", 10**18))
 
 
@@ -62,9 +63,14 @@ def _scaled(value, units, separator=" "):
     """The value in the largest unit of which it has at least one, after rounding: 999.6 GB is 1.00 TB."""
     name, size = units[0]
     for larger, its_size in units[1:]:
-        if value >= its_size or _rounded(value / size)[1] >= round(its_size / size):
+        if value >= its_size or _rounded(_in(value, size))[1] >= round(its_size / size):
             name, size = larger, its_size
-    return f"{format_number(value / size)}{separator}{name}"
+    return f"{format_number(_in(value, size))}{separator}{name}"
+
+
+def _in(value, size):
+    """How many units of that size the value is. 10 microseconds are 10.0 of 1e-6 s when multiplied, 9.999999999999999 when divided."""
+    return value / size if size >= 1 else value * round(1 / size)
 
 
 def format_percent(value):
@@ -99,6 +105,7 @@ STYLES = {
     **{unit: (lambda value, unit=unit: format_bytes(value, unit)) for unit, _ in DECIMAL[1:] + BINARY[1:]},
     "duration": format_duration,
     **{f"{unit}s": (lambda value, unit=unit: format_duration(value, unit)) for unit, _ in DURATIONS},
+    "short duration": lambda value: _scaled(value, SHORT_DURATIONS if value else SHORT_DURATIONS[-1:]),
     "rate": lambda value: _scaled(value, RATES),
     "bandwidth": lambda value: _scaled(value, DECIMAL) + "/s",
 }
@@ -114,24 +121,32 @@ def format_as(value, style):
 
 
 def format_to_type(value, style):
-    """The value as a reader could have typed it: in the style if that loses nothing (175B), else with all its digits."""
+    """The value as a reader could have typed it: in the style if that loses nothing (175B, 64 MiB), else with all its digits."""
     text = format_as(value, style)
-    return text if parse_number(text) == value else format_exact(value) if value == int(value) else str(value)
+    return text if parse_number(text, style) == value else format_exact(value) if value == int(value) else str(value)
 
 
 TYPED = re.compile(r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)", re.IGNORECASE | re.ASCII)
 SHIFTS = {"": 0, "%": -2, "k": 3, "m": 6, "b": 9, "t": 12}
+# Units that a reader may type where a quantity is printed in a style: (unit, power of ten, factor).
+UNITS = {
+    "bytes": [(unit, len(str(size)) - 1, 1) for unit, size in DECIMAL] + [(unit, 0, size) for unit, size in BINARY[1:]],
+    "bandwidth": [(f"{unit}/s", len(str(size)) - 1, 1) for unit, size in DECIMAL],
+    "rate": [(unit, len(str(size)) - 1, 1) for unit, size in RATES],
+    "short duration": [("µs", -6, 1), ("us", -6, 1), ("ms", -3, 1), ("s", 0, 1)],
+}
 
 
-def parse_number(text):
-    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%. What is no number comes back as text, for the
-    registry to refuse with its own sentence."""
+def parse_number(text, style=None):
+    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units of a style 64 MiB, 3.4 µs, 450 GB/s.
+    What is no number comes back as text, for the registry to refuse with its own sentence."""
     text = text.strip()
-    match = TYPED.fullmatch(text)
-    if not match or not (match[2] or (match[3] or "").strip(".")):
-        return text
-    sign, whole, fraction, exponent, suffix = match.groups()
-    shift = int(exponent or 0) + SHIFTS[suffix.lower()]
-    digits = re.sub(r"[,_ ]", "", whole) or "0"
-    value = float(f"{sign}{digits}{fraction or ''}e{shift}")  # one rounding, so 2.3T is 2,300,000,000,000 exactly
-    return int(value) if value.is_integer() else value
+    for unit, power, factor in [*UNITS.get(style, ()), ("", 0, 1)]:
+        match = TYPED.fullmatch(text.removesuffix(unit).rstrip())
+        if text.endswith(unit) and match and (match[2] or (match[3] or "").strip(".")):
+            sign, whole, fraction, exponent, suffix = match.groups()
+            shift = int(exponent or 0) + SHIFTS[suffix.lower()] + power
+            digits = re.sub(r"[,_ ]", "", whole) or "0"
+            value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor  # one rounding, so 2.3T is 2,300,000,000,000 exactly
+            return int(value) if value.is_integer() else value
+    return text

@@ -22,6 +22,16 @@ class Swatch:
     hatch: str
 
 
+@dataclass(frozen=True)
+class Stroke:
+    """How one of several lines is drawn: its colour, the same on both pages; its dashes in pixels (line, gap, ...; () is a solid line); and
+    the mark at the value that is looked at, by plotly's name. Dashes and marks say once more what the colour says."""
+
+    colour: str
+    dash: tuple
+    mark: str
+
+
 PAGE = Swatch(light="#fdfdfc", dark="#15181b", line="#757b84", hatch="")
 
 MEMORY = {
@@ -40,3 +50,10 @@ TIMELINE = {
     "communication": Swatch("#d55e00", "#d55e00", "#c75800", "x"),
     "idle": Swatch("#fdfdfc", "#15181b", "#757b84", "-"),
 }
+
+LINES = (
+    Stroke("#0072b2", (), "circle"),
+    Stroke("#c75800", (9, 4), "square"),
+    Stroke("#008a64", (3, 4), "diamond"),
+    Stroke("#b45d8d", (9, 4, 2, 4), "triangle-up"),
+)

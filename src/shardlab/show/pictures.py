@@ -1,6 +1,10 @@
-"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in static/pictures.js, labs in figures.py."""
+"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in static/pictures.js
+and static/curves.js, labs in figures.py and curve_figures.py."""
 
+import re
 from dataclasses import dataclass, field
+
+from .format import format_as
 
 
 @dataclass(frozen=True)
@@ -72,3 +76,65 @@ class TimeAxis:
     @property
     def quantities(self):
         return (self.quantity,)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold a number), and what has to hold for
+    it to be there: pairs (quantity, value), as in a Column."""
+    quantity: str
+    label: str
+    when: tuple = ()
+    unless: tuple = ()
+
+    def shown(self, values):
+        return all(values[name] == value for name, value in self.when) and all(values[name] != value for name, value in self.unless)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What stands along it, and how its numbers are printed, without `unit` where the words say it. `scale` is "log", or "linear" from
+    zero. Where there are no ticks, they are made for what is drawn."""
+    words: str
+    style: str
+    unit: str = ""
+    scale: str = "log"
+    ticks: tuple = ()
+
+    def text(self, value):
+        """A tick's text."""
+        return "0" if value == 0 else format_as(value, self.style).removesuffix(self.unit).rstrip()
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Quantities along a swept one, which takes the values of `stops`, while all others stay the reader's.
+
+    `point` is the quantity that is marked where the reader is, with `words` beside it, above the lines or below. `marks` are pairs (quantity, words): places
+    along x worth a line, and, with `corners`, at which the lines bend. `note` is a pair (place along x, words) under the first line.
+    """
+    title: str
+    sweep: str
+    stops: tuple  # ascending
+    x: Axis
+    y: Axis
+    lines: tuple
+    point: str
+    words: str
+    above: bool = True
+    marks: tuple = ()
+    corners: bool = False
+    note: tuple = ()
+    kind: str = field(default="curves", init=False)
+
+    @property
+    def quantities(self):
+        named = [self.words, *(line.label for line in self.lines), *self.note[1:], *(words for _, words in self.marks)]
+        return tuple(dict.fromkeys([
+            self.sweep, *(line.quantity for line in self.lines), self.point, *(name for name, _ in self.marks),
+            *(pair[0] for line in self.lines for pair in (*line.when, *line.unless)),
+            *(name for text in named for name in re.findall(r"\{(\w+)", text))]))
+
+    def shown(self, values):
+        """Pairs (place in `lines`, line) of the lines that are there."""
+        return [(place, line) for place, line in enumerate(self.lines) if line.shown(values)]

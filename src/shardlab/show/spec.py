@@ -118,7 +118,12 @@ class Say:
         holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
         if not all(holds):
             return ""
-        return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), self.text)
+        return fill(self.text, values)
+
+
+def fill(text, values):
+    """The text with a number in each place of {quantity} or {quantity:style}."""
+    return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), text)
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
@@ -233,6 +238,23 @@ class Explorer:
         """Every input and every quantity computed from them; raises InvalidQuantity with the sentence to show."""
         return evaluate([*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs})
 
+    def sweep(self, curves):
+        """(formulas, inputs) that the lines of a picture need, its swept quantity among the inputs."""
+        return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
+
+    def swept(self, curves, computed):
+        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity -> value), without values that are refused."""
+        needed = {name: computed[name] for name in self.sweep(curves)[1]}
+        stops = curves.stops
+        if curves.corners:
+            corners = [computed[name] for name, _ in curves.marks]
+            stops = sorted([*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])])
+        for stop in stops:
+            try:
+                yield stop, evaluate([line.quantity for line in curves.lines], **{**needed, curves.sweep: stop})
+            except InvalidQuantity:
+                continue
+
     def say(self, computed):
         """The sentence for what compute() returned: the picture in words."""
         return "".join(piece.said(computed) for piece in self.sentence)
@@ -269,15 +291,3 @@ class Explorer:
                              for head, quantity, style in self.table.columns]
             except InvalidQuantity as refused:
                 yield name, [str(refused)]
-
-
-# --- stops ---------------------------------------------------------------------------------------------------------------
-
-def powers_of_two(least, most):
-    """least, 2 least, 4 least ... up to most."""
-    return tuple(least << k for k in range((most // least).bit_length()))
-
-
-def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
-    """1, 1.5, 2, 3, 5, 7, 10 ... between two powers of ten, as whole numbers."""
-    return tuple(int(step * 10**k) for k in range(least, most) for step in steps) + (10**most,)

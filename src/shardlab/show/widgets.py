@@ -3,6 +3,7 @@
     explorer("does-it-fit")                                      # as it starts in the book
     explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")        # from other presets
     explorer("does-it-fit", measured=weighed, **config.quantities())  # beside what was just measured
+    explorer("roofline", measured={"attainable_flops_per_second": [(intensity, flops_per_second), ...]})  # points beside a line
 
 The figure is a plain plotly figure drawn again in an Output: FigureWidget is unreliable on Colab.
 """
@@ -29,7 +30,7 @@ def explorer(name_or_spec, measured=None, **start):
 
     `start` says where it starts: presets (model="GPT-2 1.5B", recipe=..., gpu=...) and quantities (layers=3), which win.
     `measured` gives measured values, quantity -> number, for the parts of the picture: they are drawn filled, and what
-    the formula says as an outline around them.
+    the formula says as an outline around them. For a line, quantity -> pairs (value of what is swept, measured value).
 
     Raises TypeError for a name it does not know, InvalidQuantity for a start that breaks a rule.
     """
@@ -91,7 +92,7 @@ class ExplorerWidget(widgets.VBox):
         box = widgets.Text(continuous_update=False, layout=widgets.Layout(width=BOX_WIDTH))
         error = widgets.HTML()
         slider.observe(lambda change: self._reader_moves(name, change["new"]), "value")
-        box.observe(lambda change: self._reader_moves(name, parse_number(change["new"])), "value")
+        box.observe(lambda change: self._reader_moves(name, parse_number(change["new"], control.style)), "value")
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
         return widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap", max_width="56em")), error
 

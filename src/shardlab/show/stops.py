@@ -1,0 +1,16 @@
+"""Where sliders stop, and where lines are evaluated: ascending values."""
+
+
+def powers_of_two(least, most):
+    """least, 2 least, 4 least ... up to most."""
+    return tuple(least << k for k in range((most // least).bit_length()))
+
+
+def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
+    """1, 1.5, 2, 3, 5, 7, 10 ... between two powers of ten, as whole numbers."""
+    return tuple(int(step * 10**k) for k in range(least, most) for step in steps) + (10**most,)
+
+
+def spread(least, most, count):
+    """`count` whole numbers from least to most, the same ratio apart, or as nearly as whole numbers can be."""
+    return tuple(dict.fromkeys(round(least * (most / least) ** (k / (count - 1))) for k in range(count)))
