@@ -220,6 +220,17 @@ def test_every_formula_prints_in_both_languages():
     assert "Math.pow" not in code and "Math.ceil" not in code and "1/2" not in code  # the traps of notes on SymPy
 
 
+def test_short_names_of_variables():
+    """Each its own, none a word of JavaScript, none the function's argument or result.
+
+    Mutation: `do` and `if`, which come after 150 names; `r`, which would be overwritten."""
+    names = [f"name_{k}" for k in range(2000)]
+    short = render._letters(names)
+    assert list(short) == names and len({*short.values()}) == 2000 and not {"q", "r", "do", "if", "in"} & {*short.values()}
+    code = render.javascript(["parameters", "states_bytes"], short=True)
+    assert code.count("var ") < 6 and code.count("given(r, q, ") + code.count("exact(r, ") > 20
+
+
 def test_symbols_are_not_shared():
     """Mutation: give two quantities the symbol C; an equation sheet on which one letter means two things is wrong."""
     symbols = [found.symbol for found in (*BOOK.quantities.values(), *BOOK.formulas.values())]

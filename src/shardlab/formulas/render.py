@@ -164,30 +164,42 @@ def _javascript_expression(function_name, function, needs, letters):
     return text
 
 
+_TAKEN = {"q", "r", "do", "if", "in", "of"}  # two are javascript()'s own, the others JavaScript's
+_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
 def _letters(names):
-    """name -> a short one of its own: q0, q1 ... qz, q10 ... A page has few bytes, and its source is the Python."""
-    digits = "0123456789abcdefghijklmnopqrstuvwxyz"
-    return {name: "q" + (digits[n // 36] if n >= 36 else "") + digits[n % 36] for n, name in enumerate(names)}
+    """name -> a short one of its own: a, b ... Z, aa, ab ... A page has few bytes, and its source is the Python."""
+    short = (word for word in (*_ALPHABET, *(first + second for first in _ALPHABET for second in _ALPHABET)) if word not in _TAKEN)
+    return dict(zip(names, short, strict=False))
 
 
 def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
     """A JavaScript function of one object that returns every input and every quantity the targets need, one line a quantity.
 
     `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
-    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else; the first three note the value in `r`. `short` gives its variables
-    short names; the quantities' own names stay in every line.
+    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else; the first three note the value in `r`.
+    `short` gives its variables short names, and one `var` to as many lines as can share it; the quantities' own names stay in every line.
     """
     formulas, needed = registry.resolve(targets, inputs)
     needed = list(dict.fromkeys([*inputs, *needed]))  # checked in the order in which they are given, as in Python
     named = [*needed, *formulas]
     letters = _letters(named) if short else {name: name for name in named}
     lines = ["function (q) {", "  var r = {};"]
+
+    def define(name, text):
+        if short and lines[-1].lstrip().startswith(("var", ",")):
+            lines[-1] = lines[-1].removesuffix(";")
+            lines.append(f"  , {letters[name]} = {text};")
+        else:
+            lines.append(f"  var {letters[name]} = {text};")
+
     for name in needed:
         found = registry.find(name)
         limits = found.as_quantity() if isinstance(found, Formula) else found
         most = "null" if limits.most in (EXACT_LIMIT, math.inf) else limits.most
         bounds = f"{limits.least}, {most}, {int(limits.above)}, {int(limits.whole)}"
-        lines.append(f"  var {letters[name]} = given(r, q, {json.dumps(name)}, {bounds});")
+        define(name, f"given(r, q, {json.dumps(name)}, {bounds})")
     known, done = set(needed), set()
 
     def rules():
@@ -202,7 +214,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
     for name in formulas:
         formula = registry.formulas[name]
         text = _javascript_expression(name, formula.function, formula.needs, letters)
-        lines.append(f"  var {letters[name]} = {'exact' if formula.whole else 'finite'}(r, {json.dumps(name)}, {text});")
+        define(name, f"{'exact' if formula.whole else 'finite'}(r, {json.dumps(name)}, {text})")
         known.add(name)
         rules()
     return "\n".join([*lines, "  return r;", "}"])
