@@ -55,16 +55,18 @@ def test_the_table_of_a_gpu(monkeypatch):
 
 
 def test_a_lab_of_several_ranks(monkeypatch):
-    """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two; "one process" said."""
+    """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two, or to a lab whose ranks stay on the
+    CPU; "one process" said."""
     pretend(monkeypatch, device_count=1, get_device_name="Tesla T4", get_device_capability=(7, 5),
             get_device_properties=SimpleNamespace(total_memory=15_835_660_288))
 
-    def rows(device):
-        return {row.question: row.here for row in capabilities.capabilities(device, ranks=2)}
+    def rows(device, **given):
+        return {row.question: row.here for row in capabilities.capabilities(device, ranks=2, **given)}
 
     assert (rows(GPU)["ranks"], rows(GPU)["backend"]) == ("2", "gloo")
     pretend(monkeypatch, device_count=2)
     assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
+    assert rows(GPU, on_cpu=True)["backend"] == "gloo"
 
 
 def recording(kind):

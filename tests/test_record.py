@@ -23,6 +23,12 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     (recording,) = read_all(tmp_path)
     slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
     assert len(slow) == (8 if can_rehearse() else 0)
+    if slow:
+        found, where = machine_rows.replay([recording], 4096)
+        assert where == recording.label and found["tree"] == next(
+            row.value for row in slow if (row.case["implementation"], row.case["nbytes"]) == ("tree", 4096))
+    with pytest.raises(LookupError, match="no recording has an all-reduce of 5 bytes over a slow link"):
+        machine_rows.replay([recording], 5)
     assert {row.name for row in recording.rows} - {row.name for row in slow} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
                                                     "matmul.rate", "ranks.start", "ranks.right_sums",
                                                     "ranks.device_files_of_the_fork_server", "roofline.matmul",

@@ -44,11 +44,12 @@ def multiplies_bf16(device: torch.device) -> bool:
 
 
 def capabilities(device: torch.device, why_not: str = "", run: str = "every cell", needs_gpu: Sequence[str] = (),
-                 recordings: Sequence[Recording] = (), ranks: int = 1, types: str = "everything below is fp32") -> list[Capability]:
+                 recordings: Sequence[Recording] = (), ranks: int = 1, types: str = "everything below is fp32",
+                 on_cpu: bool = False) -> list[Capability]:
     """Rows for a lab on `device`; `why_not` is find_device's reason.
 
     `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run, `recordings` are those it can
-    replay, `ranks` is how many processes it starts, `types` what it computes with.
+    replay, `ranks` is how many processes it starts, `types` what it computes with, `on_cpu` that its ranks stay on the CPU.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -67,10 +68,10 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
         together = [Capability("ranks", "1", "one process; several ranks come with chapter 4"),
                     Capability("backend", "none", "one rank has nobody to send to")]
     else:
-        nccl = gpus >= ranks and device.type == "cuda"
+        nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
         together = [Capability("ranks", str(ranks), "processes of this machine, started where a section needs them"),
-                    Capability("backend", "nccl" if nccl else "gloo",
-                               "a GPU for each rank" if nccl else "ranks send through the CPU's memory")]
+                    Capability("backend", "nccl" if nccl else "gloo", "a GPU for each rank" if nccl else
+                               f"ranks send through the CPU's memory{', on any machine' * on_cpu}")]
     return [
         together[0],
         device_row,

@@ -1,7 +1,7 @@
 """Rows of `make gpu` about the machine: its roofline, and all-reduces between ranks, also over a slow link."""
 
 from functools import partial
-from typing import Iterator
+from typing import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from ..ranks import ranks
 from ..ranks.links import LinksUnavailable, two_hosts
 from . import roofline
 from .links import Timing, all_reduce_timings
-from .recordings import Row
+from .recordings import Recording, Row
 
 ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
 SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)
@@ -69,6 +69,16 @@ def slow_links(device: torch.device) -> Iterator[Row]:
         for timing in timings:
             yield Row("collectives.slow_link", timing.seconds, "seconds", dict(
                 implementation=name, nbytes=timing.nbytes, ranks=4, hosts=2, megabits_per_second=SLOW_MEGABITS_PER_SECOND))
+
+
+def replay(recordings: Iterable[Recording], nbytes: int) -> tuple[dict[str, float], str]:
+    """What slow_links() wrote into the first of the recordings that has it: (seconds of each way, where it was recorded).
+
+    Raises LookupError where none has."""
+    for recording in recordings:
+        if rows := recording.find("collectives.slow_link", nbytes=nbytes):
+            return {row.case["implementation"]: row.value for row in rows}, recording.label
+    raise LookupError(f"no recording has an all-reduce of {nbytes:,} bytes over a slow link.")
 
 
 def over_a_link(sizes) -> dict[str, list[Timing]]:
