@@ -31,9 +31,10 @@ def timeline_figure(timeline, predicted=None, title="The bytes of a training ste
     most = max([*totals, *(total for _, total in expected), 1])
     unit, scale = unit_of(most, BINARY)
     kept = thin(totals, {k for k in range(len(timeline)) if k == 0 or timeline[k].phase != timeline[k - 1].phase})
+    said = [title, f"<span style='font-size:12px'>{_peak_in_words(timeline, totals)}</span>"]
     if expected:
-        title += "<br><span style='font-size:13px'>rings: predicted, fill: measured</span>"
-    figure = new_figure(title, 420)
+        said.append("<span style='font-size:12px'>rings: predicted, fill: measured</span>")
+    figure = new_figure("<br>".join(said), 420)  # below the title, where a phone has room for the words too
     figure.update_layout(showlegend=True, hovermode="x", margin_t=104 if expected else 88, margin_b=76, legend=dict(
         orientation="h", x=0, xanchor="left", y=-0.16, yanchor="top", traceorder="normal", font=dict(size=12), itemclick=False))
     figure.update_xaxes(axis(title=dict(text="operations, in the order in which they ran", font=dict(size=12), standoff=4),
@@ -52,7 +53,7 @@ def timeline_figure(timeline, predicted=None, title="The bytes of a training ste
         x=kept, y=rounded, name="together", mode="lines", showlegend=False, line=dict(width=1, shape="hv", color=INK),
         text=[timeline[k].operation or "before the step" for k in kept], hovertemplate=f"<b>%{{text}}</b>: %{{y}} {unit}<extra></extra>"))
     _mark_phases(figure, timeline)
-    _mark_peak(figure, timeline, totals, scale)
+    _mark_peak(figure, totals, scale)
     if expected:
         figure.add_trace(_rings(timeline, totals, expected, scale))
     return figure
@@ -78,15 +79,22 @@ def _mark_phases(figure, timeline):
             figure.add_annotation(text=timeline[start].phase, x=(start + end) / 2, y=1, yref="paper", yanchor="bottom", showarrow=False)
 
 
-def _mark_peak(figure, timeline, totals, scale):
-    """The first line of most bytes, and the operation that made it."""
-    at = max(range(len(totals)), key=totals.__getitem__)
-    line, share = timeline[at], at / max(len(totals) - 1, 1)
-    where = f"{line.operation}, {line.phase}" if line.operation else "before the step"
+def _peak(totals):
+    """The first line of most bytes."""
+    return max(range(len(totals)), key=totals.__getitem__)
+
+
+def _peak_in_words(timeline, totals):
+    """The peak, and the operation that made it."""
+    at = _peak(totals)
+    where = f"{timeline[at].operation}, {timeline[at].phase}" if timeline[at].operation else "before the step"
+    return f"▼ <b>peak {format_bytes(totals[at])}</b>: {where}"
+
+
+def _mark_peak(figure, totals, scale):
+    at = _peak(totals)
     figure.add_annotation(text="▼", x=at, y=totals[at] / scale, yanchor="bottom", showarrow=False,
                           hovertext=f"peak: {format_exact(totals[at])} B")
-    figure.add_annotation(text=f"<b>peak {format_bytes(totals[at])}</b>: {where}", x=at, y=1, yref="paper", yanchor="bottom", yshift=18,
-                          xanchor="left" if share < 0.3 else "right" if share > 0.7 else "center", showarrow=False)
 
 
 def _rings(timeline, totals, expected, scale):

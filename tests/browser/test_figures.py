@@ -1,0 +1,44 @@
+"""The plotly figures on a phone: no text runs into another or out of its figure."""
+
+import pytest
+from visit import PHONE, lines, new_context, open_page
+
+COLLISIONS = """() => [...document.querySelectorAll(".plotly-figure")].flatMap(figure => {
+  const edge = figure.getBoundingClientRect(), found = [];
+  const texts = [...figure.querySelectorAll("svg text")].filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
+  const boxes = texts.flatMap(text => { // the lines of a title are boxes of their own
+    const rows = [...text.querySelectorAll("tspan.line")];
+    return (rows.length ? rows : [text]).map(row => [row.textContent, row.getBoundingClientRect()]); });
+  boxes.forEach(([words, box], k) => {
+    if (box.left < edge.left - 2 || box.right > edge.right + 2) found.push(`${words}: ${Math.round(box.left)} to ${Math.round(box.right)} px`);
+    boxes.slice(k + 1).forEach(([others, other]) => {
+      const across = Math.min(box.right, other.right) - Math.max(box.left, other.left);
+      const down = Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top);
+      if (across > 2 && down > 6) found.push(`${words} runs into ${others}`); });
+  });
+  return found;
+})"""
+
+
+@pytest.fixture
+def phone(browser):
+    with new_context(browser, viewport=PHONE) as context:
+        yield context.new_page()
+
+
+def test_texts_keep_apart(phone, homes, paths, book_html):
+    """Must catch: a label of the peak in the line of the title, or longer than the figure is wide."""
+    problems = {}
+    for path in paths:
+        if "plotly-figure" in (book_html / path).read_text(encoding="utf-8"):
+            open_page(phone, f"{homes['file']}/{path}")
+            problems[path] = phone.evaluate(COLLISIONS)
+    assert problems and not lines(problems)
+
+
+def test_a_collision_is_seen(phone):
+    """Must catch: boxes that are never compared."""
+    phone.set_content('<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">one text</text>'
+                      '<text x="30" y="22">another</text><text x="180" y="60">beyond the edge</text></svg></div>')
+    found = phone.evaluate(COLLISIONS)
+    assert len(found) == 2 and "runs into" in found[0] and "beyond the edge" in found[1]
