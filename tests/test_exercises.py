@@ -72,6 +72,10 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     ("collectives.ring_that_adds_too_often", "fill in the blank."),
     ("collectives.chunks_that_do_not_divide", "nothing in full has changed"),
     ("collectives.order_that_differs", "nothing is summed"),
+    ("data_parallel.mean_of_the_gradients", "nothing was sent"),
+    ("data_parallel.loss_of_unequal_parts", "fill in the blank."),
+    ("data_parallel.another_order_each_epoch", "fill in the blank."),
+    ("data_parallel.ranks_that_drift_apart", "nothing was trained"),
 ])
 def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""

@@ -2,7 +2,7 @@
 and the error says who waits for whom.
 
     on_paper(3, lambda dist: dist.get_rank())          # [0, 1, 2]: one result a rank
-    on_paper(2, work)                                  # work(dist) may isend, recv and all_reduce as with torch.distributed
+    on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and all_reduce as in torch
 
 A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank brings as its k-th, whatever that
 is: like a real one.
@@ -99,6 +99,14 @@ class Paper:
         if len(set(sizes)) > 1:
             raise ValueError(f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))} elements.")
         tensor.copy_(sum(brought[rank] for rank in range(self._sheet.n)))
+
+    def broadcast(self, tensor: Tensor, src: int):
+        if self._rank != src:
+            self.recv(tensor, src)
+            return
+        for rank in range(self._sheet.n):
+            if rank != src:
+                self.send(tensor, rank)
 
     def _peer(self, rank: int):
         if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
