@@ -110,6 +110,31 @@ def test_a_rank_that_cannot_be_stopped_is_ended(three):
     all_reduce_works(three, kept=False)
 
 
+def test_a_rank_that_hears_nothing_keeps_its_variables(three):
+    """Mutations: a thread stuck in C++ for good, as gloo leaves one that waits for a message it has lost, is ended with its rank
+    and all variables. When it comes back at last, it cuts the connections of the new process group, or answers for it; or it
+    does not take over again, so that the next rank that is stuck is ended."""
+    for _ in range(2):
+        shown = three.run("%%ranks\nstuck = torch.futures.Future()\nif rank == 0:\n    raise ValueError('mine')\n"
+                          "if rank == 1:\n    stuck.wait()\n    kept = 'it went on'\ndist.barrier()")
+        assert "Rank 0 raised ValueError: mine" in shown.error and "Rank 1 stopped in <ranks" in shown.error
+        assert ALIVE in shown.error
+        all_reduce_works(three, kept=True)
+        release = "import time\nstuck.set_result(None)\nfor k in range(50):\n    time.sleep(0.01)\n    dist.barrier()"
+        assert not three.run(f"%%ranks\n{release}").error
+        all_reduce_works(three, kept=True)
+
+
+def test_a_group_whose_end_takes_long(three):
+    """Mutation: the old process group is ended where the new one is made. Its end waits for collectives that were under way when
+    their connections went, and gloo lets one in ten of those wait until its own time is up: minutes. Here it waits longer."""
+    shown = three.run("%%ranks\nimport time\nclass Group:\n    def __del__(self):\n        time.sleep(1000)\n"
+                      "dist.distributed_c10d._world.pg_map[Group()] = None\n"
+                      "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()")
+    assert "Rank 1 raised ValueError: mine" in shown.error and ALIVE in shown.error
+    all_reduce_works(three, kept=True)
+
+
 def test_the_limit_of_a_cell(three):
     """Mutation: the limit asked for is dropped by the magic; the ranks that had ended are blamed."""
     shown = three.run("%%ranks --limit 1\nimport time\nif rank == 2:\n    time.sleep(1000)")

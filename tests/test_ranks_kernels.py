@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 
@@ -48,11 +49,16 @@ def test_a_restarted_kernel_starts_anew():
         assert "[rank 1] 6" in kernel.run(COUNT).out
 
 
-def test_a_killed_kernel_leaves_no_ranks():
-    """Mutation: ranks end only when they next read a message. These compute and do not come to read one; one holds the GIL."""
+def test_a_killed_kernel_leaves_no_ranks(tmp_path):
+    """Mutation: ranks end only when they next read a message. These compute and do not come to read one; one holds the GIL, and
+    unless it has let the fork server's pipe go, it keeps itself and the server alive."""
     with notebook() as kernel:
         assert not kernel.run("%ranks 2").error
-        kernel.client.execute("%%ranks\nif rank == 0:\n    while True:\n        pass\nsum(range(10**12))")
+        kernel.client.execute(f"%%ranks\nimport pathlib\npathlib.Path({str(tmp_path)!r}, str(rank)).touch()\n"
+                              "if rank == 0:\n    while True:\n        pass\nsum(range(10**12))")
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
         ranks = descendants(kernel.pid)
         assert len(ranks) >= 3
         kernel.kill()

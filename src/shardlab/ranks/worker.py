@@ -1,7 +1,8 @@
 """One rank: a process that does what its world sends, and says how it ended.
 
 Two threads. The main thread works. The listening thread answers also while the main thread waits in a collective: it ends the
-process when the parent is gone, and on Stop it says where the main thread is, cuts its connections and interrupts it.
+process when the parent is gone, and on Stop it says where the main thread is, cuts its connections and interrupts it. A main
+thread that hears nothing of this is left to itself, and another one works on.
 """
 
 import ast
@@ -38,6 +39,7 @@ from .server import Place
 ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
 STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
 NOT_THE_READERS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
+DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
 
 
 class Stopped(KeyboardInterrupt):
@@ -48,17 +50,27 @@ class CannotBeHad(ValueError):
     """This machine cannot do what was asked for: one sentence."""
 
 
+class Job:
+    """A piece of work, and the thread that does it."""
+
+    def __init__(self, can_be_stopped=True):
+        self.thread = threading.current_thread()
+        self.can_be_stopped = can_be_stopped
+        self.answered = False
+
+
 class Rank:
     def __init__(self, place: Place):
         self.place = place
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self.sending = threading.Lock()
-        self.working = False
-        self.group_exists = False
+        self.sending = threading.RLock()
+        self.job = self.main_job = Job(can_be_stopped=False)  # the newest; that of the main thread
+        self.group_exists, self.backend = False, ""
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
         enter(self.place.namespaces)  # before there is a second thread
+        let_the_server_go()
         if os.getppid() != multiprocessing.parent_process().pid:  # forked by the server, which ends with the parent
             ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the server, whatever this process does then
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of a terminal: the parent decides
@@ -68,26 +80,36 @@ class Rank:
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         self.checks = Checks(Board(self.place.board, self.place.world_size), self.place.rank, self.place.forbid_nan)
         with listening(self.checks):
-            while not isinstance(command := self.inbox.get(), messages.Quit):
-                self._send(self.perform(command))
+            self.work(self.inbox)
 
     # --- work -----------------------------------------------------------------------------------------------------------------
 
-    def perform(self, command):
+    def work(self, inbox: queue.SimpleQueue):
+        """What comes in, one after the other: for the main thread, and while that is stuck for another one."""
+        while not isinstance(command := inbox.get(), messages.Quit):
+            job = self.job = Job()
+            if job.thread is threading.main_thread():
+                self.main_job = job
+            answer = self.perform(command, job)
+            with self.sending:
+                if not self._answer(job, answer):  # this thread was stuck, and is back
+                    inbox.put(messages.Quit())  # for the one that has worked since
+                    inbox = self.inbox = queue.SimpleQueue()
+
+    def perform(self, command, job: Job):
         work = {messages.Call: self.call, messages.Cell: self.cell, messages.Regroup: self.regroup}[type(command)]
         try:
             try:
-                self.working = True
                 return messages.Returned(work(*command))
             except CannotBeHad as error:
                 return messages.Refused(str(error))
             except BaseException as error:  # SystemExit and KeyboardInterrupt too: a cell ends, not the rank
-                self.working = False
-                return self._raised(error)
+                job.can_be_stopped = False
+                return self._raised(error, job)
             finally:
-                self.working = False
+                job.can_be_stopped = False
         except Stopped as error:  # it came while an error was being handled
-            return self._raised(error)
+            return self._raised(error, job)
 
     def call(self, pickled: bytes) -> bytes:
         function, args, kwargs = cloudpickle.loads(pickled)
@@ -113,14 +135,13 @@ class Rank:
         """The process group, for the first time or anew."""
         place = self.place
         if self.group_exists:
+            broken = list(dist.distributed_c10d._world.pg_map)
             with suppress(Exception):
                 dist.destroy_process_group()
+            threading.Thread(target=broken.clear, daemon=True).start()  # the end of a group waits for what is stuck in it
         else:
-            torch.set_num_threads(place.threads)
             gpus = torch.cuda.device_count()
             self.device, self.backend = choose(place.rank, place.world_size, gpus, place.device, place.backend)
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
             loopback = "lo" if sys.platform == "linux" else "lo0"
             os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback  # gloo can be told in no other way
             self.store = dist.FileStore(place.store.path, place.world_size)
@@ -128,6 +149,9 @@ class Rank:
             vars(self.main).update(__builtins__=builtins, torch=torch, dist=dist, device=self.device, rank=place.rank,
                                    world_size=place.world_size)
         self.checks.forget()
+        torch.set_num_threads(place.threads)  # this and the device are a thread's own
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
         backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
         # The parent notices a collective that waits too long, and knows for whom. The backend's own limit is for when it cannot.
         dist.init_process_group(backend, store=dist.PrefixStore(str(generation), self.store), rank=place.rank,
@@ -137,11 +161,12 @@ class Rank:
 
     # --- failing --------------------------------------------------------------------------------------------------------------
 
-    def _raised(self, error: BaseException) -> messages.Raised:
+    def _raised(self, error: BaseException, job: Job) -> messages.Raised:
         """Stamp the time, then cut the connections: whoever fails because of that has a later stamp."""
         seconds = time.monotonic()
-        if self.group_exists:
-            cut_connections()
+        with self.sending:
+            if self.group_exists and not job.answered:  # else they are of the next process group
+                cut_connections()
         chain = [error]
         while (before := chain[-1].__cause__ or (None if chain[-1].__suppress_context__ else chain[-1].__context__)) is not None:
             chain.append(before)
@@ -150,24 +175,43 @@ class Rank:
                                is_echo(chain[-1]), isinstance(chain[-1], Stopped), cause)
 
     def _interrupt(self, *_):
-        if self.working:
-            self.working = False
+        """The handler of the signal: Python runs it in the main thread, when that is not in C++."""
+        if self.main_job.can_be_stopped:
+            self.main_job.can_be_stopped = False
             raise Stopped
 
+    def _leave_alone(self, job: Job):
+        """gloo can lose what it was sending or receiving when a connection goes: who waits for it waits until gloo's own time is
+        up, and hears no signal. Then another thread works on, until the first is back."""
+        time.sleep(DEAF_SECONDS)
+        with self.sending:
+            if job.can_be_stopped and job.thread is threading.main_thread() and self.backend == "gloo":
+                if self._answer(job, messages.Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True)):
+                    threading.Thread(target=self.work, args=(self.inbox,), daemon=True).start()
+
     def _listen(self):
-        worker = threading.main_thread().ident
         while True:
             try:
                 message = self.place.connection.recv()
             except (EOFError, OSError):
                 os._exit(1)  # the parent is gone
             if isinstance(message, messages.Stop):
-                frame = sys._current_frames().get(worker)
+                frame = sys._current_frames().get(self.job.thread.ident)
                 self._send(messages.Seen(readers_frames(reversed(list(traceback.walk_stack(frame))))))
                 cut_connections()
-                signal.pthread_kill(worker, signal.SIGUSR1)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+                threading.Thread(target=self._leave_alone, args=(self.job,), daemon=True).start()
             else:
-                self.inbox.put(message)
+                with self.sending:
+                    self.inbox.put(message)
+
+    def _answer(self, job: Job, message) -> bool:
+        """Say how a job ended, once."""
+        with self.sending:
+            first, job.answered = not job.answered, True
+            if first:
+                self._send(message)
+            return first
 
     def _send(self, message):
         with self.sending:
@@ -205,9 +249,11 @@ def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: s
 
 
 def cut_connections():
-    """Shut this process's TCP connections, so that every rank that waits for it fails now. That is the end of the process group.
+    """End what this process says on its TCP connections, so that every rank that waits for it fails now, and in turn ends what it
+    says. That is the end of the process group.
 
-    Destroying it would do the same, but not while another thread waits in it, nor while a model or a traceback still holds it.
+    It still hears the others: if what they send came back as an error, gloo would forget the message and let its sender wait.
+    Destroying the group would end it too, but not while another thread waits in it, nor while a model or a traceback holds it.
     """
     for number in range(3, 4096):
         try:
@@ -220,7 +266,7 @@ def cut_connections():
         with socket.socket(fileno=copy) as connection, suppress(OSError):
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
                 if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # gloo dies when its listener is shut
-                    connection.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_WR)
 
 
 def is_echo(error: BaseException) -> bool:
