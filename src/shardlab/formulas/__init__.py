@@ -6,7 +6,7 @@
 
 from . import (  # noqa: F401, I001  (they fill the registry, in this order)
     given, model, states, activations, working_sets, step, layer_timeline, timeline, time, communication, data_parallel,
-    roofline)
+    roofline, zero)
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where

@@ -73,6 +73,15 @@ BOOK.quantity("multiprocessor_flops_per_cycle", r"C_\text{SM}", "FLOP", "operati
 BOOK.quantity("cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **_RATE)
 BOOK.quantity("launch_seconds", r"\tau_\text{launch}", "seconds", "time the CPU takes to hand one operation to the GPU", **_TIME)
 
+# --- ZeRO --------------------------------------------------------------------------------------------------------------
+BOOK.quantity("zero_stage", "z", "count", "what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too",
+              least=0, most=3)
+BOOK.quantity("zero_flat_tensors", r"n_\text{flat}", "count", "flat tensors that are cut into shards: buckets, or units in stage 3")
+BOOK.quantity("zero_unit_parameters", r"\Psi_\text{unit}", "parameters", "parameters of the largest unit, which stage 3 has whole at a time")
+BOOK.quantity("zero_root_parameters", r"\Psi_\text{root}", "parameters",
+              "parameters of stage 3's root, which stay whole while its units come and go", least=0)
+BOOK.quantity("zero_compute_seconds", r"\tau_\text{comp}", "seconds", "time to compute forward and backward of one microbatch", **_TIME)
+
 # --- the link ----------------------------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)
 BOOK.quantity("rank", "r", "count", "one rank of them, from 0", least=0, most=2**20)

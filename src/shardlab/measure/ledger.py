@@ -86,7 +86,7 @@ class Ledger(TorchDispatchMode):
         self._now = dict.fromkeys(Counts._fields, 0)
         self._changed = True
         self._modules = [""]
-        self._stepping = False
+        self._stepping = 0  # optimizers that are
         self._undo = []
 
     # --- what it tells -------------------------------------------------------------------------------------------------
@@ -114,12 +114,14 @@ class Ledger(TorchDispatchMode):
     def _record(self, category, tensor, operation=""):
         """Enter the tensor's storage; if it has an entry, leave that as it is."""
         for storage in storages(tensor):
-            key = storage._cdata
-            if key not in self._live:
-                nbytes = storage.nbytes()
-                self._live[key] = Entry(category, nbytes, operation, self._modules[-1], len(self.timeline))
-                self._watchers[key] = weakref.ref(storage, lambda _: self._forget(key))
-                self._count(category, nbytes)
+            if storage._cdata not in self._live:
+                self._enter(storage, category, operation)
+
+    def _enter(self, storage, category, operation):
+        key, nbytes = storage._cdata, storage.nbytes()
+        self._live[key] = Entry(category, nbytes, operation, self._modules[-1], len(self.timeline))
+        self._watchers[key] = weakref.ref(storage, lambda _: self._forget(key))
+        self._count(category, nbytes)
 
     def _move(self, category, tensors):
         """Enter the tensors' storages under a category, or move them there."""
@@ -179,30 +181,36 @@ class Ledger(TorchDispatchMode):
         return tensor
 
     def _keep_gradient(self, parameter):
-        self._move("gradients", [parameter.grad])
-        self._restate("accumulate gradient")
+        if parameter.grad is not None:  # it is where a hook before this one has sharded it
+            self._move("gradients", [parameter.grad])
+            self._restate("accumulate gradient")
 
-    def _before_step(self, *_):
-        self._stepping = True
+    def _before_step(self, optimizer, *_):
+        self._stepping += 1  # a sharded optimizer has one inside
+        self._found("gradients", [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
 
     def _after_step(self, optimizer, *_):
         self._keep_states(optimizer)
-        self._stepping = False
+        self._stepping -= 1
 
     def _keep_states(self, optimizer):
-        """What the optimizer holds after a step it made during it. Put that right in the lines since then."""
-        held = [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)]
+        """What the optimizer holds after a step it made during it."""
+        self._found("optimizer", [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)])
+
+    def _found(self, category, held):
+        """These have been of the category since they were made. Put that right in the lines since then."""
         born = [0] * (len(self.timeline) + 1)
         for entry in {key: self._live[key] for t in held for s in storages(t) if (key := s._cdata) in self._live}.values():
             if entry.category == "temporaries":
                 born[entry.born] += entry.nbytes
-        self._move("optimizer", held)
+        self._move(category, held)
         since = 0
         for line, moment in enumerate(self.timeline):
             since += born[line]
             if since:
-                counts = moment.bytes._replace(optimizer=moment.bytes.optimizer + since, temporaries=moment.bytes.temporaries - since)
-                self.timeline[line] = moment._replace(bytes=counts)
+                counts = moment.bytes._asdict()
+                counts[category], counts["temporaries"] = counts[category] + since, counts["temporaries"] - since
+                self.timeline[line] = moment._replace(bytes=Counts(**counts))
 
     # --- entering and leaving ---------------------------------------------------------------------------------------------
 
@@ -245,22 +253,23 @@ class Ledger(TorchDispatchMode):
         while self._undo:
             self._undo.pop()()
         self._modules[1:] = []
-        self._stepping = False
+        self._stepping = 0
 
     def _leave_module(self, *_):
         self._modules.pop()
 
     def _watch_resize(self):
-        """FSDP frees and refills the storage of what it gathers; nothing else resizes a storage, so that is what it is."""
+        """FSDP and zero/stage3.py free and refill the storage of what they gather; nothing else resizes one, so that is what it is."""
         original = torch.UntypedStorage.resize_
 
         def resize_(storage, size):
             original(storage, size)
             entry = self._live.get(storage._cdata)
-            if entry is not None:
-                self._count(entry.category, -entry.nbytes)
-                entry.category, entry.nbytes = "gathered", storage.nbytes()
-                self._count(entry.category, entry.nbytes)
+            if entry is None:
+                return self._enter(storage, "gathered", "resize_")
+            self._count(entry.category, -entry.nbytes)
+            entry.category, entry.nbytes = "gathered", storage.nbytes()
+            self._count(entry.category, entry.nbytes)
 
         torch.UntypedStorage.resize_ = resize_
         self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))

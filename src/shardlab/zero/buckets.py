@@ -1,0 +1,92 @@
+"""Buckets of parameters for stages 1 and 2: which travel together, and what cannot be sharded."""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .flat import Group, first_rank, flattened, own_chunk
+
+BUCKET_BYTES = 25 << 20  # of parameters in one bucket: large enough for the link, small beside the model
+WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")  # of torch.optim: they look at a whole matrix, or at all parameters
+
+
+class Bucket:
+    """Parameters moved into one flat tensor [E], in which they are views from now on. What the optimizer gets is `shard`
+    [about E/n], this rank's chunk of that tensor: to update the shard is to update that part of the parameters. All ranks
+    begin with rank 0's values."""
+
+    def __init__(self, parameters: list[nn.Parameter], group: Group):
+        self.parameters, self.group = parameters, group
+        self.flat = torch.cat([p.detach().reshape(-1) for p in parameters])
+        dist.broadcast(self.flat, first_rank(group), group=group)
+        for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
+            parameter.data = part.view(parameter.shape)
+        self.shard = nn.Parameter(own_chunk(self.flat, group))
+
+    def take_gradients(self) -> Tensor:
+        """[E]: this rank's gradients, one after the other; the parameters have none any more."""
+        flat = flattened([p.grad for p in self.parameters], [p.shape for p in self.parameters], self.flat)
+        for parameter in self.parameters:
+            parameter.grad = None
+        return flat
+
+    def check(self):
+        home = self.flat.untyped_storage()._cdata
+        if any(parameter.untyped_storage()._cdata != home for parameter in self.parameters):
+            raise RuntimeError("a parameter was moved (model.to, or a new .data) after the sharded optimizer was made: "
+                               "move the model first, then make the optimizer.")
+
+
+def into_buckets(parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int) -> list[Bucket]:
+    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters. Frozen parameters stay out, but
+    they too get rank 0's values."""
+    piles: dict[tuple, list[list[nn.Parameter]]] = {}
+    for parameter in parameters:
+        if parameter.is_meta:
+            raise ValueError("a parameter is on the meta device: fill the model (to_empty and its initialisation) before "
+                             "the sharded optimizer is made.")
+        if not parameter.requires_grad:
+            dist.broadcast(parameter.data, first_rank(group), group=group)
+            continue
+        pile = piles.setdefault((parameter.dtype, parameter.device), [[]])
+        if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
+            pile.append([])
+        pile[-1].append(parameter)
+    return [Bucket(together, group) for pile in piles.values() for together in pile]
+
+
+def check_arguments(optimizer_cls, bucket_bytes: int):
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+        raise TypeError(f"optimizer_cls = {optimizer_cls!r}: it must be a class of optimizers, such as torch.optim.AdamW.")
+    if optimizer_cls.__name__ in WHOLE:
+        raise TypeError(f"optimizer_cls = {optimizer_cls.__name__}: it looks at more than one element at a time, and a shard is "
+                        "no matrix; take one that updates each element by itself, such as SGD or AdamW.")
+    if not bucket_bytes > 0:
+        raise ValueError(f"bucket_bytes = {bucket_bytes!r}: it must be above 0.")
+
+
+def as_list(parameters: Tensor | Iterable) -> list[nn.Parameter]:
+    parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    return [p[1] if isinstance(p, tuple) else p for p in parameters]  # named_parameters() will do
+
+
+def check_new(parameters: list[nn.Parameter], buckets: list[Bucket]):
+    if not any(p.requires_grad for p in parameters):
+        raise ValueError(f"a group of {len(parameters)} parameters of which none is trained: there is nothing to shard.")
+    known = {id(p) for bucket in buckets for p in bucket.parameters}
+    for parameter in parameters:
+        if id(parameter) in known:
+            raise ValueError(f"a parameter of shape {list(parameter.shape)} is given twice: each belongs to one group, once.")
+        known.add(id(parameter))
+
+
+def check_state(state_dict: dict, inner: torch.optim.Optimizer):
+    """Each tensor of a shard's state is a number or has the shard's size."""
+    shards = [shard for group in inner.param_groups for shard in group["params"]]
+    for number, state in state_dict["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != shards[number].shape:
+                raise ValueError(f"{name} has {value.numel():,} elements, this rank's shard {shards[number].numel():,}: the state "
+                                 "is another rank's, or of another number of ranks; saving.load resumes on any number.")

@@ -1,0 +1,264 @@
+"""ZeRO stage 3: each rank keeps the parameters, gradients and optimizer states of its shard only.
+
+    fully_shard(model, units=[model.embedding, *model.blocks, model.head])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)      # any that updates each element by itself: it sees shards
+
+The model is cut into units: modules whose parameters are whole at the same time. A unit's three phases are unshard, compute, reshard:
+
+    forward       all-gather its parameters, compute, free them                                           Psi elements sent
+    backward      all-gather them again, compute, free them, reduce-scatter the gradients, free these    2 Psi elements sent
+
+so 3 Psi each time, 3k Psi with k microbatches a step: Rajbhandari et al. 2020, sections 5.3 and 7.2.2. What several units share (a
+tied weight) and what is in none of them belongs to the root, the module given, whose parameters are whole while the others come
+and go.
+
+How a unit's parameters can be gone although autograd keeps them for backward: they are views of one flat tensor [E], whose memory is
+given back by resizing its storage to nothing. Autograd keeps views of an empty storage. Before the unit's backward the storage gets
+its size and its contents again, so that they find the same bits. In between a module has only the shapes: tensors on "meta".
+"""
+
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from functools import wraps
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._pytree import tree_leaves
+
+from .flat import best_collectives, first_rank, flattened, own_chunk
+
+
+def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, *, device=None, compute_dtype=None,
+                collectives=None) -> nn.Module:
+    """Shard the module's parameters, in place; its parameters() are flat shards then. Make the optimizer afterwards.
+
+    units          modules inside, to be called one after the other; a block list such as model.blocks will do
+    group          the process group whose ranks share the parameters; by default the world. All ranks begin with rank 0's values
+    device         of the shards and of all computation; needed for a module on the meta device, which is filled unit by unit:
+                   `with unsharded(unit, recurse=False, write=True):` ... for each of sharded_units(module)
+    compute_dtype  of gathered parameters and of gradients on their way; shards and their gradients keep their own
+    collectives    by default the best for the group: see flat.py
+
+    Raises ValueError for a unit that is not inside the module, or is sharded already.
+    """
+    inside, units = set(module.modules()), list(dict.fromkeys([*units, module]))
+    for unit in units:
+        if unit not in inside:
+            raise ValueError(f"the unit {type(unit).__name__} is no part of {type(module).__name__}: units are modules inside it.")
+        if any(hasattr(child, "sharded_unit") for child in unit.modules()):
+            raise ValueError(f"{type(unit).__name__} is sharded already: give all units to one call of fully_shard.")
+    owners = owners_of_parameters(module, set(units))
+    for unit in units:
+        sites = [site for site, owner in owners if owner is unit]
+        if sites:
+            unit.sharded_unit = Unit(unit, sites, group, device, compute_dtype, collectives)
+    for buffer in module.buffers():
+        if not buffer.is_meta:
+            dist.broadcast(buffer, first_rank(group), group=group)
+    return module
+
+
+def sharded_units(module: nn.Module) -> list[nn.Module]:
+    """The modules inside that are units, in the order of module.modules()."""
+    return [child for child in module.modules() if hasattr(child, "sharded_unit")]
+
+
+Site = tuple[nn.Module, str, nn.Parameter]  # where a parameter is: a module and the name that it has there
+
+
+def owners_of_parameters(root: nn.Module, units: set[nn.Module]) -> list[tuple[Site, nn.Module]]:
+    """Every place of every parameter, with the unit that owns it: the innermost around it, or the root if these are several."""
+    found: list[tuple[Site, nn.Module]] = []
+    seen = set()
+
+    def visit(module, unit):
+        if module in seen:
+            return
+        seen.add(module)
+        unit = module if module in units else unit
+        found.extend(((module, name, p), unit) for name, p in module._parameters.items() if p is not None)
+        for child in module.children():
+            visit(child, unit)
+
+    visit(root, root)
+    owners: dict[nn.Parameter, set[nn.Module]] = {}
+    for (_, _, parameter), unit in found:
+        owners.setdefault(parameter, set()).add(unit)
+    return [(site, unit if len(owners[site[2]]) == 1 else root) for site, unit in found]
+
+
+class Flat:
+    """A unit's parameters of one dtype, all trained or all frozen: `full` [E], which comes and goes, and `shard` [about E/n]."""
+
+    def __init__(self, parameters: list[nn.Parameter], group, device: torch.device, compute_dtype):
+        self.group, self.shapes = group, [p.shape for p in parameters]
+        first = parameters[0]
+        whole = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=device)
+        if not first.is_meta:
+            torch.cat([p.detach().reshape(-1) for p in parameters], out=whole)
+            dist.broadcast(whole, first_rank(group), group=group)
+        self.shard = nn.Parameter(own_chunk(whole, group).clone(), requires_grad=first.requires_grad)
+        self.full = whole.to(compute_dtype or whole.dtype)
+        self.nbytes = self.full.nbytes
+        self.free()
+
+    @torch.no_grad()
+    def gather(self, collectives):
+        self.full.untyped_storage().resize_(self.nbytes)
+        own_chunk(self.full, self.group).copy_(self.shard)
+        collectives.all_gather(self.full, self.group)
+
+    def views(self) -> list[Tensor]:
+        """The parameters, in the full tensor. `.data`: that its memory is filled again is no change that autograd should see."""
+        parts = self.full.data.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes)]
+
+    def free(self):
+        self.full.untyped_storage().resize_(0)
+
+    def reduce(self, gradients: list[Tensor | None], collectives) -> Tensor:
+        """[about E/n]: the shard's gradient, the mean over all ranks, from this rank's gradients of the whole parameters."""
+        flat = flattened(gradients, self.shapes, self.full)  # [E]
+        collectives.reduce_scatter(flat, self.group)
+        return (own_chunk(flat, self.group) / dist.get_world_size(self.group)).to(self.shard.dtype)
+
+
+class Gathered(torch.autograd.Function):
+    """Forward: shards become the unit's whole parameters. Backward: the gradients of these become gradients of the shards."""
+
+    @staticmethod
+    def forward(ctx, unit, *shards):
+        unit.unshard()
+        ctx.unit = unit
+        ctx.save_for_backward(*shards)  # so that autograd objects should an optimizer change them before backward
+        ctx.set_materialize_grads(False)
+        parameters = [flat.views() for flat in unit.flats]
+        ctx.mark_non_differentiable(*(p for own, shard in zip(parameters, shards) if not shard.requires_grad for p in own))
+        return tuple(p for own in parameters for p in own)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        ctx.saved_tensors
+        ctx.unit.leave_backward()  # autograd comes here when all else in the unit is done
+        gradients, shards = list(gradients), []
+        for flat in ctx.unit.flats:
+            own, gradients = gradients[:len(flat.shapes)], gradients[len(flat.shapes):]
+            shards.append(flat.reduce(own, ctx.unit.collectives) if flat.shard.requires_grad else None)
+        return None, *shards
+
+
+class Unit:
+    """One module that is whole only while it computes."""
+
+    def __init__(self, module: nn.Module, sites: list[Site], group, device, compute_dtype, collectives):
+        self.module, self.compute, self.whole, self.in_backward, self.open = module, module.forward, False, False, False
+        kinds: dict[str, list[nn.Parameter]] = {}
+        for parameter in dict.fromkeys(parameter for *_, parameter in sites):
+            name = f"shard_{str(parameter.dtype).removeprefix('torch.')}" + "_frozen" * (not parameter.requires_grad)
+            kinds.setdefault(name, []).append(parameter)
+        device = torch.device(device or sites[0][2].device)
+        if device.type == "meta":
+            raise ValueError("the module is on the meta device: say where its shards shall be, fully_shard(..., device=...).")
+        self.collectives = collectives or best_collectives(device, group)
+        self.flats = [Flat(parameters, group, device, compute_dtype) for parameters in kinds.values()]
+        self.shapes = [torch.empty(shape, dtype=flat.full.dtype, device="meta") for flat in self.flats for shape in flat.shapes]
+        order = {parameter: number for number, parameter in enumerate(p for kind in kinds.values() for p in kind)}
+        self.sites = [(place, name, order[parameter]) for place, name, parameter in sites]
+        self.shards = {name: flat.shard for name, flat in zip(kinds, self.flats)}
+        self.close()
+        module.forward = wraps(self.compute)(lambda *args, **kwargs: self.forward(*args, **kwargs))
+
+    def place(self, tensors: Sequence[Tensor]):
+        for module, name, number in self.sites:
+            setattr(module, name, tensors[number])
+
+    def unshard(self):
+        if not self.whole:
+            for flat in self.flats:
+                flat.gather(self.collectives)
+            self.whole = True
+
+    def reshard(self):
+        for flat in self.flats:
+            flat.free()
+        self.whole = False
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def forward(self, *args, **kwargs):
+        if self.open:
+            return self.compute(*args, **kwargs)
+        if self.in_backward and torch._C._current_graph_task_id() == -1:
+            self.leave_backward()  # one that broke off
+        try:
+            self.place(Gathered.apply(self, *self.shards.values()))
+            output = self.compute(*args, **kwargs)
+        finally:
+            self.place(self.shapes)
+            if not self.in_backward:  # as it is when activation checkpointing computes the unit again
+                self.reshard()
+        results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if results:
+            register_multi_grad_hook(results, lambda _: self.enter_backward(), mode="any")
+        return output
+
+    # --- backward ----------------------------------------------------------------------------------------------------
+
+    def enter_backward(self):
+        """The first gradient of a result is there: now backward wants the parameters."""
+        if not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self.leave_backward)  # for a unit that trains nothing
+        self.unshard()
+
+    def leave_backward(self):
+        self.in_backward = False
+        self.reshard()
+
+    # --- whole for the user --------------------------------------------------------------------------------------------
+
+    def expose(self):
+        """The plain module's parameters, in the place of the shards."""
+        for name in self.shards:
+            del self.module._parameters[name]
+        self.unshard()
+        self.place([nn.Parameter(view, flat.shard.requires_grad) for flat in self.flats for view in flat.views()])
+        self.open = True
+
+    @torch.no_grad()
+    def write(self):
+        """The shards get what rank 0 has in the whole parameters."""
+        for flat in self.flats:
+            dist.broadcast(flat.full, first_rank(flat.group), group=flat.group)
+            flat.shard.copy_(own_chunk(flat.full, flat.group))
+
+    def close(self):
+        """The shards, in the place of the parameters."""
+        for module, name, _ in self.sites:
+            del module._parameters[name]
+        for name, shard in self.shards.items():
+            self.module.register_parameter(name, shard)
+        self.place(self.shapes)
+        self.reshard()
+        self.open = False
+
+
+@contextmanager
+def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
+    """Within, the units inside the module (without `recurse` the module only) have their parameters whole and under their own
+    names, as in the plain model: to look at, initialise, load or save. With `write`, the shards take rank 0's values at the end.
+    All ranks enter it."""
+    units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
+    try:
+        for unit in units:
+            unit.expose()
+        yield module
+        if write:
+            for unit in units:
+                unit.write()
+    finally:
+        for unit in units:
+            if unit.open:
+                unit.close()
