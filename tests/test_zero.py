@@ -27,6 +27,7 @@ from shardlab.measure.ledger import Ledger  # noqa: E402
 from shardlab.ranks import ranks  # noqa: E402
 from shardlab.zero import stage1, stage2, stage3  # noqa: E402
 from shardlab.zero.flat import Native, Ring, own_chunk  # noqa: E402
+from shardlab.zero.options import GatherAhead, clip_gradients, on_the_host  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
@@ -51,11 +52,12 @@ class Adapted(nn.Module):
         self.frozen.requires_grad_(False)
 
     def forward(self, x):
-        return self.frozen(x) + self.up(self.down(x))
+        assert not self.frozen.weight.requires_grad  # or its gradient would be computed, for nothing
+        return self.shared(self.frozen(x)) + self.up(self.down(x))
 
 
 class Traps(nn.Module):
-    """Odd sizes, a number as a parameter, a weight tied across units, a unit used twice, one that is frozen, one that is unused."""
+    """Odd sizes, a number as a parameter; a weight and a module shared by units; a unit used twice, one frozen, one unused."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +67,8 @@ class Traps(nn.Module):
         self.register_buffer("shift", torch.full((7,), 0.1))
         self.frozen = nn.Linear(7, 7).requires_grad_(False)
         self.twice, self.adapted = nn.Linear(7, 7), Adapted()
-        self.unused, self.last = nn.Linear(3, 2), nn.Sequential(nn.LayerNorm(7), nn.Linear(7, 3))
+        self.unused, self.last = nn.Linear(3, 2), nn.Sequential(nn.LayerNorm(7), nn.Linear(7, 7), nn.Linear(7, 3))
+        self.adapted.shared = self.last[1]
 
     def forward(self, x):  # [B, 5]
         hidden = self.scale * self.first(x) + self.other(x.flip(-1)) + self.shift
@@ -322,7 +325,7 @@ def test_with_activation_checkpointing(world):
         assert difference <= 1e-12 and counts == [4, 4, 4]
 
 
-def with_native_collectives(stage):
+def with_both_collectives():
     """PyTorch's own collectives in the place of the ring: chunks of one size and, with 3 ranks, others."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
@@ -343,7 +346,143 @@ def with_native_collectives(stage):
 
 def test_both_kinds_of_collectives(world):
     """Mutations: the padding counted as elements; a chunk put where the one before ends without its padding."""
-    assert all(world.run(with_native_collectives, 1))
+    assert all(world.run(with_both_collectives))
+
+
+# --- options -------------------------------------------------------------------------------------------------------------
+
+def clipped(stage, max_norm):
+    """Largest relative difference of the norms and of the parameters from the plain model's after three clipped steps."""
+    torch.set_default_dtype(torch.float64)
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
+    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), shard(stage, ours, torch.optim.SGD, lr=0.1)
+    worst = 0.0
+    for batch in batches(plain, 3, 2 * n):
+        norms = []
+        for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
+            optimizer.zero_grad()
+            loss_of(model, part).backward()
+            if model is plain:
+                norms.append(nn.utils.clip_grad_norm_(plain.parameters(), max_norm))
+            else:
+                norms.append(clip_gradients(optimizer, max_norm))
+            optimizer.step()
+        worst = max(worst, far(norms[1], norms[0]))
+    updated = whole_parameters(stage, ours)
+    return max(worst, *(far(updated[key], p) for key, p in plain.named_parameters()))
+
+
+def test_clipping(world):
+    """The norm is that of the whole mean gradient, whether it is too long or not.
+
+    Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced yet, or reduces twice."""
+    for stage in STAGES:
+        for max_norm in (0.05, 100.0):
+            assert max(world.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
+
+
+def on_the_host_or_not(stage):
+    """Whether the parameters are the same bit by bit with optimizer states on the host, and with shards there."""
+    torch.set_default_dtype(torch.float32)
+    ends = []
+    for offloaded in (False, True):
+        model = random_values(MODELS["tied"], 0)
+        if stage == 3:
+            stage3.fully_shard(model, units_of(model), shard_device="cpu" if offloaded else None)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        else:
+            optimizer = shard(stage, model, on_the_host(torch.optim.AdamW) if offloaded else torch.optim.AdamW, lr=0.1)
+        for batch in batches(model, 3, 2):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            clip_gradients(optimizer, 0.5)
+            optimizer.step()
+        ends.append(whole_parameters(stage, model))
+    return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
+
+
+def test_offload(world):
+    """On a CPU host and device are one memory, so this shows that the copies go the right way, and nothing about a GPU.
+
+    Mutations: parameters not copied back; the host's gradient from the step before; clipping that sees no gradient."""
+    for stage in STAGES:
+        assert all(world.run(on_the_host_or_not, stage)), stage
+
+
+def ahead_or_not():
+    """(same parameters bit by bit, bytes sent by both, most bytes whole at a time, gatherings done by the thread)."""
+    torch.set_default_dtype(torch.float32)
+    ends, sizes, most, by_thread = [], [], [], 0
+    for ahead in (False, True):
+        model = random_values(MODELS["gated"], 0)
+        stage3.fully_shard(model, units_of(model))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if ahead:
+            ahead = GatherAhead(model)
+            submit = ahead.thread.submit
+            ahead.thread.submit = lambda *work: (done.append(work), submit(*work))[1]
+        done = []
+        with CommunicationLog() as log:
+            for step, batch in enumerate(batches(model, 4, 2)):
+                optimizer.zero_grad()
+                with Ledger(model) as ledger:
+                    loss_of(model, batch).backward()
+                optimizer.step()
+                if step == 2:  # an evaluation in between, and a change of the shards that nobody told of
+                    with torch.no_grad():
+                        loss_of(model, batch)
+                        for p in model.parameters():
+                            p.add_(0.01)
+        if ahead:
+            ahead.close()
+        sizes.append(log.totals()["send"].nbytes)
+        most.append(max(moment.bytes.gathered for moment in ledger.timeline))
+        by_thread = len(done)
+        ends.append(whole_parameters(3, model))
+    return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0]), sizes, most, by_thread
+
+
+def test_gathering_ahead(world):
+    """The same numbers, one unit more at a time; all but the first unit of each forward and backward is there before it is asked for,
+    from the second step on (the evaluation's last one guesses that a forward follows, and gathers once in vain).
+
+    Mutations: a unit gathered before the step used after it; messages of both gatherings on one connection."""
+    block = sum(p.numel() for p in MODELS["gated"]().blocks[0].parameters())
+    for same, (without, with_it), most, by_thread in world.run(ahead_or_not):
+        assert same and most == [4 * block, 8 * block]
+        assert without <= with_it <= 1.2 * without
+        assert by_thread >= 3 * 2 * 4
+
+
+def in_16_bits():
+    """(output equals the 16-bit model's, distance of the gradients, dtypes that rest, bytes sent, flat sizes)."""
+    torch.set_default_dtype(torch.float32)
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = random_values(MODELS["gated"], 0).bfloat16(), random_values(MODELS["gated"], me)
+    stage3.fully_shard(ours, units_of(ours), compute_dtype=torch.bfloat16)
+    batch = batches(plain, 1, 2 * n)[0]
+    part = batch[2 * me:2 * me + 2]
+    loss_of(plain, batch).backward()
+    with CommunicationLog() as log:
+        output = output_of(ours, part)
+        mean_loss(ours, output, part).backward()
+    same = torch.equal(output, output_of(plain, part))
+    sizes = [size for _, size in flats_of(3, ours, None)]
+    gradients = whole_gradients(3, ours, None)
+    worst = max(far(gradients[key], p.grad.float()) for key, p in plain.named_parameters())
+    return same, worst, {p.dtype for p in ours.parameters()} | {p.grad.dtype for p in ours.parameters()}, log.totals()["send"].nbytes, sizes
+
+
+def test_16_bits_over_fp32_shards(world):
+    """Shards and their gradients rest in fp32, bf16 travels and computes. Gradients are sums of numbers with 8 bits.
+
+    Mutation: shards rounded once and for all; gradients that travel in fp32."""
+    for me, (same, worst, dtypes, nbytes, sizes) in enumerate(world.run(in_16_bits)):
+        given = dict(zero_stage=3, data_parallel=world.world_size, rank=me, accumulation_steps=1, parameter_element_bytes=2,
+                     gradient_element_bytes=2)
+        assert same and worst < 0.05 and dtypes == {torch.float32}
+        assert nbytes == summed(["zero_sent_bytes"], sizes, **given)[0]
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------------
@@ -360,8 +499,8 @@ def summed(targets, sizes, **given):
 
 
 def weighed(stage, recipe):
-    """(elements of the flat tensors; bytes of parameters, gradients, optimizer states when backward is done, and of the optimizer's
-    after the step) on this rank, by the ledger."""
+    """(elements of the flat tensors; bytes of parameters and gradients when backward is done, of optimizer states and gradients after
+    the step; bytes gathered when backward is done) on this rank, by the ledger."""
     torch.set_default_dtype(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
     model = random_values(MODELS["gated"], 0)
     cls, kwargs = OPTIMIZERS[recipe]
@@ -373,7 +512,7 @@ def weighed(stage, recipe):
     torch.set_default_dtype(torch.float32)
     done = [moment.bytes for moment in ledger.timeline if moment.phase == "backward"][-1]
     sizes = [size for _, size in flats_of(stage, model, optimizer)]
-    return sizes, (done.parameters, done.gradients, ledger.bytes.optimizer), done.gathered
+    return sizes, (done.parameters, done.gradients, ledger.bytes.optimizer, ledger.bytes.gradients), done.gathered
 
 
 def test_bytes_of_each_rank(world):
@@ -389,6 +528,7 @@ def test_bytes_of_each_rank(world):
                 given = dict(zero_stage=stage, data_parallel=n, rank=me, **RECIPES[recipe].quantities)
                 want = list(summed(KEPT, sizes, **given))
                 want[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=len(sizes), **given)["zero_step_counter_bytes"]
+                want += summed(["zero_gradient_bytes"], sizes, **{**given, "zero_stage": 2})  # stage 1 has reduced them
                 assert (list(kept), gathered) == (want, 0), (stage, recipe, me)
                 assert sum(sizes) == parameters
                 total = summed(["zero_states_bytes"], sizes, **given)[0]
@@ -496,6 +636,9 @@ def after_a_broken_backward(stage):
         loss_of(ours, first[2 * me:2 * me + 2]).backward()
     except Broken:
         handle.remove()
+    with torch.no_grad():
+        for p in (*plain.parameters(), *ours.parameters()):  # what was gathered before is no longer right
+            p.mul_(0.5)
     for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
         optimizer.zero_grad()
         loss_of(model, part).backward()
@@ -566,7 +709,6 @@ def filled_from_meta():
         ours = MODELS["gated"]()
     stage3.fully_shard(ours, units_of(ours), device="cpu")
     torch.manual_seed(dist.get_rank())
-    most = 0
     with Ledger(ours) as ledger:
         for unit in stage3.sharded_units(ours):
             with stage3.unsharded(unit, recurse=False, write=True), torch.no_grad():

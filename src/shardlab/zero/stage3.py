@@ -30,14 +30,15 @@ from torch.utils._pytree import tree_leaves
 from .flat import best_collectives, first_rank, flattened, own_chunk
 
 
-def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, *, device=None, compute_dtype=None,
-                collectives=None) -> nn.Module:
+def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, *, device=None, shard_device=None,
+                compute_dtype=None, collectives=None) -> nn.Module:
     """Shard the module's parameters, in place; its parameters() are flat shards then. Make the optimizer afterwards.
 
     units          modules inside, to be called one after the other; a block list such as model.blocks will do
     group          the process group whose ranks share the parameters; by default the world. All ranks begin with rank 0's values
-    device         of the shards and of all computation; needed for a module on the meta device, which is filled unit by unit:
+    device         on which it computes; needed for a module on the meta device, which is filled unit by unit:
                    `with unsharded(unit, recurse=False, write=True):` ... for each of sharded_units(module)
+    shard_device   where shards, their gradients and so their optimizer states rest; by default there too. "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way; shards and their gradients keep their own
     collectives    by default the best for the group: see flat.py
 
@@ -53,7 +54,7 @@ def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, 
     for unit in units:
         sites = [site for site, owner in owners if owner is unit]
         if sites:
-            unit.sharded_unit = Unit(unit, sites, group, device, compute_dtype, collectives)
+            unit.sharded_unit = Unit(unit, sites, group, device, shard_device, compute_dtype, collectives)
     for buffer in module.buffers():
         if not buffer.is_meta:
             dist.broadcast(buffer, first_rank(group), group=group)
@@ -70,45 +71,48 @@ Site = tuple[nn.Module, str, nn.Parameter]  # where a parameter is: a module and
 
 def owners_of_parameters(root: nn.Module, units: set[nn.Module]) -> list[tuple[Site, nn.Module]]:
     """Every place of every parameter, with the unit that owns it: the innermost around it, or the root if these are several."""
-    found: list[tuple[Site, nn.Module]] = []
-    seen = set()
+    sites: dict[tuple[nn.Module, str], nn.Parameter] = {}
+    around: dict[nn.Parameter, set[nn.Module]] = {}
 
     def visit(module, unit):
-        if module in seen:
-            return
-        seen.add(module)
         unit = module if module in units else unit
-        found.extend(((module, name, p), unit) for name, p in module._parameters.items() if p is not None)
-        for child in module.children():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                sites[module, name] = parameter
+                around.setdefault(parameter, set()).add(unit)
+        for child in module.children():  # of a module that has two parents, twice
             visit(child, unit)
 
     visit(root, root)
-    owners: dict[nn.Parameter, set[nn.Module]] = {}
-    for (_, _, parameter), unit in found:
-        owners.setdefault(parameter, set()).add(unit)
-    return [(site, unit if len(owners[site[2]]) == 1 else root) for site, unit in found]
+    return [((module, name, p), next(iter(around[p])) if len(around[p]) == 1 else root) for (module, name), p in sites.items()]
 
 
 class Flat:
     """A unit's parameters of one dtype, all trained or all frozen: `full` [E], which comes and goes, and `shard` [about E/n]."""
 
-    def __init__(self, parameters: list[nn.Parameter], group, device: torch.device, compute_dtype):
+    def __init__(self, parameters: list[nn.Parameter], group, device: torch.device, shard_device, compute_dtype):
         self.group, self.shapes = group, [p.shape for p in parameters]
         first = parameters[0]
-        whole = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=device)
-        if not first.is_meta:
-            torch.cat([p.detach().reshape(-1) for p in parameters], out=whole)
+        if first.is_meta:
+            whole = torch.empty(sum(p.numel() for p in parameters), dtype=first.dtype, device=device)
+        else:
+            whole = torch.cat([p.detach().reshape(-1) for p in parameters]).to(device)
             dist.broadcast(whole, first_rank(group), group=group)
-        self.shard = nn.Parameter(own_chunk(whole, group).clone(), requires_grad=first.requires_grad)
+        own = own_chunk(whole, group).to(shard_device or device, copy=True)
+        if whole.is_cuda and not own.is_cuda:
+            own = own.pin_memory()  # so that the copy engine can fetch it by itself
+        self.shard = nn.Parameter(own, requires_grad=first.requires_grad)
         self.full = whole.to(compute_dtype or whole.dtype)
         self.nbytes = self.full.nbytes
         self.free()
 
-    @torch.no_grad()
-    def gather(self, collectives):
+    def allocate(self):
         self.full.untyped_storage().resize_(self.nbytes)
-        own_chunk(self.full, self.group).copy_(self.shard)
-        collectives.all_gather(self.full, self.group)
+
+    @torch.no_grad()
+    def fill(self, collectives, group):
+        own_chunk(self.full, group).copy_(self.shard, non_blocking=True)
+        collectives.all_gather(self.full, group)
 
     def views(self) -> list[Tensor]:
         """The parameters, in the full tensor. `.data`: that its memory is filled again is no change that autograd should see."""
@@ -122,7 +126,7 @@ class Flat:
         """[about E/n]: the shard's gradient, the mean over all ranks, from this rank's gradients of the whole parameters."""
         flat = flattened(gradients, self.shapes, self.full)  # [E]
         collectives.reduce_scatter(flat, self.group)
-        return (own_chunk(flat, self.group) / dist.get_world_size(self.group)).to(self.shard.dtype)
+        return (own_chunk(flat, self.group) / dist.get_world_size(self.group)).to(self.shard)
 
 
 class Gathered(torch.autograd.Function):
@@ -152,8 +156,9 @@ class Gathered(torch.autograd.Function):
 class Unit:
     """One module that is whole only while it computes."""
 
-    def __init__(self, module: nn.Module, sites: list[Site], group, device, compute_dtype, collectives):
-        self.module, self.compute, self.whole, self.in_backward, self.open = module, module.forward, False, False, False
+    def __init__(self, module: nn.Module, sites: list[Site], group, device, shard_device, compute_dtype, collectives):
+        self.module, self.compute, self.group = module, module.forward, group
+        self.whole = self.in_backward = self.open = False
         kinds: dict[str, list[nn.Parameter]] = {}
         for parameter in dict.fromkeys(parameter for *_, parameter in sites):
             name = f"shard_{str(parameter.dtype).removeprefix('torch.')}" + "_frozen" * (not parameter.requires_grad)
@@ -162,7 +167,7 @@ class Unit:
         if device.type == "meta":
             raise ValueError("the module is on the meta device: say where its shards shall be, fully_shard(..., device=...).")
         self.collectives = collectives or best_collectives(device, group)
-        self.flats = [Flat(parameters, group, device, compute_dtype) for parameters in kinds.values()]
+        self.flats = [Flat(parameters, group, device, shard_device, compute_dtype) for parameters in kinds.values()]
         self.shapes = [torch.empty(shape, dtype=flat.full.dtype, device="meta") for flat in self.flats for shape in flat.shapes]
         order = {parameter: number for number, parameter in enumerate(p for kind in kinds.values() for p in kind)}
         self.sites = [(place, name, order[parameter]) for place, name, parameter in sites]
@@ -176,9 +181,20 @@ class Unit:
 
     def unshard(self):
         if not self.whole:
-            for flat in self.flats:
-                flat.gather(self.collectives)
+            self.gather()
             self.whole = True
+
+    def gather(self):
+        self.allocate()
+        self.fill(self.group)
+
+    def allocate(self):
+        for flat in self.flats:
+            flat.allocate()
+
+    def fill(self, group):
+        for flat in self.flats:
+            flat.fill(self.collectives, group)
 
     def reshard(self):
         for flat in self.flats:
