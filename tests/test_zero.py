@@ -255,7 +255,8 @@ def test_schedulers(world):
 
     Mutation: param_groups that are copies of those of the optimizer inside: the learning rate never changes."""
     for stage in (1, 2):
-        for found in world.run(distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), schedule=one_cycle, microbatches=1, steps=3):
+        settings = dict(schedule=one_cycle, microbatches=1, steps=3)
+        for found in world.run(distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), **settings):
             assert max(found.values()) <= 1e-12, (stage, found)
 
 
@@ -298,8 +299,8 @@ def recomputed(reentrant):
     stage3.fully_shard(ours, units_of(ours))
     gathered = []
     for unit in stage3.sharded_units(ours):
-        flat = unit.sharded_unit.flats[0]
-        flat.gather = lambda collectives, flat=flat, gather=flat.gather, unit=unit: (gathered.append(unit), gather(collectives))
+        sharded = unit.sharded_unit
+        sharded.gather = lambda unit=unit, gather=sharded.gather: (gathered.append(unit), gather())
     batch = batches(plain, 1, 2 * n)[0]
     part = batch[2 * me:2 * me + 2]
     loss_of(plain, batch).backward()
@@ -471,7 +472,8 @@ def in_16_bits():
     sizes = [size for _, size in flats_of(3, ours, None)]
     gradients = whole_gradients(3, ours, None)
     worst = max(far(gradients[key], p.grad.float()) for key, p in plain.named_parameters())
-    return same, worst, {p.dtype for p in ours.parameters()} | {p.grad.dtype for p in ours.parameters()}, log.totals()["send"].nbytes, sizes
+    dtypes = {p.dtype for p in ours.parameters()} | {p.grad.dtype for p in ours.parameters()}
+    return same, worst, dtypes, log.totals()["send"].nbytes, sizes
 
 
 def test_16_bits_over_fp32_shards(world):

@@ -80,7 +80,6 @@ BOOK.quantity("zero_flat_tensors", r"n_\text{flat}", "count", "flat tensors that
 BOOK.quantity("zero_unit_parameters", r"\Psi_\text{unit}", "parameters", "parameters of the largest unit, which stage 3 has whole at a time")
 BOOK.quantity("zero_root_parameters", r"\Psi_\text{root}", "parameters",
               "parameters of stage 3's root, which stay whole while its units come and go", least=0)
-BOOK.quantity("zero_compute_seconds", r"\tau_\text{comp}", "seconds", "time to compute forward and backward of one microbatch", **_TIME)
 
 # --- the link ----------------------------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)

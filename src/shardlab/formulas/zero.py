@@ -148,7 +148,7 @@ def zero_right_shard_parameters(parameters, data_parallel, zero_ranks_behind_rig
     return floor_div(parameters + zero_ranks_behind_right, data_parallel)
 
 
-@BOOK.formula(symbol=r"Q_\text{step}", unit="bytes", source=_TRAFFIC, measured_by=_SENT)
+@BOOK.formula(symbol=r"Q_r", unit="bytes", source=_TRAFFIC, measured_by=_SENT)
 def zero_sent_bytes(parameters, zero_reductions, gradient_element_bytes, zero_shard_parameters,
                     zero_gatherings, zero_gathered_element_bytes, zero_right_shard_parameters):
     """bytes that the rank sends in a step, around rings"""
@@ -158,22 +158,23 @@ def zero_sent_bytes(parameters, zero_reductions, gradient_element_bytes, zero_sh
 
 # --- how long a step takes ---------------------------------------------------------------------------------------------
 
-@BOOK.formula(symbol=r"\tau_\text{wire}", unit="seconds", source="Patarasu and Yuan 2009, for each of the collectives", measured_by=_SECONDS)
+@BOOK.formula(symbol=r"\tau_\text{wire}", unit="seconds", source="Patarasu and Yuan 2009, for each collective",
+              measured_by=_SECONDS)
 def zero_communication_seconds(parameters, zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes,
                                data_parallel, zero_flat_tensors, latency_seconds, link_bytes_per_second):
     """time of all collectives of a step, one after the other around rings"""
     return ((zero_reductions + zero_gatherings) * zero_flat_tensors * (data_parallel - 1) * latency_seconds
-            + (data_parallel - 1) / data_parallel * (zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes)
-            * parameters / link_bytes_per_second)
+            + (data_parallel - 1) / data_parallel * parameters / link_bytes_per_second
+            * (zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes))
 
 
 @BOOK.formula(symbol=r"\tau_\text{sum}", unit="seconds", source="definition", measured_by=_SECONDS)
-def zero_step_seconds(accumulation_steps, zero_compute_seconds, zero_communication_seconds):
+def zero_step_seconds(accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds):
     """time of a step that computes and communicates in turns: the longest that it can be"""
-    return accumulation_steps * zero_compute_seconds + zero_communication_seconds
+    return accumulation_steps * (forward_seconds + backward_seconds) + zero_communication_seconds
 
 
 @BOOK.formula(symbol=r"\tau_\text{over}", unit="seconds", source="definition", measured_by=_SECONDS)
-def zero_overlapped_step_seconds(accumulation_steps, zero_compute_seconds, zero_communication_seconds):
+def zero_overlapped_step_seconds(accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds):
     """time of a step that does both at once all the time: the shortest that it can be"""
-    return maximum(accumulation_steps * zero_compute_seconds, zero_communication_seconds)
+    return maximum(accumulation_steps * (forward_seconds + backward_seconds), zero_communication_seconds)

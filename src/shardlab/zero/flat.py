@@ -55,7 +55,8 @@ class Native:
         function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         function(even, shard, group=group)
         if even is not flat:
-            torch.cat([row[:chunk.numel()] for row, chunk in zip(even.view(place(group)[0], -1), self._chunks(flat, group))], out=flat)
+            n, _ = place(group)
+            torch.cat([row[:chunk.numel()] for row, chunk in zip(even.view(n, -1), flat.tensor_split(n))], out=flat)
 
     def _even(self, flat, group):
         """(flat, or a copy of it with every chunk padded to the size of the first; this rank's chunk in it)."""
@@ -63,12 +64,9 @@ class Native:
         even, size = flat, -(-flat.numel() // n)
         if size * n != flat.numel():
             even = flat.new_zeros(n * size)
-            for row, chunk in zip(even.view(n, size), self._chunks(flat, group)):
+            for row, chunk in zip(even.view(n, size), flat.tensor_split(n)):
                 row[:chunk.numel()] = chunk
         return even, even.narrow(0, me * size, size)
-
-    def _chunks(self, flat, group):
-        return flat.tensor_split(place(group)[0])
 
     def __repr__(self):
         return "Native()"

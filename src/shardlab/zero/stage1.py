@@ -11,8 +11,9 @@ Parameters and gradients stay whole on every rank. step() makes three moves, all
 As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2. Whoever accumulates the gradients
 of several microbatches calls step() once, and it sends no more.
 
-To be made after the model is where it stays; all ranks begin with rank 0's parameters. A gradient that a parameter does not have counts as zeros. Call zero_grad() of this
-optimizer: it knows the gradients of the shard. Clip with options.clip_gradients, which knows the norm of all shards.
+To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers are nobody's business here. A
+gradient that a parameter does not have counts as zeros. Call zero_grad() of this optimizer: it knows the gradients of the shard.
+Clip with options.clip_gradients, which knows the norm of all shards.
 """
 
 import torch

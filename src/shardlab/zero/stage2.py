@@ -12,8 +12,9 @@ Per step as many as in stage 1: Rajbhandari et al. 2020, section 7.2. But whole 
 accumulates k microbatches sends (k + 1) Psi elements, not 2 Psi. Buckets go in one order, the last parameters first, so that all
 ranks agree on it; a bucket that lacks gradients goes at the end of backward.
 
-To be made after the model is where it stays; all ranks begin with rank 0's parameters. A gradient that a parameter does not have counts as zeros. Call zero_grad() of this
-optimizer: it knows the gradients of the shard. Clip with options.clip_gradients, which knows the norm of all shards.
+To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers are nobody's business here. A
+gradient that a parameter does not have counts as zeros. Call zero_grad() of this optimizer: it knows the gradients of the shard.
+Clip with options.clip_gradients, which knows the norm of all shards.
 """
 
 from functools import partial
