@@ -103,6 +103,8 @@ def test_predict_first(tmp_path):
     assert predictions.summary().rows[0][0] == "nothing predicted yet"
     with pytest.raises(LookupError, match="peak was not predicted yet"):
         predictions.compare("peak", 5)
+    with pytest.raises(LookupError, match="peak was not predicted yet"):
+        predictions.measured("peak")
     with pytest.raises(ValueError, match="put your number in the place of the dots"):
         predictions.lock("peak", ...)
     for value in ("12", float("nan"), True, None):
@@ -111,6 +113,8 @@ def test_predict_first(tmp_path):
     predictions.lock("locked", 1)
     with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
         predictions.lock("locked", "two")
+    with pytest.raises(LookupError, match="locked was not measured yet: run the cell that predicts it to its end, then this one."):
+        Predictions("01-lab", tmp_path).measured("locked")
     predictions.path.unlink()
     assert not list(tmp_path.iterdir())  # nothing was kept
 
@@ -122,6 +126,7 @@ def test_predicted_beside_measured(tmp_path):
     predictions.lock("gradients", 7)
     assert predictions.compare("peak", 1_000).rows == [["peak", "500", "1,000", "0.5"]]
     assert predictions.compare("gradients", 0).rows == [["gradients", "7", "0", "–"]]
+    assert (predictions.measured("peak"), predictions.measured("gradients")) == (1_000, 0)
     predictions.lock("unmeasured", 1)
     assert [row[0] for row in predictions.summary().rows] == ["peak", "gradients", "unmeasured"]
     assert predictions.summary().rows[2][2] == "–"

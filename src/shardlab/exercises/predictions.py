@@ -75,6 +75,14 @@ class Predictions:
         self._measured[name] = _number(name, measured)
         return self._table([name])
 
+    def measured(self, name: str) -> float:
+        """What `compare` was given, for a later cell that goes on from there. Raises LookupError when nothing was predicted, or
+        nothing compared since this kernel started: that cell first."""
+        self[name]
+        if name not in self._measured:
+            raise LookupError(f"{name} was not measured yet: run the cell that predicts it to its end, then this one.")
+        return self._measured[name]
+
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
         """Everything predicted in this lab, measured (a dash where it was not yet) and recorded on a GPU: name -> words."""
         table = self._table(self._locked)
