@@ -31,7 +31,7 @@ def test_a_race():
     found = {bar.name: bar.x[0] for bar in figure.data}
     assert found == {"ring, predicted": 120, "ring, measured": 130, "tree, measured": 320, "hierarchical, predicted": 80}
     assert figure.layout.xaxis.range[0] == 0 and figure.layout.xaxis.title.text == "milliseconds"
-    assert figure.layout.yaxis.ticktext[0] == "ring<br>130 milliseconds, predicted 120 milliseconds"
+    assert figure.layout.yaxis.ticktext[0] == "ring<br>130 ms, predicted 120 ms"
     assert race_figure("All-reduce", [("ring", None, 2e-5)]).layout.xaxis.title.text == "microseconds"
     with pytest.raises(ValueError, match="a race has at least one row"):
         race_figure("All-reduce", [])

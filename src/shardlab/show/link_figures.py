@@ -41,7 +41,7 @@ def message_figure(title, sizes, seconds, latency_seconds, bytes_per_second):
         figure.add_annotation(text=f"{format_as(equal, 'decimal bytes')}: latency = bytes", x=math.log10(equal), y=1, yref="paper",
                               yanchor="bottom", xanchor="right" if left else "left", showarrow=False)
     figure.update_xaxes(axis(type="log", showgrid=True, showline=True, **_ticks(sizes, "decimal bytes")))
-    figure.update_yaxes(axis(type="log", showgrid=True, **_ticks([*seconds, *line], "duration")))
+    figure.update_yaxes(axis(type="log", showgrid=True, **_ticks([*seconds, *line], "short duration")))
     return figure
 
 
@@ -49,12 +49,8 @@ def _ticks(values, style):
     """One tick a power of ten, or every second or third where there are many."""
     low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     powers = range(low, high + 1, 1 + (high - low) // 5)
-    short = {" second": " s", " millisecond": " ms", " microsecond": " µs"}
-    texts = []
-    for power in powers:
-        text = format_as(10.0 ** power, style).removesuffix("s")
-        texts.append(next((text.removesuffix(long) + unit for long, unit in short.items() if text.endswith(long)), text))
-    return dict(tickmode="array", tickvals=[10.0 ** power for power in powers], ticktext=texts,
+    return dict(tickmode="array", tickvals=[10.0 ** power for power in powers],
+                ticktext=[format_as(10.0 ** power, style) for power in powers],
                 range=[math.log10(min(values)) - 0.15, math.log10(max(values)) + 0.15])
 
 
@@ -86,7 +82,7 @@ def race_figure(title, rows):
 
 
 def _words(name, predicted, measured):
-    said = [format_as(measured, "duration")] if measured is not None else []
+    said = [format_as(measured, "short duration")] if measured is not None else []
     if predicted is not None:
-        said.append(f"predicted {format_as(predicted, 'duration')}")
+        said.append(f"predicted {format_as(predicted, 'short duration')}")
     return f"{name}<br>{', '.join(said)}"
