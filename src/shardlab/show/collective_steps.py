@@ -4,13 +4,14 @@
     steps[2].moves        # [Move(source=0, target=1, chunk=2, operator="+="), ...]
     steps[2].picture      # what every rank holds now: of each rank, chunk -> the ranks whose parts are in it
     steps[2].sentence     # "Step 2 of 6: rank 0 sends chunk C to rank 1, rank 1 chunk D to rank 2, ..."
+    stepper_steps("reduce-scatter", 4, plan=my_plan)      # a plan of your own: a function of n
 
 Step 0 is the picture before the first. The stepper on a page gets moves and words from here (`page_data`), and follows the moves
 itself; a test holds what it draws against these pictures.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from shardlab import collective_plans as plans
@@ -118,16 +119,20 @@ class Step:
     detail: str    # how far it is
 
 
-def stepper_steps(name: str, n: int) -> list[Step]:
+def stepper_steps(name: str, n: int, plan: Callable[[int], Plan] | None = None) -> list[Step]:
     """The collective on ranks 0 ... n - 1, from the picture before its first step to the one after its last.
 
-    Raises ValueError for a name that is no key of COLLECTIVES, or n not in RANKS.
+    Raises ValueError for a name that is no key of COLLECTIVES, n not in RANKS, or a plan that cannot be (see `follow`).
     """
     if name not in COLLECTIVES:
         raise ValueError(f"no collective is named {name!r}; there are {', '.join(COLLECTIVES)}.")
     if n not in RANKS:
         raise ValueError(f"n = {n}: the stepper draws {RANKS[0]} to {RANKS[-1]} ranks.")
-    shown, moves = COLLECTIVES[name], [[], *COLLECTIVES[name].plan(n)]
+    shown = COLLECTIVES[name] if plan is None else replace(COLLECTIVES[name], plan=plan)
+    moves = [[], *shown.plan(n)]
+    for number, move in ((number, move) for number, step in enumerate(moves) for move in step):
+        if not (0 <= move.source < n and 0 <= move.target < n):
+            raise ValueError(f"step {number}, {move}: there are ranks 0 to {n - 1}.")
     pictures = holdings(shown, n)
     return [Step(number, moves[number], pictures[number], sentence(shown, n, moves, pictures, number),
                  detail(shown, n, moves, pictures, number)) for number in range(len(moves))]
@@ -158,6 +163,8 @@ def sentence(shown, n, moves, pictures, number):
     last = len(moves) - 1
     if not number:
         return f"Before step 1 of {last}: {shown.begin.format(n=n)}"
+    if not moves[number]:
+        return f"Step {number} of {last}: nobody sends."
     first, said = moves[number][0], []
     for move in moves[number]:
         what = (shown.adds if move.operator == "+=" else shown.puts).format(chunk=label(shown, n, move.chunk))
@@ -168,7 +175,8 @@ def sentence(shown, n, moves, pictures, number):
         held = first.chunk in pictures[number - 1][first.target]
         one, each = ADDS if first.operator == "+=" else REPLACES if held else KEEPS
         text = f"{said[0]}, which {one}." if len(said) == 1 else f"{listed(said)}. Each {each}."
-    return f"Step {number} of {last}: {text}{' ' + shown.end if number == last else ''}"
+    done, wanted = complete(shown, n, pictures[number])
+    return f"Step {number} of {last}: {text}{' ' + shown.end if number == last and done == wanted else ''}"
 
 
 ADDS = "adds it to its own", "adds what arrives to its own"
