@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardlab.measure import machine_rows, record, roofline, rows  # noqa: E402
+from shardlab.measure import data_parallel_rows, machine_rows, record, roofline, rows  # noqa: E402
 from shardlab.measure.recordings import read_all  # noqa: E402
 from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
 
@@ -19,6 +19,8 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_rows, "ALL_REDUCE_BYTES", (64, 4096))
     monkeypatch.setattr(machine_rows, "SLOW_MEGABITS_PER_SECOND", 1000)
     monkeypatch.setattr(machine_rows, "SLOW_BYTES", (64, 4096))
+    monkeypatch.setattr(data_parallel_rows, "SIZES", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
+    monkeypatch.setattr(data_parallel_rows, "TURNS", 2)
     assert record.main(["--cpu", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
     slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
@@ -33,7 +35,9 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
                                                     "matmul.rate", "ranks.start", "ranks.right_sums",
                                                     "ranks.device_files_of_the_fork_server", "roofline.matmul",
                                                     "roofline.memory", "roofline.launch", "collectives.right_sums",
-                                                    "collectives.all_reduce"}
+                                                    "collectives.all_reduce", "data_parallel.right_gradients",
+                                                    "data_parallel.reduced", "data_parallel.messages", "data_parallel.peak",
+                                                    "data_parallel.step", "data_parallel.step_ratio"}
     assert recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value == 3
     assert len(recording.find("collectives.all_reduce", implementation="shardlab")) == 2
     assert recording.find("ranks.right_sums", ranks=2, backend="gloo")[0].value == 2

@@ -12,6 +12,7 @@ from ..formulas import RECIPES, evaluate
 from ..gpt import GPT, GPTConfig, next_token_loss
 from .clock import median_seconds
 from .cuda import CudaAccount
+from .data_parallel_rows import data_parallel
 from .ledger import Ledger
 from .machine_rows import all_reduces, machine, slow_links
 from .rank_rows import rank_starts
@@ -81,4 +82,4 @@ def rates(device: torch.device) -> Iterator[Row]:
         yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
 
 
-ALL = (states, peaks, rates, rank_starts, machine, all_reduces, slow_links)
+ALL = (states, peaks, rates, rank_starts, machine, all_reduces, slow_links, data_parallel)
