@@ -543,6 +543,19 @@ def test_refused_on_all_ranks(three, make, options, sentence):
     assert three.run(refused, make, options, limit_seconds=20) == [sentence] * 3
 
 
+def sparse():
+    model = DistributedDataParallel(nn.Embedding(5, 3, sparse=True))
+    with pytest.raises(CannotReplicate) as caught:
+        model(torch.tensor([1, 2])).sum().backward()
+    return str(caught.value)
+
+
+def test_refused_in_backward(three):
+    """Mutation: a sparse gradient handed on to PyTorch, which asks for a bug report."""
+    assert three.run(sparse) == [
+        "a gradient is torch.sparse_coo: only dense ones are averaged; build embeddings with sparse=False."] * 3
+
+
 def outside_of_the_group():
     group = dist.new_group([0, 1])
     try:

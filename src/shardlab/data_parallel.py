@@ -130,6 +130,9 @@ class Parcel:
                 place.zero_()
                 self.used[number] = 0
                 self.absent.append((number, parameter))
+            elif parameter.grad.layout is not torch.strided:
+                raise CannotReplicate(f"a gradient is {parameter.grad.layout}: only dense ones are averaged; build embeddings "
+                                      "with sparse=False.")
             else:
                 torch.div(parameter.grad, world_size, out=place)
             parameter.grad = place

@@ -30,14 +30,15 @@ WAYS = {"shardlab": DistributedDataParallel,
 
 
 def data_parallel(device: torch.device) -> Iterator[Row]:
-    """Right gradients, bytes, peaks and times of a step. Two ranks on each GPU (gloo), and one on each (NCCL) if there are several."""
+    """Right gradients, bytes, peaks and times of a step: two ranks on each GPU (gloo), and one on each (NCCL) of several."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     given = {**GPTConfig(**SIZES).quantities(), **RECIPES["fp32 Adam"].quantities}
     want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
     for count in (2 * gpus, gpus) if gpus > 1 else (2,):
         with ranks(count, device=device.type, announce=False) as world:
             right, found = world.run(on_a_rank, device.type, SIZES, TURNS)[0]
-        case = dict(ranks=count, backend="nccl" if count == gpus else "gloo", device=device.type, ranks_share_a_gpu=count > gpus > 0)
+        case = dict(ranks=count, backend="nccl" if count == gpus else "gloo", device=device.type,
+                    ranks_share_a_gpu=count > gpus > 0)
         yield Row("data_parallel.right_gradients", right, "count", case, "parameter_tensors", want["parameter_tensors"])
         for name, (reduced, messages, peak, seconds) in found.items():
             this = dict(**case, implementation=name)
@@ -51,7 +52,7 @@ def data_parallel(device: torch.device) -> Iterator[Row]:
 
 
 def on_a_rank(device: str, sizes: dict, turns: int) -> tuple[int, dict[str, tuple[int, int, int, list[float]]]]:
-    """(parameters whose gradient is the whole batch's, and for each way the bytes it reduces, its messages, its peak, its times)."""
+    """(parameters whose gradient is the whole batch's, and for each way the bytes that it reduces, its messages, peak, times)."""
     n, me = dist.get_world_size(), dist.get_rank()
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(sizes["vocabulary"], (n, MICROBATCH, sizes["max_sequence"]), generator=generator).to(device)
