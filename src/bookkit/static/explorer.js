@@ -64,7 +64,7 @@
       if (stops.range) stops = Array.from({ length: stops.range[1] - stops.range[0] + 1 }, (_, k) => stops.range[0] + k);
       return { quantity: control.quantity, stops: stops, style: control.style, group: group, error: row.querySelector(".explorer-error"),
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
-        choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
+        said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
     const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: presetsOf(menu),
       select: find("[data-kind='" + menu.kind + "']") }));
@@ -127,20 +127,25 @@
       return refused;
     }
 
+    /* Reads before it writes: what is as it should be is left alone, so that the browser has nothing to lay out. */
     function showControl(control, error) {
       const value = values[control.quantity];
-      if (control.choice) control.buttons.forEach((button, place) => { button.checked = control.stops[place] === value; });
-      else {
+      if (control.choice) {
+        const place = control.stops.indexOf(value);
+        control.buttons.forEach((button, k) => { if (button.checked !== (k === place)) button.checked = k === place; });
+      } else {
         const text = BOOK.formatToType(value, control.style);
-        if (document.activeElement !== control.box) control.box.value = text;
+        if (document.activeElement !== control.box && control.box.value !== text) control.box.value = text;
         if (typeof value === "number") {
-          const above = control.stops.findIndex(stop => stop > value);
-          control.slider.value = Math.max(0, (above < 0 ? control.stops.length : above) - 1);
+          const above = control.stops.findIndex(stop => stop > value), place = Math.max(0, (above < 0 ? control.stops.length : above) - 1);
+          if (+control.slider.value !== place) control.slider.value = place;
         }
-        control.slider.setAttribute("aria-valuetext", text);
+        set(control.slider, { "aria-valuetext": text });
       }
+      if (error === control.said) return;
+      control.said = error;
       (control.choice ? [control.choice] : [control.box, control.slider]).forEach(input => {
-        if (error) set(input, { "aria-invalid": "true", "aria-describedby": control.error.id });
+        if (error) { input.setAttribute("aria-invalid", "true"); input.setAttribute("aria-describedby", control.error.id); }
         else { input.removeAttribute("aria-invalid"); input.removeAttribute("aria-describedby"); }
       });
       write(control.error, error);

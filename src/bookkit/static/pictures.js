@@ -9,8 +9,12 @@
 
   // --- small helpers ------------------------------------------------------------------------------------------------------
 
+  /* Writes what is new: even the same value, written again, costs the browser a look at the element's style. */
   function set(node, attributes) {
-    for (const name in attributes) node.setAttribute(name, attributes[name]);
+    const written = node.written || (node.written = {});
+    for (const name in attributes) {
+      if (written[name] !== attributes[name]) node.setAttribute(name, written[name] = attributes[name]);
+    }
     return node;
   }
 
@@ -18,8 +22,12 @@
     return parent.appendChild(set(document.createElementNS(SVG, tag), attributes || {}));
   }
 
+  /* The text that is there is changed: a new one in its place would have to be laid out from nothing. */
   function write(node, text) {
-    if (node.textContent !== text) node.textContent = text;
+    if (node.wrote === text) return;
+    node.wrote = text;
+    if (node.firstChild && node.firstChild === node.lastChild && node.firstChild.nodeType === 3) node.firstChild.data = text;
+    else node.textContent = text;
   }
 
   function clamp(value, least, most) { return Math.max(least, Math.min(most, value)); }
@@ -129,16 +137,13 @@
   function timeline(svg, spec) {
     const TOP = 30, PLOT = 176, LEFT = 50, under = TOP + PLOT, NAMES = under + 16, KEY = under + 74, LETTER = 6.2, CLOSE = 62, FAR = 3;
     const pattern = hatched(svg);
-    const grid = [0, 1, 2, 3, 4, 5, 6].map(count => ({ count: count, line: draw(svg, "path", { class: "grid" }),
-      text: draw(svg, "text", { class: "tick" }) }));
-    spec.columns.forEach(column => { column.parts = column.parts.map(part => [part[0], ...spec.kinds[part[1]]]); }); // as in a bar
-    const columns = spec.columns.map(column => {
-      const group = draw(svg, "g");
-      return { group: group, name: column.name, phase: column.phase, total: column.total, when: column.when,
-        parts: column.parts.map(part => ({ quantity: part[0], rect: draw(group, "rect", { class: "part", style: colours(part[2]) }) })),
-        over: draw(group, "rect", { class: "over", fill: "url(#" + pattern + ")" }),
-        lead: draw(group, "path", { class: "lead" }), text: draw(group, "text") };
-    });
+    // One path for all that looks alike: a redraw writes a few long ones, and the browser looks at the style of as few.
+    const gridLines = draw(svg, "path", { class: "grid" });
+    const grid = [0, 1, 2, 3, 4, 5, 6].map(count => ({ count: count, text: draw(svg, "text", { class: "tick", x: LEFT - 6, "text-anchor": "end" }) }));
+    const kinds = spec.kinds.map(kind => ({ path: draw(svg, "path", { class: "part", style: colours(kind[1]) }), boxes: "" }));
+    const over = draw(svg, "path", { class: "over", fill: "url(#" + pattern + ")" }), leads = draw(svg, "path", { class: "lead" });
+    const columns = spec.columns.map(column => ({ name: column.name, phase: column.phase, total: column.total, when: column.when,
+      parts: column.parts.map(part => ({ quantity: part[0], kind: kinds[part[1]] })), text: draw(svg, "text", { class: "name" }) }));
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const card = draw(svg, "path", { class: "capacity" }), cardText = draw(svg, "text", { class: "strong" });
     const mark = draw(svg, "path", { class: "peak" }), peak = draw(svg, "text", { class: "strong" });
@@ -146,8 +151,9 @@
       line: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 56 }) }));
     const key = new Map();
     spec.columns.slice().sort((one, other) => other.parts.length - one.parts.length).forEach(column => column.parts.forEach(part => {
-      if (!key.has(part[2])) key.set(part[2], { words: part[1], swatch: draw(svg, "rect", { class: "part", width: 11, height: 11,
-        style: colours(part[2]) }), text: draw(svg, "text", { class: "key" }) });
+      const [words, colour] = spec.kinds[part[1]];
+      if (!key.has(colour)) key.set(colour, { words: words, swatch: draw(svg, "rect", { class: "part", width: 11, height: 11, style: colours(colour) }),
+        text: draw(svg, "text", { class: "key" }) });
     }));
     let before = null;
 
@@ -164,30 +170,32 @@
         const y = bytes => under - bytes / most * PLOT, pitch = (width - LEFT) / shown.length, wide = 0.76 * pitch;
         const x = column => LEFT + pitch * (shown.indexOf(column) + 0.12), middle = column => x(column) + wide / 2;
 
-        const step = roundUp(most / 5);
+        const step = roundUp(most / 5), ticks = grid.filter(tick => tick.count * step <= most);
+        set(gridLines, { d: ticks.map(tick => "M" + LEFT + " " + y(tick.count * step) + "H" + width).join("") });
         grid.forEach(tick => {
-          const bytes = tick.count * step, seen = bytes <= most ? "visible" : "hidden";
-          set(tick.line, { d: "M" + LEFT + " " + y(bytes) + "H" + width, visibility: seen });
-          set(tick.text, { x: LEFT - 6, y: y(bytes) + 4, "text-anchor": "end", visibility: seen });
-          write(tick.text, bytes ? format(bytes, "decimal bytes") : "0");
+          const bytes = tick.count * step, seen = bytes <= most;
+          set(tick.text, { y: seen ? y(bytes) + 4 : 0 });
+          write(tick.text, !seen ? "" : bytes ? format(bytes, "decimal bytes") : "0");
         });
-        columns.forEach(column => set(column.group, { visibility: shown.includes(column) ? "visible" : "hidden" }));
+        const box = (column, from, to) => "M" + x(column) + " " + y(to) + "h" + wide + "v" + (y(from) - y(to)) + "H" + x(column) + "z";
+        let hatch = "", down = "";
         shown.forEach((column, k) => {
           let from = 0;
           column.parts.forEach(part => {
             const bytes = values[part.quantity];
-            set(part.rect, { x: x(column), y: y(from + bytes), width: wide, height: y(from) - y(from + bytes),
-              visibility: bytes > 0 ? "inherit" : "hidden" });
+            if (bytes > 0) part.kind.boxes += box(column, from, from + bytes);
             from += bytes;
           });
-          const much = from > room;
-          set(column.over, { x: x(column), y: y(from), width: wide, height: much ? y(room) - y(from) : 0,
-            visibility: much ? "inherit" : "hidden" });
+          if (from > room) hatch += box(column, room, from);
           const low = pitch < CLOSE && k % 2 ? 16 : 0; // close names stand in two rows
-          set(column.lead, { d: low ? "M" + middle(column) + " " + (under + 3) + "v" + (low - 1) : "" });
+          if (low) down += "M" + middle(column) + " " + (under + 3) + "v" + (low - 1);
           set(column.text, { class: column === highest ? "name strong" : "name", y: NAMES + low });
           label(column.text, column.name, middle(column), width, "middle");
         });
+        columns.forEach(column => { if (!shown.includes(column)) label(column.text, "", 0, width, "middle"); });
+        kinds.forEach(kind => { set(kind.path, { d: kind.boxes }); kind.boxes = ""; });
+        set(over, { d: hatch });
+        set(leads, { d: down });
         phases.forEach(phase => {
           const of = shown.filter(column => column.phase === phase.name), last = of[of.length - 1], many = of.length > 1;
           set(phase.line, { d: many ? "M" + x(of[0]) + " " + (under + 41) + "H" + (x(last) + wide) : "" });
