@@ -234,6 +234,8 @@ def test_axes_of_curves():
     linear = replace(spec.pictures[0], y=replace(spec.pictures[0].y, scale="linear"))
     figure = curves_figure(linear, shown, spec.swept(linear, shown))
     assert figure.layout.yaxis.type == "linear" and figure.layout.yaxis.range[0] == 0 and figure.layout.yaxis.range[1] > 989e12
+    both = replace(linear, x=replace(linear.x, scale="linear", ticks=()))
+    assert tuple(curves_figure(both, shown, spec.swept(both, shown)).layout.xaxis.range) == (0, 10_000)
     with pytest.raises(ValueError, match="was measured as 0 at arithmetic_intensity = 3: a logarithmic axis has only places above 0"):
         explorer_figures(spec, shown, {"attainable_flops_per_second": [(3, 0)]})
 

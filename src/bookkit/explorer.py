@@ -61,7 +61,7 @@ def card(spec, sheet=None, script=None):
     computed = spec.compute(start)
     data = json.dumps(data_of(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
-    controls = _controls(ident, spec, start)
+    controls = _controls(spec, start)
     pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
                        for picture in spec.pictures)
     equations = (f'<details class="explorer-why" data-script="{escape(script)}"><summary>Why?</summary></details>' if script else
@@ -102,10 +102,10 @@ def _menu(ident, spec, menu):
             f'<option value="" hidden>own values</option>{options}</select></div>')
 
 
-def _controls(ident, spec, start):
+def _controls(spec, start):
     """The controls, in groups that fold where the explorer has groups."""
-    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(ident, control, start[control.quantity])
-            for control in spec.controls}
+    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(f"{spec.name}-{place}", control, start[control.quantity])
+            for place, control in enumerate(spec.controls)}  # each id stands five times or more on the page, so it is short
     groups = "".join(
         f'<details class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
         f'<div class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
@@ -115,7 +115,6 @@ def _controls(ident, spec, start):
 
 def _control(ident, control, value):
     """A box and a slider of one name. The slider moves over positions of the list of stops."""
-    ident = f"{ident}-{control.quantity}"
     text = escape(format_to_type(value, control.style))
     return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
             f"{escape(control.label)}</label>"
@@ -127,7 +126,6 @@ def _control(ident, control, value):
 
 def _choice(ident, control, value):
     """One button for each option, of which one is down. The value of a button is its place in the list."""
-    ident = f"{ident}-{control.quantity}"
     options = "".join(
         f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""}>'
         f"<span>{escape(words)}</span></label>" for place, (option, words) in enumerate(control.options))

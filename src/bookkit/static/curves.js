@@ -26,7 +26,7 @@
     const made = [];
     if (!log) {
       const step = roundUp(range[1] / 6);
-      for (let k = 0; k * step <= range[1]; k++) made.push(k * step);
+      for (let k = 0; k * step <= range[1] * 1.0001; k++) made.push(+(k * step).toPrecision(9));
       return made;
     }
     const first = Math.ceil(Math.log10(range[0]) - 1e-9), last = Math.floor(Math.log10(range[1]) + 1e-9);

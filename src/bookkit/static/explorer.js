@@ -337,7 +337,7 @@
       drawing.width = width;
       set(drawing.svg, { width: width });
       drawing.picture.draw(shown, width);
-      if (spec.pictures[drawings.indexOf(drawing)].kind === "timeline") { // tall: on a phone what is above it may scroll away
+      if (drawing !== drawings[0] && drawing.picture.height > 200) { // tall: on a phone what is above it may scroll away
         picture.style.setProperty("--above", drawing.place.previousElementSibling.offsetTop + "px");
       }
     }));

@@ -114,12 +114,10 @@ def _point(curves, computed, width, span, ring):
     """Where the reader is, with its number: a disc, or a ring where something was measured; an arrow where that is beyond the axis."""
     here, size = computed[curves.sweep], computed[curves.point]
     symbol = "triangle-right" if here > width[1] else "triangle-left" if here < width[0] else "circle-open" if ring else "circle"
-    side = "top left" if curves.above else "bottom right"
-    if curves.above and here < width[0] * (width[1] / width[0]) ** 0.15:
-        side = "top right"
-    if not curves.above and here > width[1] * (width[0] / width[1]) ** 0.15:
-        side = "bottom left"
+    at = min(max(here, width[0]), width[1])
+    share = _place(at, width, curves.x.scale == "log")
+    side = ("top left" if share > 0.15 else "top right") if curves.above else ("bottom right" if share < 0.85 else "bottom left")
     return go.Scatter(
-        x=[min(max(here, width[0]), width[1])], y=[min(max(_short(size), span[0]), span[1])], mode="markers+text", name="here", cliponaxis=False,
+        x=[at], y=[min(max(_short(size), span[0]), span[1])], mode="markers+text", name="here", cliponaxis=False,
         marker=dict(symbol=symbol, size=13, color=LINE, line=dict(width=2, color=LINE)), text=[f"<b>{fill(curves.words, computed)}</b>"],
         textposition=side, hovertemplate=f"{fill(curves.words, computed)}<extra></extra>")
