@@ -3,11 +3,14 @@
 import importlib
 import json
 import pkgutil
+import threading
 
 import pytest
+import torch
 
 import shardlab.exercises
 from shardlab.exercises import Exercise, Misconception, Predictions, check
+from shardlab.exercises.hardware import Queue, rate_above_the_roof
 
 
 def all_exercises():
@@ -69,6 +72,7 @@ def test_an_exercise_can_compare_something_else_than_the_result():
 @pytest.mark.parametrize(("name", "sentence"), [
     ("where_the_memory_goes.memory_that_grows", "it returned None; it is to return a list with one loss for each step."),
     ("why_one_gpu.model_that_came_back_heavier", "it returned None; it is to return the resumed model."),
+    ("hardware.rate_above_the_roof", "it returned None; it is to return a rate, in operations a second."),
     ("collectives.ring_that_adds_too_often", "fill in the blank."),
     ("collectives.chunks_that_do_not_divide", "nothing in full has changed"),
     ("collectives.order_that_differs", "nothing is summed"),
@@ -82,6 +86,21 @@ def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     module, _, exercise = name.partition(".")
     exercise = getattr(importlib.import_module(f"shardlab.exercises.{module}"), exercise)
     assert sentence in check(exercise, lambda *_: None).sentence
+
+
+def test_a_queue_hands_over_and_waits():
+    """Must catch: a launch that waits until its work is done, which has no bug to hunt; a synchronize that does not wait for all of it;
+    a rate that was returned without a look at the clock."""
+    gate, done = threading.Event(), []
+    queue = Queue(lambda: gate.wait(5) and done.append(len(done)), torch.device("cpu"))
+    queue.synchronize()  # nothing was handed over: nothing to wait for
+    for _ in range(3):
+        queue.launch()
+    assert done == []
+    gate.set()
+    queue.synchronize()
+    assert done == [0, 1, 2] and queue.clock() <= queue.clock()
+    assert "it never looked at queue.clock()" in check(rate_above_the_roof, lambda queue, flops: 1.0).sentence
 
 
 def test_the_first_prediction_stays(tmp_path, capsys):
