@@ -135,14 +135,14 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
         ("two", "fits-and-how-long", "does-it-fit"),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(r"<script[^>]*_static/(?:formulas|pictures|explorer)\.js[^>]*>", head)
-        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "pictures.js", "explorer.js"]
+        scripts = re.findall(r"<script[^>]*_static/(?:formulas|svg|pictures|curves|explorer)\.js[^>]*>", head)
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "svg.js", "pictures.js", "explorer.js"]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
     assert "explorer" not in pages["three"] and not any("curves.js" in page for page in pages.values())
     pages, _ = build(index="# One\n\n```{explorer} collective-cost\n```\n")
-    found = re.findall(r"_static/(formulas|pictures|curves|explorer)\.js", pages["index"])
-    assert found == ["formulas", "pictures", "curves", "explorer"]
+    found = re.findall(r"_static/(formulas|svg|pictures|curves|explorer)\.js", pages["index"])
+    assert found == ["formulas", "svg", "curves", "explorer"]
 
 
 def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811

@@ -1,9 +1,9 @@
-/* The picture of quantities along a swept one, both axes logarithmic or linear from zero (Curves of show/pictures.py). Loaded after
-   pictures.js on the pages that have one. A redraw asks the formulas at each stop, writes one path for each line and measures no text. */
+/* The picture of quantities along a swept one, both axes logarithmic or linear from zero (Curves of show/pictures.py). Loaded
+   on the pages that have one. A redraw asks the formulas at each stop, writes one path for each line and measures no text. */
 (function () {
   "use strict";
 
-  const set = BOOK.svg.set, draw = BOOK.svg.draw, write = BOOK.svg.write, label = BOOK.svg.label, roundUp = BOOK.svg.roundUp;
+  const { set, draw, write, label, roundUp } = BOOK.svg;
   const LETTER = 7, DIGIT = 6.5, ROW = 16, PLOT = 196, PAD = 30; // pixels; a letter is as wide as label() takes it for
   const MARKS = { circle: "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0", square: "m-4 -4h8v8h-8z", diamond: "m0 -5.5l5 5.5l-5 5.5l-5 -5.5z",
     "triangle-up": "m0 -5.5l5 9h-10z" };

@@ -5,7 +5,7 @@
   "use strict";
 
   const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
-  const format = BOOK.format, parse = BOOK.parse, set = BOOK.svg.set, draw = BOOK.svg.draw, write = BOOK.svg.write;
+  const format = BOOK.format, parse = BOOK.parse, { set, draw, write } = BOOK.svg;
 
   /* No line ends between a number and its unit. */
   function unbroken(text) { return text.replace(/(\d) (?=[A-Za-z])/g, "$1\u00a0"); }

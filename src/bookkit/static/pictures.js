@@ -3,50 +3,8 @@
 (function () {
   "use strict";
 
-  const SVG = "http://www.w3.org/2000/svg";
-  const format = BOOK.format;
+  const format = BOOK.format, { set, draw, write, clamp, label, roundUp } = BOOK.svg;
   let serial = 0; // ids of patterns
-
-  // --- small helpers ------------------------------------------------------------------------------------------------------
-
-  /* Writes what is new: even the same value, written again, costs the browser a look at the element's style. */
-  function set(node, attributes) {
-    const written = node.written || (node.written = {});
-    for (const name in attributes) {
-      if (written[name] !== attributes[name]) node.setAttribute(name, written[name] = attributes[name]);
-    }
-    return node;
-  }
-
-  function draw(parent, tag, attributes) {
-    return parent.appendChild(set(document.createElementNS(SVG, tag), attributes || {}));
-  }
-
-  /* The text that is there is changed: a new one in its place would have to be laid out from nothing. */
-  function write(node, text) {
-    if (node.wrote === text) return;
-    node.wrote = text;
-    if (node.firstChild && node.firstChild === node.lastChild && node.firstChild.nodeType === 3) node.firstChild.data = text;
-    else node.textContent = text;
-  }
-
-  function clamp(value, least, most) { return Math.max(least, Math.min(most, value)); }
-
-  /* Text at x, moved so that it stays between 0 and width; true if it had to move. Its width is estimated: measuring would
-     force a layout. */
-  function label(node, text, x, width, anchor) {
-    write(node, text);
-    const wide = text.length * 7, left = { start: 0, middle: wide / 2, end: wide }[anchor];
-    const at = clamp(x, left, Math.max(left, width - wide + left));
-    set(node, { x: at, "text-anchor": anchor });
-    return at < x;
-  }
-
-  /* The smallest round number that is not below value. */
-  function roundUp(value) {
-    const scale = Math.pow(10, Math.floor(Math.log10(value)));
-    return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12].find(step => step * scale >= value) * scale;
-  }
 
   /* Fill and outline of a colour of the memory palette. */
   function colours(name) { return "fill: var(--memory-" + name + "); stroke: var(--memory-" + name + "-line)"; }
@@ -261,6 +219,5 @@
     };
   }
 
-  BOOK.svg = { set: set, draw: draw, write: write, label: label, roundUp: roundUp };
-  BOOK.pictures = { memory: memoryBar, timeline: timeline, time: timeAxis };
+  Object.assign(BOOK.pictures, { memory: memoryBar, timeline, time: timeAxis });
 })();
