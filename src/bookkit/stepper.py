@@ -65,7 +65,8 @@ def card(name, ranks, source):
     options = "".join(f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES)
     choices = "".join(f'<label><input type="radio" name="{ident}-n" value="{n}"{" checked" if n == ranks else ""}>'
                       f"<span>{n}</span></label>" for n in RANKS)
-    first = _json({name: {ranks: page_data(name, ranks)}}).replace("<", "\\u003c")
+    first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}  # the table says it
+    first = _json({name: {ranks: first}}).replace("<", "\\u003c")
     return f"""
 <div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{title(name)}</p>
@@ -97,11 +98,7 @@ def unbroken(text):
 
 
 def title(name):
-    return f"{_capital(name)}, step by step"
-
-
-def _capital(text):
-    return text[0].upper() + text[1:]
+    return f"{name[0].upper()}{name[1:]}, step by step"
 
 
 def _button(name):
@@ -113,12 +110,11 @@ def _button(name):
 
 
 def table(name, ranks):
-    """The steps of the collective, and how far each of them comes."""
-    rows = "".join(f'<tr><td class="number">{step.number}</td><td>{escape(_capital(step.sentence.partition(": ")[2]))}</td>'
-                   f'<td>{escape(step.detail.partition(". ")[2])}</td></tr>' for step in stepper_steps(name, ranks))
+    """What each step of the collective does, and how far it comes; stepper.js reads its first words here."""
+    rows = "".join(f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>"
+                   for step in stepper_steps(name, ranks))
     return (f'<table class="table"><caption>The steps of {_a(name)} on {ranks} ranks.</caption><thead><tr>'
-            f'<th scope="col" class="number">Step</th><th scope="col">What is sent</th>'
-            f'<th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
+            f'<th scope="col">What it does</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
 
 
 def _a(name):

@@ -375,8 +375,7 @@ def test_without_javascript_the_table_stands_there(open_card):
     card = open_card(java_script_enabled=False)
     steps = stepper_steps(FIRST, RANKS_FIRST)
     rows = card.find("tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
-    assert [[number, said.lower(), done] for number, said, done in rows] == [
-        [str(step.number), step.sentence.partition(": ")[2].lower(), step.detail.partition(". ")[2]] for step in steps]
+    assert rows == [[step.sentence, step.detail] for step in steps]
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
 

@@ -185,6 +185,7 @@
     const menu = find("select"), choices = Array.from(root.querySelectorAll("[type=radio]")), slider = find("[type=range]");
     const place = find(".explorer-drawing"), status = find(".explorer-status"), play = find(".stepper-play");
     const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
+    const rows = Array.from(root.querySelectorAll("tbody tr"), row => Array.from(row.cells, cell => cell.textContent));
     const start = { name: Object.keys(first)[0], n: +Object.keys(Object.values(first)[0])[0], number: 1 };
     let at = Object.assign({}, start), data, steps, drawStep = null, width = 0, playing = null, resting;
 
@@ -203,6 +204,7 @@
     /* Another collective, or other ranks: a new picture, and room for the longest sentence, so that nothing below jumps. */
     function build() {
       data = known[at.name][at.n];
+      data.say = data.say || rows; // the first picture's words stand in the table
       steps = follow(data);
       at.number = Math.min(at.number, steps.length - 1);
       slider.max = steps.length - 1;
