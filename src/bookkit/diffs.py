@@ -1,0 +1,133 @@
+"""What changes from one class or function to the next, computed from the source while the book is built.
+
+    ```{source-diff} ../src/shardlab/data_parallel.py
+    :from: PerTensor
+    :to: Bucketed
+
+    What to look at.
+    ```
+
+shows the whole of both, line by line: what only the first has, what only the second has, what both have. ``:from:`` and ``:to:`` name
+a class, a function, or a method (``Parcel.settle``) of the file, as ``:pyobject:`` of literalinclude does. What goes is marked - and
+what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is cut off on a phone. A name that the
+file lacks, or two that are equal, is a warning, which stops the build. A change in the file makes the page stale.
+"""
+
+import ast
+import re
+from difflib import SequenceMatcher
+from html import escape
+from pathlib import Path
+from textwrap import dedent
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+logger = logging.getLogger(__name__)
+SIGNS = {"both": " ", "out": "\N{MINUS SIGN}", "in": "+"}
+
+
+class NoDiff(ValueError):
+    """There is nothing to compare: one sentence."""
+
+
+class source_diff(nodes.General, nodes.Element):
+    """A diff in a page: `lines` are pairs (a key of SIGNS, HTML of a line), `label` says it in words."""
+
+
+def source_of(code, name):
+    """The source of a class, function or method of that name, decorators included, moved to the left; NoDiff if there is none."""
+    place = ast.parse(code)
+    for part in name.split("."):
+        place = next((node for node in getattr(place, "body", []) if getattr(node, "name", None) == part), None)
+        if place is None:
+            raise NoDiff(f"there is no class, function or method {name}.")
+    first = min([place.lineno, *(decorator.lineno for decorator in place.decorator_list)])
+    return dedent("\n".join(code.splitlines()[first - 1:place.end_lineno]))
+
+
+def compare(before, after):
+    """Pairs (a key of SIGNS, line number in its text) of the diff from one text to the other, what goes before what comes."""
+    ours, theirs = before.splitlines(), after.splitlines()
+    if ours == theirs:
+        raise NoDiff("the two are equal.")
+    for _, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+        if ours[first:last] == theirs[start:end]:
+            yield from (("both", number) for number in range(start, end))
+        else:
+            yield from (("out", number) for number in range(first, last))
+            yield from (("in", number) for number in range(start, end))
+
+
+def coloured(text):
+    """Each line of Python as HTML, its indent in front of every element. What spans lines, such as a docstring, is closed at the end of
+    each."""
+    lines = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).removesuffix("\n").split("\n")
+    return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
+
+
+def diff(code, before, after):
+    """(lines, words) of a source_diff from the one name to the other."""
+    texts = [source_of(code, name) for name in (before, after)]
+    pairs = list(compare(*texts))
+    old, new = map(coloured, texts)
+    count = {kind: sum(one == kind for one, _ in pairs) for kind in SIGNS}
+    words = f"{count['out']} line{'s' * (count['out'] != 1)} out, {count['in']} in, {count['both']} as before"
+    return [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs], words
+
+
+class SourceDiffDirective(SphinxDirective):
+    required_arguments = 1
+    has_content = True
+    option_spec = {"from": directives.unchanged_required, "to": directives.unchanged_required}
+
+    def run(self):
+        _, path = self.env.relfn2path(self.arguments[0])
+        self.env.note_dependency(path)
+        before, after = self.options.get("from", ""), self.options.get("to", "")
+        try:
+            lines, words = diff(Path(path).read_text(encoding="utf-8"), before, after)
+        except (OSError, SyntaxError, NoDiff) as error:
+            logger.warning("source-diff %s, %r to %r: %s", self.arguments[0], before, after, error, location=self.get_location(),
+                           type="bookkit", subtype="diff")
+            return []
+        caption = nodes.container(classes=["source-diff-caption"])
+        caption += nodes.paragraph("", "", nodes.literal(before, before), nodes.Text(" \N{RIGHTWARDS ARROW} "),
+                                   nodes.literal(after, after), nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"]))
+        self.state.nested_parse(self.content, self.content_offset, caption)
+        node = source_diff(lines=lines, label=f"From {before} to {after}: {words}")
+        self.set_source_info(node)
+        return [nodes.container("", caption, node, classes=["source-diff"])]
+
+
+def _visit_html(writer, node):
+    """A row for each line: sign and indent, then the rest, which goes on below itself where it breaks."""
+    rows = []
+    for kind, line in node["lines"]:
+        tag = {"both": "span", "out": "del", "in": "ins"}[kind]
+        indent = len(line) - len(line.lstrip(" "))
+        rows.append(f'<{tag} class="diff-{kind}"><span class="diff-lead"><span class="diff-sign">{SIGNS[kind]}</span> {" " * indent}</span>'
+                    f'<span class="diff-line">{line[indent:]}</span>\n</{tag}>')
+    writer.body.append(f'<div class="highlight-diff"><div class="highlight"><pre role="group" aria-label="{escape(node["label"])}">'
+                       f'{"".join(rows)}</pre></div></div>\n')
+    raise nodes.SkipNode
+
+
+def _visit_other(writer, node):
+    raise nodes.SkipNode
+
+
+def _add_style(app, pagename, templatename, context, doctree):
+    if doctree is not None and next(doctree.findall(source_diff), None) is not None:
+        app.add_css_file("diff.css", priority=811)
+
+
+def setup(app):
+    app.add_node(source_diff, html=(_visit_html, None), text=(_visit_other, None), latex=(_visit_other, None))
+    app.add_directive("source-diff", SourceDiffDirective)
+    app.connect("html-page-context", _add_style)

@@ -1,0 +1,143 @@
+"""Diffs out of the source: what is shown is what stands there, a reader sees what goes and what comes, and a wrong name stops the build."""
+
+import re
+from html import unescape
+
+import pytest
+
+pytest.importorskip("sphinx")
+
+from sphinx.application import Sphinx  # noqa: E402
+from sphinx.util.docutils import docutils_namespace  # noqa: E402
+
+from bookkit.diffs import NoDiff, compare, coloured, diff, source_of  # noqa: E402
+
+CODE = '''
+import abc
+
+
+class First:
+    """Sums a < b,
+    one by one."""
+
+    def end(self):
+        for one in self.all:
+            send(one)
+        return True
+
+
+@abc.decorated
+class Second:
+    """Sums a < b,
+    in groups."""
+
+    def end(self):
+        for group in self.groups:
+            send(group)
+        return True
+
+
+def alone():
+    pass
+'''
+PAGE = """# Page
+
+```{source-diff} code/steps.py
+:from: First
+:to: Second
+
+Look at the *loop*.
+```
+"""
+
+
+@pytest.fixture
+def build(tmp_path):
+    """build(page, code) -> (HTML of the page, warnings); a second call goes on from the first, as `make book` does."""
+    def build_it(page, code=CODE):
+        source = tmp_path / "source"
+        (source / "code").mkdir(parents=True, exist_ok=True)
+        (source / "code" / "steps.py").write_text(code, encoding="utf-8")
+        if not (source / "index.md").exists() or (source / "index.md").read_text(encoding="utf-8") != page:
+            (source / "index.md").write_text(page, encoding="utf-8")
+        with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
+            Sphinx(source, None, tmp_path / "html", tmp_path / "doctrees", "html", status=None, warning=stream,
+                   confoverrides=dict(extensions=["myst_parser", "bookkit.diffs"], root_doc="index", html_theme="basic")).build()
+        return (tmp_path / "html" / "index.html").read_text(encoding="utf-8"), (tmp_path / "warnings").read_text(encoding="utf-8")
+
+    return build_it
+
+
+def shown(html):
+    """The lines of a page's diff as text, each with its sign, and the tag that holds it."""
+    rows = re.findall(r'<(span|del|ins) class="diff-(both|out|in)">(.*?)\n</\1>', html, re.DOTALL)
+    return [(tag, unescape(re.sub(r"<[^>]*>", "", row))) for tag, _, row in rows]
+
+
+def test_the_page_shows_both_whole(build):
+    """Every line of both, in order, with sign and indent; nothing else of the file.
+
+    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown twice; the indent lost when elements are
+    put behind it."""
+    html, warnings = build(PAGE)
+    assert not warnings
+    rows = shown(html)
+    for name, tags in (("First", ("span", "del")), ("Second", ("span", "ins"))):
+        assert "\n".join(row[2:] for tag, row in rows if tag in tags) == source_of(CODE, name)
+    assert {tag: {row[0] for one, row in rows if one == tag} for tag in ("span", "del", "ins")} == {
+        "span": {" "}, "del": {"\N{MINUS SIGN}"}, "ins": {"+"}}
+    assert "Look at the <em>loop</em>." in html and 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
+
+
+def test_what_goes_stands_before_what_comes(build):
+    """Mutation: the two texts exchanged, or lines of one change shuffled."""
+    html, _ = build(PAGE)
+    changes = [(tag, row.strip(" +\N{MINUS SIGN}")) for tag, row in shown(html) if "send" in row or "for" in row]
+    assert changes == [("del", "for one in self.all:"), ("del", "send(one)"), ("ins", "for group in self.groups:"), ("ins", "send(group)")]
+
+
+def test_a_change_of_the_source_is_seen(build):
+    """Mutation: the page does not depend on the file."""
+    build(PAGE)
+    html, _ = build(PAGE, CODE.replace("send(group)", "send_all(group)"))
+    assert "send_all" in html
+
+
+def test_long_texts_are_compared_line_by_line():
+    """Mutation: difflib's guess that a line which stands often is noise: the blank lines of a long class would all count as changed."""
+    before, after = ("\n".join(f"{letter}{number}\n" for number in range(150)) for letter in "ab")
+    assert [kind for kind, _ in compare(before, after)].count("both") == 150
+
+
+def test_each_line_stands_alone():
+    """A text over several lines is closed at the end of each. Mutation: the whole coloured in one piece and cut."""
+    for line in coloured(source_of(CODE, "First")):
+        assert line.count("<span") == line.count("</span>")
+        assert not re.match(r"<[^>]*> ", line)
+
+
+@pytest.mark.parametrize("name, begins, ends", [
+    ("First", "class First:", "return True"), ("Second", "@abc.decorated", "return True"), ("First.end", "def end(self):", "    return True"),
+    ("alone", "def alone():", "    pass")])
+def test_names(name, begins, ends):
+    """Mutations: no decorators; a method left indented; only the top level searched."""
+    found = source_of(CODE, name)
+    assert found.startswith(begins) and found.endswith(ends)
+
+
+@pytest.mark.parametrize("change, sentence", [
+    ((":to: Second", ":to: Third"), "there is no class, function or method Third."),
+    ((":to: Second", ":to: First"), "the two are equal."),
+    ((":from: First\n", ""), "there is no class, function or method ."),
+    (("steps.py", "stairs.py"), "No such file"),
+])
+def test_what_cannot_be_compared_stops_the_build(build, change, sentence):
+    """A warning with page and line; the build takes warnings for errors. Mutation: an empty diff in silence."""
+    html, warnings = build(PAGE.replace(*change))
+    assert sentence in warnings and "index.md:3" in warnings and "diff-both" not in html
+
+
+def test_broken_source():
+    """Mutation: NoDiff not raised for a method of what has none."""
+    with pytest.raises(NoDiff):
+        diff(CODE, "alone.end", "First")
