@@ -50,10 +50,10 @@ def test_seconds(ranks, buckets):
 def test_step():
     """One rank has nothing to wait for. With overlap, a step is never longer, and saves no more than backward takes.
 
-    Mutations: hidden and exposed exchanged; the update left out; efficiency upside down."""
+    Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step without overlap that hides something."""
     times = dict(forward_seconds=0.1, backward_seconds=0.2, update_seconds=0.05)
     targets = ["compute_seconds", "data_parallel_step_seconds", "scaling_efficiency", "hidden_seconds", "exposed_seconds",
-               "all_buckets_seconds"]
+               "all_buckets_seconds", "step_without_overlap_seconds", "efficiency_without_overlap"]
     alone = evaluate(targets, ranks=1, reduced_bytes=10**8, gradient_buckets=4, **times, **LINK)
     assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
     assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
@@ -64,6 +64,8 @@ def test_step():
         assert math.isclose(found["hidden_seconds"] + found["exposed_seconds"], found["all_buckets_seconds"])
         assert math.isclose(found["data_parallel_step_seconds"], 0.35 + found["exposed_seconds"])
         assert math.isclose(found["scaling_efficiency"] * found["data_parallel_step_seconds"], 0.35)
+        assert math.isclose(found["step_without_overlap_seconds"], found["data_parallel_step_seconds"] + found["hidden_seconds"])
+        assert math.isclose(found["efficiency_without_overlap"] * found["step_without_overlap_seconds"], 0.35)
         before = found["exposed_seconds"]
 
 

@@ -130,3 +130,15 @@ def data_parallel_step_seconds(compute_seconds, exposed_seconds):
 def scaling_efficiency(compute_seconds, data_parallel_step_seconds):
     """share of a step in which ranks compute: N ranks do the work of this times N"""
     return compute_seconds / data_parallel_step_seconds
+
+
+@BOOK.formula(symbol=r"\tau_\text{seq}", unit="seconds", source="definition", measured_by=_STEP)
+def step_without_overlap_seconds(compute_seconds, all_buckets_seconds):
+    """time of a step in which no bucket leaves before backward has ended"""
+    return compute_seconds + all_buckets_seconds
+
+
+@BOOK.formula(symbol=r"\eta_\text{seq}", unit="fraction", source="definition", measured_by=_STEP)
+def efficiency_without_overlap(compute_seconds, step_without_overlap_seconds):
+    """share of such a step in which ranks compute"""
+    return compute_seconds / step_without_overlap_seconds

@@ -1,4 +1,4 @@
-"""The explorers of the book, as data (spec.py; those of chapters 2 and 4 are in machine_explorers.py): the page draws them as SVG (bookkit/explorer.py), labs as ipywidgets (widgets.py);
+"""The explorers of the book, as data (spec.py; those of chapters 2, 4 and 5 are in modules of their own): the page draws them as SVG (bookkit/explorer.py), labs as ipywidgets (widgets.py);
 neither holds a formula or a number of its own.
 
     EXPLORERS["does-it-fit"]
@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from shardlab.formulas.timeline import STEP_TIMELINE
 
+from .data_parallel_explorers import STEP_TIME
 from .machine_explorers import COLLECTIVE_COST, ROOFLINE
 from .pictures import Column, MemoryBar, Part, TimeAxis, Timeline
 from .spec import AtLeast, Choice, Control, Explorer, Group, Menu, Product, Ratio, Say, Table
@@ -192,4 +193,4 @@ BYTES_PER_PARAMETER = Explorer(
     outputs=("bytes_per_parameter",))
 
 EXPLORERS = MappingProxyType({explorer.name: explorer for explorer in (
-    DOES_IT_FIT, FITS_AND_HOW_LONG, ROOFLINE, WHERE_THE_MEMORY_GOES, BYTES_PER_PARAMETER, COLLECTIVE_COST)})
+    DOES_IT_FIT, FITS_AND_HOW_LONG, ROOFLINE, WHERE_THE_MEMORY_GOES, BYTES_PER_PARAMETER, COLLECTIVE_COST, STEP_TIME)})
