@@ -1,8 +1,9 @@
-"""ZeRO: what data parallelism keeps on every rank is kept once, in shards. Each stage is one file; the diff between two is the idea.
+"""ZeRO: what data parallelism keeps on every rank is kept once, in shards. Each stage is one file; the diff is the idea.
 
     stage1.py     optimizer states sharded; gradients reduce-scattered and parameters gathered in step()
     stage2.py     gradients too: reduce-scattered in backward
     stage3.py     parameters too: gathered before use, freed after it
+    options.py    clipping, states on the host, 16 bits over fp32 shards, gathering ahead
     flat.py       the flat tensors that are cut, and the two collectives on them; buckets.py groups parameters for stages 1 and 2
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).

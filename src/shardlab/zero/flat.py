@@ -81,7 +81,14 @@ def best_collectives(device: torch.device, group: Group = None) -> Ring | Native
 def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
     """This rank's chunk of a flat tensor [E], as a view [about E/n]."""
     n, me = place(group)
-    return flat.tensor_split(n)[me]
+    chunk = chunk_of(me, flat.numel(), n)
+    return flat.narrow(0, chunk.start, len(chunk))
+
+
+def chunk_of(rank: int, elements: int, n: int) -> range:
+    """The elements of a flat tensor that belong to the rank, as tensor_split cuts it: the first chunks have one more."""
+    start = rank * (elements // n) + min(rank, elements % n)
+    return range(start, start + len(range(rank, elements, n)))
 
 
 def first_rank(group: Group = None) -> int:

@@ -15,6 +15,8 @@ and go.
 How a unit's parameters can be gone although autograd keeps them for backward: they are views of one flat tensor [E], whose memory is
 given back by resizing its storage to nothing. Autograd keeps views of an empty storage. Before the unit's backward the storage gets
 its size and its contents again, so that they find the same bits. In between a module has only the shapes: tensors on "meta".
+Backward comes to a unit through its outputs, and that is when it is gathered: a loss must not use what a unit hands out in another
+way, such as an attribute, unless it also uses an output.
 """
 
 from collections.abc import Iterable, Sequence
@@ -154,7 +156,8 @@ class Gathered(torch.autograd.Function):
 
 
 class Unit:
-    """One module that is whole only while it computes."""
+    """One module that is whole only while it computes. `sites` are the places of its parameters, `flats` the tensors they lie in,
+    `whole` says whether these have memory."""
 
     def __init__(self, module: nn.Module, sites: list[Site], group, device, shard_device, compute_dtype, collectives):
         self.module, self.compute, self.group = module, module.forward, group

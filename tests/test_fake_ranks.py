@@ -1,0 +1,70 @@
+"""One rank of many without the others: the same bytes as on a real rank, and those of the formulas at sizes nobody here has."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+from shardlab.formulas import RECIPES, evaluate
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from shardlab.gpt import GPTConfig  # noqa: E402
+from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step  # noqa: E402
+from shardlab.ranks import ranks  # noqa: E402
+from shardlab.zero.flat import Native  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=16, tied_head=0)
+
+
+def units(config):
+    """Parameters of the embedding, of each block, of the head."""
+    each = evaluate(["embedding_parameters", "layer_parameters", "head_parameters", "norm_parameters"], **config.quantities())
+    return [each["embedding_parameters"], *[each["layer_parameters"]] * config.layers, each["head_parameters"] + each["norm_parameters"]]
+
+
+def on_a_real_rank(recompute):
+    return sharded_step(SMALL, recompute=recompute, collectives=Native())
+
+
+@pytest.mark.parametrize("recompute", (False, True))
+def test_a_fake_rank_is_as_full_as_a_real_one(recompute):
+    """To the byte, at rest and at the peak, which falls on the same operation; and its messages are the same.
+
+    Mutation: weights whose memory the fake side does not give back; a unit that is gathered while it is whole."""
+    with ranks(2, device="cpu", announce=False) as world:
+        real = world.run(on_a_real_rank, recompute)[1]
+    fake = rank_of_many(SMALL, 2, rank=1, recompute=recompute)
+    assert fake.resting == real.resting and fake.peak == real.peak
+    assert {name: total[:2] for name, total in fake.messages.items()} == {name: total[:2] for name, total in real.messages.items()}
+
+
+@pytest.mark.parametrize("rank", (0, 1023))
+def test_one_of_a_thousand(rank):
+    """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a time are the formulas'.
+
+    Mutations: the shard of another rank; a model that is built whole; twice the gatherings of a recomputed block."""
+    config = GPTConfig.from_preset("GPT-3 175B", layers=2, tied_head=0)
+    step = rank_of_many(config, 1024, rank=rank)
+    given = dict(zero_stage=3, data_parallel=1024, rank=rank, accumulation_steps=1, **RECIPES["fp32 Adam"].quantities)
+    targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
+    want = [sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config)) for target in targets]
+    want[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=4, **given)["zero_step_counter_bytes"]
+    assert step.resting[:3] == tuple(want)
+    parameters = sum(units(config))
+    assert {name: total[:2] for name, total in step.messages.items()} == {
+        "all_gather": (8, 2 * 2 * parameters), "reduce_scatter": (4, 2 * parameters)}
+    assert step.peak.bytes.gathered <= 2 * max(units(config))
+
+
+def test_bad_input():
+    """Mutation: a fake world put over a real one, whose ranks would wait for ever."""
+    with pytest.raises(ValueError, match="rank = 4: a world of 4 has ranks 0 to 3."):
+        rank_of_many(SMALL, 4, rank=4)
+    with fake_ranks(4, 3):
+        with pytest.raises(ValueError, match="this process is rank 3 of 4 already"):
+            rank_of_many(SMALL, 2)
+    assert not dist.is_initialized()
