@@ -80,6 +80,10 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     ("data_parallel.loss_of_unequal_parts", "fill in the blank."),
     ("data_parallel.another_order_each_epoch", "fill in the blank."),
     ("data_parallel.ranks_that_drift_apart", "nothing was trained"),
+    ("zero.mean_before_the_scatter", "fill in the blank."),
+    ("zero.clip_by_the_norm_of_all", "nothing was clipped"),
+    ("zero.states_of_the_own_shard", "fill in the blank."),
+    ("zero.weights_that_stay", "wants the class ShardedLinear"),
 ])
 def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""
