@@ -261,6 +261,43 @@ def test_the_same_script_under_torchrun(tmp_path):
     assert code == 0 and out.count("ended well") == 2 and "backend" not in out, out + err
 
 
+DISAGREEING = """
+    import os
+    import torch
+    import torch.distributed as dist
+    from shardlab.ranks import ranks
+
+    def total(x):
+        dist.all_reduce(x)
+
+    with ranks(2, device="cpu", forbid_nan=True) as world:
+        for k in range(100):
+            world.run(total, torch.ones(3))
+        try:
+            world.run(total, torch.full((3,), float("nan")))
+        except RuntimeError as error:
+            os.write(1, f"{type(error).__name__}: {error}\\n".encode())
+        try:
+            total(torch.ones(3 + dist.get_rank()))
+        except RuntimeError as error:
+            os.write(1, f"{type(error).__name__}: {error}\\n".encode())
+        os._exit(0)
+"""
+
+
+def test_ranks_that_disagree_under_torchrun(tmp_path):
+    """Mutations: each rank looks at a board of its own; the options for faults are dropped there; the rank has no name. Then gloo
+    gives wrong numbers to both."""
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    code, out, err = run_script(tmp_path, DISAGREEING, *torchrun, OMP_NUM_THREADS="1")
+    mine, others = "all_reduce sum of float32 [3]", "all_reduce sum of float32 [4]"
+    assert code == 0, err
+    for rank in range(2):
+        assert f"RankRaised: Rank {rank} brings NaN to {mine}: 3 of 3 elements." in out
+    assert (f"RanksDisagree: Rank 0 brings {mine}, rank 1 {others}." in out
+            or f"RanksDisagree: Rank 1 brings {others}, rank 0 {mine}." in out), out + err
+
+
 def test_another_number_of_ranks_than_torchruns(monkeypatch):
     """Mutation: the number in the code believed, so that the processes wait for ranks that nobody starts."""
     for name, value in dict(TORCHELASTIC_RUN_ID="x", RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2").items():

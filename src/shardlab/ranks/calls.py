@@ -18,6 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from . import staging
+
 
 class Operator(NamedTuple):
     """How to read one operator of c10d. `own` is its argument with what this rank has or gets; the message is that, or one such
@@ -109,7 +111,10 @@ def _kernel(function, operator: Operator):
     def kernel(keyset, *args, **kwargs):
         call = _read(operator, {**dict(zip(names, args)), **kwargs})
         after = [done for listener in tuple(_listeners) if (done := listener(call))]
-        result = function.redispatch(keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs)
+        if staging.wanted(call):
+            result = staging.through_the_host(function, call, *args[1:], **kwargs)
+        else:
+            result = function.redispatch(keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs)
         for done in after:
             done(result)
         return result

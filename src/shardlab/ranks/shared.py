@@ -9,7 +9,11 @@ from multiprocessing.reduction import DupFd
 class SharedFile:
     """An open file that no folder lists. Sent to a rank it is the same file; it is gone when the last process closes it."""
 
-    def __init__(self, nbytes: int = 0):
+    def __init__(self, nbytes: int = 0, path: str = ""):
+        """A new one, or that which another process has open at `path`."""
+        if path:
+            self.fd = os.open(path, os.O_RDWR)
+            return
         if hasattr(os, "memfd_create"):
             self.fd = os.memfd_create("shardlab")
         else:

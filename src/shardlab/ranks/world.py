@@ -52,7 +52,7 @@ def ranks(world_size: int, *, device: str | None = None, backend: str | None = N
     if hosts and world_size % len(hosts):
         raise ValueError(f"world_size = {world_size}: {len(hosts)} hosts want the same number of ranks each.")
     if torchrun.started_us():
-        return torchrun.Torchrun(world_size, device, backend)
+        return torchrun.Torchrun(world_size, device, backend, patience_seconds, forbid_nan)
     loaded = sys.modules.get("torch.distributed")
     if loaded is not None and loaded.is_available() and loaded.is_initialized():
         here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"
