@@ -145,6 +145,51 @@ def test_more_nccl_ranks_than_gpus():
         ranks(gpus + 1, backend="nccl")
 
 
+def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
+    """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or set for ranks that share nothing;
+    several blocks a rank where they may not all fit; a CPU or gloo asked for and not given."""
+    from shardlab.ranks.devices import CannotBeHad, choose
+
+    for name in ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MAX_CTAS"):
+        monkeypatch.setenv(name, "before")  # so that it is put back
+        monkeypatch.delenv(name)
+    nccl = __import__("torch").cuda.nccl
+    monkeypatch.setattr(nccl, "version", lambda: (2, 29, 7))
+    with pytest.raises(CannotBeHad, match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away"):
+        choose(1, 2, 1, None, "nccl", share_gpus=True)
+    with pytest.raises(CannotBeHad, match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.*can let ranks share one: share_gpus=True"):
+        choose(1, 2, 1, None, "nccl")
+    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
+    assert [choose(0, *asked, share_gpus=True)[1] for asked in ((2, 2, None, None), (2, 0, None, None), (2, 1, "cpu", None),
+                                                                 (2, 1, None, "gloo"))] == ["nccl", "gloo", "gloo", "gloo"]
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+    device, backend = choose(1, 2, 1, None, None, share_gpus=True)
+    assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
+    assert "NCCL_MAX_CTAS" not in os.environ
+    assert choose(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl" and os.environ["NCCL_MAX_CTAS"] == "4"
+
+
+def test_kernels_of_nccl_are_aborted(monkeypatch):
+    """Mutation: the first group that cannot be aborted leaves the others, and who waits in them, as they are."""
+    from types import SimpleNamespace
+
+    import torch.distributed as dist
+
+    from shardlab.ranks.worker import abort_groups
+
+    class Group:
+        aborted = False
+
+        def abort(self):
+            self.aborted = True
+            raise RuntimeError("no communicator yet")
+
+    groups = [Group(), Group()]
+    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups)))
+    abort_groups()
+    assert all(group.aborted for group in groups)
+
+
 def test_a_rank_cannot_start_a_world(three):
     """Mutation: no check; four ranks that start four ranks each, and so on."""
     def nested():
@@ -157,7 +202,7 @@ def test_a_rank_cannot_start_a_world(three):
 
 def test_devices_and_backends():
     """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all ranks."""
-    from shardlab.ranks.worker import CannotBeHad, choose
+    from shardlab.ranks.devices import CannotBeHad, choose
 
     assert [choose(r, 2, 0, None, None) for r in range(2)] == [(__import__("torch").device("cpu"), "gloo")] * 2
     assert [(d.index, b) for d, b in (choose(r, 4, 8, None, None) for r in range(4))] == [(r, "nccl") for r in range(4)]

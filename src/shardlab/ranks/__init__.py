@@ -16,6 +16,8 @@ When something fails, the error names the rank that began it and not the ones th
     launching    server.py    starts processes: a fork server that never touches CUDA, or spawn where there is none
                  worker.py    one rank; messages.py is what it is told and what it answers, shared.py the files between them
                  world.py     their parent: sends work, gathers results, mends what broke; output.py shows what ranks print
+                 staging.py   send and recv of CUDA tensors by gloo, through the host
+                 devices.py   which GPU, which backend
                  torchrun.py  the same where torchrun is the parent
                  magic.py     %%ranks
     faults       calls.py     every collective of a process, seen where PyTorch hands it to the backend

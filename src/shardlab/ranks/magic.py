@@ -22,6 +22,7 @@ class RanksMagic(Magics):
     @argument("world_size", nargs="?", type=int, help="how many ranks; left away: those that are there")
     @argument("--device", help="cpu or cuda")
     @argument("--backend", help="gloo or nccl")
+    @argument("--share-gpus", action="store_true", help="NCCL for more ranks than GPUs: an experiment of NCCL 2.30")
     @argument("--patience", type=float, default=60.0, help="seconds that ranks may wait for one that does not come")
     @argument("--limit", type=float, help="seconds that the cell may take")
     @argument("--forbid-nan", action="store_true", help="a rank that brings a NaN to a sum is an error")
@@ -35,7 +36,8 @@ class RanksMagic(Magics):
             return self.close()
         if cell is not None:
             compile(cell, "<this cell>", "exec")  # a misspelt cell is the notebook's error, not that of a rank
-        options = dict(device=asked.device, backend=asked.backend, patience_seconds=asked.patience, forbid_nan=asked.forbid_nan)
+        options = dict(device=asked.device, backend=asked.backend, share_gpus=asked.share_gpus, patience_seconds=asked.patience,
+                       forbid_nan=asked.forbid_nan)
         if asked.world_size is None and self.world is None:
             raise UsageError("how many ranks? Say %%ranks 4 the first time.")
         wanted = (asked.world_size, asked.link, options)

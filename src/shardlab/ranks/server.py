@@ -29,6 +29,7 @@ class Place(NamedTuple):
     err: SharedFile
     device: str | None
     backend: str | None
+    share_gpus: bool
     patience_seconds: float
     threads: int
     forbid_nan: bool

@@ -30,20 +30,21 @@ def started_us() -> bool:
 class Torchrun:
     """A world of which this process is a rank."""
 
-    def __init__(self, world_size: int, device: str | None, backend: str | None, patience_seconds: float, forbid_nan: bool):
+    def __init__(self, world_size: int, device: str | None, backend: str | None, share_gpus: bool, patience_seconds: float,
+                 forbid_nan: bool):
         import torch
         import torch.distributed as dist
 
         from .calls import listening
         from .checks import Checks
-        from .worker import choose
+        from .devices import choose
 
         self.rank, local, there = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
         if there != world_size:
             raise ValueError(f"world_size = {world_size}: torchrun started {there} ranks.")
         self.world_size, self.ours = world_size, not dist.is_initialized()
         here = int(os.environ["LOCAL_WORLD_SIZE"])
-        self.device, self.backend = choose(local, here, torch.cuda.device_count(), device, backend)
+        self.device, self.backend = choose(local, here, torch.cuda.device_count(), device, backend, share_gpus)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if self.ours:

@@ -33,6 +33,7 @@ from . import messages
 from .board import Board
 from .calls import listening
 from .checks import Checks
+from .devices import CannotBeHad, choose
 from .links import enter
 from .server import Place
 
@@ -44,10 +45,6 @@ DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard
 
 class Stopped(KeyboardInterrupt):
     """Raised in the main thread when the world told this rank to stop."""
-
-
-class CannotBeHad(ValueError):
-    """This machine cannot do what was asked for: one sentence."""
 
 
 class Job:
@@ -136,12 +133,12 @@ class Rank:
         place = self.place
         if self.group_exists:
             broken = list(dist.distributed_c10d._world.pg_map)
-            with suppress(Exception):
-                dist.destroy_process_group()
+            with suppress(Exception):  # NCCL's end waits for its kernels: what is broken is aborted
+                dist.distributed_c10d._abort_process_group() if self.backend == "nccl" else dist.destroy_process_group()
             threading.Thread(target=broken.clear, daemon=True).start()  # the end of a group waits for what is stuck in it
         else:
             gpus = torch.cuda.device_count()
-            self.device, self.backend = choose(place.rank, place.world_size, gpus, place.device, place.backend)
+            self.device, self.backend = choose(place.rank, place.world_size, gpus, place.device, place.backend, place.share_gpus)
             loopback = "lo" if sys.platform == "linux" else "lo0"
             os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback  # gloo can be told in no other way
             self.store = dist.FileStore(place.store.path, place.world_size)
@@ -199,6 +196,8 @@ class Rank:
                 frame = sys._current_frames().get(self.job.thread.ident)
                 self._send(messages.Seen(readers_frames(reversed(list(traceback.walk_stack(frame))))))
                 cut_connections()
+                if self.backend == "nccl":  # a kernel on the GPU hears neither: aside, as this may take long
+                    threading.Thread(target=abort_groups, daemon=True).start()
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
                 threading.Thread(target=self._leave_alone, args=(self.job,), daemon=True).start()
             else:
@@ -237,15 +236,11 @@ def let_the_server_go():
         server._forkserver_alive_fd = None
 
 
-def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: str | None) -> tuple[torch.device, str]:
-    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs: gloo, as NCCL refuses to share. No GPU: gloo."""
-    if device == "cuda" and not gpus:
-        raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
-    if backend == "nccl" and (world_size > gpus or device == "cpu"):
-        raise CannotBeHad(f"NCCL wants a GPU for each rank: {world_size} ranks, {gpus} GPUs. Leave backend away, or take gloo.")
-    if not gpus or device == "cpu":
-        return torch.device("cpu"), "gloo"
-    return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
+def abort_groups():
+    """Make NCCL's kernels return. Whoever waits for one goes on, and hears the signal."""
+    for group in list(dist.distributed_c10d._world.pg_map):
+        with suppress(Exception):
+            group.abort()
 
 
 def cut_connections():

@@ -5,6 +5,7 @@ import linecache
 import os
 import sys
 import time
+from contextlib import suppress
 from multiprocessing import Pipe
 
 import cloudpickle
@@ -21,15 +22,17 @@ from .watch import Member, Outcome, send_all, watch
 
 START_SECONDS = 120.0  # a cold machine imports torch in a few
 QUIT_SECONDS = 1.0
+GONE_SECONDS = 10.0  # for a killed process to be gone
 
 
-def ranks(world_size: int, *, device: str | None = None, backend: str | None = None, patience_seconds: float = 60.0,
-          threads: int = 1, forbid_nan: bool = False, hosts: tuple[Host, ...] = (), method: str | None = None,
-          announce: bool = True):
+def ranks(world_size: int, *, device: str | None = None, backend: str | None = None, share_gpus: bool = False,
+          patience_seconds: float = 60.0, threads: int = 1, forbid_nan: bool = False, hosts: tuple[Host, ...] = (),
+          method: str | None = None, announce: bool = True):
     """Start `world_size` ranks; close them with `close()` or by leaving the `with`.
 
     device            "cuda" or "cpu"; by itself: GPUs if there are any
     backend           "nccl" or "gloo"; by itself: NCCL with a GPU for each rank, else gloo
+    share_gpus        NCCL for more ranks than GPUs: an experiment of NCCL 2.30, not yet seen to work here
     patience_seconds  how long ranks may wait in a collective for one that does not come
     threads           of PyTorch, for each rank
     forbid_nan        a rank that brings a NaN to a sum is an error
@@ -52,20 +55,22 @@ def ranks(world_size: int, *, device: str | None = None, backend: str | None = N
     if hosts and world_size % len(hosts):
         raise ValueError(f"world_size = {world_size}: {len(hosts)} hosts want the same number of ranks each.")
     if torchrun.started_us():
-        return torchrun.Torchrun(world_size, device, backend, patience_seconds, forbid_nan)
+        return torchrun.Torchrun(world_size, device, backend, share_gpus, patience_seconds, forbid_nan)
     loaded = sys.modules.get("torch.distributed")
     if loaded is not None and loaded.is_available() and loaded.is_initialized():
         here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"
         raise ValueError(f"this process is {here}: a rank cannot start a world of its own.")
-    return World(world_size, device, backend, patience_seconds, threads, forbid_nan, hosts, method or start_method(), announce)
+    return World(world_size, device, backend, share_gpus, patience_seconds, threads, forbid_nan, hosts, method or start_method(),
+                 announce)
 
 
 class World:
     """Ranks that live until `close`. After a fault all keep their variables, or all are ended and the next work gets new ones."""
 
-    def __init__(self, world_size, device, backend, patience_seconds, threads, forbid_nan, hosts, method, announce):
-        self.world_size, self.device, self.backend, self.patience_seconds = world_size, device, backend, patience_seconds
-        self.threads, self.forbid_nan, self.hosts, self.method, self.announce = threads, forbid_nan, hosts, method, announce
+    def __init__(self, world_size, device, backend, share_gpus, patience_seconds, threads, forbid_nan, hosts, method, announce):
+        self.world_size, self.device, self.backend, self.share_gpus = world_size, device, backend, share_gpus
+        self.patience_seconds, self.threads, self.forbid_nan = patience_seconds, threads, forbid_nan
+        self.hosts, self.method, self.announce = hosts, method, announce
         self.members: list[Member] = []
         self.cells = 0
         atexit.register(self.close)
@@ -157,7 +162,7 @@ class World:
             ours, theirs = Pipe()
             host = self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else None
             place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file, self.device,
-                          self.backend, self.patience_seconds, self.threads, self.forbid_nan, host and host.interface,
+                          self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan, host and host.interface,
                           host.namespaces if host else (), dict(os.environ))
             self.members.append(Member(start(place, self.method), ours))
             theirs.close()
@@ -177,8 +182,9 @@ class World:
         for process, _ in self.members:
             process.kill()
         for process, connection in self.members:
-            process.join()
-            process.close()
+            process.join(GONE_SECONDS)
+            with suppress(ValueError):  # it hangs in the system, as one can whose GPU does
+                process.close()
             connection.close()
         self.members = []
         self.board.close()
