@@ -202,6 +202,7 @@ def test_lines_points_and_what_was_measured():
     assert len({curve(figure, name).line.dash for name in lines}) == len({curve(figure, name).line.color for name in lines}) == 4
     points = curve(figure, "ring, measured")
     assert list(zip(points.x, points.y)) == measured["ring_all_reduce_seconds"] and points.marker.color == curve(figure, "ring").line.color
+    assert sum(trace.name.endswith("measured") for trace in figure.data) == 1
     assert "marks: measured" in words(figure) and "marks: measured" not in words(plain)
     assert (curve(plain, "here").marker.symbol, curve(figure, "here").marker.symbol) == ("circle", "circle-open")
     assert curve(figure, "here").y[0] == pytest.approx(shown["fastest_all_reduce_seconds"], rel=1e-4) and "<b>2.38 ms</b>" in words(figure)
@@ -228,6 +229,7 @@ def test_axes_of_curves():
     shown, low = spec.compute(spec.start()), (0.01, 1e6)
     (figure,) = explorer_figures(spec, shown, {"attainable_flops_per_second": [low]})
     assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")
+    assert list(figure.data[1].x) == sorted(figure.data[1].x) and 295 < figure.data[1].x[1] < 296, "the corner is drawn"
     assert figure.layout.xaxis.range[0] <= math.log10(low[0]) and figure.layout.yaxis.range[0] <= math.log10(low[1])
     assert "100 T" in figure.layout.yaxis.ticktext and "logarithmic" in figure.layout.yaxis.title.text
     assert {"ridge: 295", "989 TFLOP/s"} <= {text.strip() for text in words(figure).split(" | ")}
