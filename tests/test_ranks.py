@@ -232,6 +232,16 @@ def test_nothing_is_left():
     assert descriptors() <= before
 
 
+def test_what_ranks_share_stays_shared(three):
+    """Mutations: the search for garbage left off in ranks, for ever; or it goes through all that torch has made, and what a rank
+    shared with the others it has twice."""
+    def look():
+        import gc
+        return gc.isenabled(), gc.get_freeze_count()
+
+    assert all(enabled and frozen > 100_000 for enabled, frozen in three.run(look))
+
+
 def test_two_worlds_at_once(three):
     """Mutation: a store, a port or a file that two worlds share."""
     with ranks(2, announce=False) as other:

@@ -3,6 +3,8 @@
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,27 +15,32 @@ if sys.platform == "win32":
 from notebook_kernel import descendants, gone, notebook  # noqa: E402
 
 COUNT = "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
-FAIL = "%%ranks 2\nif rank == 1:\n    raise ValueError('mine')\ndist.barrier()"
 
 
-def test_two_notebooks_at_once():
-    """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds another notebook's."""
-    found = {}
-    with notebook() as first, notebook() as second:
-        def work(name, kernel):
-            found[name] = [kernel.run(cell) for cell in (COUNT, FAIL, COUNT) * 3]
+def test_four_learners_on_one_box():
+    """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds another notebook's. One of four has
+    a rank killed, one a rank that hangs, one a rank that raises; what the fourth has at work and in its variables stays."""
+    options = "2 --patience 2"
+    faults = dict(kill=("import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()", "Rank 1 died: it was killed by SIGKILL"),
+                  hang=("import time\nif rank == 1:\n    time.sleep(1000)\ndist.barrier()", "Rank 1 did not come to barrier"),
+                  fail=("if rank == 1:\n    raise ValueError('mine')\ndist.barrier()", "Rank 1 raised ValueError: mine"))
+    count = f"%%ranks {options}\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
+    found, over = {name: [] for name in (*faults, "none")}, threading.Barrier(len(faults) + 1)
 
-        threads = [threading.Thread(target=work, args=pair) for pair in dict(first=first, second=second).items()]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for shown in found.values():
-        for k, one in enumerate(shown):
-            if k % 3 == 1:
-                assert one.name == "RankRaised" and "Rank 1 raised ValueError: mine" in one.error
-            else:
-                assert not one.error and "[rank 0] 6\n[rank 1] 6\n" in one.out
+    def work(name, kernel):
+        assert not kernel.run(f"%%ranks {options}\nkept = rank").error
+        over.wait()
+        found[name] = [kernel.run(cell) for cell in (count, f"%%ranks\n{faults.get(name, ['kept'])[0]}", count, count)]
+
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(len(found)))
+        kernels = [pool.submit(stack.enter_context, notebook()) for _ in found]
+        for done in [pool.submit(work, name, kernel.result()) for name, kernel in zip(found, kernels)]:
+            done.result()
+    for name, (before, at_once, *after) in found.items():
+        for one in (before, *after):
+            assert not one.error and "[rank 0] 6\n[rank 1] 6\n" in one.out
+        assert (faults[name][1] in at_once.error) if name in faults else at_once.out == "[rank 0] 0\n[rank 1] 1\n"
 
 
 def test_a_restarted_kernel_starts_anew():

@@ -13,7 +13,8 @@
 In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep its variables for the next.
 When something fails, the error names the rank that began it and not the ones that were waiting for it: see faults.py.
 
-    launching    server.py    starts processes: a fork server that never touches CUDA, or spawn where there is none
+    launching    server.py    starts processes: a fork server that never touches CUDA, or spawn where there is none; preload.py
+                              is what they import
                  worker.py    one rank; messages.py is what it is told and what it answers, shared.py the files between them
                  world.py     their parent: sends work, gathers results, mends what broke; output.py shows what ranks print
                  staging.py   send and recv of CUDA tensors by gloo, through the host

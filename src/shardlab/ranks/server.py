@@ -47,7 +47,7 @@ def start_method() -> str:
 def warm_up():
     """Start the fork server, if it does not run yet. It imports torch while we go on."""
     if start_method() == "forkserver":
-        multiprocessing.set_forkserver_preload(["shardlab.ranks.worker"])
+        multiprocessing.set_forkserver_preload(["shardlab.ranks.preload"])
         forkserver.ensure_running()
 
 
@@ -62,7 +62,7 @@ def live(place: Place):
     """In the new process."""
     os.environ.clear()
     os.environ.update(place.environment)  # the server's are from the time of its start
-    from .worker import Rank  # here, so that the parent does not import torch
+    from .preload import Rank  # here, so that the parent does not import torch
 
     Rank(place).serve()
 
