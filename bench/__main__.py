@@ -19,12 +19,13 @@ from bench.pages import Reader, home_of, measure_exactness, measure_loads, measu
 from bench.ranks import measure_ranks
 from bench.report import machine, table, write
 from bench.sample import build_sample
+from bench.zero import measure_zero
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel")
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel", "zero")
 BARE = {"ranks": measure_ranks, "collectives": measure_collectives,
-        "data-parallel": measure_data_parallel}  # need neither a browser nor the book
+        "data-parallel": measure_data_parallel, "zero": measure_zero}  # need neither a browser nor the book
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 

@@ -171,7 +171,7 @@ class Unit:
             raise ValueError("the module is on the meta device: say where its shards shall be, fully_shard(..., device=...).")
         self.collectives = collectives or best_collectives(device, group)
         self.flats = [Flat(parameters, group, device, shard_device, compute_dtype) for parameters in kinds.values()]
-        self.shapes = [torch.empty(shape, dtype=flat.full.dtype, device="meta") for flat in self.flats for shape in flat.shapes]
+        self.shapes = [torch.empty((), dtype=flat.full.dtype, device="meta").expand(shape) for flat in self.flats for shape in flat.shapes]
         order = {parameter: number for number, parameter in enumerate(p for kind in kinds.values() for p in kind)}
         self.sites = [(place, name, order[parameter]) for place, name, parameter in sites]
         self.shards = {name: flat.shard for name, flat in zip(kinds, self.flats)}
