@@ -430,8 +430,9 @@ def ahead_or_not():
                 with Ledger(model) as ledger:
                     loss_of(model, batch).backward()
                 optimizer.step()
-                if step == 2:  # an evaluation in between, and a change of the shards that nobody told of
+                if step == 2:  # evaluations in between, from which it learns that a forward follows a forward; then a change
                     with torch.no_grad():
+                        loss_of(model, batch)
                         loss_of(model, batch)
                         for p in model.parameters():
                             p.add_(0.01)
@@ -446,7 +447,7 @@ def ahead_or_not():
 
 def test_gathering_ahead(world):
     """The same numbers, one unit more at a time; all but the first unit of each forward and backward is there before it is asked for,
-    from the second step on (the evaluation's last one guesses that a forward follows, and gathers once in vain).
+    from the second step on. After two evaluations it guesses that a forward follows, and gathers in vain.
 
     Mutations: a unit gathered before the step used after it; messages of both gatherings on one connection."""
     block = sum(p.numel() for p in MODELS["gated"]().blocks[0].parameters())
@@ -734,6 +735,31 @@ def test_filled_from_meta(world):
         assert abs(torch.cat([p.flatten() for p in parameters]).std() - 1) < 0.1
 
 
+def made_twice(stage):
+    """Largest difference of a parameter, and what the first optimizer says, when a cell that makes one has run twice."""
+    torch.set_default_dtype(torch.float64)
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
+    first, second = (shard(stage, ours, torch.optim.SGD, lr=0.1) for _ in range(2))
+    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), second
+    for batch in batches(plain, 2, 2 * n):
+        for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
+            optimizer.zero_grad()
+            loss_of(model, part).backward()
+            optimizer.step()
+    try:
+        first.step()
+    except RuntimeError as error:
+        return max(far(a, b) for a, b in zip(ours.parameters(), plain.parameters())), str(error)
+
+
+def test_an_optimizer_made_twice(world):
+    """The second one trains; the first refuses. Mutation: hooks of the first that take the gradients away from the second."""
+    for stage in (1, 2):
+        for difference, sentence in world.run(made_twice, stage):
+            assert difference <= 1e-12 and sentence.startswith("a parameter was moved after the sharded optimizer was made")
+
+
 def refusals():
     torch.set_default_dtype(torch.float32)
     model = MODELS["tied"]()
@@ -773,7 +799,7 @@ def test_bad_input(world):
                 "ValueError: a parameter of shape [3] is given twice",
                 "ValueError: a group of 1 parameters of which none is trained",
                 "ValueError: a parameter is on the meta device: fill the model",
-                "RuntimeError: a parameter was moved (model.to, or a new .data) after",
+                "RuntimeError: a parameter was moved after the sharded optimizer was made",
                 "ValueError: momentum_buffer has 99 elements, this rank's shard",
                 "ValueError: the module is on the meta device: say where its shards shall be",
                 "ValueError: Sequential is sharded already",

@@ -32,11 +32,14 @@ class Bucket:
             parameter.grad = None
         return flat
 
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Whether it still lies in the flat tensor."""
+        return parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
+
     def check(self):
-        home = self.flat.untyped_storage()._cdata
-        if any(parameter.untyped_storage()._cdata != home for parameter in self.parameters):
-            raise RuntimeError("a parameter was moved (model.to, or a new .data) after the sharded optimizer was made: "
-                               "move the model first, then make the optimizer.")
+        if not all(map(self.holds, self.parameters)):
+            raise RuntimeError("a parameter was moved after the sharded optimizer was made (by model.to, a new .data, or another "
+                               "sharded optimizer): move the model first, then make the one optimizer that steps.")
 
 
 def into_buckets(parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int) -> list[Bucket]:

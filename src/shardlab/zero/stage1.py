@@ -60,22 +60,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.inner.add_param_group(param_group)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    # --- a step ------------------------------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Reduce, update, gather. Returns what the closure does, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self.reduce_gradients()
-        self.inner.step()
-        for bucket in self.buckets:
-            self.collectives.all_gather(bucket.flat, self.group)
-            increment_version(bucket.parameters)  # a graph from before the step notices
-        self.reduced = False
-        return loss
+    # --- gradients ----------------------------------------------------------------------------------------------------
 
     def reduce_gradients(self):
         """Shards get their gradients, which no rank has whole any more. A step does it, unless clipping has done it before."""
@@ -87,12 +72,30 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        bucket.check()
         flat = bucket.take_gradients()  # [E]
         self.collectives.reduce_scatter(flat, self.group)
         mean = own_chunk(flat, self.group) / dist.get_world_size(self.group)  # [E/n]; flat goes
         shard = bucket.shard
         shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+
+    # --- a step ------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Reduce, update, gather. Returns what the closure does, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for bucket in self.buckets:
+            bucket.check()
+        self.reduce_gradients()
+        self.inner.step()
+        for bucket in self.buckets:
+            self.collectives.all_gather(bucket.flat, self.group)
+            increment_version(bucket.parameters)  # a graph from before the step notices
+        self.reduced = False
+        return loss
 
     def zero_grad(self, set_to_none: bool = True):
         self.reduced = False

@@ -67,14 +67,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.inner.add_param_group(param_group)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    # --- backward ----------------------------------------------------------------------------------------------------
+    # --- gradients ----------------------------------------------------------------------------------------------------
 
     def _expect(self):
         """No gradient of this backward has arrived yet."""
         self.arrived: dict[Bucket, int] = {}  # bucket -> how many of its gradients
         self.done = 0  # buckets that have gone
 
-    def _arrived(self, bucket: Bucket, _: nn.Parameter):
+    def _arrived(self, bucket: Bucket, parameter: nn.Parameter):
+        if not bucket.holds(parameter):
+            return  # an optimizer made later has it
         if not self.arrived:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # runs at the end of this backward
         self.arrived[bucket] = self.arrived.get(bucket, 0) + 1
@@ -96,7 +98,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        bucket.check()
         flat = bucket.take_gradients()  # [E]
         self.collectives.reduce_scatter(flat, self.group)
         mean = own_chunk(flat, self.group) / dist.get_world_size(self.group)  # [E/n]; flat goes
@@ -112,6 +113,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for bucket in self.buckets:
+            bucket.check()
         self.inner.step()
         for bucket in self.buckets:
             self.collectives.all_gather(bucket.flat, self.group)
