@@ -52,6 +52,7 @@ def test_the_table_of_a_gpu(monkeypatch):
     rows = {row.question: row for row in capabilities.capabilities(GPU)}
     assert rows["device"].here == "Tesla T4, 14.7 GiB" and rows["device"].so == "one of 2 GPUs is used"
     assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
+    assert rows["ranks"][1:] == ("1", "one process; no ranks are started")
 
 
 def test_a_lab_of_several_ranks(monkeypatch):

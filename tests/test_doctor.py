@@ -1,5 +1,6 @@
 """The doctor tries things, says what to do, and knows what each lab needs."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -57,6 +58,21 @@ def test_ranks_that_do_not_start_are_one_line(monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "add_up", lambda: 7.0)
     assert doctor.started_ranks().here == "their sum is wrong: [7.0, 7.0, 7.0, 7.0]"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "labs").glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
+def test_the_labs_say_what_they_need(path):
+    """Mutations: a lab without metadata, which the doctor takes for one process that needs nothing; metadata of another number of
+    ranks than the lab's own table shows, or without what only a GPU can show."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    sources = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    calls = (node for source in sources if "capabilities(" in source for node in ast.walk(ast.parse(source))
+             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "capabilities")
+    given = {keyword.arg: keyword.value for keyword in next(calls).keywords}
+    ranks, needs_gpu = (ast.literal_eval(given[name]) if name in given else default
+                        for name, default in (("ranks", 1), ("needs_gpu", [])))
+    needs = notebook["metadata"]["shardlab"]
+    assert needs["ranks"] == ranks and len(needs.get("needs_gpu", [])) == len(needs_gpu)
 
 
 def test_what_each_lab_will_do(tmp_path, monkeypatch):

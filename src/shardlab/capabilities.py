@@ -65,7 +65,7 @@ def capabilities(device: torch.device, why_not: str = "", run: str = "every cell
     skipped = () if device.type == "cuda" else needs_gpu
     on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
     if ranks == 1:
-        together = [Capability("ranks", "1", "one process; several ranks come with chapter 4"),
+        together = [Capability("ranks", "1", "one process; no ranks are started"),
                     Capability("backend", "none", "one rank has nobody to send to")]
     else:
         nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
