@@ -20,6 +20,7 @@ from shardlab.formulas import evaluate  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig  # noqa: E402
 from shardlab.measure.communication import CommunicationLog  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
+from shardlab.measure.trace import trace_step  # noqa: E402
 from shardlab.ranks import ranks  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -571,3 +572,25 @@ def test_refused_without_a_group(three):
     assert str(caught.value) == "there is no process group: start ranks, or call torch.distributed.init_process_group, first."
     assert three.run(outside_of_the_group, limit_seconds=20) == [
         None, None, "rank 2 is no member of the group: only members replicate a module in it."]
+
+
+# --- its trace -------------------------------------------------------------------------------------------------------
+
+def traced(overlap):
+    net = built(plain, seed=0)
+    model = DistributedDataParallel(net, SMALL, overlap)
+    trace = trace_step(model, lambda: loss_of(model(part(0, 0))))
+    hooks = [len(parameter._post_accumulate_grad_hooks) for parameter in net.parameters()]
+    return trace, len(model.buckets), hooks, [parameter.grad is None for parameter in net.parameters()]
+
+
+def test_trace(three):
+    """Phases follow each other, every message is there and done before backward() returns; with overlap the first is handed over before
+    the last gradient, without it none is. No hook of the trace stays.
+
+    Mutations: a hook left behind; the first gradient in the place of the last."""
+    for overlap in (True, False):
+        for trace, buckets, hooks, missing in three.run(traced, overlap):
+            assert 0 < trace.forward_seconds < trace.last_gradient_seconds < trace.whole_seconds
+            assert len(trace.messages) == buckets and hooks == [1] * 6 and not any(missing)
+            assert (min(trace.messages)[0] < trace.last_gradient_seconds) == overlap

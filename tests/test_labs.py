@@ -181,15 +181,18 @@ def test_each_problem_is_seen(spoil, sentence):
 
 
 def test_storing_keeps_what_a_lab_needs():
-    """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor thinks it runs anywhere."""
+    """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor thinks it runs anywhere; a line of
+    progress that has gone kept as an empty output."""
     tool = ROOT / "tools" / "store_lab.py"
     spec = spec_from_file_location("store_lab", tool)
     store_lab = module_from_spec(spec)
     spec.loader.exec_module(store_lab)
     lab = small_lab()
     lab.metadata["widgets"], lab.metadata["shardlab"] = {}, {"ranks": 2}
+    lab.cells[2].outputs.append(new_output("display_data", data={"text/plain": ""}))
     store_lab.normalise(lab)
     assert lab.metadata["shardlab"] == {"ranks": 2} and "widgets" not in lab.metadata
+    assert [output.output_type for output in lab.cells[2].outputs] == ["stream"]
     plain = small_lab()
     store_lab.normalise(plain)
     assert "shardlab" not in plain.metadata

@@ -20,6 +20,7 @@ from nbclient.output_widget import OutputWidget
 from bookkit.learner import INSTALL_CELL, has_tag
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+EMPTIED = {"text/plain": ""}  # the line of progress of long work on ranks leaves this when it goes
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL_TIMEOUT_SECONDS = 600
 
@@ -42,6 +43,8 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
         cell.id = f"cell-{number}"
         tags = cell.metadata.get("tags", [])
         cell.metadata = nbformat.from_dict({"tags": tags} if tags else {})
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if output.get("data") != EMPTIED]
         for output in cell.get("outputs", []):
             output.pop("metadata", None) if output.output_type == "stream" else output.update(metadata={})
             view = output.get("data", {}).get(WIDGET_VIEW)
