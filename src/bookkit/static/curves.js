@@ -5,8 +5,16 @@
 
   const { set, draw, write, label, roundUp } = BOOK.svg;
   const LETTER = 7, DIGIT = 6.5, ROW = 16, PLOT = 196, PAD = 30; // pixels; a letter is as wide as label() takes it for
-  const MARKS = { circle: "m-4.5 0a4.5 4.5 0 1 0 9 0a4.5 4.5 0 1 0 -9 0", square: "m-4 -4h8v8h-8z", diamond: "m0 -5.5l5 5.5l-5 5.5l-5 -5.5z",
+  const MARKS = { circle: ring(4.5), square: "m-4 -4h8v8h-8z", diamond: "m0 -5.5l5 5.5l-5 5.5l-5 -5.5z",
     "triangle-up": "m0 -5.5l5 9h-10z" };
+
+  /* A circle around the pen, as a path. */
+  function ring(radius) {
+    const arc = "a" + radius + " " + radius + " 0 1 0 ";
+    return "m" + -radius + " 0" + arc + 2 * radius + " 0" + arc + -2 * radius + " 0";
+  }
+
+  function at(x, y) { return x.toFixed(1) + " " + y.toFixed(1); }
 
   function there(line, values) {
     return line.when.every(pair => values[pair[0]] === pair[1]) && !line.unless.some(pair => values[pair[0]] === pair[1]);
@@ -36,7 +44,7 @@
       return made;
     }
     for (let power = first - 1; power <= last; power++) {
-      [1, 2, 5].forEach(digit => { const at = +(digit + "e" + power); if (at >= range[0] * 0.999 && at <= range[1] * 1.001) made.push(at); });
+      made.push(...[1, 2, 5].map(digit => +(digit + "e" + power)).filter(tick => tick >= range[0] * 0.999 && tick <= range[1] * 1.001));
     }
     return made;
   }
@@ -50,16 +58,21 @@
     const TOP = ROW * (spec.marks.length + 1) + 6, under = TOP + PLOT, stops = spec.stops, logX = spec.x.log, logY = spec.y.log;
     const rangeX = [logX ? stops[0] : 0, stops[stops.length - 1]], inX = value => value >= rangeX[0] && value <= rangeX[1];
     const model = BOOK.models[spec.model];
-    const grid = Array.from({ length: 10 }, () => ({ line: draw(svg, "path", { class: "grid" }), text: draw(svg, "text", { class: "tick", "text-anchor": "end" }) }));
-    const ticks = Array.from({ length: 8 }, () => ({ line: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 18 }) }));
+    const grid = Array.from({ length: 10 }, () => ({
+      line: draw(svg, "path", { class: "grid" }), text: draw(svg, "text", { class: "tick", "text-anchor": "end" }) }));
+    const ticks = Array.from({ length: 8 }, () => ({
+      line: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 18 }) }));
     const floor = draw(svg, "path", { class: "axis" });
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
-    const guides = spec.marks.map((mark, k) => ({ quantity: mark[0], words: mark[1], line: draw(svg, "path", { class: "lead", "stroke-dasharray": "1 3" }),
-      text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
+    const guides = spec.marks.map((mark, k) => ({ quantity: mark[0], words: mark[1],
+      line: draw(svg, "path", { class: "lead", "stroke-dasharray": "1 3" }), text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
     const drop = draw(svg, "path", { class: "lead" });
-    const lines = spec.lines.map(line => ({ quantity: line.quantity, words: line.label, when: line.when, unless: line.unless, mark: MARKS[line.mark],
-      path: draw(svg, "path", { class: "curve", fill: "none", stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": line.dash, "stroke-linejoin": "round" }),
-      at: draw(svg, "path", { fill: line.colour }), lead: draw(svg, "path", { fill: "none", stroke: line.colour }), text: draw(svg, "text", { class: "name" }) }));
+    const lines = spec.lines.map(line => ({
+      quantity: line.quantity, words: line.label, when: line.when, unless: line.unless, mark: MARKS[line.mark],
+      path: draw(svg, "path", { class: "curve", fill: "none", stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": line.dash,
+        "stroke-linejoin": "round" }),
+      at: draw(svg, "path", { fill: line.colour }), lead: draw(svg, "path", { fill: "none", stroke: line.colour }),
+      text: draw(svg, "text", { class: "name" }) }));
     const note = spec.note && draw(svg, "text", { class: "name" });
     const point = draw(svg, "path", { class: "marker" }), words = draw(svg, "text", { class: "strong" });
     write(draw(svg, "text", { class: "tick", y: 12 }), spec.y.words);
@@ -71,14 +84,19 @@
       const given = Object.assign({}, values), found = [];
       places.forEach(place => {
         given[spec.sweep] = place;
-        try { found.push([place, model(given)]); } catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; }
+        try {
+          found.push([place, model(given)]);
+        } catch (refused) {
+          if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
+        }
       });
       return found;
     }
 
     function look(values) {
       if (last && last.values === values) return last;
-      const corners = spec.corners ? guides.map(guide => values[guide.quantity]).filter(at => at > stops[0] && at < rangeX[1]) : [];
+      const bends = spec.corners ? guides.map(guide => values[guide.quantity]) : [];
+      const corners = bends.filter(place => place > stops[0] && place < rangeX[1]);
       const places = corners.length ? stops.concat(corners).sort((one, other) => one - other) : stops;
       return { values: values, swept: sample(values, places), shown: lines.filter(line => there(line, values)) };
     }
@@ -91,8 +109,9 @@
       })));
       if (!most) return logY ? [1, 10] : [0, 1];
       if (!logY) return [0, roundUp(most * (1 + (spec.above ? PAD / PLOT : 0.03)))];
-      const low = Math.log10(least), high = Math.log10(most), pad = Math.max(high - low, 1) * PAD / PLOT;
-      return [Math.pow(10, Math.floor(2 * (low - (spec.above ? pad / 5 : pad))) / 2), Math.pow(10, Math.ceil(2 * (high + (spec.above ? pad : pad / 5))) / 2)];
+      const pad = Math.max(Math.log10(most / least), 1) * PAD / PLOT; // room for the point's words; ends at half powers of ten
+      const low = Math.log10(least) - (spec.above ? pad / 5 : pad), high = Math.log10(most) + (spec.above ? pad : pad / 5);
+      return [Math.pow(10, Math.floor(2 * low) / 2), Math.pow(10, Math.ceil(2 * high) / 2)];
     }
 
     function outline(look, line, x, y) {
@@ -100,7 +119,7 @@
       look.swept.forEach(one => {
         const value = one[1][line.quantity];
         if (logY && !(value > 0)) { pen = "M"; return; }
-        path += pen + x(one[0]).toFixed(1) + " " + y(value).toFixed(1);
+        path += pen + at(x(one[0]), y(value));
         pen = "L";
       });
       return path;
@@ -110,8 +129,8 @@
     function labelEnds(look, x, y, right, width) {
       const ends = look.shown.map(line => {
         const value = look.swept.length ? look.swept[look.swept.length - 1][1][line.quantity] : 0;
-        const at = value > 0 || !logY ? y(value) : under;
-        return { line: line, from: at, at: at };
+        const end = value > 0 || !logY ? y(value) : under;
+        return { line: line, from: end, at: end };
       }).sort((one, other) => one.at - other.at);
       ends.forEach((end, k) => { end.at = Math.max(end.at, k ? ends[k - 1].at + ROW : TOP + 4); });
       for (let k = ends.length - 1, most = under; k >= 0; k--, most -= ROW) ends[k].at = Math.min(ends[k].at, most);
@@ -127,30 +146,32 @@
       ghost(values) { before = values && look(values); },
       draw(values, width) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);
-        const rows = ticksOf(rangeY, logY), names = rows.map(at => tickText(spec.y, at)), longest = texts => Math.max(0, ...texts.map(text => text.length));
-        const left = Math.round(longest(names) * DIGIT) + 10, right = width - longest(now.shown.map(line => fill(line.words, values))) * LETTER - 15;
-        const wide = right - left, x = value => left + wide * share(value, rangeX, logX), y = value => under - PLOT * share(value, rangeY, logY);
+        const rows = ticksOf(rangeY, logY), names = rows.map(value => tickText(spec.y, value));
+        const longest = texts => Math.max(0, ...texts.map(text => text.length));
+        const left = Math.round(longest(names) * DIGIT) + 10;
+        const right = width - longest(now.shown.map(line => fill(line.words, values))) * LETTER - 15, wide = right - left;
+        const x = value => left + wide * share(value, rangeX, logX), y = value => under - PLOT * share(value, rangeY, logY);
 
         grid.forEach((tick, k) => { // what is not needed is empty
-          const at = k < rows.length ? y(rows[k]) : 0;
-          set(tick.line, { d: at ? "M" + left + " " + at.toFixed(1) + "H" + right : "" });
-          set(tick.text, { x: left - 6, y: (at + 4).toFixed(1) });
-          write(tick.text, at ? names[k] : "");
+          const height = k < rows.length ? y(rows[k]) : 0;
+          set(tick.line, { d: height ? "M" + at(left, height) + "H" + right : "" });
+          set(tick.text, { x: left - 6, y: (height + 4).toFixed(1) });
+          write(tick.text, height ? names[k] : "");
         });
-        const all = spec.x.ticks.length ? spec.x.ticks : ticksOf(rangeX, logX), texts = all.map(at => tickText(spec.x, at));
+        const all = spec.x.ticks.length ? spec.x.ticks : ticksOf(rangeX, logX), texts = all.map(value => tickText(spec.x, value));
         const every = Math.ceil((longest(texts) * LETTER + 6) / (wide / Math.max(1, all.length - 1)));
         ticks.forEach((tick, k) => {
           const value = all[k * every];
-          set(tick.line, { d: value === undefined ? "" : "M" + x(value).toFixed(1) + " " + under + "v5" });
+          set(tick.line, { d: value === undefined ? "" : "M" + at(x(value), under) + "v5" });
           label(tick.text, texts[k * every] || "", value === undefined ? 0 : x(value), width, "middle");
         });
         set(floor, { d: "M" + left + " " + under + ".5H" + right });
         label(nameX, spec.x.words, left + wide / 2, width, "middle");
 
         guides.forEach(guide => {
-          const at = values[guide.quantity], seen = inX(at);
-          set(guide.line, { d: seen ? "M" + x(at).toFixed(1) + " " + (TOP - 3) + "V" + under : "" });
-          label(guide.text, seen ? fill(guide.words, values) : "", seen ? x(at) : 0, width, "middle");
+          const place = values[guide.quantity], seen = inX(place);
+          set(guide.line, { d: seen ? "M" + at(x(place), TOP - 3) + "V" + under : "" });
+          label(guide.text, seen ? fill(guide.words, values) : "", seen ? x(place) : 0, width, "middle");
         });
 
         const here = values[spec.sweep], beyond = here > rangeX[1] ? 1 : here < rangeX[0] ? -1 : 0;
@@ -160,7 +181,7 @@
         lines.forEach((line, k) => {
           const value = values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
           set(line.path, { d: drawn[k] });
-          set(line.at, { d: marked ? "M" + px.toFixed(1) + " " + y(value).toFixed(1) + line.mark : "" });
+          set(line.at, { d: marked ? "M" + at(px, y(value)) + line.mark : "" });
           if (drawn[k]) return;
           set(line.lead, { d: "" });
           set(line.text, { x: 0, y: 0 });
@@ -172,19 +193,19 @@
           set(note, { y: found.length ? (y(found[0][1][lines[0].quantity]) + 14).toFixed(1) : 0 });
           label(note, found.length ? fill(spec.note[1], values) : "", x(spec.note[0]) + 8, width, "start");
         }
-        set(drop, { d: "M" + px.toFixed(1) + " " + py.toFixed(1) + "V" + under });
-        set(point, { d: "M" + px.toFixed(1) + " " + py.toFixed(1) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" :
-          "m-6.5 0a6.5 6.5 0 1 0 13 0a6.5 6.5 0 1 0 -13 0") });
+        set(drop, { d: "M" + at(px, py) + "V" + under });
+        set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
         set(words, { y: (py + (spec.above ? -13 : 23)).toFixed(1) });
-        const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: what is above lies left, what is below right
+        const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: there is room above left, below right
         label(words, text, Math.max(left + half + 2, Math.min(right - half, side)), width, "middle");
 
         let old = "";
         if (before) {
-          old = before.shown.map(line => outline(before, line, x, y)).filter(path => !drawn.includes(path)).join(""); // what moved
+          const paths = before.shown.map(line => outline(before, line, x, y));
+          old = paths.filter(path => !drawn.includes(path)).join(""); // what moved
           const was = before.values[spec.sweep], level = before.values[spec.point];
-          if (inX(was) && (!logY || level > 0)) old += "M" + x(was).toFixed(1) + " " + y(level).toFixed(1) + "m-6.5 0a6.5 6.5 0 1 0 13 0a6.5 6.5 0 1 0 -13 0";
+          if (inX(was) && (!logY || level > 0)) old += "M" + at(x(was), y(level)) + ring(6.5);
         }
         set(halo, { d: old });
         set(ghost, { d: old });

@@ -1,4 +1,5 @@
-/* Nodes of SVG that are made once and moved: BOOK.svg, for the scripts that draw (pictures.js, curves.js) and for explorer.js. Classic script. */
+/* Nodes of SVG that are made once and moved: BOOK.svg, for the scripts that draw (pictures.js, curves.js) and for explorer.js.
+   Classic script. */
 (function () {
   "use strict";
 

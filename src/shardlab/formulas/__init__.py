@@ -22,5 +22,6 @@ def __getattr__(name):
 
 
 __all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "LINKS", "MODELS", "OPERATIONS", "PRESETS", "RECIPES", "Formula", "InvalidQuantity", "Preset",
-           "Quantity", "Registry", "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities", "validate", "where",
+           "Quantity", "Registry", "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities",
+           "validate", "where",
            *BOOK.formulas]

@@ -243,7 +243,7 @@ def hierarchical_link_share(nodes):
 
 # --- which one -------------------------------------------------------------------------------------------------------
 
-@BOOK.formula(symbol=r"S_\text{cross}", unit="bytes, any number", source="the message at which both times are equal", measured_by=_FASTEST)
+@BOOK.formula(symbol=r"S_\text{cross}", unit="bytes, any number", source="where both times are equal", measured_by=_FASTEST)
 def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tree_broadcast_steps):
     """message for which a ring and a tree take equally long: below it the tree is faster, above it the ring"""
     return (latency_seconds * link_bytes_per_second * ranks * (ranks - (tree_broadcast_steps + 1))

@@ -34,7 +34,8 @@ def curves_figure(curves, computed, swept, measured=None):
     figure = new_figure(title, HEIGHT)
     figure.update_layout(margin=dict(t=head, b=FOOT, r=round(LETTER * max(map(len, labels.values()), default=0)) + 14))
 
-    span = range_of(curves.y, [values[line.quantity] for _, values in swept for _, line in shown] + [y for _, _, y in points], curves.above)
+    drawn = [values[line.quantity] for _, values in swept for _, line in shown]
+    span = range_of(curves.y, drawn + [y for _, _, y in points], curves.above)
     width = [curves.stops[0] if curves.x.scale == "log" else 0, curves.stops[-1]]
     inside = [x for _, x, _ in points if x > 0]
     width = [min([width[0], *inside]), max([width[1], *inside])]
@@ -78,8 +79,9 @@ def range_of(y, sizes, above):
 
 def _axis(drawn, span):
     log = drawn.scale == "log"
-    ticks = drawn.ticks or ([10.0**power for power in range(math.ceil(math.log10(span[0]) - 1e-9), math.floor(math.log10(span[1]) + 1e-9) + 1)]
-                            if log else [])
+    ticks = drawn.ticks
+    if log and not ticks:
+        ticks = [10.0**power for power in range(math.ceil(math.log10(span[0]) - 1e-9), math.floor(math.log10(span[1]) + 1e-9) + 1)]
     numbers = dict(tickmode="array", tickvals=list(ticks), ticktext=[drawn.text(tick) for tick in ticks]) if ticks else dict(nticks=6)
     return axis(type="log" if log else "linear", range=[round(math.log10(end), 4) for end in span] if log else list(span), showgrid=True,
                 showline=True, title=dict(text=drawn.words, font=dict(size=13), standoff=8), **numbers)
@@ -106,8 +108,8 @@ def _words_at_the_ends(curves, shown, labels, swept, span, pixels):
     for k, end in enumerate(reversed(ends)):
         end[0] = max(end[0], k * APART / pixels)
     at = [span[0] * (span[1] / span[0]) ** share if log else span[0] + share * (span[1] - span[0]) for share, _ in ends]
-    return go.Scatter(x=[curves.stops[-1]] * len(ends), y=[_short(float(y)) for y in at], mode="text", text=[f" {label}" for _, label in ends],
-                      textposition="middle right", cliponaxis=False, hoverinfo="skip", name="")
+    return go.Scatter(x=[curves.stops[-1]] * len(ends), y=[_short(float(y)) for y in at], mode="text",
+                      text=[f" {label}" for _, label in ends], textposition="middle right", cliponaxis=False, hoverinfo="skip", name="")
 
 
 def _point(curves, computed, width, span, ring):

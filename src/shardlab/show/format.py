@@ -69,7 +69,7 @@ def _scaled(value, units, separator=" "):
 
 
 def _in(value, size):
-    """How many units of that size the value is. 10 microseconds are 10.0 of 1e-6 s when multiplied, 9.999999999999999 when divided."""
+    """How many units of that size the value is. 1e-5 s are 10.0 microseconds when multiplied, 9.999999999999999 when divided."""
     return value / size if size >= 1 else value * round(1 / size)
 
 
@@ -147,6 +147,6 @@ def parse_number(text, style=None):
             sign, whole, fraction, exponent, suffix = match.groups()
             shift = int(exponent or 0) + SHIFTS[suffix.lower()] + power
             digits = re.sub(r"[,_ ]", "", whole) or "0"
-            value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor  # one rounding, so 2.3T is 2,300,000,000,000 exactly
+            value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor  # rounded once: 2.3T is 2,300,000,000,000
             return int(value) if value.is_integer() else value
     return text

@@ -28,7 +28,8 @@ ROOFLINE = Explorer(
     pictures=(Curves(
         title="The roof over all operations",
         sweep="arithmetic_intensity", stops=(0.1, 10_000), corners=True,
-        x=Axis("operations for each byte, logarithmic", "number", ticks=(0.1, 1, 10, 100, 1000, 10_000)), y=Axis("FLOP/s, logarithmic", "rate", unit="FLOP/s"),
+        x=Axis("operations for each byte, logarithmic", "number", ticks=(0.1, 1, 10, 100, 1000, 10_000)),
+        y=Axis("FLOP/s, logarithmic", "rate", unit="FLOP/s"),
         lines=(Line("attainable_flops_per_second", "{flops_per_second}"),), note=(0.4, "{memory_bytes_per_second}"),
         point="attainable_flops_per_second", words="{operation_seconds:short duration}",
         marks=(("ridge_intensity", "ridge: {ridge_intensity:number}"),)),),
@@ -47,7 +48,8 @@ ROOFLINE = Explorer(
                 "each number; a memory of {memory_bytes_per_second}. What runs is slower: these are bounds."),),
     table=Table("A product of two matrices of 4,096 × 4,096 numbers in 16 bits, by the datasheets of GPUs", "gpu", (
         ("arithmetic", "flops_per_second", "rate"), ("memory", "memory_bytes_per_second", "bandwidth"),
-        ("ridge, operations for each byte", "ridge_intensity", "number"), ("the product takes at least", "operation_seconds", "short duration"))),
+        ("ridge, operations for each byte", "ridge_intensity", "number"),
+        ("the product takes at least", "operation_seconds", "short duration"))),
     outputs=("arithmetic_intensity", "ridge_intensity", "attainable_flops_per_second", "operation_seconds"))
 
 # --- chapter 4: what an all-reduce costs ---------------------------------------------------------------------------------------
@@ -62,8 +64,8 @@ COLLECTIVE_COST = Explorer(
         Control("message_bytes", "message", powers_of_two(KIB, 4 * GIB), "bytes"),
         Control("ranks", "ranks", powers_of_two(2, 4096)),
         Choice("ranks_per_node", "ranks on a node", ((1, "1"), (2, "2"), (4, "4"), (8, "8"))),
-        Control("latency_seconds", "latency between nodes", tuple(float(f"{digit}e{power}") for power in range(-6, -2) for digit in (1, 2, 5)),
-                "short duration"),
+        Control("latency_seconds", "latency between nodes",
+                tuple(float(f"{digit}e{power}") for power in range(-6, -2) for digit in (1, 2, 5)), "short duration"),
         Control("link_bytes_per_second", "bandwidth between nodes", steps_of_ten(7, 12), "bandwidth")),
     links=(),
     begin=MappingProxyType(dict(link="network, 400 Gbit/s", node_link="NVLink 4 (H100)", message_bytes=64 * 1024**2, ranks=32,

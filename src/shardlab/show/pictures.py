@@ -80,21 +80,22 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold a number), and what has to hold for
-    it to be there: pairs (quantity, value), as in a Column."""
+    """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold a number), and what has to
+    hold for it to be there: pairs (quantity, value), as in a Column."""
     quantity: str
     label: str
     when: tuple = ()
     unless: tuple = ()
 
     def shown(self, values):
-        return all(values[name] == value for name, value in self.when) and all(values[name] != value for name, value in self.unless)
+        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
+        return all(holds)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What stands along it, and how its numbers are printed, without `unit` where the words say it. `scale` is "log", or "linear" from
-    zero. Where there are no ticks, they are made for what is drawn."""
+    """What stands along it, and how its numbers are printed, without `unit` where the words say it. `scale` is "log", or "linear"
+    from zero. Where there are no ticks, they are made for what is drawn."""
     words: str
     style: str
     unit: str = ""
@@ -110,8 +111,9 @@ class Axis:
 class Curves:
     """Quantities along a swept one, which takes the values of `stops`, while all others stay the reader's.
 
-    `point` is the quantity that is marked where the reader is, with `words` beside it, above the lines or below. `marks` are pairs (quantity, words): places
-    along x worth a line, and, with `corners`, at which the lines bend. `note` is a pair (place along x, words) under the first line.
+    `point` is the quantity that is marked where the reader is, with `words` beside it, above the lines or below. `marks` are pairs
+    (quantity, words): places along x worth a line, and, with `corners`, at which the lines bend. `note` is a pair (place along x,
+    words) under the first line.
     """
     title: str
     sweep: str

@@ -243,7 +243,7 @@ class Explorer:
         return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
 
     def swept(self, curves, computed):
-        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity -> value), without values that are refused."""
+        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity -> value), without those refused."""
         needed = {name: computed[name] for name in self.sweep(curves)[1]}
         stops = curves.stops
         if curves.corners:
