@@ -5,7 +5,7 @@ import math
 import pytest
 
 from shardlab import collective_plans as plans
-from shardlab.formulas import RECIPES, InvalidQuantity, evaluate, zero_states_bytes, zero_traffic_parameters
+from shardlab.formulas import RECIPES, InvalidQuantity, evaluate, zero_sent_bytes, zero_states_bytes, zero_traffic_parameters
 
 LATENCY, BANDWIDTH = 3e-6, 25e9
 
@@ -55,3 +55,41 @@ def test_bad_input(given, sentence):
     with pytest.raises(InvalidQuantity) as caught:
         evaluate(["zero_states_bytes"], **given)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_stages_side_by_side(recipe):
+    """The formulas of single stages are those with the stage as a quantity, of each rank, where ranks divide the elements and where
+    they do not; and these are held against runs in test_zero.py.
+
+    Mutations: gradients sharded in stage 1; parameters gathered once in stage 3, or gradients sent k times in stage 1."""
+    for n, rank, k in ((1, 0, 1), (4, 0, 1), (4, 3, 5), (3, 1, 2)):
+        given = dict(parameters=1_003, data_parallel=n, rank=rank, accumulation_steps=k, **RECIPES[recipe].quantities)
+        for stage in range(4):
+            assert evaluate([f"zero_bytes_in_stage_{stage}"], **given)[f"zero_bytes_in_stage_{stage}"] == zero_states_bytes(
+                zero_stage=stage, **given)
+            if stage:
+                assert evaluate([f"zero_sent_in_stage_{stage}"], **given)[f"zero_sent_in_stage_{stage}"] == zero_sent_bytes(
+                    zero_stage=stage, **given)
+
+
+def test_against_a_card():
+    """Mutations: spare and short exchanged; a card that is filled to the last byte refused."""
+    targets = ["zero_spare_bytes", "zero_overflow_bytes", "zero_states_fit"]
+    for card, found in ((100, (36, 0, 1)), (64, (0, 0, 1)), (63, (0, 1, 0))):
+        values = evaluate(targets, gpu_memory_bytes=card, zero_states_bytes=64)
+        assert tuple(values[target] for target in targets) == found
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_tokens_that_hide_the_traffic(stage):
+    """With so many tokens in each of k microbatches, 6 operations for each parameter and token take as long as the collectives do
+    without latency, whatever the model's size.
+
+    Mutations: k left out; 2 operations in the place of 6; the datasheet's rate in the place of the achieved one."""
+    for parameters, k in ((10**9, 1), (7 * 10**9, 4)):
+        given = dict(zero_stage=stage, parameters=parameters, data_parallel=16, accumulation_steps=k, zero_flat_tensors=3, latency_seconds=0,
+                     link_bytes_per_second=50e9, **RECIPES["bf16 + fp32 gradients"].quantities)
+        tokens = evaluate(["zero_hiding_tokens"], flops_per_second=300e12, utilisation=0.4, **given)["zero_hiding_tokens"]
+        computing = k * 6 * parameters * tokens / (0.4 * 300e12)
+        assert math.isclose(computing, evaluate(["zero_communication_seconds"], **given)["zero_communication_seconds"], rel_tol=1e-12)

@@ -13,6 +13,9 @@ _KEPT = "tests/test_zero.py::test_bytes_of_each_rank"
 _SENT = "tests/test_zero.py::test_bytes_on_the_wire"
 _PEAK = "tests/test_zero.py::test_what_is_whole_at_a_time"
 _SECONDS = "tests/test_zero_formulas.py::test_seconds"
+_HIDES = "tests/test_zero_formulas.py::test_tokens_that_hide_the_traffic"
+_SIDE = "tests/test_zero_formulas.py::test_stages_side_by_side"
+_CARD = "tests/test_zero_formulas.py::test_against_a_card"
 
 
 @BOOK.rule("rank = {rank} is no rank of a data-parallel group of {data_parallel}: ranks count from 0.", marks="rank")
@@ -178,3 +181,88 @@ def zero_step_seconds(accumulation_steps, forward_seconds, backward_seconds, zer
 def zero_overlapped_step_seconds(accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds):
     """time of a step that does both at once all the time: the shortest that it can be"""
     return maximum(accumulation_steps * (forward_seconds + backward_seconds), zero_communication_seconds)
+
+
+@BOOK.formula(symbol=r"T_\text{hide}", unit="tokens/GPU", source="6 operations for each parameter and token (Kaplan et al. 2020)",
+              measured_by=_HIDES)
+def zero_hiding_tokens(zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes, data_parallel,
+                       accumulation_steps, flops_per_second, utilisation, link_bytes_per_second):
+    """fewest tokens in a microbatch of a GPU under whose computing the traffic could pass, latency left out; the size of the model
+    cancels"""
+    return ((zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes)
+            * (data_parallel - 1) / data_parallel * utilisation * flops_per_second / link_bytes_per_second
+            / (6 * accumulation_steps))
+
+
+# --- the stages side by side ---------------------------------------------------------------------------------------------
+
+@BOOK.formula(symbol=r"M_0", unit="bytes", source=_STATES, measured_by=_SIDE)
+def zero_bytes_in_stage_0(parameters, bytes_per_parameter):
+    """bytes of the model states on every rank when nothing is sharded: plain data parallelism"""
+    return bytes_per_parameter * parameters
+
+
+@BOOK.formula(symbol=r"M_1", unit="bytes", source=_STATES, measured_by=_SIDE)
+def zero_bytes_in_stage_1(parameters, zero_shard_parameters, parameter_element_bytes, gradient_element_bytes, master_element_bytes,
+                          optimizer_moments, moment_element_bytes):
+    """bytes of the model states on the rank in stage 1"""
+    return ((parameter_element_bytes + gradient_element_bytes) * parameters
+            + (master_element_bytes + optimizer_moments * moment_element_bytes) * zero_shard_parameters)
+
+
+@BOOK.formula(symbol=r"M_2", unit="bytes", source=_STATES, measured_by=_SIDE)
+def zero_bytes_in_stage_2(parameters, zero_shard_parameters, parameter_element_bytes, gradient_element_bytes, master_element_bytes,
+                          optimizer_moments, moment_element_bytes):
+    """bytes of the model states on the rank in stage 2"""
+    return (parameter_element_bytes * parameters + (
+        gradient_element_bytes + master_element_bytes + optimizer_moments * moment_element_bytes) * zero_shard_parameters)
+
+
+@BOOK.formula(symbol=r"M_3", unit="bytes", source=_STATES, measured_by=_SIDE)
+def zero_bytes_in_stage_3(zero_shard_parameters, bytes_per_parameter):
+    """bytes of the model states on the rank in stage 3, before what it gathers"""
+    return bytes_per_parameter * zero_shard_parameters
+
+
+@BOOK.formula(symbol=r"Q_1", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+def zero_sent_in_stage_1(parameters, gradient_element_bytes, zero_shard_parameters, parameter_element_bytes,
+                         zero_right_shard_parameters):
+    """bytes that the rank sends in a step of stage 1, whatever the number of microbatches"""
+    return (gradient_element_bytes * (parameters - zero_shard_parameters)
+            + parameter_element_bytes * (parameters - zero_right_shard_parameters))
+
+
+@BOOK.formula(symbol=r"Q_2", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+def zero_sent_in_stage_2(parameters, accumulation_steps, gradient_element_bytes, zero_shard_parameters, parameter_element_bytes,
+                         zero_right_shard_parameters):
+    """bytes that the rank sends in a step of stage 2: gradients with each microbatch, parameters once"""
+    return (accumulation_steps * gradient_element_bytes * (parameters - zero_shard_parameters)
+            + parameter_element_bytes * (parameters - zero_right_shard_parameters))
+
+
+@BOOK.formula(symbol=r"Q_3", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+def zero_sent_in_stage_3(parameters, accumulation_steps, gradient_element_bytes, zero_shard_parameters, parameter_element_bytes,
+                         zero_right_shard_parameters):
+    """bytes that the rank sends in a step of stage 3: gradients once and parameters twice with each microbatch"""
+    return (accumulation_steps * gradient_element_bytes * (parameters - zero_shard_parameters)
+            + 2 * accumulation_steps * parameter_element_bytes * (parameters - zero_right_shard_parameters))
+
+
+# --- held against a card ---------------------------------------------------------------------------------------------------
+
+@BOOK.formula(symbol=r"M_\text{spare}", unit="bytes", source="definition", measured_by=_CARD)
+def zero_spare_bytes(gpu_memory_bytes, zero_states_bytes):
+    """bytes that the model states leave on the card for activations, temporaries and what is gathered"""
+    return maximum(gpu_memory_bytes - zero_states_bytes, 0)
+
+
+@BOOK.formula(symbol=r"M_\text{short}", unit="bytes", source="definition", measured_by=_CARD)
+def zero_overflow_bytes(gpu_memory_bytes, zero_states_bytes):
+    """bytes of the rank's model states that find no place on the card"""
+    return maximum(zero_states_bytes - gpu_memory_bytes, 0)
+
+
+@BOOK.formula(symbol=r"1_z", unit="count", source="definition", measured_by=_CARD)
+def zero_states_fit(gpu_memory_bytes, zero_states_bytes):
+    """1 if the rank's model states fit the card, 0 if not"""
+    return where(zero_states_bytes <= gpu_memory_bytes, 1, 0)

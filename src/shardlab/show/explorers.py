@@ -1,4 +1,4 @@
-"""The explorers of the book, as data (spec.py; those of chapters 2, 4 and 5 are in modules of their own): the page draws them as SVG (bookkit/explorer.py), labs as ipywidgets (widgets.py);
+"""The explorers of the book, as data (spec.py; those of chapters 2, 4, 5 and 6 are in modules of their own): the page draws them as SVG (bookkit/explorer.py), labs as ipywidgets (widgets.py);
 neither holds a formula or a number of its own.
 
     EXPLORERS["does-it-fit"]
@@ -13,6 +13,7 @@ from .machine_explorers import COLLECTIVE_COST, ROOFLINE
 from .pictures import Column, MemoryBar, Part, TimeAxis, Timeline
 from .spec import AtLeast, Choice, Control, Explorer, Group, Menu, Product, Ratio, Say, Table
 from .stops import powers_of_two, steps_of_ten
+from .zero_explorers import ZERO
 
 HIDDEN_SIZES = (256, 512, 768, 1024, 1280, 1536, 1600, 2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192, 10_240, 12_288, 14_336, 16_384,
                 20_480)
@@ -193,4 +194,4 @@ BYTES_PER_PARAMETER = Explorer(
     outputs=("bytes_per_parameter",))
 
 EXPLORERS = MappingProxyType({explorer.name: explorer for explorer in (
-    DOES_IT_FIT, FITS_AND_HOW_LONG, ROOFLINE, WHERE_THE_MEMORY_GOES, BYTES_PER_PARAMETER, COLLECTIVE_COST, STEP_TIME)})
+    DOES_IT_FIT, FITS_AND_HOW_LONG, ROOFLINE, WHERE_THE_MEMORY_GOES, BYTES_PER_PARAMETER, COLLECTIVE_COST, STEP_TIME, ZERO)})
