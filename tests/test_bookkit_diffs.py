@@ -141,3 +141,28 @@ def test_broken_source():
     """Mutation: NoDiff not raised for a method of what has none."""
     with pytest.raises(NoDiff):
         diff(CODE, "alone.end", "First")
+
+
+def test_folded(build):
+    """What both have is counted, but for as many lines around each change as are asked for; the second name is looked for in its file.
+
+    Mutations: lines before a change folded too; a fold of one line that swallows the next; the first file searched for both."""
+    page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
+    html, warnings = build(page)
+    assert not warnings
+    kinds = re.findall(r'class="diff-(both|out|in|gap)"', html)
+    assert kinds == ["out", "in", "in", "both", "out", "in", "both", "both", "out", "out", "in", "in", "both"]
+    assert "gap" not in html
+    html, warnings = build(page.replace(":context: 1", ":context: 0"))
+    assert re.findall(r'class="diff-gap">. (.*?)\n', html) == ["1 line as before", "2 lines as before", "1 line as before"]
+    other = page.replace(":context: 1", ":into: code/other.py")
+    _, warnings = build(other)
+    assert "No such file" in warnings
+
+
+def test_another_file(build, tmp_path):
+    """Mutation: the page does not depend on the second file, or `:to:` is looked for in the first."""
+    (tmp_path / "source" / "code").mkdir(parents=True)
+    (tmp_path / "source" / "code" / "other.py").write_text("class First:\n    pass\n", encoding="utf-8")
+    html, warnings = build(PAGE.replace(":to: Second", ":into: code/other.py\n:to: First"))
+    assert not warnings and 'aria-label="From steps.py: First to other.py: First' in html

@@ -7,6 +7,7 @@
     What to look at.
     ```
 
+``:into:`` names another file, in which ``:to:`` is looked for; ``:context: 2`` folds what both have, but for 2 lines around each change. It
 shows the whole of both, line by line: what only the first has, what only the second has, what both have. ``:from:`` and ``:to:`` name
 a class, a function, or a method (``Parcel.settle``) of the file, as ``:pyobject:`` of literalinclude does. What goes is marked - and
 what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is cut off on a phone. A name that the
@@ -71,36 +72,56 @@ def coloured(text):
     return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
 
 
-def diff(code, before, after):
-    """(lines, words) of a source_diff from the one name to the other."""
-    texts = [source_of(code, name) for name in (before, after)]
+def folded(lines, context):
+    """The lines, with what both have folded into one pair ("gap", words), but for so many lines around each change."""
+    shown, near = [], [number for number, (kind, _) in enumerate(lines) if kind != "both"]
+    close = {number + step for number in near for step in range(-context, context + 1)}
+    for number, line in enumerate(lines):
+        if number in close:
+            shown.append(line)
+        elif shown and isinstance(shown[-1][1], int):
+            shown[-1] = ("gap", shown[-1][1] + 1)
+        else:
+            shown.append(("gap", 1))
+    return [(kind, f"{text} line{'s' * (text != 1)} as before" if kind == "gap" else text) for kind, text in shown]
+
+
+def diff(code, before, after, other=None, context=None):
+    """(lines, words) of a source_diff from the one name to the other, which may be in other code."""
+    texts = [source_of(code, before), source_of(code if other is None else other, after)]
     pairs = list(compare(*texts))
     old, new = map(coloured, texts)
     count = {kind: sum(one == kind for one, _ in pairs) for kind in SIGNS}
     words = f"{count['out']} line{'s' * (count['out'] != 1)} out, {count['in']} in, {count['both']} as before"
-    return [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs], words
+    lines = [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs]
+    return lines if context is None else folded(lines, context), words
 
 
 class SourceDiffDirective(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {"from": directives.unchanged_required, "to": directives.unchanged_required}
+    option_spec = {"from": directives.unchanged_required, "to": directives.unchanged_required, "into": directives.unchanged_required,
+                   "context": directives.nonnegative_int}
 
     def run(self):
         _, path = self.env.relfn2path(self.arguments[0])
         self.env.note_dependency(path)
         before, after = self.options.get("from", ""), self.options.get("to", "")
+        _, into = self.env.relfn2path(self.options.get("into", self.arguments[0]))
+        self.env.note_dependency(into)
         try:
-            lines, words = diff(Path(path).read_text(encoding="utf-8"), before, after)
+            first, second = (Path(file).read_text(encoding="utf-8") for file in (path, into))
+            lines, words = diff(first, before, after, second, self.options.get("context"))
         except (OSError, SyntaxError, NoDiff) as error:
             logger.warning("source-diff %s, %r to %r: %s", self.arguments[0], before, after, error, location=self.get_location(),
                            type="bookkit", subtype="diff")
             return []
         caption = nodes.container(classes=["source-diff-caption"])
-        caption += nodes.paragraph("", "", nodes.literal(before, before), nodes.Text(" \N{RIGHTWARDS ARROW} "),
-                                   nodes.literal(after, after), nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"]))
+        names = (before, after) if path == into else (f"{Path(path).name}: {before}", f"{Path(into).name}: {after}")
+        caption += nodes.paragraph("", "", nodes.literal(names[0], names[0]), nodes.Text(" \N{RIGHTWARDS ARROW} "),
+                                   nodes.literal(names[1], names[1]), nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"]))
         self.state.nested_parse(self.content, self.content_offset, caption)
-        node = source_diff(lines=lines, label=f"From {before} to {after}: {words}")
+        node = source_diff(lines=lines, label=f"From {names[0]} to {names[1]}: {words}")
         self.set_source_info(node)
         return [nodes.container("", caption, node, classes=["source-diff"])]
 
@@ -109,6 +130,9 @@ def _visit_html(writer, node):
     """A row for each line: sign and indent, then the rest, which goes on below itself where it breaks."""
     rows = []
     for kind, line in node["lines"]:
+        if kind == "gap":
+            rows.append(f'<span class="diff-gap">\N{MIDLINE HORIZONTAL ELLIPSIS} {line}\n</span>')
+            continue
         tag = {"both": "span", "out": "del", "in": "ins"}[kind]
         indent = len(line) - len(line.lstrip(" "))
         rows.append(f'<{tag} class="diff-{kind}"><span class="diff-lead"><span class="diff-sign">{SIGNS[kind]}</span> {" " * indent}</span>'

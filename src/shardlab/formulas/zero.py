@@ -189,9 +189,8 @@ def zero_hiding_tokens(zero_reductions, gradient_element_bytes, zero_gatherings,
                        accumulation_steps, flops_per_second, utilisation, link_bytes_per_second):
     """fewest tokens in a microbatch of a GPU under whose computing the traffic could pass, latency left out; the size of the model
     cancels"""
-    return ((zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes)
-            * (data_parallel - 1) / data_parallel * utilisation * flops_per_second / link_bytes_per_second
-            / (6 * accumulation_steps))
+    return ((zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes) * (data_parallel - 1)
+            * utilisation * flops_per_second / (6 * accumulation_steps * data_parallel * link_bytes_per_second))
 
 
 # --- the stages side by side ---------------------------------------------------------------------------------------------

@@ -58,5 +58,5 @@ ZERO = Explorer(
         ("stage 2, GB", "zero_bytes_in_stage_2", "GB"), ("stage 3, GB", "zero_bytes_in_stage_3", "GB"),
         ("stage 1 fits?", "zero_states_fit", "yes or no"))),
     outputs=("zero_states_bytes", "zero_states_fit", "zero_sent_bytes", "zero_communication_seconds"),
-    why=("zero_shard_parameters", "zero_kept_parameters", "zero_kept_gradients", "zero_kept_optimizer_states", "zero_states_bytes",
-         "zero_reductions", "zero_gatherings", "zero_sent_bytes", "zero_communication_seconds"))
+    why=("zero_shard_parameters", "zero_states_bytes", "zero_reductions", "zero_gatherings", "zero_sent_bytes",
+         "zero_communication_seconds"))
