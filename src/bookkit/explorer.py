@@ -114,13 +114,11 @@ def _controls(spec, start):
 
 
 def _control(ident, control, value):
-    """A box and a slider of one name. The slider moves over positions of the list of stops."""
+    """A box and a slider of one name. The slider moves over positions of the list of stops; the script says how many there are."""
     text = escape(format_to_type(value, control.style))
     return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
             f"{escape(control.label)}</label>"
-            f'<input type="text" id="{ident}" value="{text}" inputmode="decimal" spellcheck="false">'
-            f'<input type="range" min="0" max="{len(control.stops) - 1}" step="1" value="0" aria-labelledby="{ident}-label"'
-            f' aria-valuetext="{text}">'
+            f'<input type="text" id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label">'
             f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
 
 

@@ -204,6 +204,7 @@
         }));
         return;
       }
+      set(control.box, { inputmode: "decimal", spellcheck: "false" });
       control.slider.max = control.stops.length - 1;
       control.slider.addEventListener("input", () => move(control.quantity, control.stops[+control.slider.value]));
       control.slider.addEventListener("change", releaseGhost);
