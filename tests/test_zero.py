@@ -434,6 +434,8 @@ def ahead_or_not():
                     with torch.no_grad():
                         loss_of(model, batch)
                         loss_of(model, batch)
+                        if ahead:
+                            ahead.ahead[-1].result()  # it has read the shards
                         for p in model.parameters():
                             p.add_(0.01)
         if ahead:
