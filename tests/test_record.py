@@ -32,7 +32,7 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     with pytest.raises(LookupError, match="no recording has an all-reduce of 5 bytes over a slow link"):
         machine_rows.replay([recording], 5)
     assert {row.name for row in recording.rows} - {row.name for row in slow} == {"states.parameters", "states.optimizer", "states.step_counters", "step.peak",
-                                                    "matmul.rate", "ranks.start", "ranks.right_sums",
+                                                    "matmul.rate", "ranks.start", "ranks.right_sums", "ranks.right_messages",
                                                     "ranks.device_files_of_the_fork_server", "roofline.matmul",
                                                     "roofline.memory", "roofline.launch", "collectives.right_sums",
                                                     "collectives.all_reduce", "data_parallel.right_gradients",
@@ -40,7 +40,8 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
                                                     "data_parallel.step", "data_parallel.step_ratio"}
     assert recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value == 3
     assert len(recording.find("collectives.all_reduce", implementation="shardlab")) == 2
-    assert recording.find("ranks.right_sums", ranks=2, backend="gloo")[0].value == 2
+    for name in ("ranks.right_sums", "ranks.right_messages"):
+        assert recording.find(name, ranks=2, backend="gloo")[0].value == 2
     assert recording.find("ranks.device_files_of_the_fork_server")[0].value == 0
     assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []
     assert recording.hardware.kind == "cpu" and recording.versions["torch"] == torch.__version__

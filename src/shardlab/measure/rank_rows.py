@@ -7,7 +7,7 @@ from typing import Iterator
 
 import torch
 
-from ..ranks import ranks
+from ..ranks import RankError, ranks
 from .recordings import Row
 
 STARTS = 5
@@ -26,17 +26,41 @@ def rank_starts(device: torch.device) -> Iterator[Row]:
         case = dict(ranks=count, backend=found[0][1])
         yield Row("ranks.start", median(taken[1:]), "seconds", case)  # the first may find the fork server cold
         yield Row("ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case)
+        yield Row("ranks.right_messages", sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)), "count", case)
         yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
+    if gpus:
+        yield from shared_by_nccl(2 * gpus)
 
 
-def look(kind: str) -> tuple[float, str, int]:
-    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork server has open)."""
+def shared_by_nccl(count: int) -> Iterator[Row]:
+    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum; none where it fails."""
+    try:
+        with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
+            found = world.run(look, "cuda")
+        right = sum(total == sum(range(count)) for total, *_ in found)
+    except (RankError, ValueError) as error:  # an older NCCL says so in one sentence
+        print(error)
+        right = 0
+    yield Row("ranks.right_sums", right, "count", dict(ranks=count, backend="nccl", gpus="shared"))
+
+
+def look(kind: str) -> tuple[float, str, int, float]:
+    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork server has open, the number that
+    the rank before sent)."""
     import torch
     import torch.distributed as dist
 
     x = torch.tensor([float(dist.get_rank())], device=kind)
     dist.all_reduce(x)
-    return x.item(), dist.get_backend(), files_of_the_gpu(os.getppid())
+    rank, count = dist.get_rank(), dist.get_world_size()
+    mine, got = torch.tensor([float(rank)], device=kind), torch.tensor([-1.0], device=kind)
+    if count == 1:  # nobody to send to
+        got = mine
+    else:
+        ring = [dist.P2POp(dist.isend, mine, (rank + 1) % count), dist.P2POp(dist.irecv, got, (rank - 1) % count)]
+        for work in dist.batch_isend_irecv(ring):  # under gloo through the host
+            work.wait()
+    return x.item(), dist.get_backend(), files_of_the_gpu(os.getppid()), got.item()
 
 
 def files_of_the_gpu(process: int) -> int:
