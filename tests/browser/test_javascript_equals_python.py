@@ -13,7 +13,7 @@ from shardlab.formulas.registry import show
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 
-CONFIGURATIONS = 10_000  # half from the controls' grid, half arbitrary; one in ten of these with a value that has to be refused
+CONFIGURATIONS = 10_000  # half from the controls' grid, half arbitrary; one in five of these with a value that has to be refused
 BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, float("nan"), float("inf"), -float("inf"), 2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
 
 # What goes to the page is written as JavaScript, since JSON has neither NaN nor infinity; what comes back is JSON.
@@ -71,7 +71,7 @@ def arbitrary(spec, chance):
             values["gpus"] = values["data_parallel"] * values["gpus_per_copy"]
     if chance.random() < 0.05:
         values[chance.choice(spec.inputs)] = chance.randint(2**40, 2**53 - 1)
-    if chance.random() < 0.1:
+    if chance.random() < 0.2:
         values[chance.choice(spec.inputs)] = chance.choice(BAD)
     return values
 
@@ -120,7 +120,7 @@ def test_functions_and_refusals(open_page, name, protocol):
     take infinity for a number."""
     spec, (configurations, expected) = EXPLORERS[name], cases(name)
     refused = [text for text in expected if isinstance(text, str)]
-    assert len(refused) > len(expected) / 20 and len(set(refused)) > min(100, 10 * len(spec.inputs)), "the configurations test no refusals"
+    assert len(refused) > len(expected) / 20 and len(set(refused)) > min(100, 7 * len(spec.inputs)), "the configurations test no refusals"
     assert len(expected) - len(refused) > len(expected) / 2, "hardly a configuration is valid"
     got = ask(open_page(name, protocol), RUN, name, configurations)
     assert not list(differences(spec, configurations, expected, got))[:3]
