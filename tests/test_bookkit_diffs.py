@@ -1,4 +1,4 @@
-"""Diffs out of the source: what is shown is what stands there, a reader sees what goes and what comes, and a wrong name stops the build."""
+"""Diffs out of the source: what is shown stands there, it says what goes and what comes, and a wrong name stops the build."""
 
 import re
 from html import unescape
@@ -77,8 +77,8 @@ def shown(html):
 def test_the_page_shows_both_whole(build):
     """Every line of both, in order, with sign and indent; nothing else of the file.
 
-    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown twice; the indent lost when elements are
-    put behind it."""
+    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown twice; the indent lost when
+    elements are put behind it."""
     html, warnings = build(PAGE)
     assert not warnings
     rows = shown(html)
@@ -93,7 +93,8 @@ def test_what_goes_stands_before_what_comes(build):
     """Mutation: the two texts exchanged, or lines of one change shuffled."""
     html, _ = build(PAGE)
     changes = [(tag, row.strip(" +\N{MINUS SIGN}")) for tag, row in shown(html) if "send" in row or "for" in row]
-    assert changes == [("del", "for one in self.all:"), ("del", "send(one)"), ("ins", "for group in self.groups:"), ("ins", "send(group)")]
+    assert changes == [("del", "for one in self.all:"), ("del", "send(one)"),
+                       ("ins", "for group in self.groups:"), ("ins", "send(group)")]
 
 
 def test_a_change_of_the_source_is_seen(build):
@@ -104,7 +105,7 @@ def test_a_change_of_the_source_is_seen(build):
 
 
 def test_long_texts_are_compared_line_by_line():
-    """Mutation: difflib's guess that a line which stands often is noise: the blank lines of a long class would all count as changed."""
+    """Mutation: difflib's guess that a line which stands often is noise: all blank lines of a class would count as changed."""
     before, after = ("\n".join(f"{letter}{number}\n" for number in range(150)) for letter in "ab")
     assert [kind for kind, _ in compare(before, after)].count("both") == 149
 
@@ -117,7 +118,8 @@ def test_each_line_stands_alone():
 
 
 @pytest.mark.parametrize("name, begins, ends", [
-    ("First", "class First:", "return True"), ("Second", "@abc.decorated", "return True"), ("First.end", "def end(self):", "    return True"),
+    ("First", "class First:", "return True"), ("Second", "@abc.decorated", "return True"),
+    ("First.end", "def end(self):", "    return True"),
     ("alone", "def alone():", "    pass")])
 def test_names(name, begins, ends):
     """Mutations: no decorators; a method left indented; only the top level searched."""

@@ -19,7 +19,8 @@ def test_bars_stand_where_things_ran():
     assert (list(backward.base), list(backward.x), list(backward.y)) == ([100], [200], [0])
     assert (list(bucket.base), list(bucket.x), list(bucket.y)) == ([150, 250], [40, 300], [1, 1])
     assert [bar.marker.color for bar in figure.data] == [TIMELINE["backward"].light, TIMELINE["communication"].light]
-    assert list(figure.layout.yaxis.ticktext) == ["backward", "bucket 1"] and figure.layout.yaxis.range[0] > figure.layout.yaxis.range[1]
+    rows = figure.layout.yaxis
+    assert list(rows.ticktext) == ["backward", "bucket 1"] and rows.range[0] > rows.range[1]
     assert bucket.text[1] == "bucket 1: 300 ms from 250 ms on"
 
 

@@ -7,11 +7,12 @@
     What to look at.
     ```
 
-``:into:`` names another file, in which ``:to:`` is looked for; ``:context: 2`` folds what both have, but for 2 lines around each change. It
-shows the whole of both, line by line: what only the first has, what only the second has, what both have. ``:from:`` and ``:to:`` name
-a class, a function, or a method (``Parcel.settle``) of the file, as ``:pyobject:`` of literalinclude does. What goes is marked - and
-what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is cut off on a phone. A name that the
-file lacks, or two that are equal, is a warning, which stops the build. A change in the file makes the page stale.
+shows the whole of both, line by line: what only the first has, what only the second has, what both have. ``:from:`` and
+``:to:`` name a class, a function, or a method (``Parcel.settle``) of the file, as ``:pyobject:`` of literalinclude does;
+``:into:`` names another file, in which ``:to:`` is looked for; ``:context: 2`` folds what both have, but for 2 lines around each
+change. What goes is marked - and what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is cut
+off on a phone. A name that the file lacks, or two that are equal, is a warning, which stops the build. A change in the file makes the
+page stale.
 """
 
 import ast
@@ -66,8 +67,8 @@ def compare(before, after):
 
 
 def coloured(text):
-    """Each line of Python as HTML, its indent in front of every element. What spans lines, such as a docstring, is closed at the end of
-    each."""
+    """Each line of Python as HTML, its indent in front of every element. What spans lines, such as a docstring, is closed at the
+    end of each."""
     lines = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).removesuffix("\n").split("\n")
     return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
 
@@ -118,8 +119,9 @@ class SourceDiffDirective(SphinxDirective):
             return []
         caption = nodes.container(classes=["source-diff-caption"])
         names = (before, after) if path == into else (f"{Path(path).name}: {before}", f"{Path(into).name}: {after}")
+        counted = nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"])
         caption += nodes.paragraph("", "", nodes.literal(names[0], names[0]), nodes.Text(" \N{RIGHTWARDS ARROW} "),
-                                   nodes.literal(names[1], names[1]), nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"]))
+                                   nodes.literal(names[1], names[1]), counted)
         self.state.nested_parse(self.content, self.content_offset, caption)
         node = source_diff(lines=lines, label=f"From {names[0]} to {names[1]}: {words}")
         self.set_source_info(node)
@@ -135,10 +137,11 @@ def _visit_html(writer, node):
             continue
         tag = {"both": "span", "out": "del", "in": "ins"}[kind]
         indent = len(line) - len(line.lstrip(" "))
-        rows.append(f'<{tag} class="diff-{kind}"><span class="diff-lead"><span class="diff-sign">{SIGNS[kind]}</span> {" " * indent}</span>'
-                    f'<span class="diff-line">{line[indent:]}</span>\n</{tag}>')
-    writer.body.append(f'<div class="highlight-diff"><div class="highlight"><pre role="group" aria-label="{escape(node["label"])}">'
-                       f'{"".join(rows)}</pre></div></div>\n')
+        lead = f'<span class="diff-lead"><span class="diff-sign">{SIGNS[kind]}</span> {" " * indent}</span>'
+        rows.append(f'<{tag} class="diff-{kind}">{lead}<span class="diff-line">{line[indent:]}</span>\n</{tag}>')
+    label = escape(node["label"])
+    writer.body.append(f'<div class="highlight-diff"><div class="highlight"><pre role="group" aria-label="{label}">'
+                       + "".join(rows) + "</pre></div></div>\n")
     raise nodes.SkipNode
 
 

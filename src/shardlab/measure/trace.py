@@ -23,7 +23,7 @@ class Trace(NamedTuple):
 
 
 def trace_step(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
-    """Call loss() and its backward(). CPU only: on a GPU a call returns before its work is done. Leaves the gradients, and no hook."""
+    """Call loss() and its backward(). CPU only: on a GPU a call returns before its work is done. No hook stays."""
     arrived = []
     hooks = [parameter.register_post_accumulate_grad_hook(lambda _: arrived.append(time.perf_counter()))
              for parameter in model.parameters() if parameter.requires_grad]

@@ -23,8 +23,8 @@ STEP_TIME = Explorer(
         Control("backward_seconds", "backward", MILLISECONDS, "short duration")),
     links=(),
     begin=MappingProxyType(dict(
-        model="GPT-2 124M", link="network, 100 Gbit/s", gradient_element_bytes=4, bucket_bytes=16 * MIB, ranks=64, forward_seconds=0.08,
-        backward_seconds=0.15, update_seconds=0.01)),
+        model="GPT-2 124M", link="network, 100 Gbit/s", gradient_element_bytes=4, bucket_bytes=16 * MIB, ranks=64,
+        forward_seconds=0.08, backward_seconds=0.15, update_seconds=0.01)),
     pictures=(
         Curves(
             title="Time of a step, by the size of its buckets",
@@ -37,7 +37,8 @@ STEP_TIME = Explorer(
         Curves(
             title="Scaling efficiency, by the number of ranks",
             sweep="ranks", stops=powers_of_two(1, 4096),
-            x=Axis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)), y=Axis("share of the step that computes", "percent", scale="linear"),
+            x=Axis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
+            y=Axis("share of the step that computes", "percent", scale="linear"),
             lines=(Line("scaling_efficiency", "overlap"), Line("efficiency_without_overlap", "no overlap")),
             point="scaling_efficiency", words="{scaling_efficiency}")),
     sentence=(
@@ -45,11 +46,13 @@ STEP_TIME = Explorer(
             "{exposed_seconds:short duration} of waiting, so ranks compute for {scaling_efficiency} of it. "),
         Say("Of {all_buckets_seconds:short duration} of communication, backward hides {hidden_seconds:short duration}.")),
     detail=(
-        Say("{reduced_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s}, {bucket_seconds:short duration} each; "
-            "every rank sends {data_parallel_sent_bytes}. Without overlap a step takes {step_without_overlap_seconds:short duration}. Forward "
-            "and backward are yours to set: they do not follow the model. The update takes {update_seconds:short duration}."),),
+        Say("{reduced_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s}, "
+            "{bucket_seconds:short duration} each; every rank sends {data_parallel_sent_bytes}. Without overlap a step takes "
+            "{step_without_overlap_seconds:short duration}. Forward and backward are yours to set: they do not follow the "
+            "model. The update takes {update_seconds:short duration}."),),
     table=Table("GPT-2 124M in fp32 on 64 ranks, buckets of 16 MiB, 240 ms of computing, by link", "link", (
         ("communication", "all_buckets_seconds", "short duration"), ("not hidden", "exposed_seconds", "short duration"),
-        ("step", "data_parallel_step_seconds", "short duration"), ("step without overlap", "step_without_overlap_seconds", "short duration"),
+        ("step", "data_parallel_step_seconds", "short duration"),
+        ("step without overlap", "step_without_overlap_seconds", "short duration"),
         ("efficiency", "scaling_efficiency", "percent"))),
     outputs=("data_parallel_step_seconds", "scaling_efficiency", "exposed_seconds", "hidden_seconds"))

@@ -14,8 +14,8 @@ ROW_PIXELS = 30
 
 
 def trace_figure(title, rows, until_seconds=None):
-    """Rows are (name, colour's name in palette.TIMELINE, pairs (begin, duration) in seconds); the first is drawn on top. Two figures
-    with one `until_seconds` have one scale.
+    """Rows are (name, colour's name in palette.TIMELINE, pairs (begin, duration) in seconds); the first is drawn on top. Two
+    figures with one `until_seconds` have one scale.
 
     Raises ValueError without rows, or for a duration below 0; KeyError for a colour that the palette lacks.
     """
@@ -31,11 +31,13 @@ def trace_figure(title, rows, until_seconds=None):
     figure.update_layout(margin_b=FOOT_PIXELS + 16)
     for place, (name, colour, bars) in enumerate(rows):
         swatch = TIMELINE[colour]
+        said = [[format_as(time, "short duration") for time in bar] for bar in bars]
         figure.add_trace(go.Bar(
-            orientation="h", name=name, base=[_milliseconds(begin) for begin, _ in bars], x=[_milliseconds(seconds) for _, seconds in bars],
-            y=[place] * len(bars), width=[0.62] * len(bars), marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
-            text=[f"{name}: {format_as(seconds, 'short duration')} from {format_as(begin, 'short duration')} on" for begin, seconds in bars],
-            textposition="none", hovertemplate="%{text}<extra></extra>"))
+            orientation="h", name=name, base=[_milliseconds(begin) for begin, _ in bars],
+            x=[_milliseconds(seconds) for _, seconds in bars], y=[place] * len(bars), width=[0.62] * len(bars),
+            marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
+            text=[f"{name}: {seconds} from {begin} on" for begin, seconds in said], textposition="none",
+            hovertemplate="%{text}<extra></extra>"))
     figure.update_xaxes(axis(range=[0, round_up(1000 * until or 1)], showgrid=True, nticks=6,
                              title=dict(text="milliseconds since forward began", font=dict(size=12), standoff=4)))
     figure.update_yaxes(axis(range=[len(rows) - 0.5, -0.5], tickmode="array", tickvals=list(range(len(rows))),
@@ -45,10 +47,10 @@ def trace_figure(title, rows, until_seconds=None):
 
 def step_figure(title, trace, until_seconds=None):
     """Forward, backward until its last gradient, and a row for each message in the order in which they were handed over."""
-    backward = trace.last_gradient_seconds - trace.forward_seconds
-    messages = [(f"message {number}", "communication", [message]) for number, message in enumerate(trace.messages, 1)]
-    return trace_figure(title, [("forward", "forward", [(0, trace.forward_seconds)]), ("backward", "backward", [(trace.forward_seconds, backward)]),
-                                *messages], until_seconds)
+    backward = trace.forward_seconds, trace.last_gradient_seconds - trace.forward_seconds
+    rows = [("forward", "forward", [(0, trace.forward_seconds)]), ("backward", "backward", [backward])]
+    rows += [(f"message {number}", "communication", [message]) for number, message in enumerate(trace.messages, 1)]
+    return trace_figure(title, rows, until_seconds)
 
 
 def _milliseconds(seconds):
