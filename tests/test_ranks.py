@@ -146,7 +146,7 @@ def test_more_nccl_ranks_than_gpus():
 
 
 def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
-    """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or set for ranks that share nothing;
+    """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or set where nothing is shared;
     several blocks a rank where they may not all fit; a CPU or gloo asked for and not given."""
     from shardlab.ranks.devices import CannotBeHad, choose
 
@@ -157,7 +157,7 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     monkeypatch.setattr(nccl, "version", lambda: (2, 29, 7))
     with pytest.raises(CannotBeHad, match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away"):
         choose(1, 2, 1, None, "nccl", share_gpus=True)
-    with pytest.raises(CannotBeHad, match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.*can let ranks share one: share_gpus=True"):
+    with pytest.raises(CannotBeHad, match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True"):
         choose(1, 2, 1, None, "nccl")
     monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
     assert [choose(0, *asked, share_gpus=True)[1] for asked in ((2, 2, None, None), (2, 0, None, None), (2, 1, "cpu", None),

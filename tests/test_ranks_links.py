@@ -83,8 +83,8 @@ def steps_across_the_link():
 
 
 def test_the_links_counter_agrees_with_the_steps_of_pytorch():
-    """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice. On gloo, FSDP2 sends a third more
-    than a ring would: its reduce-scatter goes as an all-reduce."""
+    """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice. On gloo, FSDP2 sends a third
+    more than a ring would: its reduce-scatter goes as an all-reduce."""
     from contextlib import ExitStack
 
     from shardlab.formulas import evaluate

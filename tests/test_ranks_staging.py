@@ -80,8 +80,8 @@ def test_a_ring(three):
 
 
 def test_faults_of_staged_messages(three):
-    """Mutations: the error of a staged recv is lost, so that the reader goes on with what was not received; a receive from anybody,
-    which cannot say who it was, hangs."""
+    """Mutations: the error of a staged recv is lost, so that the reader goes on with what was not received; a receive from
+    anybody, which cannot say who it was, hangs."""
     def left_alone():
         if dist.get_rank() == 1:
             raise ValueError("mine")

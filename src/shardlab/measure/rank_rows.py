@@ -45,8 +45,8 @@ def shared_by_nccl(count: int) -> Iterator[Row]:
 
 
 def look(kind: str) -> tuple[float, str, int, float]:
-    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork server has open, the number that
-    the rank before sent)."""
+    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork server has open, the number
+    that the rank before sent)."""
     import torch
     import torch.distributed as dist
 

@@ -162,8 +162,8 @@ class World:
             ours, theirs = Pipe()
             host = self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else None
             place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file, self.device,
-                          self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan, host and host.interface,
-                          host.namespaces if host else (), dict(os.environ))
+                          self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan,
+                          host and host.interface, host.namespaces if host else (), dict(os.environ))
             self.members.append(Member(start(place, self.method), ours))
             theirs.close()
         board.close()  # the mapping stays
