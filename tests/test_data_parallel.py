@@ -466,6 +466,19 @@ def test_a_cell_that_runs_again(three):
     assert three.run(wrapped_again) == [0] * 3
 
 
+def unnamed():
+    n, me, net = dist.get_world_size(), dist.get_rank(), built(plain, seed=0)
+    loss_of(DistributedDataParallel(net, SMALL)(part(0, me))).backward()
+    reference = built(plain, seed=0)
+    (sum(loss_of(reference(part(0, rank))) for rank in range(n)) / n).backward()
+    return [far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
+
+
+def test_replicas_without_a_name(three):
+    """Mutation: nothing in the graph holds the replicas: they are gone before backward, which then averages nothing."""
+    assert not any(map(any, three.run(unnamed)))
+
+
 def recomputed(reentrant, shared):
     n, me = dist.get_world_size(), dist.get_rank()
     layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(2 if shared else 3))

@@ -12,7 +12,7 @@
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally many examples. Each rank
 divides its gradient by n while it copies it to where it is summed: that costs no pass of its own, leaves nothing to do when the
-last sum arrives, cannot overflow where the mean does not, and works on gloo, which has sums but no means.
+last sum arrives, cannot overflow where the mean does not, and asks the backend for sums only.
 
 A gradient is memory of its bucket, which lives as long as its gradients: `zero_grad()` frees it. What else is promised:
 
@@ -36,6 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.utils._pytree import tree_leaves
 
 from . import collectives
 from .collective_plans import Move, Plan
@@ -66,7 +67,11 @@ class Replicas(nn.Module):
 
     def forward(self, *inputs, **named):
         self.in_backward = False  # one that raised is over
-        return self.module(*inputs, **named)
+        outputs = self.module(*inputs, **named)
+        for output in tree_leaves(outputs):
+            if isinstance(output, Tensor) and output.grad_fn is not None:
+                output.register_hook(lambda _: self and None)  # the graph holds these replicas, should nobody else
+        return outputs
 
     def backward_begins(self):
         """Before the first gradient of a backward."""
