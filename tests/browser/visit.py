@@ -19,6 +19,16 @@ GRAVE = ("serious", "critical")
 
 OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
 
+ASK_STEPPERS = """async () => {
+  for (const card of document.querySelectorAll(".stepper.live")) {
+    const menu = card.querySelector("select"), title = card.querySelector(".explorer-title"), first = title.textContent;
+    menu.selectedIndex = (menu.selectedIndex + 1) % menu.options.length;
+    menu.dispatchEvent(new Event("change"));
+    while (title.textContent === first) await new Promise(requestAnimationFrame);
+    card.querySelector(".explorer-reset").click();
+  }
+}"""
+
 SCROLL_THROUGH = """async () => {
   const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
   for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) { scrollTo(0, y); await frame(); await frame(); }
@@ -132,8 +142,9 @@ def open_page(page, address: str) -> None:
 
 
 def open_all(page):
-    """Unfold everything, and wait for the equations that explorers fetch when asked for them."""
+    """Unfold everything, and wait for what is fetched when it is asked for: equations of explorers, collectives of steppers."""
     page.evaluate(OPEN_ALL)
+    page.evaluate(ASK_STEPPERS)
     page.wait_for_function("!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')")
 
 
