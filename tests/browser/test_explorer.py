@@ -212,7 +212,7 @@ def test_every_control_by_keyboard_alone(card):
         key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(here.rpartition(" ")[2], "ArrowDown")
         seen = lambda: (card.state[:2], card.pictures)
         before = seen()
-        for _ in range(3):  # the next preset of a menu may have the same quantities
+        for _ in range(8):  # the next presets of a menu may have the same quantities, and its change may come late
             card.page.keyboard.press(key)
             if seen() != before:
                 break
