@@ -212,8 +212,9 @@ def test_every_control_by_keyboard_alone(card):
         key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(here.rpartition(" ")[2], "ArrowDown")
         seen = lambda: (card.state[:2], card.pictures)
         before = seen()
-        for _ in range(8):  # the next presets of a menu may have the same quantities, and its change may come late
+        for _ in range(8):  # the next presets of a menu may have the same quantities
             card.page.keyboard.press(key)
+            card.page.wait_for_function("!document.querySelector('.ghosted')")  # a ghost alone is no answer
             if seen() != before:
                 break
         assert seen() != before, f"{key} does nothing at {here}"
