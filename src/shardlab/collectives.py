@@ -29,7 +29,7 @@ from torch import Tensor
 from . import collective_plans as plans
 from .collective_plans import Plan, naive_all_reduce, ring_all_reduce, tree_all_reduce  # noqa: F401  (values of `plan`)
 
-PIECE_BYTES = 2 << 20  # a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
+PIECE_BYTES = 4 << 20  # a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
 
 Chunks = Mapping[int, Tensor] | Sequence[Tensor]
 Group = dist.ProcessGroup | None
