@@ -1,12 +1,11 @@
 """Our collectives against gloo's on two ranks of this machine: interleaved ratios of times, and what pieces are good for."""
 
 from statistics import median, quantiles
-from time import perf_counter
 
 from bench.report import Result
+from bench.turns import PAIRS, in_turns
 
 MEGABYTES = (16, 64)
-PAIRS = 31
 # Of the time of gloo's: 0.9 of its bandwidth or more for the ring, 1.2 for the reduce-scatter, which gloo makes by an all-reduce.
 RING, REDUCE_SCATTER = round(1 / 0.9, 3), round(1 / 1.2, 3)
 
@@ -73,14 +72,4 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
         "gloo scatter again": lambda: dist_scatter(shard, full), "gloo gather": lambda: dist_gather(full, shard),
         "gather": lambda: collectives.all_gather(full, shard), "gloo gather again": lambda: dist_gather(full, shard)}
 
-    def seconds(work):
-        dist.barrier()
-        begin = perf_counter()
-        work()
-        dist.barrier()
-        return perf_counter() - begin
-
-    for work in works.values():
-        seconds(work)
-    turns = [{name: seconds(work) for name, work in works.items()} for _ in range(PAIRS)]
-    return {name: [turn[name] for turn in turns] for name in works}
+    return in_turns(works)

@@ -2,11 +2,10 @@
 link."""
 
 from statistics import median, quantiles
-from time import perf_counter
 
 from bench.report import Result
+from bench.turns import PAIRS, in_turns
 
-PAIRS = 31
 RATIO = 1.05      # of PyTorch's time at most, the faster of its defaults and its tuned options
 HIDDEN = 0.6      # of communication, at least
 MEGABITS, BUCKET_BYTES = 1000, 2_000_000
@@ -119,23 +118,6 @@ def step_of(wrap, shape: dict, microbatch: int = 4):
         optimizer.zero_grad()
 
     return step
-
-
-def in_turns(works: dict) -> dict[str, list[float]]:
-    import torch.distributed as dist
-
-    def seconds(work):
-        dist.barrier()
-        begin = perf_counter()
-        work()
-        dist.barrier()
-        return perf_counter() - begin
-
-    for _ in range(3):  # PyTorch arranges its buckets anew after the first step
-        for work in works.values():
-            seconds(work)
-    turns = [{name: seconds(work) for name, work in works.items()} for _ in range(PAIRS)]
-    return {name: [turn[name] for turn in turns] for name in works}
 
 
 def weighed(wrap, shape: dict) -> tuple[int, int]:

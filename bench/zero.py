@@ -2,8 +2,9 @@
 
 from statistics import median, quantiles
 
-from bench.data_parallel import PAIRS, SHAPES, build, in_turns
+from bench.data_parallel import SHAPES, build
 from bench.report import Result
+from bench.turns import PAIRS, in_turns
 
 STAGE_1 = 1.00  # of PyTorch's time at most
 STAGE_3 = 1.00  # the same; 0.85 is what gloo's reduce-scatter, an all-reduce underneath, should be good for
