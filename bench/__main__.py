@@ -1,4 +1,4 @@
-"""`python -m bench [PART ...]`: measure, print a table, write build/bench.json."""
+"""`python -m bench [PART ...]`: measure, print a table, write build/bench.json; the races against PyTorch into a recording too."""
 
 import argparse
 from functools import partial
@@ -17,7 +17,7 @@ from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.pages import Reader, home_of, measure_exactness, measure_loads, measure_redraws, measure_weight
 from bench.ranks import measure_ranks
-from bench.report import machine, table, write
+from bench.report import machine, recording, table, write
 from bench.sample import build_sample
 from bench.zero import measure_zero
 
@@ -26,6 +26,7 @@ BOOK = ROOT / "build" / "html"
 PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel", "zero")
 BARE = {"ranks": measure_ranks, "collectives": measure_collectives,
         "data-parallel": measure_data_parallel, "zero": measure_zero}  # need neither a browser nor the book
+RACES = ("data-parallel", "zero")
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
 
@@ -45,13 +46,19 @@ class QuietHandler(SimpleHTTPRequestHandler):
 def main():
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"what to measure, of {', '.join(PARTS)}; all of them by default")
-    chosen = parser.parse_args().parts or PARTS
+    parser.add_argument("--record", metavar="FOLDER", type=Path, help=f"of {', '.join(RACES)}: a recording for the pages, into measured")
+    arguments = parser.parse_args()
+    chosen = arguments.parts or PARTS
     if unknown := set(chosen) - set(PARTS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if arguments.record and not set(chosen) <= set(RACES):
+        parser.error(f"--record is for {', '.join(RACES)}; chosen: {', '.join(chosen)}")
     if set(chosen) <= set(BARE):
         described, results = machine("", ROOT), [result for part in chosen for result in BARE[part]()]
         described["load_average_at_the_end"] = machine("", ROOT)["load_average"]
         write(ROOT / "build" / f"bench-{'-'.join(chosen)}.json", results, described)
+        if arguments.record:
+            recording(results, described, f"python -m bench {' '.join(chosen)} --record measured").write(arguments.record)
         return print(table(results, described))
     settings = load_module("browser_settings", ROOT / "tests" / "conftest.py")
     chromium = settings.find_browser()

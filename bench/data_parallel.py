@@ -40,15 +40,17 @@ def beside_torch(what: str, times: dict[str, list[float]], bytes_of: dict[str, t
                         key=lambda name: median(times[name])) for whose in ("ours", "torch"))
     low, *_, high = quantiles([a / b for a, b in zip(times["ours again"], times["ours"])], n=20)
     note = f"{PAIRS} interleaved turns; {theirs} {1000 * median(times[theirs]):.0f} ms; A/A {low:.2f} to {high:.2f}"
+    case, held = dict(what=what, peer=theirs), dict(identical_low=round(low, 3), identical_high=round(high, 3))
     results = []
     for name in (ours, *sorted(set(times) - {ours, theirs, "ours again"})):
         ratio = median(a / b for a, b in zip(times[name], times[theirs]))
         results.append(Result("data parallel", f"{what}: step, {name} / PyTorch's faster", round(ratio, 3), "x",
-                              RATIO if name == ours else None, note if name == ours else ""))
-    for place, of in ((0, "peak bytes"), (1, "bytes brought to all-reduces")):
+                              *((RATIO, note, "data_parallel_race.step", case | held)
+                                if name == ours else ())))
+    for place, of, row in ((0, "peak bytes", "peak"), (1, "bytes brought to all-reduces", "reduced")):
         results.append(Result("data parallel", f"{what}: {of}, {ours} / {theirs}",
                               round(bytes_of[ours][place] / bytes_of[theirs][place], 4), "x", None,
-                              f"{bytes_of[ours][place]:,} and {bytes_of[theirs][place]:,}"))
+                              f"{bytes_of[ours][place]:,} and {bytes_of[theirs][place]:,}", f"data_parallel_race.{row}", case))
     return results
 
 
@@ -59,7 +61,8 @@ def hidden(times: dict[str, list[float]]) -> list[Result]:
     note = (f"{PAIRS} interleaved turns: {1000 * alone:.0f} ms without communication, {1000 * without:.0f} after backward, "
             f"{1000 * with_overlap:.0f} with overlap; A/A {low:.2f} to {high:.2f}")
     what = f"2 ranks, {MEGABITS} Mbit/s between them, buckets of {BUCKET_BYTES:,} bytes: communication that is not hidden"
-    return [Result("data parallel", what, round(1 - share, 3), "", round(1 - HIDDEN, 3), note)]
+    return [Result("data parallel", what, round(1 - share, 3), "", round(1 - HIDDEN, 3), note, "data_parallel_race.not_hidden",
+                   dict(what="2 ranks", megabits_per_second=MEGABITS, bucket_bytes=BUCKET_BYTES))]
 
 
 # --- on a rank -------------------------------------------------------------------------------------------------------

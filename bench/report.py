@@ -1,6 +1,6 @@
-"""Results, the machine they were measured on, and a table of both."""
+"""Results, the machine they were measured on, a table of both, and the recording that pages show."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 import json
@@ -15,7 +15,8 @@ PACKAGES = ("jupyter-book", "Sphinx", "sphinx-book-theme", "myst-nb", "sympy", "
 
 @dataclass(frozen=True)
 class Result:
-    """One number. `most` is the figure it is held against, None where it is only reported."""
+    """One number. `most` is the figure it is held against, None where it is only reported. `row` and `case` are its name and case
+    in a recording; what has no name stays out of it."""
 
     part: str
     what: str
@@ -23,6 +24,8 @@ class Result:
     unit: str
     most: float | None = None
     note: str = ""
+    row: str = ""
+    case: dict = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:
@@ -68,6 +71,16 @@ def table(results: list[Result], described: dict) -> str:
         figure = f"at most {result.most:,.10g}" if result.most is not None else ""
         lines.append(f"  {result.what:<78}{value:>18}  {figure:<16}{result.verdict:<8}{result.note}".rstrip())
     return "\n".join(lines)
+
+
+def recording(results: list[Result], described: dict, command: str):
+    """The named results as a Recording (shardlab.measure.recordings): ratios of ours to a peer's."""
+    from shardlab.measure.recordings import Hardware, Recording, Row
+
+    hardware = Hardware(f"{described['processor']}, {described['cores']} cores", "cpu", 1, int(described["memory_gib"] * 2**30))
+    versions = {name: described[name] for name in ("python", "torch")} | {"shardlab": version("shardlab")}
+    rows = tuple(Row(result.row, result.value, "ratio", result.case) for result in results if result.row)
+    return Recording(hardware, versions, described["date"][:10], command, rows)
 
 
 def write(path: Path, results: list[Result], described: dict) -> None:

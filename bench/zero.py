@@ -32,17 +32,18 @@ def beside_torch(what: str, most: float, times: dict[str, list[float]], peaks: d
     peer = min((name for name in times if name.startswith("torch") and "kept" not in name), key=lambda name: median(times[name]))
     low, *_, high = quantiles([a / b for a, b in zip(times["ours again"], times["ours"])], n=20)
     note = f"{PAIRS} interleaved turns; {peer} {1000 * median(times[peer]):.0f} ms; A/A {low:.2f} to {high:.2f}"
+    case, held = dict(what=what, peer=peer), dict(identical_low=round(low, 3), identical_high=round(high, 3))
     results = []
     for name in ("ours", *sorted(set(times) - {"ours", "ours again", peer})):
         ratio = median(a / b for a, b in zip(times[name], times[peer]))
-        results.append(Result("zero", f"{what}: step, {name} / {peer}", round(ratio, 3), "x", most if name == "ours" else None,
-                              note if name == "ours" else ""))
+        results.append(Result("zero", f"{what}: step, {name} / {peer}", round(ratio, 3), "x",
+                              *((most, note, "zero_race.step", case | held) if name == "ours" else ())))
     least = min(peaks[name] for name in peaks if name.startswith("torch"))
     return [*results,
             Result("zero", f"{what}: peak bytes, ours / PyTorch's least", round(peaks["ours"] / least, 4), "x", PEAK,
-                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in peaks.items())),
+                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in peaks.items()), "zero_race.peak", case),
             Result("zero", f"{what}: bytes sent, ours / the ring formula", round(sent["ours"] / ring, 6), "x", 1.0,
-                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in sent.items()))]
+                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in sent.items()), "zero_race.sent", case)]
 
 
 # --- on a rank -------------------------------------------------------------------------------------------------------

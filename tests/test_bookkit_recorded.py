@@ -69,6 +69,29 @@ def test_without_a_recording_a_page_says_so(build):
         assert "make gpu on a machine with one" in text and "Look at the rest." in text and "600" not in text
 
 
+RACE = """# Page
+
+```{race} zero_race
+Who races.
+```
+"""
+
+
+def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
+    """Must catch: a ratio without its A/A interval, the peak of another case, a GPU's recording or none passed off as this race."""
+    case = dict(what="stage 1, 2 ranks", peer="torch tuned")
+    other = dict(what="stage 3, 2 ranks", peer="torch")
+    rows = (Row("zero_race.peak", 0.918, "ratio", other), Row("zero_race.step", 1.016, "ratio", dict(case, identical_low=0.82, identical_high=1.1)),
+            Row("zero_race.peak", 0.8505, "ratio", case), Row("zero_race.step", 0.803, "ratio", dict(other, identical_low=0.95, identical_high=1.06)))
+    on_cpu = gpu(hardware=Hardware("AMD EPYC, 2 cores", "cpu", 1, 2**34), command="python -m bench zero", rows=rows)
+    text, warnings = build(RACE, on_cpu, gpu())
+    assert not warnings and "Who races." in text
+    assert "stage 1, 2 ranks 1.02 0.82 to 1.10 0.85 stage 3, 2 ranks 0.80 0.95 to 1.06 0.92" in text
+    assert "Recorded on AMD EPYC, 2 cores, 2026-11-21, torch 2.13.0, by python -m bench zero ." in text
+    (on_cpu_alone, warnings) = build(RACE.replace("zero_race", "other_race"))
+    assert not warnings and "no recording of this race" in on_cpu_alone
+
+
 def test_a_damaged_recording_stops_the_build(build, tmp_path):
     """Must catch: a file that cannot be read passed over in silence."""
     (tmp_path / "source" / "measured").mkdir(parents=True)

@@ -6,11 +6,16 @@
     What to look at, and what it would answer while there is no recording.
     ```
 
+    ```{race} zero_race
+    What raced, and what to look at.
+    ```
+
     ```{recordings}
     ```
 
 The role is one number. The directive is a *Measured* box: a table of the rows of these names in every recording on a GPU, beside what
-the formula says. ``{recordings}`` lists the recordings themselves. ``bookkit/build.py`` reads pages again when ``measured/`` changed.
+the formula says. ``{race}`` is such a box of times and peaks over PyTorch's, which need no GPU. ``{recordings}`` lists the recordings
+themselves. ``bookkit/build.py`` reads pages again when ``measured/`` changed.
 """
 
 from pathlib import Path
@@ -27,10 +32,10 @@ logger = logging.getLogger(__name__)
 SAID = NOT_RECORDED[:1].upper() + NOT_RECORDED[1:]
 
 
-def _recordings(env, location):
-    """The recordings on a GPU beside the book's pages, newest first; a damaged file is a warning that names it."""
+def _recordings(env, location, kind="gpu"):
+    """The recordings on such devices beside the book's pages, newest first; a damaged file is a warning that names it."""
     try:
-        return [found for found in read_all(Path(env.srcdir) / "measured") if found.hardware.kind == "gpu"]
+        return [found for found in read_all(Path(env.srcdir) / "measured") if found.hardware.kind == kind]
     except InvalidRecording as error:
         logger.warning("measured/%s", error, location=location, type="bookkit", subtype="recorded")
         return []
@@ -69,6 +74,32 @@ class RecordedDirective(SphinxDirective):
         self.state.nested_parse(self.content, self.content_offset, box)
         box += tables or [nodes.paragraph("", "", nodes.Text(f"{SAID}: "), nodes.literal("", "make gpu"),
                                           nodes.Text(" on a machine with one writes the recording that this box shows."))]
+        return [box]
+
+
+class RaceDirective(SphinxDirective):
+    """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of `python -m bench --record`."""
+
+    required_arguments = 1
+    has_content = True
+
+    def run(self):
+        group = self.arguments[0]
+        box = new_box("measured")
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
+        found = next((found for found in _recordings(self.env, self.get_location(), "cpu") if found.find(f"{group}.step")), None)
+        if found is None:
+            box += nodes.paragraph("", "This edition holds no recording of this race.")
+            return [box]
+        cells = []
+        for row in found.find(f"{group}.step"):
+            (peak,) = found.find(f"{group}.peak", what=row.case["what"])
+            same = f"{row.case['identical_low']:.2f} to {row.case['identical_high']:.2f}"
+            cells.append([row.case["what"], f"{row.value:.2f}", same, f"{peak.value:.2f}"])
+        box += _plain_table(["Ours over PyTorch's", "Step time", "Ours over ours", "Peak bytes"], cells, numeric=range(1, 4))
+        box += nodes.paragraph("", "", nodes.Text(f"{found.label[:1].upper()}{found.label[1:]}, torch {found.versions['torch']}, by "),
+                               nodes.literal("", found.command), nodes.Text("."))
         return [box]
 
 
@@ -111,4 +142,5 @@ class RecordingsDirective(SphinxDirective):
 def setup(app):
     app.add_role("recorded", RecordedRole())
     app.add_directive("recorded", RecordedDirective)
+    app.add_directive("race", RaceDirective)
     app.add_directive("recordings", RecordingsDirective)
