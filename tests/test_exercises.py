@@ -3,13 +3,15 @@
 import importlib
 import json
 import pkgutil
+import tempfile
 import threading
+import time
 
 import pytest
 import torch
 
 import shardlab.exercises
-from shardlab.exercises import Exercise, Misconception, Predictions, check
+from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
 from shardlab.exercises.hardware import Queue, rate_above_the_roof
 
 
@@ -47,6 +49,53 @@ def test_a_verdict_says_what_is_wrong():
     assert check(TWICE, lambda a: 2.0 * a)
     assert check(TWICE, lambda a: 1 < a)._repr_markdown_() == "**not yet:** twice(a=3) should give 6, yours gives True."
     assert r"yours gives \<class 'int'\>." in check(TWICE, lambda a: int)._repr_markdown_()  # else a browser takes it for a tag
+
+
+def test_what_a_solution_does_to_its_arguments_stays_there():
+    """A right solution may use up what it is given, and a wrong one must not change what is asked of the next.
+
+    Mutation: the cases themselves handed over: after `uses_up` everybody is asked about an empty list."""
+    letters = Exercise("count", lambda obj: len(obj), (dict(obj=["a"]), dict(obj=["a", "b"])), (Misconception(lambda obj: 2, "that is two."),), "as many.")
+
+    def uses_up(obj):
+        found = 0
+        while obj:
+            found += len(obj.pop())
+        return found
+
+    for solution in (uses_up, letters.reference):
+        assert check(letters, solution)
+    assert repr(check(letters, lambda obj: obj.clear() or 0)) == "not yet: count(obj=['a']) should give 1, yours gives 0."
+
+
+def test_a_check_ends(monkeypatch):
+    """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps the end away; the limit that goes on
+    after the check, into the next cell."""
+    monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
+
+    def forever(a):
+        while True:
+            try:
+                a += 1
+            except Exception:
+                pass
+
+    assert repr(check(TWICE, forever)) == "not yet: twice(a=3) raised TimeoutError: it had not ended after 0.2 s."
+    assert check(TWICE, TWICE.reference)
+    time.sleep(0.4)  # nothing comes
+
+
+def test_answers_that_are_nobodys():
+    """Mutations: an array compared as one truth value, which raises; all of a long answer printed, in which nobody finds the
+    difference; True for 1 within a tuple."""
+    pair = Exercise("pair", lambda a: (a, 2.0 * a), (dict(a=1), dict(a=3)), (Misconception(lambda a: a, "that is one."),), "two.")
+    assert check(pair, lambda a: (a, 2 * a))
+    assert "yours gives (True, 2)" in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
+    for strange in (torch.ones(2), (torch.ones(2), torch.ones(2)), [1, 2], float("nan"), None):
+        assert not check(pair, lambda a: strange)
+    long = Exercise("long", lambda a: [0] * a, (dict(a=999), dict(a=1)), (Misconception(lambda a: a, "that is how many."),), "long.")
+    sentence = check(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
+    assert len(sentence) < 700 and "yours gives ... " in sentence and "0, 1, 0" in sentence
 
 
 def test_an_exercise_can_compare_something_else_than_the_result():
@@ -140,6 +189,21 @@ def test_predict_first(tmp_path):
         Predictions("01-lab", tmp_path).measured("locked")
     predictions.path.unlink()
     assert not list(tmp_path.iterdir())  # nothing was kept
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys):
+    """The lab goes on, and says once that a new kernel will not know. Mutations: the error let through; the prediction not kept."""
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("peak", 700)
+    predictions.lock("gradients", 7)
+    said = capsys.readouterr().out
+    assert predictions["peak"] == 500 and "peak = 500 (locked; not 700)" in said
+    assert said.count("cannot be written (Permission denied): predictions last as long as this kernel.") == 1
 
 
 def test_predicted_beside_measured(tmp_path):

@@ -1,5 +1,7 @@
 """Ranks on paper: what a check of an exercise runs on. Nothing that a reader writes there can hang."""
 
+import threading
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,7 +9,7 @@ torch = pytest.importorskip("torch")
 from shardlab import collectives  # noqa: E402
 from shardlab.exercises import check, paper_ranks  # noqa: E402
 from shardlab.exercises.collectives import all_reduce_from_send_and_recv, chunks_that_do_not_divide, pass_on  # noqa: E402
-from shardlab.exercises.paper_ranks import Stuck, on_paper  # noqa: E402
+from shardlab.exercises.paper_ranks import Stuck, attempt, on_paper  # noqa: E402
 
 
 def test_messages_arrive_in_order_and_are_copies():
@@ -55,18 +57,66 @@ def test_no_fault_hangs(work, error, sentence):
         on_paper(2, work)
 
 
-def test_what_runs_on_and_on_is_left(monkeypatch):
-    """Mutation: a join without a limit."""
+def test_what_runs_on_and_on_is_stopped(monkeypatch):
+    """The ranks that are busy are named, and not those that wait for them; none of them runs on beside the next cell, whatever it
+    catches.
+
+    Mutations: a join without a limit; a rank that is left to itself; the one that waits named, too."""
     monkeypatch.setattr(paper_ranks, "LIMIT_SECONDS", 0.1)
-    ended = []
+    threads = threading.active_count()
 
     def work(dist):
-        while dist.get_rank() == 1 and not ended:
-            pass
+        while dist.get_rank() == 1:
+            try:
+                pass
+            except Exception:
+                pass
+        dist.recv(torch.empty(1), 1)
 
-    with pytest.raises(TimeoutError, match="a rank had not ended after 0.1 s, and did not wait for another."):
+    with pytest.raises(TimeoutError, match="^rank 1 had not ended after 0.1 s, and did not wait for another.$"):
         on_paper(2, work)
-    ended.append(True)  # let it end
+    assert threading.active_count() == threads
+    with pytest.raises(TimeoutError, match="^ranks 0, 2 had not ended"):
+        on_paper(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)
+
+
+def test_a_rank_that_raises_is_named():
+    """Mutations: the rank that waited named; a rank named where all raise; an error that depends on who was first."""
+    def work(dist, guilty):
+        if dist.get_rank() in guilty:
+            raise KeyError("mine")
+        dist.all_reduce(torch.ones(1))
+
+    for _ in range(5):
+        assert attempt(3, lambda dist: work(dist, [1])) == "KeyError on rank 1: 'mine'"
+        assert attempt(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
+        assert attempt(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
+        assert attempt(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
+        assert attempt(2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())).startswith("Stuck: rank 0 waits")
+    assert attempt(2, lambda dist: dist.get_rank() / ...) is ...
+
+
+def test_what_torch_lets_one_say():
+    """op, async_op, a receive that is waited for, a parameter that wants a gradient: as on real ranks.
+
+    Mutations: a sum where a mean was asked for; irecv that waits at once, which deadlocks; autograd's objection to a parameter."""
+    def work(dist):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        x, y = torch.tensor([rank + 1.0]), torch.nn.Parameter(torch.tensor([rank + 1.0]))
+        dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True).wait()
+        dist.all_reduce(y, dist.ReduceOp.SUM)
+        arriving = torch.empty(1)
+        receive = dist.irecv(arriving, (rank - 1) % n)
+        dist.isend(torch.tensor([float(rank)]), (rank + 1) % n).wait()
+        receive.wait()
+        receive.wait()
+        return x.item(), y.item(), arriving.item()
+
+    assert on_paper(3, work) == [(2, 6, 2), (2, 6, 0), (2, 6, 1)]
+    with pytest.raises(ValueError, match="an all-reduce on paper is a SUM or an AVG"):
+        on_paper(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX))
+    with pytest.raises(AttributeError, match="ranks on paper have no all_gather; they have .*all_reduce, broadcast"):
+        on_paper(2, lambda dist: dist.all_gather)
 
 
 def learners_ring(full, dist, chunks=None):

@@ -5,12 +5,18 @@ stands for.
     check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and is true or false
 """
 
+import copy
 import inspect
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from .patience import at_most
+
+LIMIT_SECONDS = 30.0  # for all cases together
+SHOWN_CHARACTERS = 240  # of a value in a sentence
 MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
 
 
@@ -19,6 +25,20 @@ class Misconception:
     """A wrong solution that readers really write, and the sentence that helps."""
     solution: Callable
     sentence: str
+
+
+class Failure(str):
+    """In the place of an answer: what a solution raised, in one line. Two solutions that fail alike give the same answer."""
+
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> "Failure":
+        first = (str(error).strip().splitlines() or [""])[0][:200]
+        return cls(f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}")
+
+
+def is_blank(error: BaseException) -> bool:
+    """Does it come from a blank that was left, `...`?"""
+    return "ellipsis" in str(error).lower()
 
 
 def call(solution, **case):
@@ -47,7 +67,11 @@ class Exercise:
                              "each case has its own, or none has.")
 
     def answers(self, solution: Callable) -> list:
-        return [self.answer(solution, **case) for case in self.cases]
+        return [self.tried(solution, number) for number in range(len(self.cases))]
+
+    def tried(self, solution: Callable, number: int) -> Any:
+        """The solution's answer in one case. It gets copies: what it changes is not there for the next one."""
+        return self.answer(solution, **copy.deepcopy(self.cases[number]))
 
     def written(self, number: int) -> str:
         """The call of one case as a reader would write it."""
@@ -74,10 +98,19 @@ class Verdict:
 
 
 def same(a, b) -> bool:
-    """Equal; floats to nine digits, which no misconception survives."""
+    """Equal, also within lists and tuples; floats to nine digits, which no misconception survives."""
+    if isinstance(a, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float) or isinstance(b, float):
-        return isinstance(a, (int, float)) and isinstance(b, (int, float)) and math.isclose(a, b, rel_tol=1e-9)
-    return type(a) is type(b) and a == b
+        return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
+    try:
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # arrays and tensors of several elements: no answer is one
+        return False
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check(exercise: Exercise, solution: Callable) -> Verdict:
@@ -86,11 +119,13 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
         return Verdict(False, f"{exercise.name} wants a function, this is a {type(solution).__name__}.")
     given = []
     try:
-        for case in exercise.cases:
-            given.append(exercise.answer(solution, **case))
+        with at_most(LIMIT_SECONDS):
+            for number in range(len(exercise.cases)):
+                given.append(exercise.tried(solution, number))
     except Exception as error:  # whatever a reader's first attempt may raise
-        first = (str(error).strip().splitlines() or [""])[0][:200]
-        return Verdict(False, f"{exercise.written(len(given))} raised {type(error).__name__}: {first}")
+        if is_blank(error):
+            return Verdict(False, f"{exercise.written(len(given))} met ..., a blank that is left: fill in the blank.")
+        return Verdict(False, f"{exercise.written(len(given))} raised {Failure.of(error)}")
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
     if wrong is None:
@@ -100,8 +135,20 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
-    return Verdict(False, f"{exercise.written(wrong)} should give {_show(wanted[wrong])}, yours gives {_show(given[wrong])}.")
+    if isinstance(given[wrong], Failure):
+        return Verdict(False, f"{exercise.written(wrong)} raised {given[wrong]}")
+    should, does = _around_the_difference(_show(wanted[wrong]), _show(given[wrong]))
+    return Verdict(False, f"{exercise.written(wrong)} should give {should}, yours gives {does}.")
 
 
 def _show(value):
     return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+
+
+def _around_the_difference(*texts: str) -> list[str]:
+    """The texts; of long ones the part in which they begin to differ."""
+    if max(map(len, texts)) <= SHOWN_CHARACTERS:
+        return list(texts)
+    begin = max(0, len(os.path.commonprefix(texts)) - SHOWN_CHARACTERS // 3)
+    end = begin + SHOWN_CHARACTERS
+    return [f"{'... ' * (begin > 0)}{text[begin:end]}{' ...' * (len(text) > end)}" for text in texts]

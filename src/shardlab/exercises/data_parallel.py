@@ -9,15 +9,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from .checker import Exercise, Misconception
-from .paper_ranks import on_paper
-
-
-def _on_ranks(n, work):
-    """What work(dist) returns on each rank; an error as text, a blank that was left as a blank."""
-    try:
-        return on_paper(n, work)
-    except Exception as error:
-        return ... if "ellipsis" in str(error).lower() else f"{type(error).__name__}: {error}"
+from .paper_ranks import attempt
 
 
 def _digits(tensor):
@@ -38,7 +30,7 @@ def _averaged(solution, n, without):
         solution(parameters, dist)
         return [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
 
-    return _on_ranks(n, work)
+    return attempt(n, work)
 
 
 def _average(before=lambda g, n: g, after=lambda g, n: g / n, of=lambda p: p.grad, absent=torch.zeros_like):
@@ -58,6 +50,13 @@ def _average(before=lambda g, n: g, after=lambda g, n: g / n, of=lambda p: p.gra
     return average
 
 
+def _sum_of_parameters(parameters, dist):
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(p)
+        p.grad /= dist.get_world_size()
+
+
 mean_of_the_gradients = Exercise(
     name="average",
     reference=_average(),
@@ -74,6 +73,8 @@ mean_of_the_gradients = Exercise(
         Misconception(_average(of=lambda p: p),
                       "you average the parameters. They are the same on all ranks, so nothing happens, and the gradients stay "
                       "each rank's own: take p.grad."),
+        Misconception(_sum_of_parameters,
+                      "you sum the parameters, and divide the gradients, which stay each rank's own: take p.grad both times."),
         Misconception(_average(absent=None),
                       "a rank without a gradient leaves one all-reduce out, and from then on it is one behind the others: its "
                       "second gradient is added to their first. It has to take part, with zeros."),
@@ -92,13 +93,21 @@ _TOKENS = {2: (10, 10), 3: (8, 2, 6), 4: (1, 1, 1, 13)}
 
 
 def _losses(solution, n):
-    """What each rank calls backward on: solution(loss_sum, tokens, dist), of its own tokens."""
+    """What each rank calls backward on, solution(loss_sum, tokens, dist) of its own tokens, and the gradient of loss_sum then."""
     def work(dist):
         rank = dist.get_rank()
-        result = solution(torch.tensor(3.0 * (rank + 1), dtype=torch.float64), _TOKENS[n][rank], dist)
-        return result if result is None or result is ... else round(float(result), 9)
+        losses = torch.tensor(3.0 * (rank + 1), dtype=torch.float64, requires_grad=True)
+        result = solution(losses.clone(), _TOKENS[n][rank], dist)
+        if result is None or result is ...:
+            return result
+        if not (isinstance(result, torch.Tensor) and result.requires_grad and result.numel() == 1):
+            what = f"tensor of {result.numel()} elements" if isinstance(result, torch.Tensor) else type(result).__name__
+            raise TypeError(f"it returned a {what} without a graph: backward wants the one number that was made from loss_sum, "
+                            "a tensor.")
+        result.sum().backward()
+        return round(result.item(), 9), round(losses.grad.item(), 9)
 
-    found = _on_ranks(n, work)
+    found = attempt(n, work)
     return next((result for result in found if result is None or result is ...), found)
 
 
@@ -149,7 +158,7 @@ def _started(solution, n, seed):
         solution(nets[dist.get_rank()], saved if dist.get_rank() == 0 else None, dist)
         return {name: _digits(value) for name, value in nets[dist.get_rank()].state_dict().items()}
 
-    return _on_ranks(n, work)
+    return attempt(n, work)
 
 
 def _load(net, saved, dist):
@@ -308,7 +317,7 @@ def watch_replicas(train, n, microbatches) -> Trained | str:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps)
         return model.messages
 
-    found = _on_ranks(n, work)
+    found = attempt(n, work)
     if not isinstance(found, list):
         return found
     optimizer = torch.optim.SGD(nets[n].parameters(), lr=0.1)

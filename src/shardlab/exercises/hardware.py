@@ -181,6 +181,7 @@ class Played:
 class Timed(NamedTuple):
     """What a function that times a queue measured, and what was between its first and its last look at the clock."""
     share_of_the_true_rate: float  # to one digit after the point
+    above_the_true_rate: bool
     first_call_was_timed: bool
     work_waited_at_the_start: bool
     work_waited_at_the_end: bool
@@ -198,10 +199,11 @@ def time_a_queue(rate, **queue) -> Timed:
     if not played.readings:
         raise TypeError("it never looked at queue.clock().")
     (before, waiting), (_, left) = played.readings[0], played.readings[-1]
-    return Timed(round(found * played.work_seconds / FLOPS, 1), before == 0, waiting, left)
+    share = found * played.work_seconds / FLOPS
+    return Timed(round(share, 1), share > 1 + 1e-9, before == 0, waiting, left)
 
 
-def _rate(warm_up=0, wait_before=False, wait_each=False, wait_after=False, forget_launches=False):
+def _rate(warm_up=0, wait_before=False, wait_each=False, wait_after=False, counted=lambda launches: launches):
     def rate(queue, flops, launches=100):
         for _ in range(warm_up):
             queue.launch()
@@ -214,7 +216,7 @@ def _rate(warm_up=0, wait_before=False, wait_each=False, wait_after=False, forge
                 queue.synchronize()
         if wait_after:
             queue.synchronize()
-        return (1 if forget_launches else launches) * flops / (queue.clock() - start)
+        return counted(launches) * flops / (queue.clock() - start)
 
     return rate
 
@@ -243,8 +245,11 @@ rate_above_the_roof = Exercise(
         Misconception(_rate(3, True, True),
                       "you wait for each product before you launch the next, and so time every launch as well. Launch them all, "
                       "then wait once."),
-        Misconception(_rate(3, True, False, True, True),
+        Misconception(_rate(3, True, False, True, lambda launches: 1),
                       "many products were done in that time, and you count the operations of one."),
+        Misconception(_rate(3, True, False, True, lambda launches: launches + 1),
+                      "still above the roof, by one product: count those that you launch between the two looks at the clock, "
+                      "and not the one before."),
     ),
     right="set up first, wait, start the clock, launch, wait, stop it.",
 )

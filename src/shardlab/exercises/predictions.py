@@ -31,7 +31,7 @@ class Predictions:
 
     def __init__(self, lab: str, folder: Path | str = "."):
         self.path = Path(folder) / f"{lab}.predictions.json"
-        self._locked, self._measured = self._read(), {}
+        self._locked, self._measured, self._kept = self._read(), {}, True
 
     def _read(self):
         if not self.path.exists():
@@ -59,11 +59,17 @@ class Predictions:
         print(f"predicted: {name} = {locked:,}{changed}")
 
     def _write(self, locked):
-        """The whole file or none of it: a kernel killed while writing leaves the old one."""
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=self.path.name, delete=False, encoding="utf-8") as file:
-            json.dump(locked, file, indent=1)
-        os.replace(file.name, self.path)
+        """The whole file or none of it: a kernel killed while writing leaves the old one. Where the folder cannot be written to, the
+        predictions last as long as the kernel."""
         self._locked = locked
+        try:
+            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=self.path.name, delete=False, encoding="utf-8") as file:
+                json.dump(locked, file, indent=1)
+            os.replace(file.name, self.path)
+        except OSError as error:
+            if self._kept:
+                print(f"{self.path} cannot be written ({error.strerror}): predictions last as long as this kernel.")
+            self._kept = False
 
     def forget(self, name: str) -> None:
         """Unlock a prediction, to predict anew."""

@@ -26,6 +26,13 @@ class _FirstHalf(nn.Module):
         return self.linear(x[:, :2])
 
 
+class _BothHalves(_FirstHalf):
+    """It reads both halves: two views are kept of one storage."""
+
+    def forward(self, x):
+        return self.linear(x[:, :2]) + self.linear(x[:, 2:])
+
+
 def _packed(module, x):
     """Every tensor that autograd keeps for backward of module(x), as often as it keeps it."""
     kept = []
@@ -70,8 +77,9 @@ saved_bytes_of_a_module = Exercise(
     reference=_saved,
     cases=(dict(module=nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 2)), x=torch.zeros(3, 5)),
            dict(module=nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), x=torch.zeros(3, 5)),
-           dict(module=_FirstHalf(), x=torch.zeros(3, 5))),
-    words=("linear 5 to 7, GELU, linear 7 to 2", "linear 5 to 7, ReLU, linear 7 to 2", "a linear layer on x[:, :2], x is 3 by 5"),
+           dict(module=_FirstHalf(), x=torch.zeros(3, 5)), dict(module=_BothHalves(), x=torch.zeros(3, 4))),
+    words=("linear 5 to 7, GELU, linear 7 to 2", "linear 5 to 7, ReLU, linear 7 to 2", "a linear layer on x[:, :2], x is 3 by 5",
+           "a linear layer on x[:, :2] and on x[:, 2:], x is 3 by 4"),
     misconceptions=(
         Misconception(lambda module, x: sum(_places(_packed(module, x)[0]).values()),
                       "autograd keeps weights too, to find the gradient of a layer's input; but those are the parameters, "

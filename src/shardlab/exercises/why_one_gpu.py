@@ -37,7 +37,8 @@ def _seconds(parameters, tokens, flops_per_second):
 training_seconds_from_rate = Exercise(
     name="training_seconds",
     reference=_seconds,
-    cases=(dict(parameters=1_000, tokens=50, flops_per_second=2e3), dict(parameters=175e9, tokens=300e9, flops_per_second=28e12)),
+    cases=(dict(parameters=1_000, tokens=50, flops_per_second=2e3), dict(parameters=175e9, tokens=300e9, flops_per_second=28e12),
+           dict(parameters=1_000, tokens=7, flops_per_second=3e4)),
     misconceptions=(
         Misconception(lambda parameters, tokens, flops_per_second: 2 * parameters * tokens / flops_per_second,
                       "2 operations per parameter and token is the forward pass; backward does twice as many again."),
@@ -47,6 +48,8 @@ training_seconds_from_rate = Exercise(
                       "operations divided by operations per second are seconds; you multiplied."),
         Misconception(lambda parameters, tokens, flops_per_second: 6 * parameters / flops_per_second,
                       "that is one token; the run has many."),
+        Misconception(lambda parameters, tokens, flops_per_second: 6 * parameters * tokens // flops_per_second,
+                      "those are whole seconds: // rounds down, and a step of 1.4 s comes out as 1. Divide with /."),
     ),
     right="2 operations forward and 4 backward for every parameter and token, over the rate.",
 )
@@ -55,7 +58,7 @@ training_seconds_from_rate = Exercise(
 # --- a scale for tensors ---------------------------------------------------------------------------------------------------
 
 _SIX = torch.zeros(6, dtype=torch.float16)
-_OTHER = torch.zeros(2)
+_OTHER, _TWIN = torch.zeros(2), torch.zeros(3)
 
 
 def _behind(tensors):
@@ -65,8 +68,10 @@ def _behind(tensors):
 bytes_behind_tensors = Exercise(
     name="weigh",
     reference=_behind,
-    cases=(dict(tensors=[_SIX]), dict(tensors=[_SIX[:3]]), dict(tensors=[_SIX, _SIX[:3]]), dict(tensors=[_SIX, _OTHER])),
-    words=("six fp16 numbers", "the first three of them", "the six and the first three of them", "the six and two fp32 numbers"),
+    cases=(dict(tensors=[_SIX]), dict(tensors=[_SIX[:3]]), dict(tensors=[_SIX, _SIX[:3]]), dict(tensors=[_SIX, _OTHER]),
+           dict(tensors=[_SIX, _TWIN]), dict(tensors=[_SIX, _SIX[3:]])),
+    words=("six fp16 numbers", "the first three of them", "the six and the first three of them", "the six and two fp32 numbers",
+           "the six and three fp32 numbers", "the six and the last three of them"),
     misconceptions=(
         Misconception(lambda tensors: sum(t.numel() for t in tensors),
                       "those are elements, and each of them takes two bytes or four."),
@@ -77,8 +82,14 @@ bytes_behind_tensors = Exercise(
                       "you count a storage twice: a view has no memory of its own. .data_ptr() tells one storage from another."),
         Misconception(lambda tensors: max(t.untyped_storage().nbytes() for t in tensors),
                       "that is the largest storage; the others take memory too."),
+        Misconception(lambda tensors: sum({t.untyped_storage().nbytes() for t in tensors}),
+                      "two storages may be equally large, and both take memory: tell them apart by where they are, .data_ptr(), not "
+                      "by how many bytes they have."),
         Misconception(lambda tensors: sum({t.data_ptr(): t.nbytes for t in tensors}.values()),
                       "the slice begins where its storage begins and hides it: take address and bytes from untyped_storage()."),
+        Misconception(lambda tensors: sum({t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()),
+                      "a slice that begins further on has a data_ptr() of its own, and so its storage counts twice: ask the storage, "
+                      "untyped_storage().data_ptr()."),
     ),
     right="each storage once, however many tensors look at it.",
 )
@@ -90,7 +101,7 @@ bytes_behind_tensors = Exercise(
 class Resumed(NamedTuple):
     """How a resumed model differs from the one that was saved."""
     bytes_too_many: int
-    parameters_too_many: int
+    parameters_too_many: int  # of those that are trained
     same_outputs: bool
 
 
@@ -107,7 +118,7 @@ def compare_resumed(resume, seed) -> Resumed:
     with torch.no_grad():
         same = torch.equal(model(tokens), resumed(tokens))
     return Resumed(_behind(resumed.parameters()) - _behind(model.parameters()),
-                   len(list(resumed.parameters())) - len(list(model.parameters())), same)
+                   sum(p.requires_grad for p in resumed.parameters()) - len(list(model.parameters())), same)
 
 
 def _resume(finish):

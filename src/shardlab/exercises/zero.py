@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from .checker import Exercise, Misconception
-from .paper_ranks import on_paper
+from .checker import Exercise, Failure, Misconception
+from .paper_ranks import attempt
 
 
 def _digits(tensor):
@@ -31,7 +31,9 @@ def _ceil_shard(elements, ranks, rank):
 def _whole_answer(solution, **case):
     """The answer; a blank that was left in a part of it as a blank."""
     result = solution(**case)
-    return ... if isinstance(result, tuple) and ... in result else result
+    if isinstance(result, tuple) and any(isinstance(part, float) for part in result):
+        raise TypeError(f"it returned {result!r}: bounds are whole numbers, for a slice takes no others.")
+    return ... if isinstance(result, tuple) and any(part is ... for part in result) else result
 
 
 bounds_of_a_shard = Exercise(
@@ -108,27 +110,24 @@ mean_before_the_scatter = Exercise(
 
 # --- the norm of all shards --------------------------------------------------------------------------------------------------
 
-_SHARDS = ([[3.0, 0.0], [0.0, 4.0]], [[1.0, 2.0], [2.0], [4.0]], [[0.3], [0.4]])
+_SHARDS = (([[3.0, 0.0], [0.0, 4.0]], 1.0), ([[1.0, 2.0], [2.0], [4.0]], 2.0), ([[0.3], [0.4]], 1.0))
 
 
-def _clipped(solution, shards):
+def _clipped(solution, shards, max_norm):
     def work(dist):
         gradient = torch.tensor(shards[dist.get_rank()], dtype=torch.float64)
-        solution(gradient, 1.0, dist)
+        solution(gradient, max_norm, dist)
         return _digits(gradient)
 
-    try:
-        return on_paper(len(shards), work)
-    except Exception as error:
-        return ... if "ellipsis" in str(error).lower() else f"{type(error).__name__}: {error}"
+    return attempt(len(shards), work)
 
 
-def _clip(own=lambda g: g.pow(2).sum(), total=torch.sqrt, reduce=True, only_down=True):
+def _clip(own=lambda g: g.pow(2).sum(), total=torch.sqrt, reduce=True, only_down=True, limit=lambda max_norm: max_norm):
     def clip(gradient, max_norm, dist):
         norm = own(gradient).reshape(1)
         if reduce:
             dist.all_reduce(norm)
-        scale = max_norm / total(norm)
+        scale = limit(max_norm) / total(norm)
         gradient.mul_(scale.clamp(max=1) if only_down else scale)
 
     return clip
@@ -137,8 +136,9 @@ def _clip(own=lambda g: g.pow(2).sum(), total=torch.sqrt, reduce=True, only_down
 clip_by_the_norm_of_all = Exercise(
     name="clip",
     reference=_clip(),
-    cases=tuple(dict(shards=shards) for shards in _SHARDS),
-    words=("2 ranks, a norm of 5", "3 ranks, a norm of 5, shards that are not of one size", "2 ranks, a norm of 0.5"),
+    cases=tuple(dict(shards=shards, max_norm=max_norm) for shards, max_norm in _SHARDS),
+    words=("2 ranks, a norm of 5, max_norm=1", "3 ranks, a norm of 5, shards that are not of one size, max_norm=2",
+           "2 ranks, a norm of 0.5, max_norm=1"),
     answer=_clipped,
     misconceptions=(
         Misconception(_clip(reduce=False),
@@ -151,6 +151,8 @@ clip_by_the_norm_of_all = Exercise(
                       "the squares are summed, and nobody takes the root."),
         Misconception(_clip(only_down=False),
                       "a short gradient is made longer. Clipping only ever shortens: the scale is at most 1."),
+        Misconception(_clip(limit=lambda max_norm: 1.0),
+                      "that is right for a max_norm of 1 alone: the scale is max_norm over the norm."),
         Misconception(_clip(own=lambda g: g.abs().max() ** 2),
                       "that is the largest element of each shard, not its norm."),
         Misconception(lambda gradient, max_norm, dist: None,
@@ -175,7 +177,7 @@ def _resumed(solution, saved, ranks):
         try:
             result = solution([shard.clone() for shard in shards], rank, ranks)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return Failure.of(error)
         if not isinstance(result, torch.Tensor):
             return result
         found.append(_digits(result))
@@ -245,14 +247,14 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     def scatter(gradient):
         return gradient[:width // 2].clone()
 
-    x = start = torch.randn(3, width, generator=generator, dtype=torch.float64)
+    x = start = torch.randn(3, width, generator=generator, dtype=torch.float64).requires_grad_()  # so that every layer gathers
     try:
         for shard in shards:
             x = function.apply(x, shard, gather, scatter)
         after_forward = live()
         x.pow(2).sum().backward()
     except Exception as error:
-        return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+        return Failure.of(error)
     del x
     plain = [nn.Parameter(weight) for weight in weights]
     for weight in plain:

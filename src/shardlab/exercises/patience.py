@@ -1,0 +1,34 @@
+"""Work of a reader's that runs on and on is stopped, so that no check hangs and nothing goes on beside the next cell.
+
+    with at_most(30):
+        solution(...)             # TimeoutError, one sentence, if it has not ended by then
+"""
+
+import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class RunsOn(BaseException):
+    """Raised in a thread that is to end. No `except Exception` of the reader's keeps it."""
+
+
+def stop(thread: threading.Thread):
+    """Raise RunsOn in the thread at its next line of Python. One that waits in C for ever does not hear it."""
+    if thread.is_alive():
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(RunsOn))
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in what does not end within so many seconds, in this thread."""
+    timer = threading.Timer(seconds, stop, (threading.current_thread(),))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RunsOn:
+        raise TimeoutError(f"it had not ended after {seconds:g} s.") from None
+    finally:
+        timer.cancel()
