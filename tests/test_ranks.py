@@ -18,6 +18,8 @@ from notebook_kernel import gone  # noqa: E402
 
 from shardlab import ranks as package  # noqa: E402
 from shardlab.ranks import RankDied, RankRaised, ranks  # noqa: E402
+from shardlab.ranks import world as world_module  # noqa: E402
+from shardlab.ranks.server import start  # noqa: E402
 from shardlab.ranks.world import _announcement  # noqa: E402
 
 # pytest imports this file as a module; the ranks must get its functions by value, as they get those of a notebook
@@ -53,6 +55,33 @@ def test_results_come_back_in_rank_order(three):
     results = three.run(sum_of_ranks, 2, offset=1)
     assert [(pair.rank, pair.total) for pair in results] == [(0, 7.0), (1, 7.0), (2, 7.0)]
     assert all(isinstance(pair, Pair) for pair in results)
+
+
+def test_a_world_without_a_name_ends():
+    """A cell that makes a world runs again: the ranks of the first one go. Mutation: something else that holds the world, as atexit did."""
+    world = ranks(2, announce=False)
+    first = world.run(os.getpid)
+    world = ranks(1, announce=False)
+    second = world.run(os.getpid)
+    assert gone(first) and not gone(second, seconds=0)
+    world.close()
+
+
+def test_an_interrupt_while_ranks_are_started(monkeypatch):
+    """Mutation: those that were started before are left to themselves."""
+    started = []
+
+    def interrupted(place, method):
+        if place.rank == 1:
+            raise KeyboardInterrupt
+        started.append(start(place, method))
+        return started[-1]
+
+    monkeypatch.setattr(world_module, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ranks(2, announce=False)
+    with pytest.raises(ValueError, match="process object is closed"):
+        started[0].is_alive()
 
 
 def test_one_rank_is_a_world(three):

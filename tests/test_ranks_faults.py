@@ -125,6 +125,18 @@ def test_a_rank_that_hears_nothing_keeps_its_variables(three):
         all_reduce_works(three, kept=True)
 
 
+def test_an_import_is_not_cut_in_two(three, tmp_path):
+    """Mutation: the stop raises within an import: what its module has done so far stays, and when a later cell imports it anew, it does
+    that a second time. So did our formulas, which then were "defined twice" in every cell."""
+    (tmp_path / "slow_to_import.py").write_text("import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(2)\n")
+    shown = three.run(f"%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0, {str(tmp_path)!r})\n"
+                      "import slow_to_import\nwhile True:\n    pass")
+    assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
+    shown = three.run("%%ranks\nif rank:\n    import slow_to_import\n    print(begun)\ndist.barrier()")
+    assert shown.out.split("\n")[:2] == ["[rank 1] 1", "[rank 2] 1"] and not shown.error
+    all_reduce_works(three, kept=True)
+
+
 def test_a_group_whose_end_takes_long(three):
     """Mutation: the old process group is ended where the new one is made. Its end waits for collectives that were under way when
     their connections went, and gloo lets one in ten of those wait until its own time is up: minutes. Here it waits longer."""

@@ -38,8 +38,10 @@ from .links import enter
 from .server import Place
 
 ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
+IMPORTER = "<frozen importlib._bootstrap>"
 STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
 NOT_THE_READERS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
+AGAIN_SECONDS = 0.02
 DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
 
 
@@ -171,11 +173,21 @@ class Rank:
         return messages.Raised(type(error).__name__, str(error), readers_frames(traceback.walk_tb(error.__traceback__)), seconds,
                                is_echo(chain[-1]), isinstance(chain[-1], Stopped), cause)
 
-    def _interrupt(self, *_):
-        """The handler of the signal: Python runs it in the main thread, when that is not in C++."""
-        if self.main_job.can_be_stopped:
-            self.main_job.can_be_stopped = False
+    def _interrupt(self, _, frame):
+        """The handler of the signal: Python runs it in the main thread, when that is not in C++. Not within an import: what is half
+        imported would stay so, and every later cell that needs it would fail. It is tried again until that is done."""
+        job = self.main_job
+        if job.can_be_stopped and is_importing(frame):
+            again = threading.Timer(AGAIN_SECONDS, self._interrupt_again, (job,))
+            again.daemon = True
+            again.start()
+        elif job.can_be_stopped:
+            job.can_be_stopped = False
             raise Stopped
+
+    def _interrupt_again(self, job: Job):
+        if job is self.main_job and job.can_be_stopped:
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     def _leave_alone(self, job: Job):
         """gloo can lose what it was sending or receiving when a connection goes: who waits for it waits until gloo's own time is
@@ -225,6 +237,13 @@ class Rank:
             os.dup2(file.fd, number)
             setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False))
         faulthandler.enable(file=2)
+
+
+def is_importing(frame) -> bool:
+    """Is a module being imported in this stack of calls?"""
+    while frame is not None and frame.f_code.co_filename != IMPORTER:
+        frame = frame.f_back
+    return frame is not None
 
 
 def let_the_server_go():

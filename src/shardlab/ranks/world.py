@@ -5,7 +5,9 @@ import linecache
 import os
 import sys
 import time
+import weakref
 from contextlib import suppress
+from functools import partial
 from multiprocessing import Pipe
 
 import cloudpickle
@@ -73,8 +75,13 @@ class World:
         self.hosts, self.method, self.announce = hosts, method, announce
         self.members: list[Member] = []
         self.cells = 0
-        atexit.register(self.close)
+        self.at_exit = atexit.register(partial(_close, weakref.ref(self)))
         self._start()
+
+    def __del__(self):
+        """Nobody has a name for it any more, as when the cell that made it runs again: its ranks go."""
+        if not sys.is_finalizing():
+            self.close()
 
     def __enter__(self):
         return self
@@ -111,7 +118,7 @@ class World:
         for member in self.members:
             member.process.join(max(0.0, deadline - time.monotonic()))
         self._kill()
-        atexit.unregister(self.close)
+        atexit.unregister(self.at_exit)
 
     # --- one piece of work ------------------------------------------------------------------------------------------------------
 
@@ -158,14 +165,18 @@ class World:
         self.store, board = SharedPath(), SharedFile(Board.nbytes(self.world_size))
         self.board = Board(board, self.world_size)
         self.out, self.err = ([Printed() for _ in range(self.world_size)] for _ in range(2))
-        for rank in range(self.world_size):
-            ours, theirs = Pipe()
-            host = self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else None
-            place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file, self.device,
-                          self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan,
-                          host and host.interface, host.namespaces if host else (), dict(os.environ))
-            self.members.append(Member(start(place, self.method), ours))
-            theirs.close()
+        try:
+            for rank in range(self.world_size):
+                ours, theirs = Pipe()
+                host = self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else None
+                place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file, self.device,
+                              self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan,
+                              host and host.interface, host.namespaces if host else (), dict(os.environ))
+                self.members.append(Member(start(place, self.method), ours))
+                theirs.close()
+        except BaseException:  # an interrupt: those that were started go
+            self._kill()
+            raise
         board.close()  # the mapping stays
         outcome = self._watch(Regroup(0), START_SECONDS)
         if outcome.trouble is not None:
@@ -191,6 +202,11 @@ class World:
         for printed in (*self.out, *self.err):
             printed.file.close()
         self.store.close()
+
+
+def _close(world: "weakref.ref[World]"):
+    if (there := world()) is not None:
+        there.close()
 
 
 def _announcement(devices: list[str], backend: str, threads: int, hosts: int) -> str:
