@@ -76,17 +76,17 @@ def race(shape: dict) -> tuple[dict[str, list[float]], dict[str, tuple[int, int]
             "torch tuned, small buckets": lambda net: Torch(net, bucket_cap_mb=SMALL_BUCKETS, **TUNED),
             "ours, small buckets": lambda net: Ours(net, bucket_bytes=SMALL_BUCKETS << 20)}
     bytes_of = {name: weighed(wrap, shape) for name, wrap in ways.items()}
-    works = {name: step_of(wrap, shape) for name, wrap in ways.items()}
+    works = {name: sgd_step(wrap(build(shape)), shape) for name, wrap in ways.items()}
     return in_turns({**works, "ours again": works["ours"]}), bytes_of
 
 
 def overlap(shape: dict) -> dict[str, list[float]]:
     from shardlab.data_parallel import DistributedDataParallel
 
-    with_overlap = step_of(lambda net: DistributedDataParallel(net, BUCKET_BYTES), shape, microbatch=8)
-    without = step_of(lambda net: DistributedDataParallel(net, BUCKET_BYTES, overlap=False), shape, microbatch=8)
+    with_overlap = sgd_step(DistributedDataParallel(build(shape), BUCKET_BYTES), shape, microbatch=8)
+    without = sgd_step(DistributedDataParallel(build(shape), BUCKET_BYTES, overlap=False), shape, microbatch=8)
     model = DistributedDataParallel(build(shape))
-    alone = step_of(lambda net: model, shape, microbatch=8)
+    alone = sgd_step(model, shape, microbatch=8)
 
     def no_communication():
         with model.no_sync():
@@ -105,14 +105,18 @@ def build(shape: dict):
     return GPT(GPTConfig(**shape))
 
 
-def step_of(wrap, shape: dict, microbatch: int = 4):
-    """One training step of a model of its own, wrapped."""
+def sgd_step(model, shape: dict, microbatch: int = 4):
+    import torch
+
+    return step_of(model, torch.optim.SGD(model.parameters(), lr=1e-3), shape, microbatch)
+
+
+def step_of(model, optimizer, shape: dict, microbatch: int = 4):
+    """One training step, to be called."""
     import torch
 
     from shardlab.gpt import next_token_loss
 
-    model = wrap(build(shape))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     tokens = torch.randint(shape["vocabulary"], (microbatch, shape["max_sequence"]))
 
     def step():

@@ -2,7 +2,7 @@
 
 from statistics import median, quantiles
 
-from bench.data_parallel import SHAPES, build
+from bench.data_parallel import SHAPES, build, step_of
 from bench.report import Result
 from bench.turns import PAIRS, in_turns
 
@@ -51,7 +51,7 @@ def beside_torch(what: str, most: float, times: dict[str, list[float]], peaks: d
 def race(stage: int, shape: dict):
     ways = ways_of_stage_1() if stage == 1 else ways_of_stage_3()
     weights = {name: weighed(wrap, shape) for name, wrap in ways.items()}
-    works = {name: step_of(wrap, shape) for name, wrap in ways.items()}
+    works = {name: step_of(*wrap(build(shape)), shape) for name, wrap in ways.items()}
     times = in_turns({**works, "ours again": works["ours"]})
     return times, {name: w[0] for name, w in weights.items()}, {name: w[1] for name, w in weights.items()}, weights["ours"][2]
 
@@ -94,22 +94,6 @@ def ways_of_stage_3():
 
     return {"ours": ours, "torch": theirs(), "torch, root freed": theirs(reshard_after_forward=True),
             "torch, all kept after forward": theirs(reshard_after_forward=False)}
-
-
-def step_of(wrap, shape: dict, microbatch: int = 4):
-    import torch
-
-    from shardlab.gpt import next_token_loss
-
-    model, optimizer = wrap(build(shape))
-    tokens = torch.randint(shape["vocabulary"], (microbatch, shape["max_sequence"]))
-
-    def step():
-        next_token_loss(model(tokens), tokens).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
 
 
 def weighed(wrap, shape: dict) -> tuple[int, int, int]:
