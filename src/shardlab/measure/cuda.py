@@ -1,73 +1,127 @@
 """From the ledger's bytes to what nvidia-smi prints, one named step at a time.
 
-    with Ledger(model, optimizer) as ledger, CudaAccount(ledger) as account:
+    with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
         step()
-    account.rows()     # ("the ledger's bytes", ...), ("rounding to 512 bytes", ...), ("held back for later", ...), ...
+    account.rows()     # ("the ledger's bytes", ...), ("rounded up", ...), ("held back for later", ...), ...
 
-PyTorch's caching allocator rounds every request up to 512 bytes, cuts blocks out of segments of 2 MiB, 20 MiB or more, and keeps freed
-segments; libraries such as cuBLAS take workspaces from it; the CUDA context and its kernels lie outside it. The rows add up to what
-the driver says is in use, so whatever is not explained stands in a row of its own and is not hidden in another.
+PyTorch's caching allocator rounds every request up to 512 bytes, cuts blocks out of segments of 2 MiB, 20 MiB or more, leaves the
+end of a large block uncut if it is 1 MiB or less, and keeps freed segments; libraries such as cuBLAS take workspaces from it; the
+CUDA context and its kernels lie outside it. The rows add up to what the driver says is in use, so whatever is not explained stands
+in a row of its own and is not hidden in another.
+
+Each counter of the allocator has its peak at a moment of its own: at the ledger's peak another operation may hold less scratch than
+a later one. So the account reads the counters twice, at the ledger's peak and, each for itself, at the counters' own peaks.
 """
 
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .ledger import Ledger
 
+UNEXPLAINED = "not explained; below 0: counted twice"
+
 
 class Reading(NamedTuple):
-    """Bytes at one moment, as the allocator and the driver tell."""
+    """Bytes of the caching allocator, at one moment or at the peak of each."""
     requested: int  # what was asked for
-    allocated: int  # after rounding
+    active: int     # blocks in use, or freed while another stream may still use them: at least what was asked for
     reserved: int   # segments held
-    used: int       # on the whole device, by everybody
 
-    @classmethod
-    def now(cls, device, which="current"):
-        stats = torch.cuda.memory_stats(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return cls(*(stats[f"{name}.all.{which}"] for name in ("requested_bytes", "allocated_bytes", "reserved_bytes")), total - free)
+
+class CachingAllocator:
+    """PyTorch's, on one GPU, and the driver's word on that GPU."""
+
+    def __init__(self, device: torch.device):
+        if device.type != "cuda":
+            raise ValueError(f"the model is on {device}: there is a caching allocator to account for on CUDA only.")
+        if (backend := torch.cuda.get_allocator_backend()) != "native":
+            raise ValueError(f"PyTorch allocates by {backend}, which does not count what it was asked for: unset PYTORCH_ALLOC_CONF.")
+        self.device = device
+
+    def reading(self, which: str = "current") -> Reading:
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return Reading(*(stats[name]["all"][which] for name in ("requested_bytes", "active_bytes", "reserved_bytes")))
+
+    def start(self):
+        """From here on, peaks are new."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def used(self) -> int:
+        """Bytes in use on the whole device, by everybody."""
+        torch.cuda.synchronize(self.device)
+        free, total = torch.cuda.mem_get_info(self.device)
+        return total - free
+
+    def clear_workspaces(self):
+        """Take back what cuBLAS and cuBLASLt were lent, one for each thread and stream; their next product takes it anew."""
+        torch._C._cuda_clearCublasWorkspaces()
+
+    def lend_workspaces(self):
+        """Let this thread and backward's multiply once, unseen by the ledger: they have workspaces then, as after any earlier step."""
+        unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+        with _disable_current_modes(), unseen, torch.enable_grad():
+            x = torch.ones(16, 16, device=self.device, requires_grad=True)
+            (x @ x).sum().backward()
 
 
 class CudaAccount:
-    """Reads the allocator's peaks of the same span that a ledger watches. Enter it inside the ledger; one GPU, one process."""
+    """Reads the allocator over the same span that a ledger watches. Enter it inside the ledger; one GPU, one process.
 
-    def __init__(self, ledger: Ledger):
+    cuBLAS gives its workspaces back at the beginning, so that what else is there is known, and at the end, so that they are. In between
+    it has them, in a first step too.
+    """
+
+    def __init__(self, ledger: Ledger, allocator: CachingAllocator | None = None):
         device = next(ledger.model.parameters()).device
-        if device.type != "cuda":
-            raise ValueError(f"the model is on {device}: there is a caching allocator to account for on CUDA only.")
-        self.ledger, self.device = ledger, device
+        self.ledger, self.allocator = ledger, allocator or CachingAllocator(device)
+        if ledger.only != device.type:
+            raise ValueError(f"the ledger counts what lies anywhere, such as step counters on the CPU: Ledger(..., device={device.type!r}).")
 
     def __enter__(self):
-        torch.cuda.synchronize(self.device)
-        torch.cuda.reset_peak_memory_stats(self.device)
-        # what is there and not the model's: the batch, workspaces of earlier products
-        self.before = Reading.now(self.device).requested - self.ledger.bytes.total
+        self.allocator.clear_workspaces()
+        self.before = self.allocator.reading().requested - self.ledger.bytes.total
+        self.allocator.lend_workspaces()
+        self.allocator.start()
+        self._read()
+        self.ledger.when_fuller = self._read
         return self
 
+    def _read(self):
+        self.then, self.others = self.allocator.reading(), self.before - self.ledger.met()
+
     def __exit__(self, *error):
-        torch.cuda.synchronize(self.device)
-        self.peak = Reading.now(self.device, "peak")
-        held = Reading.now(self.device).requested
-        torch._C._cuda_clearCublasWorkspaces()
-        self.workspaces = held - Reading.now(self.device).requested
+        self.ledger.when_fuller = None
+        used, now, self.peak = self.allocator.used(), self.allocator.reading(), self.allocator.reading("peak")
+        self.outside = used - now.reserved
+        self.allocator.clear_workspaces()
+        self.workspaces = now.requested - self.allocator.reading().requested
 
     def rows(self) -> list[tuple[str, int]]:
         """(name, bytes) at the peak, in the order of adding up."""
-        return account_rows(self.ledger.peak.bytes.total, self.before, self.workspaces, self.peak)
+        return account_rows(self.ledger.peak.bytes.total, self.others, self.workspaces, self.then, self.peak, self.outside)
 
 
-def account_rows(ledger_bytes: int, before: int, workspaces: int, peak: Reading) -> list[tuple[str, int]]:
-    """The rows whose sum is what the driver says is in use. `before`: requested already and not in the ledger; it may hold workspaces."""
-    others = max(before - workspaces, 0)
-    rows = [
+def account_rows(ledger_bytes: int, others: int, workspaces: int, then: Reading, peak: Reading, outside: int) -> list[tuple[str, int]]:
+    """The rows whose sum is the most that the driver had to give: peak.reserved + outside.
+
+    others      requested at the ledger's peak and not in the ledger: the batch, say
+    workspaces  of cuBLAS when all was over; at the ledger's peak there were as many or fewer
+    then, peak  the allocator at the ledger's peak, and each of its counters at its own
+    outside     what the driver says is in use, less what was reserved at that moment
+    """
+    beyond = then.requested - ledger_bytes - others
+    lent = min(workspaces, max(beyond, 0))
+    return [
         ("the ledger's bytes", ledger_bytes),
-        ("workspaces of cuBLAS", workspaces),
         ("there before, not the model's", others),
-        ("inside operations, or not explained", peak.requested - ledger_bytes - workspaces - others),
-        ("rounding to 512 bytes", peak.allocated - peak.requested),
-        ("held back for later", peak.reserved - peak.allocated),
-        ("CUDA context, kernels, other processes", peak.used - peak.reserved),
+        ("workspaces of cuBLAS", lent),
+        (UNEXPLAINED, beyond - lent),
+        ("inside operations, beyond the ledger's peak", peak.requested - then.requested),
+        ("rounded up, ends of blocks left uncut", peak.active - peak.requested),
+        ("held back for later", peak.reserved - peak.active),
+        ("CUDA context, kernels, other processes", outside),
     ]
-    return rows

@@ -15,6 +15,7 @@ x / 3; what an allocator rounds up or holds back (see cuda.py).
 """
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -73,14 +74,18 @@ def storages(tensor: Tensor):
 class Ledger(TorchDispatchMode):
     """Counts live bytes while it is entered. Leaves nothing patched behind, also when the step raises."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None):
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, device: str | torch.device | None = None):
+        """`device`: count what lies on devices of this type only, such as "cuda" or "cpu"; by default what lies anywhere."""
         super().__init__()
         devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
         if len(devices) > 1:
             raise ValueError(f"the model is on {len(devices)} devices ({', '.join(devices)}): a ledger weighs one device; "
                              "move the model to one of them.")
         self.model, self.optimizer = model, optimizer
+        self.only = None if device is None else torch.device(device).type
+        self.when_fuller: Callable[[], object] | None = None  # called at each moment with more bytes than any before it
         self.timeline: list[Moment] = []
+        self._most = -1
         self._live: dict[int, Entry] = {}  # by the address of the storage
         self._watchers: dict[int, weakref.ref] = {}
         self._now = dict.fromkeys(Counts._fields, 0)
@@ -109,11 +114,18 @@ class Ledger(TorchDispatchMode):
                 found[entry.module] = found.get(entry.module, 0) + entry.nbytes
         return found
 
+    def met(self) -> int:
+        """Live bytes that were there before this ledger, and that it met only since: a batch that autograd has kept."""
+        return sum(entry.nbytes for entry in self._live.values() if not entry.operation and entry.born)
+
     # --- one entry per storage ------------------------------------------------------------------------------------------
+
+    def _storages(self, tensor):
+        return storages(tensor) if self.only in (None, tensor.device.type) else ()
 
     def _record(self, category, tensor, operation=""):
         """Enter the tensor's storage; if it has an entry, leave that as it is."""
-        for storage in storages(tensor):
+        for storage in self._storages(tensor):
             if storage._cdata not in self._live:
                 self._enter(storage, category, operation)
 
@@ -127,7 +139,7 @@ class Ledger(TorchDispatchMode):
         """Enter the tensors' storages under a category, or move them there."""
         for tensor in tensors:
             self._record(category, tensor)
-            for storage in storages(tensor):
+            for storage in self._storages(tensor):
                 entry = self._live[storage._cdata]
                 if entry.category != category:
                     self._count(entry.category, -entry.nbytes)
@@ -147,6 +159,10 @@ class Ledger(TorchDispatchMode):
         phase = "optimizer" if self._stepping else "forward" if torch._C._current_graph_task_id() == -1 else "backward"
         self.timeline.append(Moment(self.bytes, phase, operation, self._modules[-1]))
         self._changed = False
+        if (total := self.bytes.total) > self._most:
+            self._most = total
+            if self.when_fuller is not None:
+                self.when_fuller()
 
     def _restate(self, operation):
         """A storage was found to be for something else: say so in the line of the operation that made it, if that was the last."""
@@ -173,7 +189,7 @@ class Ledger(TorchDispatchMode):
     # --- what a storage is for --------------------------------------------------------------------------------------------
 
     def _keep_for_backward(self, tensor):
-        for storage in storages(tensor):
+        for storage in self._storages(tensor):
             entry = self._live.get(storage._cdata)
             if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
@@ -200,7 +216,7 @@ class Ledger(TorchDispatchMode):
     def _found(self, category, held):
         """These have been of the category since they were made. Put that right in the lines since then."""
         born = [0] * (len(self.timeline) + 1)
-        for entry in {key: self._live[key] for t in held for s in storages(t) if (key := s._cdata) in self._live}.values():
+        for entry in {key: self._live[key] for t in held for s in self._storages(t) if (key := s._cdata) in self._live}.values():
             if entry.category == "temporaries":
                 born[entry.born] += entry.nbytes
         self._move(category, held)
@@ -264,6 +280,8 @@ class Ledger(TorchDispatchMode):
 
         def resize_(storage, size):
             original(storage, size)
+            if self.only not in (None, storage.device.type):
+                return
             entry = self._live.get(storage._cdata)
             if entry is None:
                 return self._enter(storage, "gathered", "resize_")
