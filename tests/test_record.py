@@ -4,8 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from shardlab.measure import data_parallel_rows, machine_rows, record, roofline, rows  # noqa: E402
-from shardlab.measure.recordings import read_all  # noqa: E402
+from shardlab.measure import attempts, data_parallel_rows, machine_rows, record, roofline, rows, zero_rows  # noqa: E402
+from shardlab.measure.recordings import InvalidRecording, Row, read_all  # noqa: E402
 from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
 
 
@@ -21,6 +21,8 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(machine_rows, "SLOW_BYTES", (64, 4096))
     monkeypatch.setattr(data_parallel_rows, "SIZES", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
     monkeypatch.setattr(data_parallel_rows, "TURNS", 2)
+    monkeypatch.setattr(zero_rows, "SIZES", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
+    monkeypatch.setattr(zero_rows, "TURNS", 2)
     assert record.main(["--cpu", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
     slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
@@ -37,7 +39,10 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
                                                     "roofline.memory", "roofline.launch", "collectives.right_sums",
                                                     "collectives.all_reduce", "data_parallel.right_gradients",
                                                     "data_parallel.reduced", "data_parallel.messages", "data_parallel.peak",
-                                                    "data_parallel.step", "data_parallel.step_ratio"}
+                                                    "data_parallel.step", "data_parallel.step_ratio",
+                                                    "zero.right_parameters", "zero.rests", "zero.peak", "zero.messages",
+                                                    "zero.step", "zero.step_ratio"}
+    assert {row.case["implementation"] for row in recording.find("zero.step")} == {*zero_rows.WAYS} - {zero_rows.FULLY_OFFLOADED}
     assert recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value == 3
     assert len(recording.find("collectives.all_reduce", implementation="shardlab")) == 2
     for name in ("ranks.right_sums", "ranks.right_messages"):
@@ -64,8 +69,75 @@ def test_a_part_alone(tmp_path, monkeypatch):
     assert recording.command == "python -m shardlab.measure.record --cpu --only all_reduces"
 
 
+def test_bytes_of_zero_where_there_is_a_gpu():
+    """Where the formulas say that bytes lie on two ranks that offload from a GPU: 1,001 parameters, of which rank 0 has 501.
+
+    Must catch: the host's copy of a shard forgotten, offloaded shards counted on the GPU, whole parameters on the host."""
+    def found(stage, offload):
+        return zero_rows.states_of(zero_rows.Way(None, stage=stage, offload=offload), [1001], 2)
+
+    assert [found(stage, False) for stage in (1, 2, 3)] == [dict(cuda=4 * 1001 + 8 * 501, cpu=0)] * 2 + [dict(cuda=12 * 501, cpu=0)]
+    assert [found(stage, True) for stage in (1, 2, 3)] == [dict(cuda=4 * 1001, cpu=12 * 501)] * 2 + [dict(cuda=0, cpu=12 * 501)]
+
+
+def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    """Must catch: one error that costs all rows, or those of its part that were there before it; a failure that nobody sees; a row
+    twice, which a recording refuses; results that are not on disk until everything is done."""
+    seen = []
+
+    def breaks(device):
+        yield Row("good.before", 1, "count")
+        seen.append({row.name for row in read_all(tmp_path)[0].rows})
+        raise RuntimeError("CUDA error: unspecified launch failure\nand more")
+
+    def doubles(device):
+        yield from [Row("good.twice", 1, "count")] * 2
+        yield Row("good.nan", float("nan"), "count")
+
+    def works(device):
+        yield Row("good.after", 2, "count")
+
+    monkeypatch.setattr(record, "ALL", (breaks, doubles, works))
+    assert record.main(["--cpu", str(tmp_path)]) == 0
+    (recording,) = read_all(tmp_path)
+    assert seen == [{"good.before"}]
+    assert [row.name for row in recording.rows] == ["good.before", "record.failed", "good.twice", "record.failed", "record.failed",
+                                                    "good.after"]
+    broken, twice, nan = (row.case for row in recording.find("record.failed"))
+    assert broken == dict(part="breaks", error="RuntimeError: CUDA error: unspecified launch failure")
+    assert twice["part"] == "doubles, row 3" and "stands once" in twice["error"] and "a finite number" in nan["error"]
+    assert "failed: breaks: RuntimeError: CUDA error" in capsys.readouterr().out
+    with pytest.raises(InvalidRecording):
+        list(attempts.attempt("a part", ())) or Row("not a name", 1, "count")
+
+
+def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
+    """Must catch: a group that hangs or dies taking the others with it, rows lost that it had written before; processes left; a group
+    begun when the time is up; the command of a child in the place of the whole one's."""
+    hangs = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+    monkeypatch.setattr(record, "LOOK_SECONDS", 0.1)
+    assert record.run_for([record.sys.executable, "-c", hangs], 1, lambda: None) == "ended after 1 s"
+    assert record.run_for([record.sys.executable, "-c", "raise SystemExit(7)"], 20, lambda: None) == "its process ended with 7"
+    assert record.run_for(["no such program"], 0, lambda: None) == "not begun: the time was up"
+
+    run_for, kept = record.run_for, []
+
+    def dies_the_second_time(command, seconds, look):
+        if command[command.index("--only") + 1] == "machine":
+            return "ended after 9 s"
+        return run_for(command, seconds, look)
+
+    monkeypatch.setattr(record, "run_for", dies_the_second_time)
+    done = record.record_apart("make gpu", ["rates", "machine"], ["--cpu"], kept.append)
+    assert [row.name for row in done.rows] == ["matmul.rate", "matmul.rate", "record.failed"] and done.command == "make gpu"
+    assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
+    assert kept[-1].rows == done.rows[:2]
+    assert record.record_apart("make gpu", ["machine"], ["--cpu"], kept.append) is None
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")
 def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
     """Must catch: a recording of a CPU passed off as one of a GPU."""
-    assert record.main([str(tmp_path)]) == 1
-    assert "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    for more in ([], ["--apart"]):
+        assert record.main([str(tmp_path), *more]) == 1
+        assert "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err and not list(tmp_path.iterdir())

@@ -15,6 +15,7 @@ from ..data_parallel import DistributedDataParallel
 from ..formulas import RECIPES, evaluate
 from ..gpt import GPT, GPTConfig, next_token_loss
 from ..ranks import ranks
+from .attempts import attempt
 from .communication import CommunicationLog
 from .ledger import Ledger
 from .links import finish
@@ -32,23 +33,27 @@ WAYS = {"shardlab": DistributedDataParallel,
 def data_parallel(device: torch.device) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step: two ranks on each GPU (gloo), and one on each (NCCL) of several."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    given = {**GPTConfig(**SIZES).quantities(), **RECIPES["fp32 Adam"].quantities}
-    want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
     for count in (2 * gpus, gpus) if gpus > 1 else (2,):
-        with ranks(count, device=device.type, announce=False) as world:
-            right, found = world.run(on_a_rank, device.type, SIZES, TURNS)[0]
         case = dict(ranks=count, backend="nccl" if count == gpus else "gloo", device=device.type,
                     ranks_share_a_gpu=count > gpus > 0)
-        yield Row("data_parallel.right_gradients", right, "count", case, "parameter_tensors", want["parameter_tensors"])
-        for name, (reduced, messages, peak, seconds) in found.items():
-            this = dict(**case, implementation=name)
-            predicted = ("reduced_bytes", want["reduced_bytes"]) if name.startswith("shardlab") else ()
-            yield Row("data_parallel.reduced", reduced, "bytes", this, *predicted)
-            yield Row("data_parallel.messages", messages, "count", this)
-            yield Row("data_parallel.peak", peak, "bytes", this)
-            yield Row("data_parallel.step", median(seconds), "seconds", this)
-            ratio = median(ours / theirs for ours, theirs in zip(seconds, found["PyTorch, tuned"][3]))
-            yield Row("data_parallel.step_ratio", ratio, "ratio", this)
+        yield from attempt(f"data_parallel, {count} ranks", on_ranks(count, case))
+
+
+def on_ranks(count: int, case: dict) -> Iterator[Row]:
+    given = {**GPTConfig(**SIZES).quantities(), **RECIPES["fp32 Adam"].quantities}
+    want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
+    with ranks(count, device=case["device"], announce=False) as world:
+        right, found = world.run(on_a_rank, case["device"], SIZES, TURNS)[0]
+    yield Row("data_parallel.right_gradients", right, "count", case, "parameter_tensors", want["parameter_tensors"])
+    for name, (reduced, messages, peak, seconds) in found.items():
+        this = dict(**case, implementation=name)
+        predicted = ("reduced_bytes", want["reduced_bytes"]) if name.startswith("shardlab") else ()
+        yield Row("data_parallel.reduced", reduced, "bytes", this, *predicted)
+        yield Row("data_parallel.messages", messages, "count", this)
+        yield Row("data_parallel.peak", peak, "bytes", this)
+        yield Row("data_parallel.step", median(seconds), "seconds", this)
+        ratio = median(ours / theirs for ours, theirs in zip(seconds, found["PyTorch, tuned"][3]))
+        yield Row("data_parallel.step_ratio", ratio, "ratio", this)
 
 
 def on_a_rank(device: str, sizes: dict, turns: int) -> tuple[int, dict[str, tuple[int, int, int, list[float]]]]:

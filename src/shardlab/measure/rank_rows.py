@@ -7,7 +7,8 @@ from typing import Iterator
 
 import torch
 
-from ..ranks import RankError, ranks
+from ..ranks import ranks
+from .attempts import attempt
 from .recordings import Row
 
 STARTS = 5
@@ -17,30 +18,31 @@ def rank_starts(device: torch.device) -> Iterator[Row]:
     """A rank on each GPU (NCCL) and two on each (gloo); two on a CPU. Seconds from asking to the end of the first all-reduce."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     for count in (gpus, 2 * gpus) if gpus else (2,):
-        taken = []
-        for _ in range(STARTS):
-            begin = perf_counter()
-            with ranks(count, device=device.type, announce=False) as world:
-                found = world.run(look, device.type)
-                taken.append(perf_counter() - begin)
-        case = dict(ranks=count, backend=found[0][1])
-        yield Row("ranks.start", median(taken[1:]), "seconds", case)  # the first may find the fork server cold
-        yield Row("ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case)
-        yield Row("ranks.right_messages", sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)), "count", case)
-        yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
+        yield from attempt(f"rank_starts, {count} ranks", starts_of(count, device))
     if gpus:
-        yield from shared_by_nccl(2 * gpus)
+        yield from attempt("rank_starts, shared by NCCL", shared_by_nccl(2 * gpus))
+
+
+def starts_of(count: int, device: torch.device) -> Iterator[Row]:
+    taken = []
+    for _ in range(STARTS):
+        begin = perf_counter()
+        with ranks(count, device=device.type, announce=False) as world:
+            found = world.run(look, device.type)
+            taken.append(perf_counter() - begin)
+    case = dict(ranks=count, backend=found[0][1])
+    yield Row("ranks.start", median(taken[1:]), "seconds", case)  # the first may find the fork server cold
+    yield Row("ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case)
+    yield Row("ranks.right_messages", sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)), "count", case)
+    yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
 
 
 def shared_by_nccl(count: int) -> Iterator[Row]:
-    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum; none where it fails."""
-    try:
-        with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
-            found = world.run(look, "cuda")
-        right = sum(total == sum(range(count)) for total, *_ in found)
-    except (RankError, ValueError) as error:  # an older NCCL says so in one sentence
-        print(error)
-        right = 0
+    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum. An older one says so in one
+    sentence."""
+    with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
+        found = world.run(look, "cuda")
+    right = sum(total == sum(range(count)) for total, *_ in found)
     yield Row("ranks.right_sums", right, "count", dict(ranks=count, backend="nccl", gpus="shared"))
 
 

@@ -1,23 +1,37 @@
-"""Run everything that `make gpu` measures on this machine and write one recording.
+"""Run everything that `make gpu` measures on this machine and write one recording, anew after each row.
 
-    python -m shardlab.measure.record measured          # on the first GPU
+    python -m shardlab.measure.record measured --apart  # on the first GPU
     python -m shardlab.measure.record --cpu FOLDER      # to try it where there is none
     python -m shardlab.measure.record measured --cpu --only slow_links      # what needs no GPU, for labs to replay
+
+A part that fails leaves a row `record.failed` with its name and its error, and the others go on. With --apart each group has a process
+of its own and limited time, so that a broken CUDA context or a hang costs that group alone.
 """
 
 import argparse
 import datetime
+import os
 import platform
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Callable
 
 import torch
 
 from .. import __version__
 from ..capabilities import find_device, memory_bytes
-from .recordings import Hardware, Recording
+from .attempts import FAILED, attempt, failure
+from .recordings import Hardware, InvalidRecording, Recording, read_all
 from .rows import ALL
+
+SECONDS = 570        # for all groups together
+GROUP_SECONDS = 180  # for one
+LOOK_SECONDS = 1.0   # between two looks at what a group has written
+Keep = Callable[[Recording], object]
 
 
 def hardware(device: torch.device) -> Hardware:
@@ -30,37 +44,105 @@ def hardware(device: torch.device) -> Hardware:
 def versions(device: torch.device) -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "shardlab": __version__}
     if device.type == "cuda":
-        found["cuda"] = torch.version.cuda
+        found["cuda"] = torch.version.cuda or "none"
         if torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found.update({name: os.environ[name] for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if name in os.environ})
     return found
 
 
-def record(device: torch.device, command: str, groups=ALL) -> Recording:
-    """Measure these groups; says what it is doing, one line a group."""
-    rows = []
+def record(device: torch.device, command: str, groups=ALL, keep: Keep = lambda recording: None) -> Recording | None:
+    """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets all that there are. None for no rows."""
+    about = hardware(device), versions(device), datetime.date.today().isoformat(), command
+    rows, recording = [], None
     for group in groups:
         start = time.perf_counter()
-        rows += group(device)
+        for row in attempt(group.__name__, group(device)):
+            try:
+                recording = Recording(*about, (*rows, row))
+            except InvalidRecording as error:  # a row that stands there already
+                row = failure(f"{group.__name__}, row {len(rows)}", str(error))
+                recording = Recording(*about, (*rows, row))
+            rows.append(row)
+            keep(recording)
         print(f"gpu:    {group.__name__}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s", flush=True)
-    return Recording(hardware(device), versions(device), datetime.date.today().isoformat(), command, tuple(rows))
+    return recording
+
+
+def record_apart(command: str, names: list[str], arguments: list[str], keep: Keep, seconds: float = SECONDS,
+                 group_seconds: float = GROUP_SECONDS) -> Recording | None:
+    """As record(), with a process for each group, which gets these arguments besides. This process leaves the GPU alone. None if no group
+    came as far as a row."""
+    end, rows, about = time.monotonic() + seconds, [], ()
+    for name in names:
+        part = []
+        with tempfile.TemporaryDirectory() as folder:
+
+            def look():
+                nonlocal about, part
+                for found in read_all(folder):  # one at most
+                    about, part = (found.hardware, found.versions, found.date, command), found.rows
+                    keep(Recording(*about, (*rows, *part)))
+
+            problem = run_for([sys.executable, "-m", "shardlab.measure.record", folder, "--only", name, *arguments],
+                              min(group_seconds, end - time.monotonic()), look)
+            look()
+        rows += [*part, *([failure(name, problem)] if problem else [])]
+    return Recording(*about, tuple(rows)) if about else None
+
+
+def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> str:
+    """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It and what it started are gone then."""
+    if seconds <= 0:
+        return "not begun: the time was up"
+    end = time.monotonic() + seconds
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        while time.monotonic() < end:
+            try:
+                return f"its process ended with {code}" if (code := process.wait(LOOK_SECONDS)) else ""
+            except subprocess.TimeoutExpired:
+                look()
+        return f"ended after {seconds:.0f} s"
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
 
 
 def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shardlab.measure.record", description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
+    parser.add_argument("--apart", action="store_true", help="a process for each group")
     names = [group.__name__ for group in ALL]
     parser.add_argument("--only", choices=names, nargs="+", default=names, metavar="GROUP", help=f"of {', '.join(names)}")
     parsed = parser.parse_args(arguments)
-    device, why_not = (torch.device("cpu"), "") if parsed.cpu else find_device()
-    if device.type == "cpu" and not parsed.cpu:
-        print(f"nothing was recorded: {why_not}. The pages say \"not yet recorded on a GPU\".", file=sys.stderr)
+    asked = (["--cpu"] if parsed.cpu else []) + (["--only", *parsed.only] if parsed.only != names else [])
+    command = " ".join(["python -m shardlab.measure.record", *asked]) if asked else "make gpu"
+    device = torch.device("cpu" if parsed.cpu else "cuda")
+    if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):  # to look closer would take memory on the GPU
+        device, why_not = find_device()
+        if device.type == "cpu":
+            print(f"nothing was recorded: {why_not}. The pages say \"not yet recorded on a GPU\".", file=sys.stderr)
+            return 1
+    groups = [group for group in ALL if group.__name__ in parsed.only]
+
+    def keep(recording):
+        return recording.write(parsed.folder)
+
+    if parsed.apart:
+        done = record_apart(command, [group.__name__ for group in groups], asked[:parsed.cpu], keep)
+    else:
+        done = record(device, command, groups, keep)
+    if done is None:
+        print(f"nothing was recorded: {', '.join(parsed.only)} gave no row.", file=sys.stderr)
         return 1
-    command = "make gpu" if (parsed.cpu, parsed.only) == (False, names) else " ".join(
-        ["python -m shardlab.measure.record", *["--cpu"] * parsed.cpu, *(["--only", *parsed.only] if parsed.only != names else [])])
-    path = record(device, command, [group for group in ALL if group.__name__ in parsed.only]).write(parsed.folder)
-    print(f"gpu:    written: {path}")
+    print(f"gpu:    written: {keep(done)}")
+    for row in done.find(FAILED):
+        print(f"gpu:    failed: {row.case['part']}: {row.case['error']}")
     return 0
 
 

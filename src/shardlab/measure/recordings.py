@@ -115,10 +115,12 @@ class Recording:
         return f"{'-'.join(filter(None, words.split('-')))}-{self.date}.json"
 
     def write(self, folder: Path) -> Path:
-        """Write it as `folder`/<device>-<date>.json and return that path."""
+        """Write it as `folder`/<device>-<date>.json and return that path. What stood there stays until the new one is whole."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
         return path
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ..formulas import RECIPES, evaluate
 from ..gpt import GPT, GPTConfig, next_token_loss
+from .attempts import attempt
 from .clock import median_seconds
 from .cuda import CudaAccount
 from .data_parallel_rows import data_parallel
@@ -17,6 +18,7 @@ from .ledger import Ledger
 from .machine_rows import all_reduces, machine, slow_links
 from .rank_rows import rank_starts
 from .recordings import Row
+from .zero_rows import zero
 
 MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
 SIZES = dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)  # the step that chapter 3 takes apart
@@ -45,41 +47,55 @@ def _training(device, mode="loop", **changes):
 def states(device: torch.device) -> Iterator[Row]:
     """Bytes of the model states after a step, for each way of running the optimizer."""
     for mode in MODES:
-        config, model, optimizer, _ = _training(device, mode)
-        with Ledger(model, optimizer) as ledger:
-            found = ledger.bytes
-        given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
-        want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
-        yield Row("states.parameters", found.parameters, "bytes", dict(optimizer=mode), "parameter_bytes", want["parameter_bytes"])
-        counters = sum(state["step"].nbytes for state in optimizer.state.values())  # on the CPU, unless fused or capturable
-        yield Row("states.optimizer", sum(t.nbytes for state in optimizer.state.values() for t in state.values()), "bytes",
-                  dict(optimizer=mode), "optimizer_bytes + step_counter_bytes", want["optimizer_bytes"] + want["step_counter_bytes"])
-        yield Row("states.step_counters", counters, "bytes", dict(optimizer=mode), "step_counter_bytes", want["step_counter_bytes"])
+        yield from attempt(f"states, {mode}", states_of(device, mode))
+
+
+def states_of(device, mode) -> Iterator[Row]:
+    config, model, optimizer, _ = _training(device, mode)
+    with Ledger(model, optimizer) as ledger:
+        found = ledger.bytes
+    given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
+    want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
+    yield Row("states.parameters", found.parameters, "bytes", dict(optimizer=mode), "parameter_bytes", want["parameter_bytes"])
+    counters = sum(state["step"].nbytes for state in optimizer.state.values())  # on the CPU, unless fused or capturable
+    yield Row("states.optimizer", sum(t.nbytes for state in optimizer.state.values() for t in state.values()), "bytes",
+              dict(optimizer=mode), "optimizer_bytes + step_counter_bytes", want["optimizer_bytes"] + want["step_counter_bytes"])
+    yield Row("states.step_counters", counters, "bytes", dict(optimizer=mode), "step_counter_bytes", want["step_counter_bytes"])
 
 
 def peaks(device: torch.device) -> Iterator[Row]:
     """The peak of a step by the ledger, and on CUDA each row from there to what the driver prints."""
     for mode in MODES:
-        _, model, optimizer, step = _training(device, mode)
-        if device.type == "cuda":
-            with Ledger(model, optimizer) as ledger, CudaAccount(ledger) as account:
-                step()
-            for name, amount in account.rows():
-                yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
-        else:
-            with Ledger(model, optimizer) as ledger:
-                step()
-        yield Row("step.peak", ledger.peak.bytes.total, "bytes", dict(optimizer=mode, phase=ledger.peak.phase,
-                                                                     operation=ledger.peak.operation))
+        yield from attempt(f"peaks, {mode}", peak_of(device, mode))
+
+
+def peak_of(device, mode) -> Iterator[Row]:
+    """On CUDA a second step gives the account: of what lies on the GPU alone, while step counters of the loop lie on the CPU."""
+    _, model, optimizer, step = _training(device, mode)
+    with Ledger(model, optimizer) as ledger:
+        step()
+    yield Row("step.peak", ledger.peak.bytes.total, "bytes", dict(optimizer=mode, phase=ledger.peak.phase,
+                                                                 operation=ledger.peak.operation))
+    if device.type == "cuda":
+        del ledger
+        with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
+            step()
+        for name, amount in account.rows():
+            yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
 
 
 def rates(device: torch.device) -> Iterator[Row]:
     """Rate of a large product, by element type."""
     size = 8192 if device.type == "cuda" else 512
     for dtype in (torch.float32, torch.bfloat16):
-        a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
-        seconds = median_seconds(lambda: a @ b, device)
-        yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
+        yield from attempt(f"rates, {dtype}", rate_of(device, dtype, size))
 
 
-ALL = (states, peaks, rates, rank_starts, machine, all_reduces, slow_links, data_parallel)
+def rate_of(device, dtype, size) -> Iterator[Row]:
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = median_seconds(lambda: a @ b, device)
+    yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", dict(dtype=str(dtype).removeprefix("torch."), size=size))
+
+
+# In the order of what a short run should have first.
+ALL = (states, peaks, zero, data_parallel, rank_starts, all_reduces, rates, machine, slow_links)
