@@ -1,26 +1,23 @@
 """Saving what lies in shards: each rank writes its own, and a save is either whole or not there.
 
     save("runs/7", model, optimizer, step=300)           # on every rank
-    saved = resume("runs/7", model, optimizer)           # on every rank, also where there are more or fewer of them
+    saved = resume("runs/7", model, optimizer)           # on every rank: as many, more or fewer, in the same stage or another
     saved.step, saved.extra                              # 300, what was given; None if nothing was ever saved
 
-How a save becomes whole: the ranks write their files into a folder named `step-300.partial`, each flushed to the disk; rank 0 adds a
-manifest with every file's size and SHA-256; then the folder gets its name, `step-300`, in one move that a file system makes at
-once or not at all. Whatever ends the ranks before that leaves the last good save as it was, and it is only removed after that. If
-one rank cannot write, all of them say so.
+How a save becomes whole: the ranks write their files into a folder named `step-300.partial`, each flushed to the disk; rank 0
+adds a manifest with every file's size and SHA-256; then the folder gets its name, `step-300`, in one move that a file system
+makes at once or not at all. Whatever ends the ranks before that leaves the last good save as it was, and it is only removed
+after that. If one rank cannot do its part, all of them say so: see `together`.
 
 Before anything of a file is used, its checksum is compared: one flipped bit in a weight changes no shape and raises no error, so
-torch.load and torch.distributed.checkpoint let it pass.
-
-What is saved of a flat tensor of stage 1, 2 or 3 (see zero/flat.py) are chunks of it, and for each the optimizer's states. A rank of
-another world needs other chunks of the same flat tensors: it takes the parts of the files that overlap with them.
+torch.load and torch.distributed.checkpoint let it pass. What of a run goes to which file, and back to other ranks: resharding.py.
 """
 
-import hashlib
-import json
 import os
+import pickle
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,18 +25,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .zero.flat import chunk_of
-from .zero.stage3 import sharded_units
+from .durable import Damaged, flush_folder, make_folder, read, read_json, write, write_json
+from .resharding import Layout, buffers_of, contents, flats_of, group_of, kinds_of, own_parts
 
-MANIFEST = "manifest.json"
+MANIFEST, REST = "manifest.json", "rest.pt"
 
 
 class SaveFailed(RuntimeError):
     """A rank could not write. The saves from before are as they were."""
-
-
-class Damaged(RuntimeError):
-    """A file is not what was saved."""
 
 
 class Saved(NamedTuple):
@@ -47,130 +40,118 @@ class Saved(NamedTuple):
     extra: dict
 
 
-class Shard(NamedTuple):
-    """This rank's chunk of one flat tensor of `elements`. `number` is its place in the optimizer."""
-    name: str
-    tensor: nn.Parameter
-    elements: int
-    chunk: range
-    number: int | None
-
-
-def save(folder, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, *, extra: dict | None = None, group=None, keep: int = 2):
-    """Save model and optimizer. All ranks of the group call it, with the same arguments.
+def save(folder, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, *, extra: dict | None = None, keep: int = 2,
+         group=None):
+    """Save model, optimizer and random states. All ranks call it, with the same arguments.
 
     extra   what else is to come back, on every rank rank 0's: a scheduler's state_dict, a position in the data
     keep    how many saves to leave, the newest; older ones are removed when this one is whole
+    group   of ranks that hold the same, for a plain model; a sharded one knows its own. Each group has a folder of its own
 
-    Raises SaveFailed on all ranks, with the reason of the first that could not write.
+    Raises ValueError if the folder has a save of this step or a later one, or if extra could not be read again; SaveFailed on all
+    ranks, with the reason of the first that could not write.
     """
+    if not (isinstance(step, int) and step >= 0):
+        raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
     if not keep >= 1:
         raise ValueError(f"keep = {keep!r}: at least the save just made must stay.")
-    folder, me = Path(folder), dist.get_rank(group)
-    whole, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
-    if whole.exists():
-        raise ValueError(f"step = {step}: {whole.name} is there already, and a save is never written over.")
-    shards, states = list(shards_of(model, optimizer, group)), optimizer.state_dict()["state"]
-    written, trouble = None, ""
-    try:
-        if me == 0:
-            shutil.rmtree(partial, ignore_errors=True)  # of a save that did not come to its end
-            partial.mkdir(parents=True)
-        dist.barrier(group)
-        mine = {"shards": {s.name: [s.tensor.detach().clone(), states.get(s.number, {})] for s in shards}}
-        if me == 0:
-            mine |= {"rest": rest_of(model, shards, optimizer), "groups": settings(optimizer), "extra": extra or {}}
-        written = write(partial / f"rank-{me}.pt", mine)
-    except (OSError, RuntimeError) as error:  # RuntimeError is what torch.save makes of some
-        trouble = f"rank {me} could not write to {folder}: {getattr(error, 'strerror', None) or error}."
-    files = agree(trouble, group, written)
-    try:
-        if me == 0:
-            layout = [[s.name, s.elements] for s in shards]
-            manifest = dict(step=step, ranks=len(files), layout=layout, files=files)
-            with open(partial / MANIFEST, "w") as file:
-                json.dump(manifest | {"sha256": digest(manifest)}, file)
-                flush(file)
-            flush_folder(partial)
-            os.rename(partial, whole)
-            flush_folder(folder)
+    folder, group = Path(folder), group_of(model, optimizer) or group
+    whole, partial, own = folder / f"step-{step}", folder / f"step-{step}.partial", file_of(dist.get_rank(group))
+    flats, states = list(flats_of(model, optimizer, group)), optimizer.state_dict()["state"]
+
+    def begin():
+        if (found := saves(folder)) and step_of(found[0]) >= step:
+            raise ValueError(f"step = {step}: {found[0].name} is there already, and nothing is written over. Resume from it, "
+                             "move it away, or take another folder.")
+        make_folder(folder)
+        for left in folder.glob("step-*.partial"):  # of a save that did not come to its end
+            shutil.rmtree(left)
+        partial.mkdir()
+
+    def write_own():
+        return write(partial / own, dict(chunks=[own_parts(flat, states, group) for flat in flats], random=random_states()))
+
+    def write_rest():
+        written = write(partial / REST, dict(kinds=[kinds_of(flat, states) for flat in flats], buffers=buffers_of(model),
+                                             settings=settings(optimizer), extra=extra or {}))
+        try:
+            read(partial / REST, *written)
+        except pickle.UnpicklingError:
+            raise ValueError("extra has something that is only read from a file one trusts: give numbers, strings, tensors, and "
+                             "lists and dicts of them.") from None
+        return written
+
+    def finish():
+        for name, (size, _) in files.items():
+            if (partial / name).stat().st_size != size:
+                raise OSError(f"{name} is not as it was written: does another run save there?")
+        manifest = dict(step=step, ranks=dist.get_world_size(group), files=files, flats=[flat.parameters for flat in flats],
+                        contents=contents(model, flats, optimizer))
+        write_json(partial / MANIFEST, manifest)
+        flush_folder(partial)
+        os.rename(partial, whole)
+        flush_folder(folder)
+        with suppress(OSError):
             for old in saves(folder)[keep:]:
-                shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        trouble = f"rank {me} could not write to {folder}: {error.strerror or error}."
-    agree(trouble, group)
+                shutil.rmtree(old.rename(f"{old}.partial"))  # never a half that looks like a whole
+
+    failed = SaveFailed, f"could not write to {folder}"
+    together(begin, group, failed, only_rank_0=True)
+    files = {file_of(rank): written for rank, written in enumerate(together(write_own, group, failed))}
+    files[REST], *_ = together(write_rest, group, failed, only_rank_0=True)
+    together(finish, group, failed, only_rank_0=True)
 
 
 def resume(folder, model: nn.Module, optimizer: torch.optim.Optimizer, *, group=None) -> Saved | None:
-    """Bring back the newest save into a model and an optimizer sharded in the same flat tensors, on any number of ranks. All ranks of
-    the group call it. None if there is no save.
+    """Bring back the newest save: model, optimizer with its learning rates and the like, and if there are as many ranks their
+    random states. All ranks call it; `group` is as in save. None if there is no save.
 
-    Raises Damaged if a file is not what was saved, ValueError if the save is of another layout. Nothing is changed then.
+    Raises Damaged if a file is not what was saved, ValueError if it is of another model or optimizer; nothing is changed then. An
+    older save is never taken by itself: move the newest away.
     """
-    found = saves(Path(folder))
-    if not found:
-        return None
-    manifest = read_manifest(found[0])
-    shards = list(shards_of(model, optimizer, group))
-    layout = [[s.name, s.elements] for s in shards]
-    if layout != manifest["layout"]:
-        raise ValueError(f"{found[0].name} has flat tensors {manifest['layout']}, here are {layout}: shard with the same stage, "
-                         "units and bucket_bytes.")
-    n, trouble, pieces = manifest["ranks"], "", {}
+    folder, group = Path(folder), group_of(model, optimizer) or group
+    flats, loaded = list(flats_of(model, optimizer, group)), []
+    me, n = dist.get_rank(group), dist.get_world_size(group)
+
+    def choose():  # on one rank, so that all resume from the same
+        if not (found := saves(folder)):
+            return None
+        manifest = read_json(found[0] / MANIFEST)
+        if manifest["step"] != step_of(found[0]):
+            raise Damaged(f"{found[0].name}/{MANIFEST} is the one of step {manifest['step']}.")
+        return manifest
+
+    def load():
+        refuse_another(manifest, contents(model, flats, optimizer))
+        place, layout = folder / f"step-{manifest['step']}", Layout(manifest["flats"], manifest["ranks"])
+        wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)} | ({me} if n == layout.ranks else set())
+        files = {rank: read(place / file_of(rank), *manifest["files"][file_of(rank)]) for rank in wanted}
+        rest, chunks = read(place / REST, *manifest["files"][REST]), {rank: file["chunks"] for rank, file in files.items()}
+        restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
+        loaded.extend([restored, rest, files[me]["random"] if n == layout.ranks else None])
+
+    failed = Damaged, f"could not read {folder}"
     try:
-        for rank, (size, sha256) in enumerate(manifest["files"]):
-            if rank == 0 or any(common(s, chunk_of(rank, s.elements, n)) for s in shards):
-                pieces[rank] = read(found[0] / f"rank-{rank}.pt", size, sha256)
+        manifest, *_ = together(choose, group, failed, only_rank_0=True)
+        if manifest is None:
+            return None
+        together(load, group, failed)
     except Damaged as damaged:
-        others = ", ".join(path.name for path in found[1:])
-        trouble = f"{damaged} " + (f"Older saves: {others}." if others else "There is no older save.")
-    agree(trouble, group, error=Damaged)
-    states = {}
+        raise Damaged(f"{damaged} {older(folder)}") from None
+    restored, rest, random = loaded
     with torch.no_grad():
-        for s in shards:
-            starts = {rank: chunk_of(rank, s.elements, n).start for rank in pieces}
-            saved = {rank: piece["shards"][s.name] for rank, piece in pieces.items()}
-            s.tensor.copy_(overlap(s, [(starts[rank], chunk) for rank, (chunk, _) in saved.items()]))
-            first_chunk, first_state = saved[0]
-            if s.number is not None and first_state:
-                states[s.number] = {
-                    key: overlap(s, [(starts[rank], state[key]) for rank, (_, state) in saved.items()])
-                    if is_chunk(value, first_chunk) else value for key, value in first_state.items()}
-        for key, value in rest_of(model, shards, optimizer).items():
-            value.copy_(pieces[0]["rest"][key])
-    count = iter(range(sum(len(g["params"]) for g in optimizer.param_groups)))
-    groups = [settings | dict(params=[next(count) for _ in now["params"]])
-              for settings, now in zip(pieces[0]["groups"], optimizer.param_groups, strict=True)]
+        for flat, (value, _) in zip(flats, restored):
+            flat.tensor.copy_(value)
+        for name, buffer in buffers_of(model).items():
+            buffer.copy_(rest["buffers"][name])
+    states = {flat.number: state for flat, (_, state) in zip(flats, restored) if state}
+    groups = [now | then for now, then in zip(optimizer.state_dict()["param_groups"], rest["settings"], strict=True)]
     optimizer.load_state_dict(dict(state=states, param_groups=groups))
     for bucket in getattr(optimizer, "buckets", []):
         optimizer.collectives.all_gather(bucket.flat, optimizer.group)
-    return Saved(manifest["step"], pieces[0]["extra"])
-
-
-# --- what there is to save -----------------------------------------------------------------------------------------------
-
-def shards_of(model: nn.Module, optimizer, group) -> Iterator[Shard]:
-    """Every flat tensor that is cut, in an order that all ranks share."""
-    if hasattr(optimizer, "buckets"):  # stages 1 and 2
-        flats = [(f"bucket {number}", bucket.shard, bucket.flat.numel()) for number, bucket in enumerate(optimizer.buckets)]
-        numbers = {id(bucket.shard): number for number, bucket in enumerate(optimizer.buckets)}
-    else:
-        names = {id(p): name for name, p in model.named_parameters()}
-        flats = [(names[id(f.shard)], f.shard, f.full.numel()) for m in sharded_units(model) for f in m.sharded_unit.flats]
-        numbers = {id(p): number for number, p in enumerate(p for g in optimizer.param_groups for p in g["params"])}
-    n, me = dist.get_world_size(group), dist.get_rank(group)
-    for name, shard, elements in flats:
-        yield Shard(name, shard, elements, chunk_of(me, elements, n), numbers.get(id(shard)))
-
-
-def common(shard: Shard, chunk: range) -> range:
-    return range(max(chunk.start, shard.chunk.start), min(chunk.stop, shard.chunk.stop))
-
-
-def rest_of(model: nn.Module, shards: list[Shard], optimizer) -> dict[str, Tensor]:
-    """What every rank has whole: buffers, and in stages 1 and 2 parameters that are not trained."""
-    sharded = {id(s.tensor) for s in shards} | {id(p) for b in getattr(optimizer, "buckets", []) for p in b.parameters}
-    return {name: value for name, value in model.state_dict(keep_vars=True).items() if id(value) not in sharded}
+    if random is not None:
+        set_random_states(random)
+    return Saved(manifest["step"], rest["extra"])
 
 
 def settings(optimizer) -> list[dict]:
@@ -178,87 +159,76 @@ def settings(optimizer) -> list[dict]:
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
-def is_chunk(value, shard: Tensor) -> bool:
-    """Whether a state goes element by element with the shard; a step counter does not."""
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape == shard.shape
+def refuse_another(manifest: dict, here: dict[str, str]):
+    there = manifest["contents"]
+    for name in {**there, **here}:
+        if there.get(name) != here.get(name):
+            raise ValueError(f"step-{manifest['step']}: {name} was {there.get(name, 'not there')}, now it is "
+                             f"{here.get(name, 'not there')}. Resume the model and the optimizer that were saved.")
 
 
-def overlap(shard: Shard, chunks: list[tuple[int, Tensor]]) -> Tensor:
-    """The shard's elements, out of chunks of the same flat tensor that begin elsewhere."""
-    result = torch.empty(len(shard.chunk), dtype=chunks[0][1].dtype)
-    for start, chunk in chunks:
-        if both := common(shard, range(start, start + len(chunk))):
-            result[both.start - shard.chunk.start:both.stop - shard.chunk.start] = chunk[both.start - start:both.stop - start]
-    return result
+def random_states() -> dict[str, Tensor]:
+    return {"cpu": torch.get_rng_state()} | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
-# --- files -----------------------------------------------------------------------------------------------------------------
+def set_random_states(states: dict[str, Tensor]):
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+# --- all or none -----------------------------------------------------------------------------------------------------------
+
+def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
+    """What work() returns on each rank. Where it raises on one, all raise: what the first in trouble says. No work communicates,
+    so that a rank in trouble leaves nobody waiting."""
+    (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)
+    try:
+        if me == 0 or not only_rank_0:
+            result = work()
+    except (Damaged, ValueError) as error:
+        trouble = error
+    except Exception as error:
+        trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (result, trouble), group=group)
+    for _, trouble in everyone:
+        if trouble is not None:
+            raise trouble
+    return [result for result, _ in everyone]
+
+
+def reason(error: BaseException) -> str:
+    """In a line. torch.save hides what the system says behind an error of its own."""
+    within = error
+    while within is not None:
+        if isinstance(within, OSError) and within.strerror:
+            return within.strerror
+        within = within.__cause__ or within.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# --- names -------------------------------------------------------------------------------------------------------
 
 def saves(folder: Path) -> list[Path]:
     """Whole saves, the newest first."""
-    found = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    names = os.listdir(folder) if folder.exists() else []  # not glob: to that a folder that may not be read is empty
+    found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
+    return sorted(found, key=step_of, reverse=True)
 
 
-def write(path: Path, content) -> list:
-    """[size, SHA-256] of the file, which is on the disk when this returns."""
-    with open(path, "wb") as file:
-        torch.save(content, file)
-        flush(file)
-    return [path.stat().st_size, checksum(path)]
-
-
-def read(path: Path, size: int, sha256: str):
-    found = path.stat().st_size if path.exists() else "no"
-    if found != size:
-        raise Damaged(f"{path.parent.name}/{path.name} has {found} bytes, {size} were saved.")
-    if checksum(path) != sha256:
-        raise Damaged(f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was saved.")
-    return torch.load(path, mmap=True, weights_only=True, map_location="cpu")
-
-
-def read_manifest(folder: Path) -> dict:
+def older(folder: Path) -> str:
+    """What there is beside the newest."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        sha256 = manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise Damaged(f"{folder.name}/{MANIFEST} cannot be read: {error}.") from None
-    if digest(manifest) != sha256:
-        raise Damaged(f"{folder.name}/{MANIFEST} is damaged: its SHA-256 is another than when it was saved.")
-    return manifest
+        newest, *others = [path.name for path in saves(folder)]
+    except (OSError, ValueError):
+        return ""
+    return f"Older saves: {', '.join(others)}; move {newest} away to take that." if others else "There is no older save."
 
 
-def checksum(path: Path) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+def step_of(path: Path) -> int:
+    return int(path.name[5:])
 
 
-def digest(manifest: dict) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def flush(file):
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def flush_folder(folder: Path):
-    """So that the names in it are on the disk, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def agree(trouble: str, group, result=None, error=SaveFailed) -> list:
-    """Every rank's result, or on all ranks the error of the first that is in trouble."""
-    everyone = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (trouble, result), group=group)
-    for sentence, _ in everyone:
-        if sentence:
-            raise error(sentence)
-    return [found for _, found in everyone]
+def file_of(rank: int) -> str:
+    return f"rank-{rank}.pt"

@@ -6,10 +6,10 @@
 
 from . import (  # noqa: F401, I001  (they fill the registry, in this order)
     given, model, states, activations, working_sets, step, layer_timeline, timeline, time, communication, data_parallel,
-    roofline, zero)
+    roofline, zero, saving)
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
-from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
+from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, square_root, where
 
 evaluate, validate = BOOK.evaluate, BOOK.validate
 
@@ -23,5 +23,5 @@ def __getattr__(name):
 
 __all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "LINKS", "MODELS", "OPERATIONS", "PRESETS", "RECIPES", "Formula", "InvalidQuantity", "Preset",
            "Quantity", "Registry", "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities",
-           "validate", "where",
+           "square_root", "validate", "where",
            *BOOK.formulas]

@@ -81,6 +81,11 @@ BOOK.quantity("zero_unit_parameters", r"\Psi_\text{unit}", "parameters", "parame
 BOOK.quantity("zero_root_parameters", r"\Psi_\text{root}", "parameters",
               "parameters of stage 3's root, which stay whole while its units come and go", least=0)
 
+# --- saving --------------------------------------------------------------------------------------------------------------
+BOOK.quantity("storage_bytes_per_second", r"B_\text{disk}", "bytes/s", "bandwidth at which all ranks together write to storage", **_RATE)
+BOOK.quantity("failure_seconds", r"\tau_\text{fail}", "seconds", "mean time between failures that end the run, of all its machines together",
+              **_RATE)
+
 # --- the link ----------------------------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)
 BOOK.quantity("rank", "r", "count", "one rank of them, from 0", least=0, most=2**20)

@@ -29,6 +29,10 @@ class CeilLog2(sympy.Function):
     """ceil_log2 of symbols: stays as written."""
 
 
+class SquareRoot(sympy.Function):
+    """square_root of symbols: stays as written."""
+
+
 class Maximum(sympy.Function):
     """maximum of symbols, in the written order; sympy.Max sorts."""
 
@@ -52,6 +56,9 @@ class _Latex(LatexPrinter):
         argument, = expression.args
         brackets = "%s" if argument.is_Symbol else r"\left(%s\right)"
         return r"\left\lceil \log_2 %s \right\rceil" % (brackets % self._print(argument))
+
+    def _print_SquareRoot(self, expression, exp=None):
+        return r"\sqrt{%s}" % self._print(expression.args[0])
 
     def _print_Piecewise(self, expression):
         """One row for each condition: a `where` in the place of `no` goes on below, where a reader expects it."""
@@ -117,6 +124,9 @@ class _JavaScript(JavascriptCodePrinter):
 
     def _print_CeilLog2(self, expression):
         return "(32 - Math.clz32(%s - 1))" % self.parenthesize(expression.args[0], PRECEDENCE["Add"])
+
+    def _print_SquareRoot(self, expression):
+        return "Math.sqrt(%s)" % self._print(expression.args[0])
 
     def _print_Maximum(self, expression):
         return "Math.max(%s)" % ", ".join(map(self._print, expression.args))

@@ -8,6 +8,7 @@ purpose: SymPy prints `n // 49` as floor((1/49) * n), which is 0 at n = 49, and 
 
 import ast
 import inspect
+import math
 import textwrap
 
 EXACT_LIMIT = 2**53 - 1  # up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
@@ -57,6 +58,14 @@ def ceil_log2(a):
     return (a - 1).bit_length()
 
 
+def square_root(a):
+    """The number whose square is a: rounded correctly by Python and by the page, so that both have the same."""
+    if _symbolic(a):
+        from .render import SquareRoot
+        return SquareRoot(a)
+    return math.sqrt(a)
+
+
 def maximum(*values):
     """The largest of the values: the peak over the moments of a step."""
     if _symbolic(*values):
@@ -89,7 +98,7 @@ def equal(a, b):
     return a == b
 
 
-SUBSET = {function.__name__: function for function in (ceil_div, floor_div, ceil_log2, maximum, minimum, where, equal)}
+SUBSET = {function.__name__: function for function in (ceil_div, floor_div, ceil_log2, square_root, maximum, minimum, where, equal)}
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 _SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, *_OPERATORS)
 

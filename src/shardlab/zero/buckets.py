@@ -92,4 +92,4 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape != shards[number].shape:
                 raise ValueError(f"{name} has {value.numel():,} elements, this rank's shard {shards[number].numel():,}: the state "
-                                 "is another rank's, or of another number of ranks; saving.load resumes on any number.")
+                                 "is another rank's, or of another number of ranks; saving.resume takes any number.")

@@ -71,6 +71,13 @@ def on_the_host(optimizer_cls: type) -> type:
                 host.grad = None
             return loss
 
+        @torch.no_grad()
+        def load_state_dict(self, state_dict):
+            """Parameters come back before their states: the copies that are updated have to be theirs."""
+            super().load_state_dict(state_dict)
+            for device, host in self.pairs:
+                host.copy_(device)
+
         def zero_grad(self, set_to_none=True):
             for device, _ in self.pairs:
                 if device.grad is not None:

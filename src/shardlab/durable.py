@@ -1,0 +1,95 @@
+"""Files that are on the disk when they are said to be, and that are what was written when they are used.
+
+    written = write(path, content)         # [size, SHA-256]
+    content = read(path, *written)         # Damaged, if one bit is another
+
+A file is on the disk when it was flushed, its name when the folder was.
+"""
+
+import hashlib
+import io
+import json
+import os
+from pathlib import Path
+
+import torch
+
+
+class Damaged(RuntimeError):
+    """A file is not what was saved, or cannot be read."""
+
+
+class Hashed:
+    """A file, with the size and SHA-256 of what was to be written. A file read again would bless what went wrong on its way."""
+
+    def __init__(self, file):
+        self.file, self.size, self.sha256, self.flush = file, 0, hashlib.sha256(), file.flush
+
+    def write(self, part):
+        self.sha256.update(part)
+        self.size += len(part)
+        return self.file.write(part)
+
+
+def write(path: Path, content) -> list:
+    """[size, SHA-256] of the file, which is on the disk when this returns."""
+    with open(path, "xb") as file:
+        torch.save(content, hashed := Hashed(file))
+        flush(file)
+    return [hashed.size, hashed.sha256.hexdigest()]
+
+
+def read(path: Path, size: int, sha256: str):
+    """What is in the file. It is read once: what is used is what was compared."""
+    if not path.exists():
+        raise Damaged(f"{path.parent.name}/{path.name} is missing.")
+    content = path.read_bytes()
+    if len(content) != size:
+        raise Damaged(f"{path.parent.name}/{path.name} has {len(content):,} bytes, {size:,} were saved.")
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was saved.")
+    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+
+
+def write_json(path: Path, content: dict):
+    """It carries its own checksum."""
+    with open(path, "x") as file:
+        json.dump(content | {"sha256": digest(content)}, file)
+        flush(file)
+
+
+def read_json(path: Path) -> dict:
+    try:
+        content = json.loads(path.read_text())
+        sha256 = content.pop("sha256")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}.") from None
+    if digest(content) != sha256:
+        raise Damaged(f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was saved.")
+    return content
+
+
+def digest(content: dict) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def make_folder(folder: Path):
+    """With those around it, so that their names are on the disk."""
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        flush_folder(place.parent)
+
+
+def flush(file):
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def flush_folder(folder: Path):
+    """So that the names in it are on the disk, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
