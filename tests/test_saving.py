@@ -151,40 +151,6 @@ def test_offloaded_states(two, tmp_path):
         assert two.run(run_on, 1, str(tmp_path), rule=rule)[0][1] == whole[4:]
 
 
-def two_halves(stage, folder, write):
-    """Ranks 0 and 1, 2 and 3 train apart, each pair in a folder of its own."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    group, mine = pairs[dist.get_rank() // 2], f"{folder}/{dist.get_rank() // 2}"
-    torch.manual_seed(dist.get_rank() // 2)
-    model = Network().double()
-    if stage == 3:
-        stage3.fully_shard(model, [model.first], group=group)
-        optimizer = torch.optim.AdamW(model.parameters())
-    else:
-        optimizer = stage1.ShardedOptimizer(model.parameters(), torch.optim.AdamW, group=group)
-    if write:
-        save(mine, model, optimizer, 1)
-    else:
-        torch.manual_seed(9)
-        for p in model.parameters():
-            nn.init.zeros_(p)
-        resume(mine, model, optimizer)
-    return [p.detach().clone() for p in model.parameters()]
-
-
-def test_groups_of_ranks(tmp_path):
-    """A model that half of the ranks share is cut among these.
-
-    Mutation: shards cut by the world in the place of the group that the model or the optimizer has."""
-    with ranks(4, device="cpu", announce=False) as world:
-        for stage in (1, 3):
-            folder = tmp_path / f"{stage}"
-            saved, resumed = (world.run(two_halves, stage, str(folder), write) for write in (True, False))
-            for before, after in zip(saved, resumed):
-                assert all(map(torch.equal, before, after))
-            assert sorted(path.name for path in (folder / "1" / "step-1").glob("*.pt")) == ["rank-0.pt", "rank-1.pt", "rest.pt"]
-
-
 # --- what cannot be written -------------------------------------------------------------------------------------------------
 
 
