@@ -201,6 +201,13 @@ def overwrites(path, number):
     return killing.parts
 
 
+def overwrites_dcp(folder, killed):
+    """The same with torch.distributed.checkpoint, killed when it has opened its file and writes the first tensor."""
+    if killed:
+        torch.save = lambda *_: kill()
+    dcp.save(dict(w=torch.ones(64, 64)), checkpoint_id=folder, no_dist=True)
+
+
 class Nothing:
     """An optimizer without states, as SGD is; to make one of torch's takes a new rank a second."""
 
@@ -229,9 +236,10 @@ def saves_again(folder, number):
     return next(written)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_killed_while_overwriting(worlds, tmp_path):
     """torch.save over the old file, killed at eight moments: eight times nothing can be read. save(), killed at eight moments: the
-    old one can be, eight times. The chapter says so.
+    old one can be, eight times. torch.distributed.checkpoint over the old folder: nothing can be read. The chapter says so.
 
     Mutation: one of them killed before it begins or after it is done, which proves nothing."""
     path, folder = tmp_path / "model.pt", tmp_path / "saves"
@@ -250,6 +258,12 @@ def test_killed_while_overwriting(worlds, tmp_path):
         for name, written in durable.read_json(newest / saving.MANIFEST)["files"].items():
             durable.read(newest / name, *written)
         assert newest.name == "step-1"
+    worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), False)
+    dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(RankDied):
+        worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), True)
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
 
 
 @pytest.mark.filterwarnings("ignore")

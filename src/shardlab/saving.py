@@ -84,10 +84,10 @@ def save(folder, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, 
     def finish():
         for name, (size, _) in files.items():
             if (partial / name).stat().st_size != size:
-                raise OSError(f"{name} is not as it was written: does another run save there?")
-        manifest = dict(step=step, ranks=dist.get_world_size(group), files=files, flats=[flat.parameters for flat in flats],
-                        contents=contents(model, flats, optimizer))
-        write_json(partial / MANIFEST, manifest)
+                raise OSError(f"{name} is not as it was written: is there another run?")
+        write_json(partial / MANIFEST, dict(
+            step=step, ranks=dist.get_world_size(group), files=files,
+            flats=[flat.parameters for flat in flats], contents=contents(model, flats, optimizer)))
         flush_folder(partial)
         os.rename(partial, whole)
         flush_folder(folder)
