@@ -170,7 +170,8 @@ def test_the_first_prediction_stays(tmp_path, capsys):
 
 
 def test_predict_first(tmp_path):
-    """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken for a number."""
+    """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken for a number; twenty lines of ours
+    above the one sentence."""
     predictions = Predictions("01-lab", tmp_path)
     assert predictions.summary().rows[0][0] == "nothing predicted yet"
     with pytest.raises(LookupError, match="peak was not predicted yet"):
@@ -182,6 +183,9 @@ def test_predict_first(tmp_path):
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
             predictions.lock("peak", value)
+    with pytest.raises(ValueError) as caught:
+        predictions.lock("peak", ...)
+    assert caught.value._render_traceback_() == ["NoNumber: peak: put your number in the place of the dots."]  # no lines of ours
     predictions.lock("locked", 1)
     with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
         predictions.lock("locked", "two")

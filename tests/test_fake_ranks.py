@@ -37,7 +37,7 @@ def on_a_real_rank(recompute):
 def test_a_fake_rank_is_as_full_as_a_real_one(recompute):
     """To the byte, at rest and at the peak, which falls on the same operation; and its messages are the same.
 
-    Mutation: weights whose memory the fake side does not give back; a unit that is gathered while it is whole."""
+    Mutation: weights whose memory the fake side does not give back."""
     with ranks(2, device="cpu", announce=False) as world:
         real = world.run(on_a_real_rank, recompute)[1]
     fake = rank_of_many(SMALL, 2, rank=1, recompute=recompute)
@@ -45,18 +45,29 @@ def test_a_fake_rank_is_as_full_as_a_real_one(recompute):
     assert {name: total[:2] for name, total in fake.messages.items()} == {name: total[:2] for name, total in real.messages.items()}
 
 
+def resting(config, n, rank):
+    """Bytes of parameters, gradients and optimizer states on the rank, by the formulas."""
+    given = dict(zero_stage=3, data_parallel=n, rank=rank, accumulation_steps=1, **RECIPES["fp32 Adam"].quantities)
+    targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
+    found = [sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config)) for target in targets]
+    found[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=len(units(config)), **given)["zero_step_counter_bytes"]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("rank", (0, 4))
+def test_the_rank_has_its_own_shard(rank):
+    """Five ranks do not divide any unit, so the first shards are larger. Mutation: the shard of another rank."""
+    assert rank_of_many(SMALL, 5, rank=rank).resting[:3] == resting(SMALL, 5, rank) != resting(SMALL, 5, 4 - rank)
+
+
 @pytest.mark.parametrize("rank", (0, 1023))
 def test_one_of_a_thousand(rank):
     """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a time are the formulas'.
 
-    Mutations: the shard of another rank; a model that is built whole; twice the gatherings of a recomputed block."""
+    Mutations: a model that is built whole; a recomputed block that is gathered while it is whole."""
     config = GPTConfig.from_preset("GPT-3 175B", layers=2, tied_head=0)
     step = rank_of_many(config, 1024, rank=rank)
-    given = dict(zero_stage=3, data_parallel=1024, rank=rank, accumulation_steps=1, **RECIPES["fp32 Adam"].quantities)
-    targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
-    want = [sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config)) for target in targets]
-    want[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=4, **given)["zero_step_counter_bytes"]
-    assert step.resting[:3] == tuple(want)
+    assert step.resting[:3] == resting(config, 1024, rank)
     parameters = sum(units(config))
     assert {name: total[:2] for name, total in step.messages.items()} == {
         "all_gather": (8, 2 * 2 * parameters), "reduce_scatter": (4, 2 * parameters)}

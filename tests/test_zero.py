@@ -737,6 +737,17 @@ def test_filled_from_meta(world):
         assert abs(torch.cat([p.flatten() for p in parameters]).std() - 1) < 0.1
 
 
+def buffers_of_a_sharded_model():
+    model = Traps()
+    model.shift.fill_(dist.get_rank() + 1)
+    return stage3.fully_shard(model, units_of(model)).shift.unique().item()
+
+
+def test_buffers(world):
+    """Stage 3 begins with rank 0's buffers, too. Mutation: each rank keeps its own."""
+    assert world.run(buffers_of_a_sharded_model) == [1] * world.world_size
+
+
 def made_twice(stage):
     """Largest difference of a parameter, and what the first optimizer says, when a cell that makes one has run twice."""
     torch.set_default_dtype(torch.float64)

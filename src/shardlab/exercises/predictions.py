@@ -18,11 +18,26 @@ from ..measure.recordings import NOT_RECORDED
 from ..show.tables import Table
 
 
+class _OneSentence(Exception):
+    """IPython shows the sentence alone: the lines of the call say nothing to who reads a lab."""
+
+    def _render_traceback_(self):
+        return [f"{type(self).__name__}: {self}"]
+
+
+class NoNumber(_OneSentence, ValueError):
+    """What was given as a prediction is none."""
+
+
+class NotYet(_OneSentence, LookupError):
+    """A cell that comes before was not run: predict first."""
+
+
 def _number(name, value):
     if value is ...:
-        raise ValueError(f"{name}: put your number in the place of the dots.")
+        raise NoNumber(f"{name}: put your number in the place of the dots.")
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{name} = {value!r}: a prediction is one finite number.")
+        raise NoNumber(f"{name} = {value!r}: a prediction is one finite number.")
     return value
 
 
@@ -45,7 +60,7 @@ class Predictions:
     def __getitem__(self, name: str) -> float:
         """The locked prediction. Raises LookupError when nothing was predicted: predict first."""
         if name not in self._locked:
-            raise LookupError(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+            raise NotYet(f"{name} was not predicted yet: run the cell that locks it, then this one.")
         return self._locked[name]
 
     def lock(self, name: str, value: float) -> None:
@@ -86,7 +101,7 @@ class Predictions:
         nothing compared since this kernel started: that cell first."""
         self[name]
         if name not in self._measured:
-            raise LookupError(f"{name} was not measured yet: run the cell that predicts it to its end, then this one.")
+            raise NotYet(f"{name} was not measured yet: run the cell that predicts it to its end, then this one.")
         return self._measured[name]
 
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:

@@ -138,8 +138,9 @@ def _fate(end, seen) -> str:
         return f"died: {end.how}"
     if end.stopped:
         return f"stopped{at}"
-    return f"waited in a collective{at or ''.join(f' in {line.strip()}' for line in _place(end.frames))}" if end.echo else (
-        f"raised {end.error}: {end.message}".rstrip(": "))
+    if end.echo:
+        return f"waited in a collective{at or ''.join(f' in {line.strip()}' for line in _place(end.frames))}"
+    return (end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}").rstrip(": .")
 
 
 def _place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:

@@ -20,7 +20,7 @@ from .messages import Call, Cell, Quit, Regroup, Returned
 from .output import Printed, Progress, show
 from .server import Place, start, start_method, warm_up
 from .shared import SharedFile, SharedPath
-from .watch import Member, Outcome, send_all, watch
+from .watch import Member, Outcome, counting_interrupts, send_all, watch
 
 START_SECONDS = 120.0  # a cold machine imports torch in a few
 QUIT_SECONDS = 1.0
@@ -81,7 +81,9 @@ class World:
     def __del__(self):
         """Nobody has a name for it any more, as when the cell that made it runs again: its ranks go."""
         if not sys.is_finalizing():
-            self.close()
+            with counting_interrupts():  # nobody would see one
+                self._kill()
+                atexit.unregister(self.at_exit)
 
     def __enter__(self):
         return self
