@@ -1,5 +1,10 @@
 """`make gpu`, tried on the CPU: what is written can be read, and its byte rows are the formulas' bytes."""
 
+import signal
+import sys
+import time
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -111,12 +116,30 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, 
         list(attempts.attempt("a part", ())) or Row("not a name", 1, "count")
 
 
+def lives(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     """Must catch: a group that hangs or dies taking the others with it, rows lost that it had written before; processes left; a group
     begun when the time is up; the command of a child in the place of the whole one's."""
-    hangs = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); time.sleep(600)"
+    hangs = """if True:
+        import subprocess, sys, time
+        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+        time.sleep(600)"""
     monkeypatch.setattr(record, "LOOK_SECONDS", 0.1)
-    assert record.run_for([record.sys.executable, "-c", hangs], 1, lambda: None) == "ended after 1 s"
+    assert record.run_for([record.sys.executable, "-c", hangs], 5, lambda: None) == "ended after 5 s"
+    left = int(capfd.readouterr().out)
+    for _ in range(50):
+        if not lives(left):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("what a group started outlived it")
     assert record.run_for([record.sys.executable, "-c", "raise SystemExit(7)"], 20, lambda: None) == "its process ended with 7"
     assert record.run_for(["no such program"], 0, lambda: None) == "not begun: the time was up"
 
@@ -133,6 +156,21 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
     assert kept[-1].rows == done.rows[:2]
     assert record.record_apart("make gpu", ["machine"], ["--cpu"], kept.append) is None
+
+
+def test_ended_from_outside(tmp_path, monkeypatch):
+    """Must catch: a SIGTERM, as `timeout` sends it, that ends the parent on the spot and leaves a group's processes behind."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def half_way(*_):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(record, "record_apart", half_way)
+    try:
+        with pytest.raises(SystemExit, match="what was measured is written"):
+            record.main(["--cpu", "--apart", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")

@@ -80,7 +80,7 @@ def on_a_rank(device: str, sizes: dict, turns: int) -> tuple[int, dict[str, tupl
 
     counted, models = {}, {}
     for name, wrap in WAYS.items():
-        with Ledger(net := build()) as ledger:
+        with Ledger(net := build(), device=device) as ledger:
             models[name] = wrap(net)
             for _ in range(WARM_UP):
                 line = len(ledger.timeline)

@@ -99,7 +99,8 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
 def _on_gpu(limit_bytes, device, work, cases):
     torch.cuda.empty_cache()
     total, reserved = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_reserved(device)
-    before = torch.cuda.get_per_process_memory_fraction(device)
+    tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)  # older versions do not tell: all of it
+    before = tell(device)
     torch.cuda.set_per_process_memory_fraction(min(before, (reserved + limit_bytes) / total), device)
     try:
         return attempt_each(work, cases)

@@ -134,6 +134,7 @@ def main(arguments=None) -> int:
         return recording.write(parsed.folder)
 
     if parsed.apart:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"))
         done = record_apart(command, [group.__name__ for group in groups], asked[:parsed.cpu], keep)
     else:
         done = record(device, command, groups, keep)

@@ -88,8 +88,9 @@ def on_the_host(optimizer_cls: type) -> type:
 
 
 def host_copy(tensor: Tensor) -> Tensor:
-    """A copy in host memory; pinned if it comes from a GPU, because then the copy engine can fetch it by itself."""
-    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    """A copy in host memory; pinned if it comes from a GPU, because then the copy engine can fetch it by itself. It is there on return,
+    and so is all that was on its way to that GPU before: one stream does one thing after the other."""
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach())
 
 
