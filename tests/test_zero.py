@@ -7,6 +7,7 @@ model is meant: a mean over the whole batch, of which each rank has an equal par
 
 import math
 import sys
+from contextlib import ExitStack
 from functools import partial
 
 import cloudpickle
@@ -33,11 +34,30 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
 
 
-@pytest.fixture(scope="module", params=(2, 3, 4))
-def world(request):
-    """One for all tests of this size: what runs on it sets the default dtype that it wants."""
-    with ranks(request.param, device="cpu", announce=False) as world:
-        yield world
+@pytest.fixture(scope="module")
+def worlds():
+    """One of each size for all tests: what runs on it sets the default dtype that it wants."""
+    with ExitStack() as stack:
+        started = {}
+
+        def world_of(n):
+            if n not in started:
+                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
+            return started[n]
+
+        yield world_of
+
+
+@pytest.fixture(params=(2, 3, 4))
+def world(request, worlds):
+    """For what depends on the number of ranks: parity, and bytes."""
+    return worlds(request.param)
+
+
+@pytest.fixture
+def three(worlds):
+    """For the rest: a number that divides few sizes."""
+    return worlds(3)
 
 
 # --- models: two GPTs, and one with every trap -------------------------------------------------------------------------
@@ -225,7 +245,7 @@ def test_parity(world):
                 assert max(found.values()) <= 1e-12, (stage, name, found)
 
 
-def test_parity_with_adam(world):
+def test_parity_with_adam(three):
     """AdamW divides by the square root of the squared gradient plus 1e-8, so rounding of a gradient that is truly zero (a key's bias)
     comes out up to 1e8 times larger: hence 1e-9. Weight decay moves an unused parameter in stages 1 and 2, whose shard mixes it with
     used ones, as it moves a plain one whose gradient is zeros and not None; in stage 3, as a unit of its own, it stays.
@@ -234,7 +254,7 @@ def test_parity_with_adam(world):
     for stage in STAGES:
         for name in ("tied", "traps"):
             kwargs = dict(lr=0.01, weight_decay=0.1)
-            for found in world.run(distances, stage, name, torch.optim.AdamW, kwargs, microbatches=1, fill=stage < 3):
+            for found in three.run(distances, stage, name, torch.optim.AdamW, kwargs, microbatches=1, fill=stage < 3):
                 assert max(found["output"], found["parameter"]) <= 1e-9 and found["gradient"] <= 1e-9, (stage, name, found)
 
 
@@ -250,13 +270,13 @@ def one_cycle(optimizer):
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=5)
 
 
-def test_schedulers(world):
+def test_schedulers(three):
     """A scheduler that changes learning rate and momentum takes the sharded optimizer for an optimizer.
 
     Mutation: param_groups that are copies of those of the optimizer inside: the learning rate never changes."""
     for stage in (1, 2):
         settings = dict(schedule=one_cycle, microbatches=1, steps=3)
-        for found in world.run(distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), **settings):
+        for found in three.run(distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), **settings):
             assert max(found.values()) <= 1e-12, (stage, found)
 
 
@@ -285,10 +305,10 @@ def in_groups(stage):
     return max(far(a, b) for a, b in zip(models[1].parameters(), models[0].parameters()))
 
 
-def test_parameter_groups(world):
+def test_parameter_groups(three):
     """Mutations: buckets that mix groups; the settings of the first group for all; an added group without its hooks in stage 2."""
     for stage in (1, 2):
-        assert max(world.run(in_groups, stage)) <= 1e-12
+        assert max(three.run(in_groups, stage)) <= 1e-12
 
 
 def recomputed(reentrant):
@@ -313,16 +333,14 @@ def recomputed(reentrant):
     return max(far(gradients[key], p.grad) for key, p in plain.named_parameters()), counts
 
 
-def test_with_activation_checkpointing(world):
+def test_with_activation_checkpointing(three):
     """Recomputing a unit in backward finds it whole and leaves it so: gathered twice, as without. The reentrant kind computes in a
     backward of its own and pays a third time.
 
     Mutation: a unit freed after the recomputed forward; a recomputed forward that gathers again."""
-    if world.world_size != 3:
-        return  # PyTorch loads its compiler for it, which takes seconds: once will do
-    for difference, counts in world.run(recomputed, False):
+    for difference, counts in three.run(recomputed, False):
         assert difference <= 1e-12 and counts == [3, 3, 3]  # the third reads the gradients
-    for difference, counts in world.run(recomputed, True):
+    for difference, counts in three.run(recomputed, True):
         assert difference <= 1e-12 and counts == [4, 4, 4]
 
 
@@ -374,13 +392,13 @@ def clipped(stage, max_norm):
     return max(worst, *(far(updated[key], p) for key, p in plain.named_parameters()))
 
 
-def test_clipping(world):
+def test_clipping(three):
     """The norm is that of the whole mean gradient, whether it is too long or not.
 
     Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced yet, or reduces twice."""
     for stage in STAGES:
         for max_norm in (0.05, 100.0):
-            assert max(world.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
+            assert max(three.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
 
 
 def on_the_host_or_not(stage):
@@ -403,12 +421,12 @@ def on_the_host_or_not(stage):
     return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0])
 
 
-def test_offload(world):
+def test_offload(three):
     """On a CPU host and device are one memory, so this shows that the copies go the right way, and nothing about a GPU.
 
     Mutations: parameters not copied back; the host's gradient from the step before; clipping that sees no gradient."""
     for stage in STAGES:
-        assert all(world.run(on_the_host_or_not, stage)), stage
+        assert all(three.run(on_the_host_or_not, stage)), stage
 
 
 def ahead_or_not():
@@ -447,13 +465,13 @@ def ahead_or_not():
     return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0]), sizes, most, by_thread
 
 
-def test_gathering_ahead(world):
+def test_gathering_ahead(three):
     """The same numbers, one unit more at a time; all but the first unit of each forward and backward is there before it is asked for,
     from the second step on. After two evaluations it guesses that a forward follows, and gathers in vain.
 
     Mutations: a unit gathered before the step used after it; messages of both gatherings on one connection."""
     block = sum(p.numel() for p in MODELS["gated"]().blocks[0].parameters())
-    for same, (without, with_it), most, by_thread in world.run(ahead_or_not):
+    for same, (without, with_it), most, by_thread in three.run(ahead_or_not):
         assert same and most == [4 * block, 8 * block]
         assert without <= with_it <= 1.2 * without
         assert by_thread >= 3 * 2 * 4
@@ -479,12 +497,12 @@ def in_16_bits():
     return same, worst, dtypes, log.totals()["send"].nbytes, sizes
 
 
-def test_16_bits_over_fp32_shards(world):
+def test_16_bits_over_fp32_shards(three):
     """Shards and their gradients rest in fp32, bf16 travels and computes. Gradients are sums of numbers with 8 bits.
 
     Mutation: shards rounded once and for all; gradients that travel in fp32."""
-    for me, (same, worst, dtypes, nbytes, sizes) in enumerate(world.run(in_16_bits)):
-        given = dict(zero_stage=3, data_parallel=world.world_size, rank=me, accumulation_steps=1, parameter_element_bytes=2,
+    for me, (same, worst, dtypes, nbytes, sizes) in enumerate(three.run(in_16_bits)):
+        given = dict(zero_stage=3, data_parallel=three.world_size, rank=me, accumulation_steps=1, parameter_element_bytes=2,
                      gradient_element_bytes=2)
         assert same and worst < 0.05 and dtypes == {torch.float32}
         assert nbytes == summed(["zero_sent_bytes"], sizes, **given)[0]
@@ -652,10 +670,10 @@ def after_a_broken_backward(stage):
     return max(far(updated[key], p) for key, p in plain.named_parameters())
 
 
-def test_after_a_broken_backward(world):
+def test_after_a_broken_backward(three):
     """Mutations: zero_grad leaves the count of arrived gradients; a unit that stays "in backward" and is never gathered anew."""
     for stage in STAGES:
-        assert max(world.run(after_a_broken_backward, stage)) <= 1e-12, stage
+        assert max(three.run(after_a_broken_backward, stage)) <= 1e-12, stage
 
 
 def stepped_in_between(stage):
@@ -671,12 +689,12 @@ def stepped_in_between(stage):
         return str(error)
 
 
-def test_a_step_between_forward_and_backward(world):
+def test_a_step_between_forward_and_backward(three):
     """Autograd objects, as it does on a plain model: what it kept is not what backward would compute with.
 
     Mutation: increment_version left out of a step; save_for_backward left out of Gathered."""
     for stage in STAGES:
-        for sentence in world.run(stepped_in_between, stage):
+        for sentence in three.run(stepped_in_between, stage):
             assert "modified by an inplace operation" in sentence, (stage, sentence)
 
 
@@ -701,10 +719,10 @@ def resumed(stage):
     return all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
 
 
-def test_state_of_the_shard(world):
+def test_state_of_the_shard(three):
     """Mutation: after loading, param_groups that are still those from before: the learning rate of the new optimizer."""
     for stage in STAGES:
-        assert all(world.run(resumed, stage)), stage
+        assert all(three.run(resumed, stage)), stage
 
 
 def filled_from_meta():
@@ -724,11 +742,11 @@ def filled_from_meta():
         return most, [p.detach().clone() for p in ours.parameters()], ours(torch.zeros(1, 3, dtype=torch.long)).isfinite().all().item()
 
 
-def test_filled_from_meta(world):
+def test_filled_from_meta(three):
     """Units are whole one at a time; rank 0's values are everyone's, in the plain model's order and with its statistics.
 
     Mutations: every rank keeps its own values; unsharded() gathers all units; a unit left open."""
-    plain, found = MODELS["gated"](), world.run(filled_from_meta)
+    plain, found = MODELS["gated"](), three.run(filled_from_meta)
     largest = max(sum(p.numel() for p in unit.parameters()) for unit in units_of(plain))
     for most, parameters, finite in found:
         assert most == 4 * largest and finite
@@ -743,9 +761,9 @@ def buffers_of_a_sharded_model():
     return stage3.fully_shard(model, units_of(model)).shift.unique().item()
 
 
-def test_buffers(world):
+def test_buffers(three):
     """Stage 3 begins with rank 0's buffers, too. Mutation: each rank keeps its own."""
-    assert world.run(buffers_of_a_sharded_model) == [1] * world.world_size
+    assert three.run(buffers_of_a_sharded_model) == [1] * three.world_size
 
 
 def made_twice(stage):
@@ -766,10 +784,10 @@ def made_twice(stage):
         return max(far(a, b) for a, b in zip(ours.parameters(), plain.parameters())), str(error)
 
 
-def test_an_optimizer_made_twice(world):
+def test_an_optimizer_made_twice(three):
     """The second one trains; the first refuses. Mutation: hooks of the first that take the gradients away from the second."""
     for stage in (1, 2):
-        for difference, sentence in world.run(made_twice, stage):
+        for difference, sentence in three.run(made_twice, stage):
             assert difference <= 1e-12 and sentence.startswith("a parameter was moved after the sharded optimizer was made")
 
 
@@ -801,9 +819,9 @@ def refusals():
     return found
 
 
-def test_bad_input(world):
+def test_bad_input(three):
     """Each is refused with the value and the rule. Mutation: any of the checks left out."""
-    for found in world.run(refusals):
+    for found in three.run(refusals):
         for sentence, start in zip(found, (
                 "TypeError: optimizer_cls = 'AdamW': it must be a class of optimizers",
                 "TypeError: optimizer_cls = Adafactor: it looks at more than one element at a time",
