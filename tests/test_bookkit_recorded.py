@@ -61,6 +61,13 @@ def test_a_page_shows_what_was_recorded(build):
     assert NOT_RECORDED.lower() not in text.lower()
 
 
+def test_a_box_of_some_cases(build):
+    """Must catch: a box that asks for one way of running an optimizer and shows all, or none because a number is no word."""
+    rows = (*ROWS, Row("step.peak", 700, "bytes", dict(optimizer="loop", ranks=2)))
+    text, warnings = build("# Page\n\n```{recorded} step.peak optimizer=loop ranks=2\n```\n", gpu(rows=rows))
+    assert not warnings and "step, peak (loop, 2) 700 B" in text and "500 B" not in text and "foreach" not in text
+
+
 def test_without_a_recording_a_page_says_so(build):
     """Must catch: an empty table, or a CPU's recording passed off as a GPU's."""
     for recordings in ((), (gpu(hardware=Hardware("x86_64", "cpu", 1, 2**34)),)):

@@ -54,17 +54,20 @@ class RecordedRole(SphinxRole):
 
 
 class RecordedDirective(SphinxDirective):
-    """A *Measured* box with the rows of these names; its content says what to look at."""
+    """A *Measured* box with the rows of these names, and among words such as optimizer=loop with such a case; its content says what to
+    look at."""
 
     required_arguments = 1
     final_argument_whitespace = True
     has_content = True
 
     def run(self):
-        names = self.arguments[0].split()
+        words = self.arguments[0].split()
+        names, given = [word for word in words if "=" not in word], {tuple(word.split("=", 1)) for word in words if "=" in word}
         tables = []
         for recording in _recordings(self.env, self.get_location()):
-            rows = [row for row in recording.rows if row.name in names]
+            rows = [row for row in recording.rows
+                    if row.name in names and given <= {(name, str(value)) for name, value in row.case.items()}]
             if rows:
                 said = f"{recording.label[:1].upper()}{recording.label[1:]}, torch {recording.versions['torch']}, by "
                 tables += [nodes.paragraph("", "", nodes.Text(said), nodes.literal("", recording.command), nodes.Text(":")),

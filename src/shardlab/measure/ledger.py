@@ -157,10 +157,10 @@ class Ledger(TorchDispatchMode):
 
     def _write_line(self, operation):
         phase = "optimizer" if self._stepping else "forward" if torch._C._current_graph_task_id() == -1 else "backward"
-        self.timeline.append(Moment(self.bytes, phase, operation, self._modules[-1]))
+        self.timeline.append(Moment(counts := self.bytes, phase, operation, self._modules[-1]))
         self._changed = False
-        if (total := self.bytes.total) > self._most:
-            self._most = total
+        if counts.total > self._most:
+            self._most = counts.total
             if self.when_fuller is not None:
                 self.when_fuller()
 
