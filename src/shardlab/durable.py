@@ -88,6 +88,8 @@ def flush(file):
 
 def flush_folder(folder: Path):
     """So that the names in it are on the disk, too."""
+    if os.name == "nt":  # opens no folder; not tried there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
