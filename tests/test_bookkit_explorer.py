@@ -122,21 +122,21 @@ def test_every_symbol_of_an_equation_is_marked(name):
 def test_a_page_carries_what_it_uses(build):  # noqa: F811
     """Plain scripts in the head, formulas first, only where there is an explorer; the function of that explorer only.
 
-    Mutation: add the scripts to every page, that of curves where there are none, or with `defer`, so that nothing moves until the
-    whole page is read."""
+    Mutation: add the scripts to every page, that of curves or of the time axis where there are none, or with `defer`, so that nothing
+    moves until the whole page is read."""
     pages, warnings = build(
         index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
         two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n",
         three="---\norphan: true\n---\n# Three\n",
     )
     assert not warnings
-    for page, here, elsewhere in (
-        ("index", "does-it-fit", "fits-and-how-long"),
-        ("two", "fits-and-how-long", "does-it-fit"),
+    for page, here, elsewhere, drawing in (
+        ("index", "does-it-fit", "fits-and-how-long", ["pictures.js"]),
+        ("two", "fits-and-how-long", "does-it-fit", ["pictures.js", "timeline.js"]),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(r"<script[^>]*_static/(?:formulas|svg|pictures|curves|explorer)\.js[^>]*>", head)
-        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "svg.js", "pictures.js", "explorer.js"]
+        scripts = re.findall(r"<script[^>]*_static/(?:formulas|svg|pictures|timeline|curves|explorer)\.js[^>]*>", head)
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "svg.js", *drawing, "explorer.js"]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
     assert "explorer" not in pages["three"] and not any("curves.js" in page for page in pages.values())

@@ -237,7 +237,8 @@ def test_the_weight_of_a_stepper(stepper):
 
     from bookkit.look import STATIC
 
-    own = len(rjsmin.jsmin((STATIC / "stepper.js").read_text())) + len(rcssmin.cssmin((STATIC / "stepper.css").read_text()))
+    own = sum(len(rjsmin.jsmin((STATIC / f"{name}.js").read_text())) + len(rcssmin.cssmin((STATIC / f"{name}.css").read_text()))
+              for name in ("stepper", "chunks"))
     assert own + max(len(stepper.card(name, 4, "../_static/collective-steps.js").encode()) for name in COLLECTIVES) < 25_000
 
 

@@ -7,6 +7,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
 - ``stepper``  a collective step by step: its plan, drawn and said
+- ``shards``   the same card for a training step under ZeRO: who holds which shard
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
@@ -20,8 +21,8 @@ __version__ = "0.1.0"
 
 def setup(app):
     # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is loaded (see build.py).
-    from bookkit import address, boxes, build, diffs, explorer, formulas, look, mathml, offline, recorded, stepper
+    from bookkit import address, boxes, build, diffs, explorer, formulas, look, mathml, offline, recorded, shards, stepper
 
-    for part in (build, mathml, boxes, explorer, stepper, formulas, diffs, recorded, look, offline, address):
+    for part in (build, mathml, boxes, explorer, stepper, shards, formulas, diffs, recorded, look, offline, address):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

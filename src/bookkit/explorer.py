@@ -6,7 +6,7 @@
 What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from the formulas. This module
 writes the card, with everything in it that needs no script: menus and controls, the sentence for the start, the equations
 behind "Why?", and a table for print and for readers without JavaScript. ``static/explorer.js`` makes it live while the rest
-of the page is still being read; ``static/pictures.js`` and ``static/curves.js`` draw.
+of the page is still being read; ``static/pictures.js``, ``static/timeline.js`` and ``static/curves.js`` draw.
 """
 
 from functools import partial
@@ -220,7 +220,8 @@ def _add_scripts(app, pagename, templatename, context, doctree):
     if names:
         app.add_css_file("explorer.css", priority=810)
         kinds = {picture.kind for name in names for picture in EXPLORERS[name].pictures}
-        drawing = [script for script, needed in (("pictures.js", kinds - {"curves"}), ("curves.js", "curves" in kinds)) if needed]
+        drawing = [script for script, drawn in (("pictures.js", {"memory"}), ("timeline.js", {"timeline", "time"}),
+                                                ("curves.js", {"curves"})) if kinds & drawn]
         for place, script in enumerate(("formulas.js", "svg.js", *drawing, "explorer.js")):
             app.add_js_file(script, priority=810 + place)
 

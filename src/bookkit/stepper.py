@@ -6,8 +6,8 @@
 
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses others. The card has the look
 and the habits of an explorer (``explorer.py``). Moves and words are data (``shardlab.show.collective_steps``): those of the first
-picture stand in the card, the others in one script that is fetched when the reader asks for another. ``static/stepper.js`` draws
-them. Without a script, and on paper, a table says the same steps.
+picture stand in the card, the others in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
+``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
 """
 
 from html import escape
@@ -63,38 +63,51 @@ def card(name, ranks, source):
     """The stepper as HTML, at its first step; `source` is the address of the script with all the others."""
     ident, steps = f"stepper-{name.replace(' ', '-')}", stepper_steps(name, ranks)
     options = "".join(f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES)
-    choices = "".join(f'<label><input type="radio" name="{ident}-n" value="{n}"{" checked" if n == ranks else ""}>'
-                      f"<span>{n}</span></label>" for n in RANKS)
     first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}  # the table says it
-    first = _json({name: {ranks: first}}).replace("<", "\\u003c")
+    look = f"""<span class="stepper-look">{escape(COLLECTIVES[name].look)}</span> Arrows are what this step sends:
++ is added, = is put in place."""
+    menus = f"""<div class="explorer-menu"><label for="{ident}-name">Collective</label>
+<select id="{ident}-name">{options}</select></div>
+{radio_buttons(ident, "n", "Ranks", {n: n for n in RANKS}, ranks)}"""
+    return frame(ident, title(name), look, menus, "Step", steps, 1, {name: {ranks: first}}, source,
+                 f"The steps of {_a(name)} on {ranks} ranks.")
+
+
+def frame(ident, heading, look, menus, step, steps, number, first, source, caption):
+    """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen (both HTML), `step` what a step
+    is called; it is shown at step `number`. `first` are the data of the first picture."""
     return f"""
 <div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
-<p class="explorer-title" id="{ident}-title">{title(name)}</p>
+<p class="explorer-title" id="{ident}-title">{heading}</p>
 <div class="explorer-picture" tabindex="0" role="group" aria-label="Picture: the arrow keys step, space plays">
-<p class="explorer-caption"><span class="stepper-look">{escape(COLLECTIVES[name].look)}</span> Arrows are what this step sends:
-+ is added, = is put in place.</p><div class="explorer-drawing"></div></div>
-<div class="explorer-menus"><div class="explorer-menu"><label for="{ident}-name">Collective</label>
-<select id="{ident}-name">{options}</select></div>
-<div class="explorer-menu"><span id="{ident}-n">Ranks</span>
-<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-n">{choices}</div></div></div>
+<p class="explorer-caption">{look}</p><div class="explorer-drawing"></div></div>
+<div class="explorer-menus">{menus}</div>
 <div class="explorer-controls"><div class="explorer-menu">
-<label for="{ident}-step">Step <span class="stepper-count">1 of {len(steps) - 1}</span></label>
-<input type="range" id="{ident}-step" min="0" max="{len(steps) - 1}" step="1" value="1"></div>
+<label for="{ident}-step">{step} <span class="stepper-count">{number} of {len(steps) - 1}</span></label>
+<input type="range" id="{ident}-step" min="0" max="{len(steps) - 1}" step="1" value="{number}"></div>
 <div class="stepper-buttons">{"".join(map(_button, BUTTONS))}</div>
 <p class="stepper-keys">Keys: <kbd>←</kbd> <kbd>→</kbd> one step, <kbd>space</kbd> plays</p></div>
-<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(steps[1].sentence))}</p>
-<p class="explorer-detail">{escape(unbroken(steps[1].detail))}</p><p class="stepper-room" aria-hidden="true"></p></div>
+<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
+<p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p><p class="stepper-room" aria-hidden="true"></p></div>
 <p class="explorer-status" role="status"></p>
-<div class="explorer-fallback">{table(name, ranks)}</div>
+<div class="explorer-fallback">{table(steps, caption)}</div>
 <div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
-<script>BOOK.stepper("{ident}", {first});</script>
+<script>BOOK.stepper("{ident}", {_in_html(first)});</script>
 </div>
 """
 
 
+def radio_buttons(ident, key, label, choices, chosen):
+    """Buttons of which one is pressed; `choices`: value -> what is written on it."""
+    buttons = "".join(f'<label><input type="radio" name="{ident}-{key}" value="{value}"{" checked" if value == chosen else ""}>'
+                      f"<span>{text}</span></label>" for value, text in choices.items())
+    return f"""<div class="explorer-menu"><span id="{ident}-{key}">{label}</span>
+<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">{buttons}</div></div>"""
+
+
 def unbroken(text):
     """No line ends between a rank and its number."""
-    return re.sub("(rank|chunk) (?=[0-9A-H])", "\\1\N{NO-BREAK SPACE}", text)
+    return re.sub("(rank|chunk|unit) (?=[0-9A-H])", "\\1\N{NO-BREAK SPACE}", text)
 
 
 def title(name):
@@ -109,11 +122,10 @@ def _button(name):
             f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{paths}</svg></button>')
 
 
-def table(name, ranks):
-    """What each step of the collective does, and how far it comes; stepper.js reads its first words here."""
-    rows = "".join(f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>"
-                   for step in stepper_steps(name, ranks))
-    return (f'<table class="table"><caption>The steps of {_a(name)} on {ranks} ranks.</caption><thead><tr>'
+def table(steps, caption):
+    """What each step does, and how far it comes; stepper.js reads its first words here."""
+    rows = "".join(f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>" for step in steps)
+    return (f'<table class="table"><caption>{caption}</caption><thead><tr>'
             f'<th scope="col">What it does</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
 
 
@@ -129,37 +141,48 @@ def _visit_html(writer, node):
     raise nodes.SkipNode
 
 
-def _visit_text(writer, node):
+def skip(writer, node):
     raise nodes.SkipNode
 
 
 def script():
     """Every collective on every number of ranks."""
     data = {name: {n: page_data(name, n) for n in RANKS} for name in COLLECTIVES}
-    return f"BOOK.steppers.add({_json(data)});\n"
+    return f"BOOK.steppers.add({json_of(data)});\n"
 
 
-def _json(data):
+def json_of(data):
     return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
 
 
-def _write_script(app):
+def _in_html(data):
+    return json_of(data).replace("<", "\\u003c")
+
+
+def write_script(app, path, text):
     if app.builder.format == "html":
-        path = Path(app.outdir) / SCRIPT
+        path = Path(app.outdir) / path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script(), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
 
 
 def _add_scripts(app, pagename, templatename, context, doctree):
     """Plain scripts in the page's head: they are there when the parser meets the first stepper."""
     if doctree is not None and next(doctree.findall(stepper), None) is not None:
-        app.add_css_file("explorer.css", priority=810)
-        app.add_css_file("stepper.css", priority=811)
-        app.add_js_file("stepper.js", priority=813)
+        add_scripts(app, "chunks")
+
+
+def add_scripts(app, kind):
+    """What a card needs whose picture is of that kind: chunks or shards."""
+    for place, sheet in enumerate(("explorer.css", "stepper.css", f"{kind}.css")):
+        app.add_css_file(sheet, priority=810 + place)
+    app.add_js_file("svg.js", priority=811)
+    for place, script in enumerate(("stepper.js", f"{kind}.js")):
+        app.add_js_file(script, priority=813 + place)
 
 
 def setup(app):
-    app.add_node(stepper, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None))
+    app.add_node(stepper, html=(_visit_html, None), text=(skip, None), latex=(skip, None))
     app.add_directive("stepper", StepperDirective)
-    app.connect("builder-inited", _write_script)
+    app.connect("builder-inited", lambda app: write_script(app, SCRIPT, script()))
     app.connect("html-page-context", _add_scripts)

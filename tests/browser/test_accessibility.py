@@ -51,7 +51,8 @@ AS_BEFORE = """walk => {
   node.focus();
 }"""
 CHOOSE_ANOTHER = """() => {
-  const menu = document.activeElement.closest(".explorer").querySelector("select");
+  const card = document.activeElement.closest(".explorer"), menu = card.querySelector("select");
+  if (!menu) { card.querySelector("[type=radio]:not(:checked)").click(); return; }
   menu.selectedIndex = menu.options.length - 1;
   menu.dispatchEvent(new Event("change"));
 }"""

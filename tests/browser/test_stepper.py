@@ -93,7 +93,7 @@ def card(open_card):
 # --- the data and the picture ------------------------------------------------------------------------------------------
 
 FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) => Object.entries(sizes).map(([n, data]) => [
-  name, +n, data, BOOK.steppers.follow(data).map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
+  name, +n, data, BOOK.steppers.kinds.chunks.follow(data).map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
     [+chunk, [...Array(+n).keys()].filter(rank => parts >> rank & 1)])))]))"""
 
 

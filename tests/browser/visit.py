@@ -22,8 +22,10 @@ OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.op
 ASK_STEPPERS = """async () => {
   for (const card of document.querySelectorAll(".stepper.live")) {
     const menu = card.querySelector("select"), title = card.querySelector(".explorer-title"), first = title.textContent;
-    menu.selectedIndex = (menu.selectedIndex + 1) % menu.options.length;
-    menu.dispatchEvent(new Event("change"));
+    if (menu) {
+      menu.selectedIndex = (menu.selectedIndex + 1) % menu.options.length;
+      menu.dispatchEvent(new Event("change"));
+    } else card.querySelector("[type=radio]:not(:checked)").click();
     while (title.textContent === first) await new Promise(requestAnimationFrame);
     card.querySelector(".explorer-reset").click();
   }

@@ -1,8 +1,9 @@
-/* Nodes of SVG that are made once and moved: BOOK.svg, for the scripts that draw (pictures.js, curves.js) and for explorer.js.
+/* Nodes of SVG that are made once and moved: BOOK.svg, for the scripts that draw and for those of cards.
    Classic script. */
 (function () {
   "use strict";
 
+  window.BOOK = window.BOOK || {};
   const SVG = "http://www.w3.org/2000/svg";
 
   /* Writes what is new: even the same value, written again, costs the browser a look at the element's style. */
@@ -44,6 +45,20 @@
     return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12].find(step => step * scale >= value) * scale;
   }
 
-  BOOK.svg = { set, draw, write, clamp, label, roundUp };
+  let serial = 0; // ids of patterns
+
+  /* Fill and outline of a colour of the memory palette. */
+  function colours(name) { return "fill: var(--memory-" + name + "); stroke: var(--memory-" + name + "-line)"; }
+
+  /* The hatch over what is too much; returns the id of its pattern. */
+  function hatched(svg) {
+    const id = "explorer-over-" + ++serial;
+    const hatch = draw(draw(svg, "defs"), "pattern", { id: id, width: 7, height: 7, patternUnits: "userSpaceOnUse",
+      patternTransform: "rotate(45)" });
+    draw(hatch, "rect", { width: 3, height: 7, class: "hatch" });
+    return id;
+  }
+
+  BOOK.svg = { set, draw, write, clamp, label, roundUp, colours, hatched };
   BOOK.pictures = {}; // kind -> function that makes a picture in an SVG node from its specification
 })();

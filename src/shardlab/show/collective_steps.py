@@ -235,8 +235,7 @@ def encode(plan: Plan) -> str:
 
 
 def page_data(name: str, n: int) -> dict:
-    """What static/stepper.js draws. Any picture with ranks as rows that is said like this can be stepped through: this is where
-    "who holds which shard" will come in.
+    """What static/chunks.js draws.
 
     `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the first step, with its own part in
     each. `labels`: of each chunk, what is written in a cell that holds it; or `texts`: the same for a row that is one cell, by

@@ -18,7 +18,7 @@ INK = PAGE.line
 LINE = TIMELINE["forward"].light
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
 FAR = 20  # a capacity this many times the bytes would leave nothing of the bars: it is named at the edge instead
-FAR_ABOVE = 3  # the same for columns, which need their height; static/pictures.js draws the same
+FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
 
 
 # --- what all figures share --------------------------------------------------------------------------------------------

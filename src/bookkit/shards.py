@@ -1,0 +1,90 @@
+"""The ``{shards}`` directive: who holds which shard under ZeRO, move by move, live without a server.
+
+    ```{shards} 1
+    :ranks: 4
+    ```
+
+The argument is the stage that is shown first, the option on how many ranks; the reader chooses others, and one or two
+microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves, words and numbers are data
+(``shardlab.show.shard_steps``): those of the first picture stand in the card, the others in a script that is fetched when the
+reader asks for another. Without a script, and on paper, a table says the same moves.
+"""
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from bookkit import stepper
+from shardlab.show.shard_steps import LOOK, MICROBATCHES, RANKS, first_number, name_of, page_data, shard_steps
+
+logger = logging.getLogger(__name__)
+
+SCRIPT = "_static/shard-steps.js"
+IDENT = "shards"
+
+
+class shards(nodes.General, nodes.Element):
+    """The place of the card in a page; ``stage`` and ``ranks`` are those shown first."""
+
+
+class ShardsDirective(SphinxDirective):
+    required_arguments = 1
+    option_spec = {"ranks": directives.nonnegative_int}
+
+    def run(self):
+        try:
+            node = shards(stage=directives.nonnegative_int(self.arguments[0]), ranks=self.options.get("ranks", 4))
+            shard_steps(node["stage"], node["ranks"], 1)
+            if next(self.state.document.findall(shards), None) is not None:
+                raise ValueError("who holds which shard stands on this page already.")
+        except ValueError as wrong:
+            logger.warning("shards: %s", wrong, location=self.get_location(), type="bookkit", subtype="shards")
+            return []
+        self.set_source_info(node)
+        return [node]
+
+
+def card(stage, ranks, source):
+    """The card as HTML, at the update; `source` is the address of the script with all other pictures."""
+    data, steps = page_data(stage, ranks, 1), shard_steps(stage, ranks, 1)
+    first = {key: value for key, value in data.items() if key != "say"}  # the table says it
+    stages = {f"stage {number}": number for number in range(4)}
+    counts = {name_of(0, count).partition(", ")[2]: count for count in MICROBATCHES}
+    menus = (stepper.radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
+             + stepper.radio_buttons(IDENT, "n", "Ranks", {n: n for n in RANKS}, ranks)
+             + stepper.radio_buttons(IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts))))
+    return stepper.frame(IDENT, data["title"], LOOK, menus, "Move", steps, first_number(stage, 1),
+                         {name_of(stage, 1): {ranks: first}}, source, f"The moves of a training step in stage {stage} on {ranks} ranks.")
+
+
+def script():
+    """Every stage, number of ranks and of microbatches. What does not depend on the ranks stands there once."""
+    packed = {}
+    for stage in range(4):
+        for microbatches in MICROBATCHES:
+            every = {n: page_data(stage, n, microbatches) for n in RANKS}
+            some = every[RANKS[0]]
+            packed[name_of(stage, microbatches)] = {
+                "all": {key: value for key, value in some.items() if key not in ("shards", "say")},
+                "sentences": [sentence for sentence, _ in some["say"]],
+                "details": {n: [detail for _, detail in data["say"]] for n, data in every.items()}}
+    return f"BOOK.steppers.add(BOOK.steppers.kinds.shards.unpack({stepper.json_of(packed)}));\n"
+
+
+def _visit_html(writer, node):
+    page = writer.builder.current_docname
+    writer.body.append(card(node["stage"], node["ranks"], "../" * page.count("/") + SCRIPT))
+    raise nodes.SkipNode
+
+
+def _add_scripts(app, pagename, templatename, context, doctree):
+    if doctree is not None and next(doctree.findall(shards), None) is not None:
+        stepper.add_scripts(app, "shards")
+
+
+def setup(app):
+    app.add_node(shards, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None))
+    app.add_directive("shards", ShardsDirective)
+    app.connect("builder-inited", lambda app: stepper.write_script(app, SCRIPT, script()))
+    app.connect("html-page-context", _add_scripts)
