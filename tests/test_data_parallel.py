@@ -84,11 +84,11 @@ class Twice(nn.Module):
 
 
 class Unused(nn.Module):
-    """A layer that nobody uses, and one that is used where the first number is positive: on some ranks."""
+    """A layer that nobody uses, and one that is used where the first number is positive: on some ranks. It has the last bucket."""
 
     def __init__(self):
         super().__init__()
-        self.never, self.sometimes, self.always = nn.Linear(5, 3), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.sometimes, self.never, self.always = nn.Linear(5, 5), nn.Linear(5, 3), nn.Linear(5, 5)
 
     def forward(self, x):
         x = self.always(x)

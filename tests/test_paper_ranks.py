@@ -70,7 +70,8 @@ def test_what_runs_on_and_on_is_stopped(monkeypatch):
     def work(dist):
         while dist.get_rank() == 1:
             try:
-                pass
+                for _ in range(10**6):
+                    pass
             except Exception:
                 pass
         dist.recv(torch.empty(1), 1)
@@ -95,6 +96,7 @@ def test_a_rank_that_raises_is_named():
         assert attempt(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
         assert attempt(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
         assert attempt(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
+        assert attempt(3, lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0) == "ZeroDivisionError: division by zero"
         assert attempt(2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())).startswith("Stuck: rank 0 waits")
     assert attempt(2, lambda dist: dist.get_rank() / ...) is ...
 

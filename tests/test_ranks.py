@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ if sys.platform == "win32":
 from notebook_kernel import gone  # noqa: E402
 
 from shardlab import ranks as package  # noqa: E402
-from shardlab.ranks import RankDied, RankRaised, ranks  # noqa: E402
+from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks  # noqa: E402
 from shardlab.ranks import world as world_module  # noqa: E402
 from shardlab.ranks.server import start  # noqa: E402
 from shardlab.ranks.world import _announcement  # noqa: E402
@@ -68,20 +69,21 @@ def test_a_world_without_a_name_ends():
 
 
 def test_an_interrupt_while_ranks_are_started(monkeypatch):
-    """Mutation: those that were started before are left to themselves."""
+    """Mutations: an interrupt between two of them, or within one, that leaves those that were started to themselves."""
     started = []
 
     def interrupted(place, method):
-        if place.rank == 1:
-            raise KeyboardInterrupt
         started.append(start(place, method))
+        if place.rank == 0:
+            signal.raise_signal(signal.SIGINT)
         return started[-1]
 
     monkeypatch.setattr(world_module, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RanksInterrupted, match="The ranks were interrupted while they were started: there are none."):
         ranks(2, announce=False)
-    with pytest.raises(ValueError, match="process object is closed"):
-        started[0].is_alive()
+    for process in started:
+        with pytest.raises(ValueError, match="process object is closed"):
+            process.is_alive()
 
 
 def test_one_rank_is_a_world(three):

@@ -14,7 +14,7 @@ import cloudpickle
 
 from . import torchrun
 from .board import MOST_RANKS, Board
-from .faults import verdict
+from .faults import RanksInterrupted, verdict
 from .links import Host
 from .messages import Call, Cell, Quit, Regroup, Returned
 from .output import Printed, Progress, show
@@ -167,18 +167,18 @@ class World:
         self.store, board = SharedPath(), SharedFile(Board.nbytes(self.world_size))
         self.board = Board(board, self.world_size)
         self.out, self.err = ([Printed() for _ in range(self.world_size)] for _ in range(2))
-        try:
+        with counting_interrupts() as interrupts:  # one in the middle would leave a rank of which nobody knows
             for rank in range(self.world_size):
                 ours, theirs = Pipe()
                 host = self.hosts[rank * len(self.hosts) // self.world_size] if self.hosts else None
-                place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file, self.device,
-                              self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan,
+                place = Place(rank, self.world_size, theirs, self.store, board, self.out[rank].file, self.err[rank].file,
+                              self.device, self.backend, self.share_gpus, self.patience_seconds, self.threads, self.forbid_nan,
                               host and host.interface, host.namespaces if host else (), dict(os.environ))
                 self.members.append(Member(start(place, self.method), ours))
                 theirs.close()
-        except BaseException:  # an interrupt: those that were started go
+        if interrupts:
             self._kill()
-            raise
+            raise RanksInterrupted("The ranks were interrupted while they were started: there are none.")
         board.close()  # the mapping stays
         outcome = self._watch(Regroup(0), START_SECONDS)
         if outcome.trouble is not None:
