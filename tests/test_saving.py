@@ -19,6 +19,7 @@ from shardlab.ranks import ranks  # noqa: E402
 from shardlab.saving import Damaged, SaveFailed, resume, save  # noqa: E402
 from shardlab.zero import stage1, stage2, stage3  # noqa: E402
 from shardlab.zero.options import on_the_host  # noqa: E402
+from shardlab.zero.whole import unsharded  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -444,7 +445,7 @@ def bad_input(folder):
         except ValueError as error:
             found.append(str(error))
     model, optimizer, _ = training(3)
-    with stage3.unsharded(model):
+    with unsharded(model):
         try:
             save(folder, model, optimizer, 4)
         except ValueError as error:

@@ -29,6 +29,7 @@ from shardlab.ranks import ranks  # noqa: E402
 from shardlab.zero import stage1, stage2, stage3  # noqa: E402
 from shardlab.zero.flat import Native, Ring, own_chunk  # noqa: E402
 from shardlab.zero.options import GatherAhead, clip_gradients, on_the_host  # noqa: E402
+from shardlab.zero.whole import unsharded  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
@@ -169,7 +170,7 @@ def whole_gradients(stage, model, optimizer):
     kept = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.data.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
-    with stage3.unsharded(model):
+    with unsharded(model):
         found = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     for p, value in zip(model.parameters(), kept):
         p.data.copy_(value)
@@ -179,7 +180,7 @@ def whole_gradients(stage, model, optimizer):
 def whole_parameters(stage, model):
     if stage < 3:
         return {name: p.detach().clone() for name, p in model.named_parameters()}
-    with stage3.unsharded(model):
+    with unsharded(model):
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
@@ -742,11 +743,11 @@ def filled_from_meta():
     torch.manual_seed(dist.get_rank())
     with Ledger(ours) as ledger:
         for unit in stage3.sharded_units(ours):
-            with stage3.unsharded(unit, recurse=False, write=True), torch.no_grad():
+            with unsharded(unit, recurse=False, write=True), torch.no_grad():
                 for p in unit.parameters():
                     p.normal_()
     most = max(moment.bytes.gathered for moment in ledger.timeline)
-    with stage3.unsharded(ours):
+    with unsharded(ours):
         return most, [p.detach().clone() for p in ours.parameters()], ours(torch.zeros(1, 3, dtype=torch.long)).isfinite().all().item()
 
 

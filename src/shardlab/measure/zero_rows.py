@@ -18,7 +18,8 @@ from ..gpt import GPT, GPTConfig, next_token_loss
 from ..ranks import ranks
 from ..zero import stage1, stage2
 from ..zero.options import on_the_host
-from ..zero.stage3 import fully_shard, sharded_units, unsharded
+from ..zero.stage3 import fully_shard, sharded_units
+from ..zero.whole import unsharded
 from .attempts import FAILED, attempt
 from .communication import CommunicationLog
 from .ledger import Ledger

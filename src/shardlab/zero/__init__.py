@@ -2,7 +2,8 @@
 
     stage1.py     optimizer states sharded; gradients reduce-scattered and parameters gathered in step()
     stage2.py     gradients too: reduce-scattered in backward
-    stage3.py     parameters too: gathered before use, freed after it
+    stage3.py     parameters too: gathered before use, freed after it; whole.py shows them whole for a while
+    moves.py      the same four ways to make a step as lists of moves, without torch: what the chapter draws
     options.py    clipping, states on the host, 16 bits over fp32 shards, gathering ahead
     flat.py       the flat tensors that are cut, and the two collectives on them; buckets.py groups parameters for stages 1 and 2
 

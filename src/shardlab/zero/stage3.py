@@ -20,7 +20,6 @@ way, such as an attribute, unless it also uses an output.
 """
 
 from collections.abc import Iterable, Sequence
-from contextlib import contextmanager
 from functools import wraps
 
 import torch
@@ -38,8 +37,7 @@ def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, 
 
     units          modules inside, to be called one after the other; a block list such as model.blocks will do
     group          the process group whose ranks share the parameters; by default the world. All ranks begin with rank 0's values
-    device         on which it computes; needed for a module on the meta device, which is filled unit by unit:
-                   `with unsharded(unit, recurse=False, write=True):` ... for each of sharded_units(module)
+    device         on which it computes; needed for a module on the meta device, which whole.unsharded fills unit by unit
     shard_device   where shards, their gradients and so their optimizer states rest; by default there too. "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way; shards and their gradients keep their own
     collectives    by default the best for the group: see flat.py
@@ -236,23 +234,6 @@ class Unit:
         self.in_backward = False
         self.reshard()
 
-    # --- whole for the user --------------------------------------------------------------------------------------------
-
-    def expose(self):
-        """The plain module's parameters, in the place of the shards."""
-        for name in self.shards:
-            del self.module._parameters[name]
-        self.unshard()
-        self.place([nn.Parameter(view, flat.shard.requires_grad) for flat in self.flats for view in flat.views()])
-        self.open = True
-
-    @torch.no_grad()
-    def write(self):
-        """The shards get what rank 0 has in the whole parameters."""
-        for flat in self.flats:
-            dist.broadcast(flat.full, first_rank(flat.group), group=flat.group)
-            flat.shard.copy_(own_chunk(flat.full, flat.group))
-
     def close(self):
         """The shards, in the place of the parameters."""
         for module, name, _ in self.sites:
@@ -262,22 +243,3 @@ class Unit:
         self.place(self.shapes)
         self.reshard()
         self.open = False
-
-
-@contextmanager
-def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
-    """Within, the units inside the module (without `recurse` the module only) have their parameters whole and under their own
-    names, as in the plain model: to look at, initialise, load or save. With `write`, the shards take rank 0's values at the end.
-    All ranks enter it."""
-    units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
-    try:
-        for unit in units:
-            unit.expose()
-        yield module
-        if write:
-            for unit in units:
-                unit.write()
-    finally:
-        for unit in units:
-            if unit.open:
-                unit.close()
