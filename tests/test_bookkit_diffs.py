@@ -70,8 +70,8 @@ def build(tmp_path):
 
 def shown(html):
     """The lines of a page's diff as text, each with its sign, and the tag that holds it."""
-    rows = re.findall(r'<(span|del|ins) class="diff-(both|out|in)">(.*?)\n</\1>', html, re.DOTALL)
-    return [(tag, unescape(re.sub(r"<[^>]*>", "", row))) for tag, _, row in rows]
+    rows = re.findall(r"<(span|del|ins)>(<span><span>.*?)\n</\1>", html, re.DOTALL)
+    return [(tag, unescape(re.sub(r"<[^>]*>", "", row))) for tag, row in rows]
 
 
 def test_the_page_shows_both_whole(build):
@@ -136,7 +136,7 @@ def test_names(name, begins, ends):
 def test_what_cannot_be_compared_stops_the_build(build, change, sentence):
     """A warning with page and line; the build takes warnings for errors. Mutation: an empty diff in silence."""
     html, warnings = build(PAGE.replace(*change))
-    assert sentence in warnings and "index.md:3" in warnings and "diff-both" not in html
+    assert sentence in warnings and "index.md:3" in warnings and "highlight-diff" not in html
 
 
 def test_broken_source():
@@ -152,8 +152,7 @@ def test_folded(build):
     page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
     html, warnings = build(page)
     assert not warnings
-    kinds = re.findall(r'class="diff-(both|out|in|gap)"', html)
-    assert kinds == ["out", "in", "in", "both", "out", "in", "both", "both", "out", "out", "in", "in", "both"]
+    assert [tag for tag, _ in shown(html)] == ["del", "ins", "ins", "span", "del", "ins", "span", "span", "del", "del", "ins", "ins", "span"]
     assert "gap" not in html
     html, warnings = build(page.replace(":context: 1", ":context: 0"))
     assert re.findall(r'class="diff-gap">. (.*?)\n', html) == ["1 line as before", "2 lines as before", "1 line as before"]

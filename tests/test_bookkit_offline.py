@@ -153,6 +153,22 @@ def test_fonts_and_their_licences_are_carried(book):
     assert {f"{name}-LICENSE.txt" for name in ("book-serif", "book-sans", "book-code", "stix-two-math")} <= fonts
 
 
+def test_pages_ask_for_the_faces_they_show(book):
+    """Before they are laid out; a face that comes later is not shown, so nothing moves when it comes.
+
+    Mutations: a face of book.css forgotten; italics asked for where there are none; `swap`, with which lines break twice."""
+    asked = {name: json.loads(re.search(r"<script>(\[.*?\])\.forEach\(function\(f\)\{document\.fonts\.load", page)[1])
+             for name, page in pages(book).items()}
+    always = {"1em 'Book Serif'", "600 1em 'Book Serif'", "1em 'Book Sans'"}
+    assert set(asked["index.html"]) == always and set(asked["labs/lab.html"]) - always == {"italic 1em 'Book Serif'", "1em 'Book Code'"}
+    assert set(asked["chapters/chapter.html"]) - always == {"1em 'Book Code'", "1em 'STIX Two Math'"}
+    for page in pages(book).values():
+        assert page.index('rel="stylesheet"') < page.index("document.fonts.load") < page.index("<body")
+    faces = re.findall(r'@font-face\{font-family:"([^"]+)";src:url[^}]*font-display:(\w+)', (book / "_static" / "book.css").read_text())
+    assert len(faces) == 6 and {name for name, display in faces if display != "optional"} == {"STIX Two Math"}
+    assert {name for name, _ in faces} == {re.search("'(.*)'", face)[1] for page in asked.values() for face in page}
+
+
 def test_pages_carry_few_bytes(book):
     """Mutation: put the search index, or the theme's scripts, back on every page."""
     for name, page in pages(book).items():

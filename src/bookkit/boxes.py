@@ -36,7 +36,7 @@ MARKS = {
 def new_box(kind, title=(), classes=()):
     """An empty box with its mark, its label and the nodes of its own title."""
     box = nodes.admonition(classes=["box", f"box-{kind}", *classes])
-    mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{MARKS[kind]}</svg>'
+    mark = f'<svg class="box-mark" viewBox="0 0 24 24" aria-hidden="true">{MARKS[kind]}</svg>'
     heading = nodes.title("", "", nodes.raw("", mark, format="html"))
     heading += nodes.inline("", LABELS[kind], classes=["box-label"])
     if title:

@@ -137,8 +137,8 @@ def _visit_html(writer, node):
             continue
         tag = {"both": "span", "out": "del", "in": "ins"}[kind]
         indent = len(line) - len(line.lstrip(" "))
-        lead = f'<span class="diff-lead"><span class="diff-sign">{SIGNS[kind]}</span> {" " * indent}</span>'
-        rows.append(f'<{tag} class="diff-{kind}">{lead}<span class="diff-line">{line[indent:]}</span>\n</{tag}>')
+        # No classes: there are hundreds of lines on a page. The style sheet goes by place.
+        rows.append(f'<{tag}><span><span>{SIGNS[kind]}</span> {" " * indent}</span><span>{line[indent:]}</span>\n</{tag}>')
     label = escape(node["label"])
     writer.body.append(f'<div class="highlight-diff"><div class="highlight"><pre role="group" aria-label="{label}">'
                        + "".join(rows) + "</pre></div></div>\n")

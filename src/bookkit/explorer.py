@@ -94,6 +94,11 @@ def unbroken(text):
     return re.sub(r"(?<=\d) (?=[A-Za-z])", "\N{NO-BREAK SPACE}", text)
 
 
+def initials(name):
+    """The ids of an explorer's controls begin with these: each id stands five times or more on the page."""
+    return "".join(word[0] for word in name.split("-"))
+
+
 def _menu(ident, spec, menu):
     chosen = spec.begin[menu.kind]
     options = "".join(f'<option{" selected" if name == chosen else ""}>{escape(name)}</option>' for name in menu.names)
@@ -104,8 +109,9 @@ def _menu(ident, spec, menu):
 
 def _controls(spec, start):
     """The controls, in groups that fold where the explorer has groups."""
-    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(f"{spec.name}-{place}", control, start[control.quantity])
-            for place, control in enumerate(spec.controls)}  # each id stands five times or more on the page, so it is short
+    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(f"{initials(spec.name)}{place}", control,
+                                                                                    start[control.quantity])
+            for place, control in enumerate(spec.controls)}
     groups = "".join(
         f'<details class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
         f'<div class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
@@ -118,8 +124,7 @@ def _control(ident, control, value):
     text = escape(format_to_type(value, control.style))
     return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
             f"{escape(control.label)}</label>"
-            f'<input type="text" id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label">'
-            f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
+            f'<input type="text" id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label"></div>')
 
 
 def _choice(ident, control, value):
@@ -128,8 +133,7 @@ def _choice(ident, control, value):
         f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""}>'
         f"<span>{escape(words)}</span></label>" for place, (option, words) in enumerate(control.options))
     return (f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span id="{ident}-label">'
-            f'{escape(control.label)}</span><div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-label">{options}</div>'
-            f'<p class="explorer-error" id="{ident}-error" hidden></p></div>')
+            f'{escape(control.label)}</span><div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-label">{options}</div></div>')
 
 
 def _table(spec):

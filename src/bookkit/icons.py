@@ -42,5 +42,5 @@ ICONS = PATHS | {alias: PATHS[name] for alias, name in ALIASES.items()}
 def svg(name):
     """Inline SVG of an icon; it takes size and colour from the text around it. Raises KeyError for an unknown name."""
     shown = ALIASES.get(name, name)
-    return (f'<svg class="icon icon-{shown}" viewBox="0 0 24 24" aria-hidden="true" focusable="false">'
+    return (f'<svg class="icon icon-{shown}" viewBox="0 0 24 24" aria-hidden="true">'
             f'<path d="{ICONS[name]}"/></svg>')

@@ -5,6 +5,7 @@ sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colo
 pages.
 """
 
+import json
 from pathlib import Path
 import re
 
@@ -38,6 +39,17 @@ def palette_css():
             f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n")
 
 
+# Faces, as CSS writes a font, and what a page has that shows them; "" stands on every page.
+FACES = {"1em 'Book Serif'": "", "600 1em 'Book Serif'": "", "1em 'Book Sans'": "", "1em 'Book Code'": r"<(?:code|pre)\b",
+         "italic 1em 'Book Serif'": r"<em\b", "1em 'STIX Two Math'": r"<math\b"}
+
+
+def font_script(body):
+    """Asks for the faces of a page before it is laid out: one that comes later is not shown (book.css)."""
+    faces = [face for face, shows in FACES.items() if re.search(shows, body)]
+    return Markup(f"{json.dumps(faces, separators=(',', ':'))}.forEach(function(f){{document.fonts.load(f).catch(function(){{}})}})")
+
+
 def _icon(*names):
     """The first of the icons ``names`` (ours, or the theme's name for one) that is known, as inline SVG; or nothing."""
     for name in names:
@@ -68,8 +80,11 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
     context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
+    context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
         context["body"] = _without_roles(context["body"])
+        if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
+            app.add_css_file("cells.css", priority=802)
 
 
 def _write_palette(app):

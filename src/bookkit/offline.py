@@ -4,7 +4,8 @@ Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side bars, search box and
    colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets that match nothing.
-2. After the build, files in ``_static`` that no page refers to are deleted, and our own lose comments and white space.
+2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments, white space
+   and long names (``shorten.py``), and pages what nobody reads (``slim.py``).
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets view, which would be a
    dead slider, becomes a sentence.
@@ -23,6 +24,9 @@ import rcssmin
 import rjsmin
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
+
+from bookkit.shorten import shorten
+from bookkit.slim import slim_page
 
 logger = logging.getLogger(__name__)
 
@@ -121,22 +125,6 @@ def _select_assets(app, pagename, templatename, context, doctree):
         context["css_files"][:] = [style for style in context["css_files"] if _name(style) not in UNUSED_STYLES]
 
 
-CODE = re.compile(r'<code class="docutils literal notranslate">((?:<span class="pre">[^<]*</span>\s*)+)</code>')
-
-
-SVG = re.compile(r"<svg.*?</svg>", re.DOTALL)
-NAMES = re.compile(r'<span class="(?:n|nn|p|w)">([^<]*)</span>')
-
-
-def _plain_markup(app, pagename, templatename, context, doctree):
-    """Inline code and rows of tables without the classes that no style sheet here asks for, names and punctuation in code in the
-    colour of the text: kilobytes a page."""
-    body = CODE.sub(lambda match: f"<code>{re.sub('</?span[^>]*>', '', match[1])}</code>", context.get("body", ""))
-    body = SVG.sub(lambda match: re.sub(r">\n\s*<", "><", match[0]), body)
-    body = body.replace(' class="reference internal"', "").replace(" notranslate", "")
-    context["body"] = NAMES.sub(r"\1", re.sub(r'<tr class="row-(?:odd|even)">', "<tr>", body))
-
-
 def _add_figure_scripts(app, pagename, templatename, context, doctree):
     if _has_figures(doctree):
         plotly = context["pathto"]("_static/plotly.min.js", 1)
@@ -223,13 +211,15 @@ def _local(address, folder):
     return (folder / unquote(path)).resolve()
 
 
+def _pages(output):
+    return [path for path in sorted(output.rglob("*.html")) if output / "_static" not in path.parents]
+
+
 def _references_of_pages(output, cache):
     """Page -> what it refers to; pages that have not changed since the last build are taken from the file ``cache``."""
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
     pages = {}
-    for path in sorted(output.rglob("*.html")):
-        if output / "_static" in path.parents:
-            continue
+    for path in _pages(output):
         name, stamp = path.relative_to(output).as_posix(), [path.stat().st_mtime_ns, path.stat().st_size]
         pages[name] = known.get(name, {})
         if pages[name].get("stamp") != stamp:
@@ -242,11 +232,15 @@ def _references_of_pages(output, cache):
 
 
 def _tidy(app, exception):
-    """Slim the theme's style sheets, delete what nothing refers to, and look for addresses outside the book."""
+    """Slim the pages and the theme's style sheets, delete what nothing refers to, and look for addresses outside the book."""
     if exception or app.builder.format != "html":
         return
     output = Path(app.outdir).resolve()
     static = output / "_static"
+    for path in _pages(output):
+        page = path.read_text(encoding="utf-8")
+        if (slim := slim_page(page)) != page:
+            path.write_text(slim, encoding="utf-8")
     used, words = set(), set()
     for page, references in _references_of_pages(output, Path(app.doctreedir) / "references.json").items():
         folder = (output / page).parent
@@ -273,8 +267,9 @@ def _tidy(app, exception):
             used.add(_local(address, sheet.parent))
     for source in OURS.glob("*.*s"):  # .css and .js; who reads them finds them, with their comments, in the repository
         if static / source.name in used:
-            minify = rcssmin.cssmin if source.suffix == ".css" else rjsmin.jsmin
-            (static / source.name).write_text(minify(source.read_text(encoding="utf-8")) + "\n", encoding="utf-8")
+            text = source.read_text(encoding="utf-8")
+            text = rcssmin.cssmin(text) if source.suffix == ".css" else shorten(rjsmin.jsmin(text))
+            (static / source.name).write_text(text + "\n", encoding="utf-8")
     folders = {path.parent for path in used if path}  # a licence stays with what it is for
     for path in sorted(static.rglob("*"), reverse=True):
         if path.is_dir():
@@ -354,6 +349,5 @@ def setup(app):
     app.connect("builder-inited", _check_theme)
     app.connect("builder-inited", _copy_plotly)
     app.connect("html-page-context", _add_figure_scripts, priority=600)
-    app.connect("html-page-context", _plain_markup)
     app.connect("html-page-context", _select_assets, priority=990)
     app.connect("build-finished", _tidy, priority=900)

@@ -119,7 +119,7 @@ def _button(name):
     paths = f'<path d="{path}"/>' if path else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
     kind = f'data-to="{name}"' if path else 'class="stepper-play"'
     return (f'<button type="button" {kind} aria-label="{words}">'
-            f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true" focusable="false">{paths}</svg></button>')
+            f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true">{paths}</svg></button>')
 
 
 def table(steps, caption):

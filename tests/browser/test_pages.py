@@ -61,6 +61,32 @@ def test_the_web_pages_load_without_failures_and_errors(web_watches):
     assert not lines({path: watch.failed + watch.errors for path, watch in web_watches.items()})
 
 
+SHIFTS = """window.shifts = 0;
+  new PerformanceObserver(list => list.getEntries().forEach(entry => { shifts += entry.value; })).observe({type: "layout-shift", buffered: true})"""
+SETTLED = """async () => {
+  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  await document.fonts.ready;
+  for (let k = 0; k < 3; k++) await frame();
+  return shifts;
+}"""
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_nothing_moves_while_a_page_loads(browser, homes, paths, width):
+    """What is being read stays where it is: the layout shifts of a load, as browsers count them, are at most 0.05 on every page.
+
+    Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there (0.28 on chapter 3 at 390 px, 0.35 on
+    the formula sheet at 768); an explorer that is drawn higher than the room kept for it."""
+    moved = {}
+    for path in paths:
+        with browser.new_context(viewport={"width": width, "height": 844}) as context:  # each anew: no font is there already
+            page = context.new_page()
+            page.add_init_script(SHIFTS)
+            page.goto(f"{homes['file']}/{path}", wait_until="load")
+            moved[path] = page.evaluate(SETTLED)
+    assert {path: round(shift, 3) for path, shift in moved.items() if shift > 0.05} == {}
+
+
 def test_every_page_names_its_icon(visits):
     """Must catch: a page without <link rel="icon">, for which browsers ask the server for /favicon.ico: a 404."""
     assert [path for path, visit in visits.items() if not visit.icons] == []

@@ -49,7 +49,7 @@
         if (wide.matches) sidebar.classList.toggle("folded"); else openDrawer();
       });
     });
-    var current = sidebar.querySelector(".current.reference") || sidebar.querySelector(".active > a");
+    var current = sidebar.querySelector("a.current") || sidebar.querySelector(".active > a");
     if (current && current.offsetTop > sidebar.clientHeight * 0.8) sidebar.scrollTop = current.offsetTop - sidebar.clientHeight / 3;
   }
 

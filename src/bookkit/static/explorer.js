@@ -41,6 +41,15 @@
     document.getElementById("explorer-" + name).querySelector(".explorer-why").insertAdjacentHTML("beforeend", html);
   };
 
+  /* Where a control says that its value is refused. */
+  function errorOf(row, name) {
+    const error = row.appendChild(document.createElement("p"));
+    error.className = "explorer-error";
+    error.id = name + "-error";
+    error.hidden = true;
+    return error;
+  }
+
   /* A menu's table as one object of quantities for each choice. */
   function presetsOf(menu) {
     return Object.fromEntries(Object.entries(menu.presets).map(([name, values]) =>
@@ -62,7 +71,7 @@
       const row = find(".explorer-control[data-quantity=" + control.quantity + "]"), group = row.closest("details");
       let stops = control.stops;
       if (stops.range) stops = Array.from({ length: stops.range[1] - stops.range[0] + 1 }, (_, k) => stops.range[0] + k);
-      return { quantity: control.quantity, stops: stops, style: control.style, group: group, error: row.querySelector(".explorer-error"),
+      return { quantity: control.quantity, stops: stops, style: control.style, group: group, error: errorOf(row, spec.name + "-" + control.quantity),
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
