@@ -39,6 +39,9 @@ def palette_css():
             f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n")
 
 
+# Between a formula and the mark after it browsers would end a line.
+MATH_AND_MARK = re.compile(r"<math\b[^>]*>(?:(?!</math>).)*</math>[.,;:!?)\u2019\u201d]+", re.DOTALL)
+
 # Faces, as CSS writes a font, and what a page has that shows them; "" stands on every page.
 FACES = {"1em 'Book Serif'": "", "600 1em 'Book Serif'": "", "1em 'Book Sans'": "", "1em 'Book Code'": r"<(?:code|pre)\b",
          "italic 1em 'Book Serif'": r"<em\b", "1em 'STIX Two Math'": r"<math\b"}
@@ -82,7 +85,7 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
     context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
-        context["body"] = _without_roles(context["body"])
+        context["body"] = MATH_AND_MARK.sub(r'<span class="kept">\g<0></span>', _without_roles(context["body"]))
         if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
             app.add_css_file("cells.css", priority=802)
 

@@ -65,7 +65,7 @@ class Card:
         words, errors, values = self.root.evaluate("""root => {
           const rows = [...root.querySelectorAll(".explorer-control")], by = (rows, text) => Object.fromEntries(
             rows.map(row => [row.dataset.quantity, text(row)]));
-          const refused = row => row.querySelector(".explorer-error").checkVisibility();
+          const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility(); // the script makes them
           return [[...root.querySelectorAll(".explorer-words p")].map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
             by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
             by(rows, row => row.querySelector("[type=text]") ? row.querySelector("[type=text]").value
