@@ -83,6 +83,12 @@ PAPER_PROBLEMS = """() => {
     if (light(style.backgroundColor) < 0.95) found.push(`${node.tagName} is printed on ${style.backgroundColor}`);
     if (light(style.color) > 0.4) found.push(`${node.tagName} is printed in ${style.color}`);
   }
+  for (const node of document.querySelectorAll("main :is(pre, pre *)")) {
+    const style = getComputedStyle(node);
+    if (light(style.color) < 0.6 && light(style.backgroundColor) > 0.7) continue;
+    found.push(`code is printed in ${style.color} on ${style.backgroundColor}: ${node.textContent.trim().slice(0, 40)}`);
+    break;
+  }
   for (const node of document.querySelectorAll("nav, .header-button, .copy-button"))
     if (seen(node)) { found.push(`<${node.tagName.toLowerCase()} class="${node.className}"> is printed`); break; }
   for (const node of document.querySelectorAll("main *")) {

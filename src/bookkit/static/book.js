@@ -7,8 +7,9 @@
 
   /* Colour mode: what the system says, then the other one, then back. */
   var dark = matchMedia("(prefers-color-scheme: dark)");
+  var onPaper = false;
   function setMode(mode) {
-    var theme = mode === "auto" ? (dark.matches ? "dark" : "light") : mode;
+    var theme = onPaper ? "light" : mode === "auto" ? (dark.matches ? "dark" : "light") : mode;
     root.dataset.mode = mode;
     all(".theme-button").forEach(function (button) {
       var name = "Colour mode: " + (mode === "auto" ? "as the system" : mode);
@@ -30,6 +31,12 @@
   });
   dark.addEventListener("change", function () { setMode(root.dataset.mode || "auto"); });
   setMode(root.dataset.mode || "auto");
+
+  /* Paper is light, whatever the screen was: colours of code that are made for the dark cannot be read on it. */
+  function turn(paper) { onPaper = paper; setMode(root.dataset.mode || "auto"); }
+  matchMedia("print").addEventListener("change", function (event) { turn(event.matches); });
+  addEventListener("beforeprint", function () { turn(true); });
+  addEventListener("afterprint", function () { turn(false); });
 
   /* Side bar: a column that can be folded where there is room, a drawer where there is none. */
   var sidebar = document.getElementById("pst-primary-sidebar");
