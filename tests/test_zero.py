@@ -721,6 +721,8 @@ def resumed(stage):
                 optimizer = shard(stage, model, torch.optim.AdamW, lr=0.3)
                 model.load_state_dict(saved[0])
                 optimizer.load_state_dict(saved[1])
+            if step == 3:  # as a scheduler does
+                optimizer.param_groups[0]["lr"] /= 2
             optimizer.zero_grad()
             loss_of(model, batch).backward()
             optimizer.step()
@@ -729,7 +731,7 @@ def resumed(stage):
 
 
 def test_state_of_the_shard(three):
-    """Mutation: after loading, param_groups that are still those from before: the learning rate of the new optimizer."""
+    """Mutation: after loading, param_groups that are still those from before: what a scheduler changes there reaches nobody."""
     for stage in STAGES:
         assert all(three.run(resumed, stage)), stage
 
@@ -747,14 +749,19 @@ def filled_from_meta():
                 for p in unit.parameters():
                     p.normal_()
     most = max(moment.bytes.gathered for moment in ledger.timeline)
+    drawn = MODELS["gated"]()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        drawn = [p.normal_() for unit in units_of(drawn) for p in unit.parameters()]  # by rank 0
     with unsharded(ours):
+        assert all(map(torch.equal, ours.parameters(), drawn))
         return most, [p.detach().clone() for p in ours.parameters()], ours(torch.zeros(1, 3, dtype=torch.long)).isfinite().all().item()
 
 
 def test_filled_from_meta(three):
     """Units are whole one at a time; rank 0's values are everyone's, in the plain model's order and with its statistics.
 
-    Mutations: every rank keeps its own values; unsharded() gathers all units; a unit left open."""
+    Mutations: every rank keeps its own values; a unit left open."""
     plain, found = MODELS["gated"](), three.run(filled_from_meta)
     largest = max(sum(p.numel() for p in unit.parameters()) for unit in units_of(plain))
     for most, parameters, finite in found:
