@@ -29,7 +29,7 @@ def data_of(spec):
 
     return dict(
         name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
-        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), style=control.style)
+        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), **({} if control.style == "exact" else {"style": control.style}))
                   for control in spec.controls],
         menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
         links=[_link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),

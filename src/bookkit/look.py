@@ -10,6 +10,7 @@ from pathlib import Path
 import re
 
 from markupsafe import Markup
+import rjsmin
 
 from bookkit.icons import ICONS, svg
 from shardlab.show.palette import MEMORY, PAGE, TIMELINE
@@ -82,7 +83,7 @@ def _without_roles(body):
 def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
-    context["bookkit_theme_script"] = Markup(THEME_SCRIPT)
+    context["bookkit_theme_script"] = Markup(rjsmin.jsmin(THEME_SCRIPT))
     context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
         context["body"] = MATH_AND_MARK.sub(r'<span class="kept">\g<0></span>', _without_roles(context["body"]))

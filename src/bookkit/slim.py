@@ -33,6 +33,7 @@ WORDS = (  # what stands in a page more often than it is of use: (pattern, inste
     ("sd-summary-content sd-card-body docutils", "sd-summary-content"),
     (' class="sd-card-text"', ""),
     (re.compile(r"<(\w+) [^>]*\bpst-async-banner-revealer\b.*?</aside>\s*</div>", re.DOTALL), ""),
+    (re.compile(r'<header id="pst-header"[^>]*>\s*</header>|<div id="pst-scroll-pixel-helper"></div>|<footer class="bd-footer">\s*</footer>'), ""),
     (re.compile(r'<div class="sidebar-primary-items__end.*?</div>\s*</div>\s*</div>', re.DOTALL), ""),
 )
 

@@ -71,7 +71,7 @@
       const row = find(".explorer-control[data-quantity=" + control.quantity + "]"), group = row.closest("details");
       let stops = control.stops;
       if (stops.range) stops = Array.from({ length: stops.range[1] - stops.range[0] + 1 }, (_, k) => stops.range[0] + k);
-      return { quantity: control.quantity, stops: stops, style: control.style, group: group, error: errorOf(row, spec.name + "-" + control.quantity),
+      return { quantity: control.quantity, stops: stops, style: control.style || "exact", group: group, error: errorOf(row, spec.name + "-" + control.quantity),
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
