@@ -13,7 +13,6 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``slim``     the same page in fewer bytes
-- ``shorten``  short names in our scripts
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the book
 - ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab, and the wheel
 """

@@ -5,7 +5,6 @@ import re
 
 import rjsmin
 
-from bookkit.shorten import shorten
 from shardlab.formulas.render import javascript
 from shardlab.show.palette import LINES
 from shardlab.show.spec import AtLeast, Product, Ratio, default_style
@@ -17,8 +16,8 @@ def functions_of(spec):
     for picture in spec.pictures:
         if picture.kind == "curves":
             functions[_model(spec, picture)] = javascript([line.quantity for line in picture.lines], spec.sweep(picture)[1], short=True)
-    return "\n".join(shorten(f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv, floorDiv) "
-                             f"{{ return {rjsmin.jsmin(code)} }});") for name, code in functions.items())
+    return "\n".join(f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv, floorDiv) "
+                     f"{{ return {rjsmin.jsmin(code)} }});" for name, code in functions.items())
 
 
 def data_of(spec):

@@ -4,8 +4,8 @@ Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side bars, search box and
    colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets that match nothing.
-2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments, white space
-   and long names (``shorten.py``), and pages what nobody reads (``slim.py``).
+2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments and white space, and
+   pages what nobody reads (``slim.py``).
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets view, which would be a
    dead slider, becomes a sentence.
@@ -25,7 +25,6 @@ import rjsmin
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
-from bookkit.shorten import shorten
 from bookkit.slim import slim_page
 
 logger = logging.getLogger(__name__)
@@ -268,7 +267,7 @@ def _tidy(app, exception):
     for source in OURS.glob("*.*s"):  # .css and .js; who reads them finds them, with their comments, in the repository
         if static / source.name in used:
             text = source.read_text(encoding="utf-8")
-            text = rcssmin.cssmin(text) if source.suffix == ".css" else shorten(rjsmin.jsmin(text))
+            text = rcssmin.cssmin(text) if source.suffix == ".css" else rjsmin.jsmin(text)
             (static / source.name).write_text(text + "\n", encoding="utf-8")
     folders = {path.parent for path in used if path}  # a licence stays with what it is for
     for path in sorted(static.rglob("*"), reverse=True):
