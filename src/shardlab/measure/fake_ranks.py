@@ -55,8 +55,9 @@ def rank_of_many(config: GPTConfig, world_size: int, *, rank: int = 0, **setting
 def sharded_step(config: GPTConfig, *, microbatch: int = 1, sequence: int | None = None, recompute: bool = True,
                  compute_dtype: torch.dtype | None = torch.bfloat16, collectives=None) -> ShardedStep:
     """One step of ZeRO stage 3 with AdamW over fp32 shards, a unit for each block, embedding and head, on this rank, real or fake;
-    with `recompute`, PyTorch's activation checkpointing around each block. The model is never whole: it is built on the meta device
-    and sharded unit by unit. Nobody fills it, because only bytes are asked for."""
+    with `recompute`, PyTorch's activation checkpointing around each block. It is any step but the first: Adam's states are there.
+    The model is never whole: it is built on the meta device and sharded unit by unit. Nobody fills it, because only bytes are asked
+    for."""
     with torch.device("meta"):
         model = GPT(config)
     fully_shard(model, [model.embedding, *model.blocks, model.head], device="cpu", compute_dtype=compute_dtype, collectives=collectives)
@@ -64,6 +65,10 @@ def sharded_step(config: GPTConfig, *, microbatch: int = 1, sequence: int | None
         for block in model.blocks:
             block.forward = recomputed(block.forward)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for shard in model.parameters():
+        shard.grad = torch.zeros_like(shard)
+    optimizer.step()
+    optimizer.zero_grad()
     tokens = torch.zeros(microbatch, sequence or config.max_sequence, dtype=torch.long)
     with Ledger(model, optimizer) as ledger, CommunicationLog() as log:
         next_token_loss(model(tokens), tokens).backward()
