@@ -13,6 +13,7 @@ from playwright.sync_api import sync_playwright
 from bench.building import measure_building, pages_of_the_book
 from bench.collectives import measure_collectives
 from bench.data_parallel import measure_data_parallel
+from bench.deepspeed import measure_deepspeed
 from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.pages import Reader, home_of, measure_exactness, measure_loads, measure_redraws, measure_weight
@@ -23,9 +24,11 @@ from bench.zero import measure_zero
 
 ROOT = Path(__file__).resolve().parents[1]
 BOOK = ROOT / "build" / "html"
-PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel", "zero")
+PARTS = ("exact", "load", "redraw", "weight", "python", "memory", "build", "ranks", "collectives", "data-parallel", "zero",
+         "deepspeed")
 BARE = {"ranks": measure_ranks, "collectives": measure_collectives,
-        "data-parallel": measure_data_parallel, "zero": measure_zero}  # need neither a browser nor the book
+        "data-parallel": measure_data_parallel, "zero": measure_zero,
+        "deepspeed": measure_deepspeed}  # need neither a browser nor the book
 RACES = ("data-parallel", "zero")
 
 sys.path.insert(0, str(ROOT / "tests" / "browser"))  # the tests' helpers and their configurations
