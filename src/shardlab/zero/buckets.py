@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .flat import Group, first_rank, flattened, own_chunk
 
-BUCKET_BYTES = 12 << 20  # of parameters in one bucket: large enough for the link, and the update of its shard stays in a cache
+BUCKET_BYTES = 25 << 20  # of parameters in one bucket: large enough for the link, small beside the model
 WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")  # of torch.optim: they look at a whole matrix, or at all parameters
 
 
