@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from shardlab.formulas import evaluate
-from shardlab.zero.moves import (AT_REST, STAGES, AllGather, AllReduce, Backward, Forward, Free, Has, Move, Part, ReduceScatter,
+from shardlab.zero.moves import (AT_REST, STAGES, AllGather, AllReduce, Backward, Forward, Free, Has, Part, ReduceScatter,
                                  Update, follow)
 
 torch = pytest.importorskip("torch")
@@ -281,5 +281,3 @@ def test_gradients_of_two_microbatches():
     had = Has(WHOLE, SHARD, gradients=SHARD)
     assert Backward(0).then(had) == Has(WHOLE, SHARD, own=WHOLE, gradients=SHARD)
     assert ReduceScatter(0).then(Backward(0).then(had)) == had
-    with pytest.raises(NotImplementedError):
-        Move().then(had)

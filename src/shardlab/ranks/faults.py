@@ -12,7 +12,6 @@ import linecache
 import re
 from collections import Counter
 
-from .board import Post
 from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
 from .watch import Awaited, Interrupted, Outcome, OverTime, Skipped
 

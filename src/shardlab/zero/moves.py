@@ -12,6 +12,7 @@ A *unit* is what travels together: a bucket in stages 0 to 2, a unit of stage 3.
 exist only while a collective works on them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,11 +45,12 @@ AT_REST = (Has(WHOLE, WHOLE), Has(WHOLE, SHARD), Has(WHOLE, SHARD), Has(SHARD, S
 # --- moves: `then` says what a rank has of the unit afterwards, or raises ValueError ------------------------------------------
 
 @dataclass(frozen=True)
-class Move:
+class Move(ABC):
     unit: int | None = None  # None: all
 
+    @abstractmethod
     def then(self, has: Has) -> Has:
-        raise NotImplementedError
+        """What a rank has of the unit after the move."""
 
 
 class Forward(Move):
