@@ -136,6 +136,25 @@ def test_reductions(world):
     assert world.run(reductions, (0, 1, n - 1, n, n + 1, 3 * n + 2), every) == [[]] * n
 
 
+def sums_in_lists():
+    """How many pieces of each chunk a rank has at the end, whether the sum is right and whether the pieces given are as they were."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    given = [[torch.full((3,), float(me)), torch.full((2,), 10.0 * me)] for _ in range(n)]
+    chunks = [list(chunk) for chunk in given]
+    collectives.run(plans.ring_reduce_scatter(n), chunks, None)
+    total = n * (n - 1) / 2
+    return ([len(chunk) for chunk in chunks], torch.equal(torch.cat(chunks[me]), torch.tensor([total] * 3 + [10 * total] * 2)),
+            all(torch.equal(torch.cat(chunk), torch.tensor([me] * 3 + [10.0 * me] * 2)) for chunk in given))
+
+
+def test_chunks_in_lists(world):
+    """A ring over lists of pieces adds up into what arrives, leaves what was given alone, and keeps nothing that it has sent.
+
+    Mutations: sums made in the pieces given; sent pieces kept, which would be all of a bucket; the pieces of a chunk exchanged."""
+    n = world.world_size
+    assert world.run(sums_in_lists) == [([2 * (chunk == rank) for chunk in range(n)], True, True) for rank in range(n)]
+
+
 def hand_outs(sizes, dtypes):
     n, me = dist.get_world_size(), dist.get_rank()
     wrong = []

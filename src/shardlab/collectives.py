@@ -31,33 +31,40 @@ from .collective_plans import Plan, naive_all_reduce, ring_all_reduce, tree_all_
 
 PIECE_BYTES = 4 << 20  # a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
 
-Chunks = Mapping[int, Tensor] | Sequence[Tensor]
+Chunk = Tensor | list[Tensor]
+Chunks = Mapping[int, Chunk] | Sequence[Chunk]
 Group = dist.ProcessGroup | None
 
 
 def run(plan: Plan, chunks: Chunks, group: Group):
-    """Make this rank's moves. `chunks` are, by number, the flat tensors it sends and receives."""
+    """Make this rank's moves. `chunks` are, by number, what it sends and receives: flat tensors, in which sums are made in place; or
+    lists of pieces, which are not written to: sums take their place in the list, and what is sent leaves it."""
     me = dist.get_rank(group)
     for moves in plan:
-        receives, sends = [], []
+        receives, sends, sent = [], [], []
         for source, target, chunk, operator in moves:
             if target == me:
-                for mine in pieces(chunks[chunk]):
+                here = pieces(chunks[chunk])
+                for place, mine in enumerate(here):
                     arriving = torch.empty_like(mine) if operator == "+=" else mine
-                    receives.append((message(dist.irecv, arriving, source, chunk, group), mine))
+                    receives.append((message(dist.irecv, arriving, source, chunk, group), here, place))
             if source == me:
-                sends += [message(dist.isend, mine, target, chunk, group)
-                          for mine in pieces(chunks[chunk])]
+                leaving = pieces(chunks[chunk])
+                sends += [message(dist.isend, mine, target, chunk, group) for mine in leaving]
+                sent.append(leaving)
         if not receives and not sends:
             continue
-        starting = [*(receive for receive, _ in receives), *sends]
+        starting = [*(receive for receive, *_ in receives), *sends]
         works = dist.batch_isend_irecv(starting)  # all at once, or a ring waits for itself
-        for number, (receive, mine) in enumerate(receives):
+        for number, (receive, here, place) in enumerate(receives):
             works[min(number, len(works) - 1)].wait()  # NCCL has one work for the whole batch
-            if receive.tensor is not mine:
-                mine += receive.tensor
+            if receive.tensor is not here[place]:
+                add(receive.tensor, here, place)
         for work in works[len(receives):]:
             work.wait()
+        for leaving in sent:
+            if isinstance(leaving, list):
+                leaving.clear()
 
 
 def message(kind, piece: Tensor, peer: int, chunk: int, group: Group) -> dist.P2POp:
@@ -65,8 +72,17 @@ def message(kind, piece: Tensor, peer: int, chunk: int, group: Group) -> dist.P2
     return dist.P2POp(kind, piece, dist.get_global_rank(group or dist.group.WORLD, peer), group, tag=chunk)
 
 
-def pieces(chunk: Tensor) -> Sequence[Tensor]:
-    return chunk.split(max(1, PIECE_BYTES // chunk.element_size())) if chunk.numel() else ()
+def add(arrived: Tensor, here: Sequence[Tensor], place: int):
+    if isinstance(here, list):
+        here[place] = arrived.add_(here[place])
+    else:
+        here[place].add_(arrived)
+
+
+def pieces(chunk: Chunk) -> Sequence[Tensor]:
+    if isinstance(chunk, list):
+        return chunk
+    return tuple(chunk.split(max(1, PIECE_BYTES // chunk.element_size()))) if chunk.numel() else ()
 
 
 # --- the collectives -------------------------------------------------------------------------------------------------
@@ -82,8 +98,8 @@ def broadcast(tensor: Tensor, root: int = 0, group: Group = None):
 def reduce(tensor: Tensor, root: int = 0, group: Group = None):
     """The sum over all ranks, on the root. The other ranks keep what they had."""
     n, me = place(group, root)
-    plan, flat = plans.tree_reduce(n, root), wire(tensor, group)
-    run(plan, copies_of_what_changes(plan, [flat], me, {0: flat} if me == root else {}), group)
+    flat = wire(tensor, group)
+    run(plans.tree_reduce(n, root), [flat if me == root else list(pieces(flat))], group)
     if me == root:
         land(flat, tensor)
 
@@ -139,10 +155,11 @@ def reduce_scatter(shard: Tensor, full: Tensor, group: Group = None):
     """This rank's chunk of the sum over all ranks. `full` stays what it was."""
     n, me = place(group)
     check_shard(shard, full, n, me)
-    plan = plans.ring_reduce_scatter(n)
-    chunks = copies_of_what_changes(plan, wire(full, group).tensor_split(n), me, {me: wire(shard, group)})
-    run(plan, chunks, group)
-    land(chunks[me], shard)
+    chunks, mine = [list(pieces(chunk)) for chunk in wire(full, group).tensor_split(n)], wire(shard, group)
+    run(plans.ring_reduce_scatter(n), chunks, group)
+    for total, piece in zip(chunks[me], pieces(mine)):
+        piece.copy_(total)
+    land(mine, shard)
 
 
 def all_to_all(output: Tensor, full: Tensor, group: Group = None):
@@ -217,10 +234,3 @@ def land(flat: Tensor, tensor: Tensor):
     """Into the tensor what was made in a copy of it."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))
-
-
-def copies_of_what_changes(plan: Plan, chunks: Sequence[Tensor], me: int, into: dict[int, Tensor]) -> list[Tensor]:
-    """The chunks, of those that the plan changes on this rank copies, so that the caller's stay: in `into` if it has a place."""
-    changes = {move.chunk for moves in plan for move in moves if move.target == me}
-    return [chunk if number not in changes else into[number].copy_(chunk) if number in into else chunk.clone()
-            for number, chunk in enumerate(chunks)]
