@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch import nn  # noqa: E402
 
-from shardlab import durable, saving  # noqa: E402
+from shardlab import collectives, durable, saving  # noqa: E402
 from shardlab.formulas import RECIPES, checkpoint_bytes  # noqa: E402
 from shardlab.ranks import ranks  # noqa: E402
 from shardlab.saving import Damaged, SaveFailed, resume, save  # noqa: E402
-from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+from shardlab.zero import flat, stage1, stage2, stage3  # noqa: E402
 from shardlab.zero.options import on_the_host  # noqa: E402
 from shardlab.zero.whole import unsharded  # noqa: E402
 
@@ -129,6 +129,30 @@ def test_the_run_goes_on(stage, two, three, tmp_path):
         found = other.run(run_on, stage, str(folder))
         assert found[0][1] == pytest.approx(whole[4:], rel=1e-12)
         assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
+
+
+def set_sizes(small_bytes, piece_bytes):
+    """Of messages, and so of the parts of a shard. Returns those from before."""
+    before = flat.SMALL_BYTES, collectives.PIECE_BYTES
+    flat.SMALL_BYTES, collectives.PIECE_BYTES = small_bytes, piece_bytes
+    return before
+
+
+@pytest.mark.parametrize("before, after", [(1, 1), (2, 3), (3, 1)])
+def test_shards_in_parts(before, after, two, three, tmp_path):
+    """Saved where a bucket's shard has many parts and resumed where it has one, on another number of ranks, and the other way round.
+
+    Mutations: of the states only those of the first part saved; parts brought back in another order; all parts with the first
+    one's states."""
+    sizes = three.run(set_sizes, 8, 40)[0]
+    try:
+        whole = three.run(run_and_save, before, str(tmp_path / "parts"))[0]
+        two.run(run_and_save, before, str(tmp_path / "one"))
+        ends = [two.run(run_on, after, str(tmp_path / "parts"))[0], three.run(run_on, after, str(tmp_path / "one"))[0]]
+    finally:
+        three.run(set_sizes, *sizes)
+    for step, losses, _ in ends:
+        assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
 
 
 @pytest.mark.parametrize("before, after", [(0, 1), (1, 3), (3, 2), (2, 0), (3, 0)])

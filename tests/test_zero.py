@@ -7,7 +7,7 @@ model is meant: a mean over the whole batch, of which each rank has an equal par
 
 import math
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import cloudpickle
@@ -26,7 +26,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.communication import CommunicationLog  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 from shardlab.ranks import ranks  # noqa: E402
-from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+from shardlab.zero import flat, stage1, stage2, stage3  # noqa: E402
 from shardlab.zero.flat import Native, Ring, own_chunk  # noqa: E402
 from shardlab.zero.options import GatherAhead, clip_gradients, on_the_host  # noqa: E402
 from shardlab.zero.whole import unsharded  # noqa: E402
@@ -53,6 +53,23 @@ def worlds():
 def world(request, worlds):
     """For what depends on the number of ranks: parity, and bytes."""
     return worlds(request.param)
+
+
+@contextmanager
+def small_parts(world):
+    """Messages of a few elements, as a large model has of a few megabytes."""
+    before = world.run(set_sizes, 16, 80)[0]
+    try:
+        yield
+    finally:
+        world.run(set_sizes, *before)
+
+
+def set_sizes(small_bytes, piece_bytes):
+    """Returns those from before."""
+    before = flat.SMALL_BYTES, collectives.PIECE_BYTES
+    flat.SMALL_BYTES, collectives.PIECE_BYTES = small_bytes, piece_bytes
+    return before
 
 
 @pytest.fixture
@@ -148,7 +165,7 @@ def shard(stage, model, optimizer_cls, bucket_bytes=6000, **kwargs):
 def flats_of(stage, model, optimizer):
     """(shard, elements of the flat tensor that it is cut from), of trained parameters."""
     if stage < 3:
-        return [(bucket.shard, bucket.flat.numel()) for bucket in optimizer.buckets]
+        return [(shard, bucket.flat.numel()) for bucket in optimizer.buckets for shard in bucket.shards]
     flats = [flat for unit in stage3.sharded_units(model) for flat in unit.sharded_unit.flats]
     return [(flat.shard, flat.full.numel()) for flat in flats if flat.shard.requires_grad]
 
@@ -162,7 +179,7 @@ def whole_gradients(stage, model, optimizer):
         names = {id(p): name for name, p in model.named_parameters()}
         for bucket in optimizer.buckets:
             full = torch.zeros_like(bucket.flat)
-            own_chunk(full).copy_(bucket.shard.grad)
+            own_chunk(full).copy_(torch.cat([shard.grad for shard in bucket.shards]))
             collectives.all_gather(full, own_chunk(full).clone())
             for p, part in zip(bucket.parameters, full.split([p.numel() for p in bucket.parameters])):
                 found[names[id(p)]] = part.view(p.shape)
@@ -244,6 +261,47 @@ def test_parity(world):
         for name in MODELS:
             for found in world.run(distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9)):
                 assert max(found.values()) <= 1e-12, (stage, name, found)
+
+
+def test_parity_in_small_parts(three):
+    """The same where messages are small, so that the shard of a bucket has many parts, and gradients travel from where they are.
+
+    Mutations: parts of a chunk left out, or in another order; the same part for every shard; what comes in one part not cut."""
+    with small_parts(three):
+        for stage, options in ((1, dict(collectives=Ring())), (1, dict(collectives=Native())), (2, dict(collectives=Ring())), (3, {})):
+            for name in MODELS:
+                for found in three.run(distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9), **options):
+                    assert max(found.values()) <= 1e-12, (stage, name, options, found)
+        assert all(three.run(parts_of_buckets)), "some bucket has several parts"
+
+
+def in_one_memory(stage):
+    """Relative difference of the gradients of two parameters from the plain model's, where autograd gives both the same memory."""
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(dist.get_rank())
+    pair = nn.ParameterList([nn.Parameter(torch.zeros(31)), nn.Parameter(torch.zeros(31))])
+    optimizer = shard(stage, pair, torch.optim.SGD, lr=1.0)
+    weights = torch.randn(31)
+    (torch.stack(list(pair)).sum(0) * weights).sum().backward()
+    if stage == 1:
+        assert pair[0].grad.data_ptr() == pair[1].grad.data_ptr(), "autograd has changed: take another model"
+    optimizer.step()
+    dist.all_reduce(weights)
+    return max(far(p, -weights / dist.get_world_size()) for p in pair)
+
+
+def test_gradients_in_one_memory(three):
+    """Two parameters that are stacked and summed get gradients in the same memory (as they do in PyTorch, whose accumulation of a
+    second microbatch then goes wrong). Reduced, each is the mean.
+
+    Mutation: the ring makes its sums in the gradients."""
+    with small_parts(three):
+        for stage in (1, 2):
+            assert max(three.run(in_one_memory, stage)) <= 1e-12, stage
+
+
+def parts_of_buckets():
+    return max(len(bucket.shards) for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets) > 2
 
 
 def test_parity_with_adam(three):
@@ -358,8 +416,10 @@ def with_both_collectives():
     for size in (4 * n, 4 * n + 1, n - 1):
         for chosen in (Ring(), Native()):
             flat = torch.arange(size, dtype=torch.float64) + me
-            chosen.reduce_scatter(flat)
-            found.append(torch.equal(own_chunk(flat), own_chunk(n * torch.arange(size, dtype=torch.float64) + n * (n - 1) / 2)))
+            given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
+            own = torch.cat(chosen.reduce_scatter(given))
+            found.append(torch.equal(torch.cat(given), kept))
+            found.append(torch.equal(own, own_chunk(n * torch.arange(size, dtype=torch.float64) + n * (n - 1) / 2)))
             flat = torch.full((size,), -1.0)
             own_chunk(flat).fill_(me)
             chosen.all_gather(flat)
@@ -369,8 +429,11 @@ def with_both_collectives():
 
 
 def test_both_kinds_of_collectives(world):
-    """Mutations: the padding counted as elements; a chunk put where the one before ends without its padding."""
+    """Mutations: the padding counted as elements; a chunk put where the one before ends without its padding; sums made in the given
+    tensors."""
     assert all(world.run(with_both_collectives))
+    with small_parts(world):
+        assert all(world.run(with_both_collectives))
 
 
 # --- options -------------------------------------------------------------------------------------------------------------
@@ -404,10 +467,13 @@ def clipped(stage, max_norm):
 def test_clipping(three):
     """The norm is that of the whole mean gradient, whether it is too long or not.
 
-    Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced yet, or reduces twice."""
+    Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced yet, or reduces twice; only the
+    first part of each shard."""
     for stage in STAGES:
         for max_norm in (0.05, 100.0):
             assert max(three.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
+    with small_parts(three):
+        assert max(three.run(clipped, 1, 0.05)) <= 1e-12
 
 
 def on_the_host_or_not(stage):

@@ -28,12 +28,12 @@ VALUE = "value"  # the key of the parameters, beside those of their states
 
 
 class Flat(NamedTuple):
-    """Parameters one after the other, as [name in the plain model, shape]; `tensor` has the `held` ones of all their elements.
-    `number` is its place in the optimizer and `group` its parameter group, None if it has none."""
+    """Parameters one after the other, as [name in the plain model, shape]; `tensors`, one after the other, have the `held` ones of
+    all their elements. `numbers` are their places in the optimizer, if they have any, and `group` their parameter group."""
     parameters: list
-    tensor: Tensor
+    tensors: list[Tensor]
     held: range
-    number: int | None
+    numbers: list[int]
     group: int | None
 
 
@@ -50,18 +50,19 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[Flat]:
     me, n = dist.get_rank(group), dist.get_world_size(group)
     names, buckets = {id(p): name for name, p in model.named_parameters()}, getattr(optimizer, "buckets", [])
     in_group = [(p, number) for number, each in enumerate(optimizer.param_groups) for p in each["params"]]
-    tensors = [bucket.shard for bucket in buckets] or [p for p, _ in in_group]
-    places = {id(tensor): (number, in_group[number][1]) for number, tensor in enumerate(tensors)}
-    known = set(names) | {id(bucket.shard) for bucket in buckets}
+    shards = [shard for bucket in buckets for shard in bucket.shards]
+    places = {id(tensor): (number, in_group[number][1]) for number, tensor in enumerate(shards or [p for p, _ in in_group])}
+    known = {*names, *map(id, shards)}
     if not known.issuperset([*places, *(id(p) for bucket in buckets for p in bucket.parameters)]):
         raise ValueError("the optimizer has parameters that are not the model's: give the model that it was made for.")
 
-    def flat(parameters, tensor, whole=False):
+    def flat(parameters, *tensors, whole=False):
         held = range(size_of(parameters)) if whole else chunk_of(me, size_of(parameters), n)
-        return Flat(parameters, tensor, held, *places.get(id(tensor), (None, None)))
+        numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
+        return Flat(parameters, tensors, held, [number for number in numbers if number is not None], groups[0])
 
     for bucket in buckets:  # stages 1 and 2
-        yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], bucket.shard)
+        yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], *bucket.shards)
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
         called = {number: f"{paths[place]}{name}" for place, name, number in reversed(unit.sites)}  # a tied one by its first name
@@ -85,8 +86,8 @@ def contents(model: nn.Module, flats: list[Flat], optimizer) -> dict[str, str]:
     name = type(inner).__name__.removesuffix("OnTheHost")  # where it computes is nobody's business
     found = {"the optimizer": f"{name} with {len(optimizer.param_groups)} parameter groups"}
     for flat in flats:
-        place = f"in group {flat.group}" if flat.tensor.requires_grad else "not trained"
-        found |= {name: f"{flat.tensor.dtype} {shape} {place}" for name, shape in flat.parameters}
+        place = f"in group {flat.group}" if flat.tensors[0].requires_grad else "not trained"
+        found |= {name: f"{flat.tensors[0].dtype} {shape} {place}" for name, shape in flat.parameters}
     return found | {name: f"{buffer.dtype} {list(buffer.shape)} as a buffer" for name, buffer in buffers_of(model).items()}
 
 
@@ -96,14 +97,21 @@ def own_parts(flat: Flat, states: dict, group) -> dict[str, Tensor]:
     """Copies of what this rank writes: its chunk of the parameters, and of each state that goes with them element by element."""
     part = common(flat.held, chunk_of(dist.get_rank(group), size_of(flat.parameters), dist.get_world_size(group)))
     cut = slice(part.start - flat.held.start, part.stop - flat.held.start)
-    chunks = {key: state for key, state in states.get(flat.number, {}).items() if is_chunk(key, state, flat.tensor)}
-    return {key: tensor.detach().reshape(-1)[cut].to("cpu", copy=True) for key, tensor in {VALUE: flat.tensor, **chunks}.items()}
+    chunks = {key: [states[number][key] for number in flat.numbers]
+              for key, state in first_states(flat, states).items() if is_chunk(key, state, flat.tensors[0])}
+    return {key: torch.cat([tensor.detach().cpu().reshape(-1) for tensor in tensors])[cut].clone()
+            for key, tensors in {VALUE: flat.tensors, **chunks}.items()}
 
 
 def kinds_of(flat: Flat, states: dict) -> dict:
     """Its states: those in chunks as an empty tensor of their type, others, such as a step counter, as they are."""
-    return {key: torch.empty(0, dtype=state.dtype) if is_chunk(key, state, flat.tensor) else state
-            for key, state in states.get(flat.number, {}).items()}
+    return {key: torch.empty(0, dtype=state.dtype) if is_chunk(key, state, flat.tensors[0]) else state
+            for key, state in first_states(flat, states).items()}
+
+
+def first_states(flat: Flat, states: dict) -> dict:
+    """Of its first tensor; the others were updated in the same steps."""
+    return states.get(flat.numbers[0], {}) if flat.numbers else {}
 
 
 def is_chunk(key: str, state, tensor: Tensor) -> bool:
@@ -143,22 +151,24 @@ class Layout:
                     yield Piece(rank, number, both.start - chunk.start, both.start - ahead - flat.held.start, len(both))
             begin = end
 
-    def restored(self, flat: Flat, files: dict[int, list], kinds: list[dict]) -> tuple[Tensor, dict]:
-        """(parameters, states) held here. `files` has what own_parts gave on each rank, `kinds` what kinds_of gave."""
+    def restored(self, flat: Flat, files: dict[int, list], kinds: list[dict]) -> tuple[list[Tensor], list[dict]]:
+        """(parameters, states) held here, of each tensor. `files` has what own_parts gave on each rank, `kinds` what kinds_of gave."""
         numbers = sorted({self.places[name][0] for name, _ in flat.parameters})
         first, *others = [kinds[number] for number in numbers]
         if any(str(other) != str(first) for other in others):
             raise ValueError(f"{flat.parameters[0][0]} and others were not updated in the same steps, and share a step counter "
                              "here: resume with the stage, units and bucket_bytes that were saved.")
-        return self._joined(flat, files, VALUE, flat.tensor.dtype), {
-            key: self._joined(flat, files, key, kind.dtype) if isinstance(kind, Tensor) and not kind.numel() else deepcopy(kind)
-            for key, kind in first.items()}
+        states = {key: self._joined(flat, files, key, kind.dtype) if isinstance(kind, Tensor) and not kind.numel() else
+                  [deepcopy(kind) for _ in flat.tensors] for key, kind in first.items()}
+        return self._joined(flat, files, VALUE, flat.tensors[0].dtype), [
+            {key: values[place] for key, values in states.items()} for place in range(len(flat.tensors))]
 
     def _joined(self, flat, files, key, dtype):
         result = torch.empty(len(flat.held), dtype=dtype)
         for rank, number, begin, to, elements in self.pieces(flat):
             result[to:to + elements] = files[rank][number][key][begin:begin + elements]
-        return result.view(flat.tensor.shape)
+        parts = result.split([tensor.numel() for tensor in flat.tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, flat.tensors)]
 
 
 def size_of(parameters: Iterable) -> int:

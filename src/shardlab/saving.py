@@ -140,11 +140,12 @@ def resume(folder, model: nn.Module, optimizer: torch.optim.Optimizer, *, group=
         raise Damaged(f"{damaged} {older(folder)}") from None
     restored, rest, random = loaded
     with torch.no_grad():
-        for flat, (value, _) in zip(flats, restored):
-            flat.tensor.copy_(value)
+        for flat, (values, _) in zip(flats, restored):
+            for tensor, value in zip(flat.tensors, values):
+                tensor.copy_(value)
         for name, buffer in buffers_of(model).items():
             buffer.copy_(rest["buffers"][name])
-    states = {flat.number: state for flat, (_, state) in zip(flats, restored) if state}
+    states = {number: state for flat, (_, own) in zip(flats, restored) for number, state in zip(flat.numbers, own) if state}
     groups = [now | then for now, then in zip(optimizer.state_dict()["param_groups"], rest["settings"], strict=True)]
     optimizer.load_state_dict(dict(state=states, param_groups=groups))
     for bucket in getattr(optimizer, "buckets", []):

@@ -76,7 +76,8 @@ def zero_optimizer_bytes(zero_kept_optimizer_states, master_element_bytes, optim
 @BOOK.formula(symbol=r"M_\text{cut}", unit="bytes", source="torch.optim.AdamW: a float32 step for each tensor it updates",
               measured_by=_KEPT)
 def zero_step_counter_bytes(zero_flat_tensors, step_counter_element_bytes):
-    """bytes of the step counters from stage 1 on: one for each flat tensor, not for each parameter tensor"""
+    """bytes of the step counters from stage 1 on: one for each flat tensor, not for each parameter tensor; stages 1
+    and 2 cut the shard of a large bucket in parts, of which each has one"""
     return step_counter_element_bytes * zero_flat_tensors
 
 
@@ -96,9 +97,8 @@ def zero_gathered_bytes(zero_unit_parameters, zero_root_parameters, parameter_el
 
 @BOOK.formula(symbol=r"M_\text{back}", unit="bytes", source=_OURS, measured_by=_PEAK)
 def zero_unit_backward_bytes(zero_unit_parameters, parameter_element_bytes, gradient_element_bytes):
-    """bytes that a unit has at its fullest in backward: its parameters and their gradients, and when the parameters are gone the
-    gradients and their copy in one flat tensor"""
-    return maximum(parameter_element_bytes + gradient_element_bytes, 2 * gradient_element_bytes) * zero_unit_parameters
+    """bytes that a unit has at its fullest in backward: its parameters, and their gradients, which are whole until they are reduced"""
+    return (parameter_element_bytes + gradient_element_bytes) * zero_unit_parameters
 
 
 @BOOK.formula(symbol=r"M_\text{root}", unit="bytes", source=_OURS, measured_by=_PEAK)

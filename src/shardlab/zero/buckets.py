@@ -6,16 +6,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .flat import Group, first_rank, flattened, own_chunk
+from .flat import Group, cut, filled, first_rank, own_chunk
 
 BUCKET_BYTES = 25 << 20  # of parameters in one bucket: large enough for the link, small beside the model
 WHOLE = ("Adafactor", "LBFGS", "Muon", "SparseAdam")  # of torch.optim: they look at a whole matrix, or at all parameters
 
 
 class Bucket:
-    """Parameters moved into one flat tensor [E], in which they are views from now on. What the optimizer gets is `shard`
-    [about E/n], this rank's chunk of that tensor: to update the shard is to update that part of the parameters. All ranks
-    begin with rank 0's values."""
+    """Parameters moved into one flat tensor [E], in which they are views from now on. What the optimizer gets is `shards`, this
+    rank's chunk of that tensor [about E/n] in the parts in which it travels, which are small enough for the cache: to update them
+    is to update these elements of the parameters. All ranks begin with rank 0's values."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group):
         self.parameters, self.group = parameters, group
@@ -23,14 +23,24 @@ class Bucket:
         dist.broadcast(self.flat, first_rank(group), group=group)
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
             parameter.data = part.view(parameter.shape)
-        self.shard = nn.Parameter(own_chunk(self.flat, group))
+        sizes = [part.numel() for part in cut(parameters, dist.get_rank(group), dist.get_world_size(group))] or [0]
+        self.shards = [nn.Parameter(part) for part in own_chunk(self.flat, group).split(sizes)]
 
-    def take_gradients(self) -> Tensor:
-        """[E]: this rank's gradients, one after the other; the parameters have none any more."""
-        flat = flattened([p.grad for p in self.parameters], [p.shape for p in self.parameters], self.flat)
+    def take_gradients(self) -> list[Tensor]:
+        """This rank's gradients; the parameters have none any more."""
+        gradients = filled([p.grad for p in self.parameters], [p.shape for p in self.parameters], self.flat)
         for parameter in self.parameters:
             parameter.grad = None
-        return flat
+        return gradients
+
+    def add_to_shards(self, total: list[Tensor]):
+        """The mean over all ranks, of whose sum this is our chunk, in whatever parts."""
+        sizes = [shard.numel() for shard in self.shards]
+        if [part.numel() for part in total] != sizes:
+            total = torch.cat(total).split(sizes)
+        for shard, part in zip(self.shards, total):
+            part /= dist.get_world_size(self.group)
+            shard.grad = part if shard.grad is None else shard.grad.add_(part)
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Whether it still lies in the flat tensor."""

@@ -3,37 +3,41 @@
 Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as collectives.py cuts: chunk r belongs to
 rank r, and where n does not divide the elements, the first chunks have one more. Nothing is padded, so bytes are exact.
 
-Both collectives work in place on such a flat tensor:
+There are two collectives on it:
 
-    reduce_scatter(flat)     this rank's chunk becomes the sum over all ranks; the other chunks are used up
-    all_gather(flat)         the other chunks become what their ranks have in them
+    reduce_scatter(tensors)  returns this rank's chunk of the sum over all ranks, as a list of new tensors, one after the other; the
+                             given ones, which in one flat tensor would be copies, stay what they are
+    all_gather(flat)         in place: the other chunks become what their ranks have in them
 
 A stage calls them on an object: Ring() or Native(), or one of your own with these two methods. `best_collectives` chooses.
 """
 
-from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import collective_plans as plans
-from ..collectives import Group, land, place, run, wire
+from ..collectives import Group, land, pieces, place, run, wire
+
+SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
 
 
 class Ring:
-    """Our ring of sends and receives: (n - 1)/n of the bytes cross each link, and nothing is copied."""
+    """Our ring of sends and receives: (n - 1)/n of the bytes cross each link, and only what is small is copied."""
 
-    def reduce_scatter(self, flat: Tensor, group: Group = None):
-        self._around(plans.ring_reduce_scatter, flat, group)
+    def reduce_scatter(self, tensors: list[Tensor], group: Group = None) -> list[Tensor]:
+        n, me = place(group)
+        flats = [wire(tensor, group) for tensor in tensors]  # themselves, unless the backend cannot send them from where they are
+        chunks = [cut(flats, rank, n) for rank in range(n)]
+        run(plans.ring_reduce_scatter(n), chunks, group)
+        return [part.to(tensors[0].device, copy=n == 1) for part in chunks[me] or [flats[0][:0]]]
 
     def all_gather(self, flat: Tensor, group: Group = None):
-        self._around(plans.ring_all_gather, flat, group)
-
-    def _around(self, plan, flat, group):
         n, _ = place(group)
-        on_the_wire = wire(flat, group)  # flat itself, unless the backend cannot send it from where it is
-        run(plan(n), on_the_wire.tensor_split(n), group)
+        on_the_wire = wire(flat, group)
+        run(plans.ring_all_gather(n), on_the_wire.tensor_split(n), group)
         land(on_the_wire, flat)
 
     def __repr__(self):
@@ -43,12 +47,12 @@ class Ring:
 class Native:
     """PyTorch's own, which want chunks of one size: where n does not divide, they get a padded copy."""
 
-    def reduce_scatter(self, flat: Tensor, group: Group = None):
+    def reduce_scatter(self, tensors: list[Tensor], group: Group = None) -> list[Tensor]:
+        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
         even, shard = self._even(flat, group)
         function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in PyTorch 2.13
         function(shard, even, group=group)
-        mine = own_chunk(flat, group)
-        mine.copy_(shard[:mine.numel()])
+        return [shard[:own_chunk(flat, group).numel()].clone()]
 
     def all_gather(self, flat: Tensor, group: Group = None):
         even, shard = self._even(flat, group)
@@ -96,7 +100,17 @@ def first_rank(group: Group = None) -> int:
     return dist.get_global_rank(group or dist.group.WORLD, 0)
 
 
-def flattened(tensors: Iterable[Tensor | None], shapes: Iterable[torch.Size], like: Tensor) -> Tensor:
-    """[E]: the tensors one after the other in new memory. None stands for zeros of the shape that belongs in its place."""
-    return torch.cat([like.new_zeros(shape.numel()) if tensor is None else tensor.detach().reshape(-1)
-                      for tensor, shape in zip(tensors, shapes)])
+def cut(tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
+    """The rank's chunk of the flat tensor that they would make: views of them of at most PIECE_BYTES, or, where they are small,
+    copies of several together."""
+    chunk, begin, parts = chunk_of(rank, sum(tensor.numel() for tensor in tensors), n), 0, []
+    for tensor in tensors:
+        parts += pieces(tensor.detach().reshape(-1)[max(chunk.start - begin, 0):max(chunk.stop - begin, 0)])
+        begin += tensor.numel()
+    return [part for small, neighbours in groupby(parts, lambda part: part.nbytes < SMALL_BYTES)
+            for part in ([torch.cat(list(neighbours))] if small else neighbours)]
+
+
+def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
+    """None stands for zeros of the shape that belongs in its place."""
+    return [like.new_zeros(shape) if tensor is None else tensor for tensor, shape in zip(tensors, shapes)]

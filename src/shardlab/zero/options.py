@@ -32,7 +32,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group=None
     if hasattr(optimizer, "reduce_gradients"):  # stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
     if hasattr(optimizer, "buckets"):
-        shards = [bucket.shard for bucket in optimizer.buckets]
+        shards = [shard for bucket in optimizer.buckets for shard in bucket.shards]
     else:
         shards = [p for param_group in optimizer.param_groups for p in param_group["params"]]
     gradients = [p.grad for p in shards if p.grad is not None]

@@ -17,11 +17,10 @@ Clip with options.clip_gradients, which knows the norm of all shards.
 """
 
 import torch
-import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
 from .buckets import BUCKET_BYTES, Bucket, as_list, check_arguments, check_new, check_state, into_buckets
-from .flat import best_collectives, own_chunk
+from .flat import best_collectives
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -53,7 +52,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.collectives = best_collectives(parameters[0].device, self.group)
         buckets = into_buckets(parameters, self.group, self.bucket_bytes)
         self.buckets += buckets
-        param_group = {**param_group, "params": [bucket.shard for bucket in buckets]}
+        param_group = {**param_group, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
             self.inner = self.optimizer_cls([param_group], **self.arguments)
         else:
@@ -72,11 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        flat = bucket.take_gradients()  # [E]
-        self.collectives.reduce_scatter(flat, self.group)
-        mean = own_chunk(flat, self.group) / dist.get_world_size(self.group)  # [E/n]; flat goes
-        shard = bucket.shard
-        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        bucket.add_to_shards(self.collectives.reduce_scatter(bucket.take_gradients(), self.group))
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -100,7 +95,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True):
         self.reduced = False
         for bucket in self.buckets:
-            for parameter in (*bucket.parameters, bucket.shard):
+            for parameter in (*bucket.parameters, *bucket.shards):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else parameter.grad.zero_()
 

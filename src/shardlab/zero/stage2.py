@@ -20,12 +20,11 @@ Clip with options.clip_gradients, which knows the norm of all shards.
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 
 from .buckets import BUCKET_BYTES, Bucket, as_list, check_arguments, check_new, check_state, into_buckets
-from .flat import best_collectives, own_chunk
+from .flat import best_collectives
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -60,7 +59,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for bucket in buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket))
-        param_group = {**param_group, "params": [bucket.shard for bucket in buckets]}
+        param_group = {**param_group, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
             self.inner = self.optimizer_cls([param_group], **self.arguments)
         else:
@@ -98,11 +97,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        flat = bucket.take_gradients()  # [E]
-        self.collectives.reduce_scatter(flat, self.group)
-        mean = own_chunk(flat, self.group) / dist.get_world_size(self.group)  # [E/n]; flat goes
-        shard = bucket.shard
-        shard.grad = mean if shard.grad is None else shard.grad.add_(mean)
+        bucket.add_to_shards(self.collectives.reduce_scatter(bucket.take_gradients(), self.group))
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
@@ -124,7 +119,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True):
         self._expect()  # also after a backward that broke off
         for bucket in self.buckets:
-            for parameter in (*bucket.parameters, bucket.shard):
+            for parameter in (*bucket.parameters, *bucket.shards):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else parameter.grad.zero_()
 

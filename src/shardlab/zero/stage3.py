@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from .flat import best_collectives, first_rank, flattened, own_chunk
+from .flat import best_collectives, filled, first_rank, own_chunk
 
 
 def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group=None, *, device=None, shard_device=None,
@@ -124,9 +124,8 @@ class Flat:
 
     def reduce(self, gradients: list[Tensor | None], collectives) -> Tensor:
         """[about E/n]: the shard's gradient, the mean over all ranks, from this rank's gradients of the whole parameters."""
-        flat = flattened(gradients, self.shapes, self.full)  # [E]
-        collectives.reduce_scatter(flat, self.group)
-        return (own_chunk(flat, self.group) / dist.get_world_size(self.group)).to(self.shard)
+        parts = collectives.reduce_scatter(filled(gradients, self.shapes, self.full), self.group)
+        return torch.cat(parts).div_(dist.get_world_size(self.group)).to(self.shard)
 
 
 class Gathered(torch.autograd.Function):
