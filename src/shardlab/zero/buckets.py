@@ -33,13 +33,12 @@ class Bucket:
             parameter.grad = None
         return gradients
 
-    def add_to_shards(self, total: list[Tensor]):
-        """The mean over all ranks, of whose sum this is our chunk, in whatever parts."""
+    def add_to_shards(self, mean: list[Tensor]):
+        """`mean` is the gradient of this rank's chunk [about E/n], in whatever parts, and becomes the shards' own."""
         sizes = [shard.numel() for shard in self.shards]
-        if [part.numel() for part in total] != sizes:
-            total = torch.cat(total).split(sizes)
-        for shard, part in zip(self.shards, total):
-            part /= dist.get_world_size(self.group)
+        if [part.numel() for part in mean] != sizes:
+            mean = torch.cat(mean).split(sizes)
+        for shard, part in zip(self.shards, mean):
             shard.grad = part if shard.grad is None else shard.grad.add_(part)
 
     def holds(self, parameter: nn.Parameter) -> bool:

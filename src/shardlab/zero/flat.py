@@ -5,8 +5,8 @@ rank r, and where n does not divide the elements, the first chunks have one more
 
 There are two collectives on it:
 
-    reduce_scatter(tensors)  returns this rank's chunk of the sum over all ranks, as a list of new tensors, one after the other; the
-                             given ones, which in one flat tensor would be copies, stay what they are
+    reduce_scatter(tensors)  returns, of the flat tensor that these would make, this rank's chunk of the sum over all ranks: [about
+                             E/n] in one new tensor or several, one after the other. The given ones stay what they are
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
 A stage calls them on an object: Ring() or Native(), or one of your own with these two methods. `best_collectives` chooses.

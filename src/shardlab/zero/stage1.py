@@ -17,6 +17,7 @@ Clip with options.clip_gradients, which knows the norm of all shards.
 """
 
 import torch
+import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
 from .buckets import BUCKET_BYTES, Bucket, as_list, check_arguments, check_new, check_state, into_buckets
@@ -71,7 +72,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        bucket.add_to_shards(self.collectives.reduce_scatter(bucket.take_gradients(), self.group))
+        total = self.collectives.reduce_scatter(bucket.take_gradients(), self.group)  # of this rank's chunk [about E/n], in parts
+        bucket.add_to_shards([part.div_(dist.get_world_size(self.group)) for part in total])
 
     # --- a step ------------------------------------------------------------------------------------------------------
 

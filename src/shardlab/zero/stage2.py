@@ -20,6 +20,7 @@ Clip with options.clip_gradients, which knows the norm of all shards.
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 
@@ -97,7 +98,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        bucket.add_to_shards(self.collectives.reduce_scatter(bucket.take_gradients(), self.group))
+        total = self.collectives.reduce_scatter(bucket.take_gradients(), self.group)  # of this rank's chunk [about E/n], in parts
+        bucket.add_to_shards([part.div_(dist.get_world_size(self.group)) for part in total])
 
     # --- a step ------------------------------------------------------------------------------------------------------
 
