@@ -59,7 +59,7 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[Flat]:
     def flat(parameters, *tensors, whole=False):
         held = range(size_of(parameters)) if whole else chunk_of(me, size_of(parameters), n)
         numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
-        return Flat(parameters, tensors, held, [number for number in numbers if number is not None], groups[0])
+        return Flat(parameters, list(tensors), held, [number for number in numbers if number is not None], groups[0])
 
     for bucket in buckets:  # stages 1 and 2
         yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], *bucket.shards)
