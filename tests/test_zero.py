@@ -275,6 +275,10 @@ def test_parity_in_small_parts(three):
         assert all(three.run(parts_of_buckets)), "some bucket has several parts"
 
 
+def parts_of_buckets():
+    return max(len(bucket.shards) for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets) > 2
+
+
 def in_one_memory(stage):
     """Relative difference of the gradients of two parameters from the plain model's, where autograd gives both the same memory."""
     torch.set_default_dtype(torch.float64)
@@ -300,10 +304,6 @@ def test_gradients_in_one_memory(three):
             assert max(three.run(in_one_memory, stage)) <= 1e-12, stage
 
 
-def parts_of_buckets():
-    return max(len(bucket.shards) for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets) > 2
-
-
 def test_parity_with_adam(three):
     """AdamW divides by the square root of the squared gradient plus 1e-8, so rounding of a gradient that is truly zero (a key's bias)
     comes out up to 1e8 times larger: hence 1e-9. Weight decay moves an unused parameter in stages 1 and 2, whose shard mixes it with
@@ -318,11 +318,18 @@ def test_parity_with_adam(three):
 
 
 def test_one_rank_alone():
-    """World size 1 takes the same path. Mutation: a ring that sends to itself; chunks of a group of one."""
+    """World size 1 takes the same path, and what it reduces is new memory there too. Mutation: a ring that sends to itself; chunks of a
+    group of one; a sum of one that is the gradient itself."""
     with ranks(1, device="cpu", announce=False) as world:
+        assert world.run(reduced_is_new) == [True]
         for stage in STAGES:
             (found,) = world.run(distances, stage, "traps", torch.optim.SGD, dict(lr=0.1))
             assert max(found.values()) <= 1e-12
+
+
+def reduced_is_new():
+    given = torch.zeros(flat.SMALL_BYTES)  # too large to be put together with others, which would copy it
+    return all(chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr() for chosen in (Ring(), Native()))
 
 
 def one_cycle(optimizer):
