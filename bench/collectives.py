@@ -1,4 +1,5 @@
-"""Our collectives against gloo's on two ranks of this machine: interleaved ratios of times, and what pieces are good for."""
+"""Our collectives against gloo's on two ranks of this machine: interleaved ratios of times, and
+what pieces are good for."""
 
 from statistics import median, quantiles
 
@@ -6,7 +7,8 @@ from bench.report import Result
 from bench.turns import PAIRS, in_turns
 
 MEGABYTES = (16, 64)
-# Of the time of gloo's: 0.9 of its bandwidth or more for the ring, 1.2 for the reduce-scatter, which gloo makes by an all-reduce.
+# Of the time of gloo's: 0.9 of its bandwidth or more for the ring, 1.2 for the reduce-scatter,
+# which gloo makes by an all-reduce.
 RING, REDUCE_SCATTER = round(1 / 0.9, 3), round(1 / 1.2, 3)
 
 
@@ -22,10 +24,17 @@ def measure_collectives() -> list[Result]:
                 return median(a / b for a, b in zip(times[ours], times[theirs]))
 
             def line(what, ours, theirs, most=None):
-                low, *_, high = quantiles([a / b for a, b in zip(times[theirs + " again"], times[theirs])], n=20)
-                note = f"{PAIRS} interleaved pairs; gloo {1000 * median(times[theirs]):.1f} ms, A/A {low:.2f} to {high:.2f}"
+                low, *_, high = quantiles(
+                    [a / b for a, b in zip(times[theirs + " again"], times[theirs])], n=20
+                )
+                note = (
+                    f"{PAIRS} interleaved pairs; gloo {1000 * median(times[theirs]):.1f} ms, A/A"
+                    f" {low:.2f} to {high:.2f}"
+                )
                 what = f"{megabytes} MB on 2 ranks: {what}"
-                results.append(Result("collectives", what, round(ratio(ours, theirs), 3), "x", most, note))
+                results.append(
+                    Result("collectives", what, round(ratio(ours, theirs), 3), "x", most, note)
+                )
 
             line("ring all-reduce, time / gloo's", "ring", "gloo", RING)
             line("the same, a chunk as one piece", "ring whole", "gloo")
@@ -44,7 +53,8 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
 
     full, shard = torch.zeros(megabytes * 10**6 // 4), torch.zeros(megabytes * 10**6 // 8)
     parts, used = list(full.chunk(2)), collectives.PIECE_BYTES
-    dist_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # renamed in PyTorch 2.13
+    # renamed in PyTorch 2.13
+    dist_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     dist_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def with_pieces(nbytes):
@@ -53,7 +63,8 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
         collectives.PIECE_BYTES = used
 
     def in_new_memory():
-        """The ring as it is first written: what arrives goes into a new tensor and is added when all of it is there."""
+        """The ring as it is first written: what arrives goes into a new tensor and is added when
+        all of it is there."""
         me = dist.get_rank()
         for chunk, target in ((parts[1 - me], parts[me]), (parts[me], parts[1 - me])):
             arriving = torch.empty_like(target)
@@ -66,10 +77,17 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
                 target.copy_(arriving)
 
     works = {
-        "gloo": lambda: dist.all_reduce(full), "ring": lambda: collectives.all_reduce(full),
-        "ring whole": lambda: with_pieces(full.nbytes), "ring new": in_new_memory, "gloo again": lambda: dist.all_reduce(full),
-        "gloo scatter": lambda: dist_scatter(shard, full), "scatter": lambda: collectives.reduce_scatter(shard, full),
-        "gloo scatter again": lambda: dist_scatter(shard, full), "gloo gather": lambda: dist_gather(full, shard),
-        "gather": lambda: collectives.all_gather(full, shard), "gloo gather again": lambda: dist_gather(full, shard)}
+        "gloo": lambda: dist.all_reduce(full),
+        "ring": lambda: collectives.all_reduce(full),
+        "ring whole": lambda: with_pieces(full.nbytes),
+        "ring new": in_new_memory,
+        "gloo again": lambda: dist.all_reduce(full),
+        "gloo scatter": lambda: dist_scatter(shard, full),
+        "scatter": lambda: collectives.reduce_scatter(shard, full),
+        "gloo scatter again": lambda: dist_scatter(shard, full),
+        "gloo gather": lambda: dist_gather(full, shard),
+        "gather": lambda: collectives.all_gather(full, shard),
+        "gloo gather again": lambda: dist_gather(full, shard),
+    }
 
     return in_turns(works)

@@ -1,16 +1,18 @@
-"""Our DistributedDataParallel against PyTorch's: step times in turns, peak bytes, bytes sent; and what overlap hides on a slow
-link."""
+"""Our DistributedDataParallel against PyTorch's: step times in turns, peak bytes, bytes sent; and
+what overlap hides on a slow link."""
 
 from statistics import median, quantiles
 
 from bench.report import Result
 from bench.turns import PAIRS, in_turns
 
-RATIO = 1.05      # of PyTorch's time at most, the faster of its defaults and its tuned options
-HIDDEN = 0.6      # of communication, at least
+RATIO = 1.05  # of PyTorch's time at most, the faster of its defaults and its tuned options
+HIDDEN = 0.6  # of communication, at least
 MEGABITS, BUCKET_BYTES = 1000, 2_000_000
-SHAPES = {"5.3M parameters": dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64),
-          "27.3M parameters": dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64)}
+SHAPES = {
+    "5.3M parameters": dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64),
+    "27.3M parameters": dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
+}
 TUNED = dict(gradient_as_bucket_view=True, static_graph=True)
 SMALL_BUCKETS = 5  # MiB: PyTorch's defaults are 1 for the first bucket and 25 for the others
 ON_THE_SLOW_LINK = dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128)
@@ -26,55 +28,114 @@ def measure_data_parallel() -> list[Result]:
             for name, shape in SHAPES.items():
                 results += beside_torch(f"{count} ranks, {name}", *world.run(race, shape)[0])
     try:
-        with two_hosts(MEGABITS) as hosts, ranks(2, device="cpu", hosts=hosts, announce=False) as world:
+        with (
+            two_hosts(MEGABITS) as hosts,
+            ranks(2, device="cpu", hosts=hosts, announce=False) as world,
+        ):
             results += hidden(world.run(overlap, ON_THE_SLOW_LINK)[0])
     except LinksUnavailable as error:
         print(f"bench:  {error}")
     return results
 
 
-def beside_torch(what: str, times: dict[str, list[float]], bytes_of: dict[str, tuple[int, int]]) -> list[Result]:
-    """`times` by name in turns; `bytes_of` (at the peak, sent in a step). The faster of our two bucket sizes meets the faster of
-    their options."""
-    ours, theirs = (min((name for name in times if name.startswith(whose) and "again" not in name),
-                        key=lambda name: median(times[name])) for whose in ("ours", "torch"))
+def beside_torch(
+    what: str, times: dict[str, list[float]], bytes_of: dict[str, tuple[int, int]]
+) -> list[Result]:
+    """`times` by name in turns; `bytes_of` (at the peak, sent in a step). The faster of our two
+    bucket sizes meets the faster of their options."""
+    ours, theirs = (
+        min(
+            (name for name in times if name.startswith(whose) and "again" not in name),
+            key=lambda name: median(times[name]),
+        )
+        for whose in ("ours", "torch")
+    )
     low, *_, high = quantiles([a / b for a, b in zip(times["ours again"], times["ours"])], n=20)
-    note = f"{PAIRS} interleaved turns; {theirs} {1000 * median(times[theirs]):.0f} ms; A/A {low:.2f} to {high:.2f}"
-    case, held = dict(what=what, peer=theirs), dict(identical_low=round(low, 3), identical_high=round(high, 3))
+    note = (
+        f"{PAIRS} interleaved turns; {theirs} {1000 * median(times[theirs]):.0f} ms; A/A {low:.2f}"
+        f" to {high:.2f}"
+    )
+    case, held = (
+        dict(what=what, peer=theirs),
+        dict(identical_low=round(low, 3), identical_high=round(high, 3)),
+    )
     results = []
     for name in (ours, *sorted(set(times) - {ours, theirs, "ours again"})):
         ratio = median(a / b for a, b in zip(times[name], times[theirs]))
-        results.append(Result("data parallel", f"{what}: step, {name} / PyTorch's faster", round(ratio, 3), "x",
-                              *((RATIO, note, "data_parallel_race.step", case | held)
-                                if name == ours else ())))
-    for place, of, row in ((0, "peak bytes", "peak"), (1, "bytes brought to all-reduces", "reduced")):
-        results.append(Result("data parallel", f"{what}: {of}, {ours} / {theirs}",
-                              round(bytes_of[ours][place] / bytes_of[theirs][place], 4), "x", None,
-                              f"{bytes_of[ours][place]:,} and {bytes_of[theirs][place]:,}", f"data_parallel_race.{row}", case))
+        results.append(
+            Result(
+                "data parallel",
+                f"{what}: step, {name} / PyTorch's faster",
+                round(ratio, 3),
+                "x",
+                *((RATIO, note, "data_parallel_race.step", case | held) if name == ours else ()),
+            )
+        )
+    for place, of, row in (
+        (0, "peak bytes", "peak"),
+        (1, "bytes brought to all-reduces", "reduced"),
+    ):
+        results.append(
+            Result(
+                "data parallel",
+                f"{what}: {of}, {ours} / {theirs}",
+                round(bytes_of[ours][place] / bytes_of[theirs][place], 4),
+                "x",
+                None,
+                f"{bytes_of[ours][place]:,} and {bytes_of[theirs][place]:,}",
+                f"data_parallel_race.{row}",
+                case,
+            )
+        )
     return results
 
 
 def hidden(times: dict[str, list[float]]) -> list[Result]:
-    with_overlap, without, alone = (median(times[name]) for name in ("overlap", "no overlap", "no communication"))
+    with_overlap, without, alone = (
+        median(times[name]) for name in ("overlap", "no overlap", "no communication")
+    )
     share = (without - with_overlap) / (without - alone)
-    low, *_, high = quantiles([a / b for a, b in zip(times["overlap again"], times["overlap"])], n=20)
-    note = (f"{PAIRS} interleaved turns: {1000 * alone:.0f} ms without communication, {1000 * without:.0f} after backward, "
-            f"{1000 * with_overlap:.0f} with overlap; A/A {low:.2f} to {high:.2f}")
-    what = f"2 ranks, {MEGABITS} Mbit/s between them, buckets of {BUCKET_BYTES:,} bytes: communication that is not hidden"
-    return [Result("data parallel", what, round(1 - share, 3), "", round(1 - HIDDEN, 3), note, "data_parallel_race.not_hidden",
-                   dict(what="2 ranks", megabits_per_second=MEGABITS, bucket_bytes=BUCKET_BYTES))]
+    low, *_, high = quantiles(
+        [a / b for a, b in zip(times["overlap again"], times["overlap"])], n=20
+    )
+    note = (
+        f"{PAIRS} interleaved turns: {1000 * alone:.0f} ms without communication,"
+        f" {1000 * without:.0f} after backward, {1000 * with_overlap:.0f} with overlap; A/A"
+        f" {low:.2f} to {high:.2f}"
+    )
+    what = (
+        f"2 ranks, {MEGABITS} Mbit/s between them, buckets of {BUCKET_BYTES:,} bytes: communication"
+        " that is not hidden"
+    )
+    return [
+        Result(
+            "data parallel",
+            what,
+            round(1 - share, 3),
+            "",
+            round(1 - HIDDEN, 3),
+            note,
+            "data_parallel_race.not_hidden",
+            dict(what="2 ranks", megabits_per_second=MEGABITS, bucket_bytes=BUCKET_BYTES),
+        )
+    ]
 
 
-# --- on a rank -------------------------------------------------------------------------------------------------------
+# --- on a rank ------------------------------------------------------------------------------------
+
 
 def race(shape: dict) -> tuple[dict[str, list[float]], dict[str, tuple[int, int]]]:
     from torch.nn.parallel import DistributedDataParallel as Torch
 
     from shardlab.data_parallel import DistributedDataParallel as Ours
 
-    ways = {"ours": Ours, "torch": Torch, "torch tuned": lambda net: Torch(net, **TUNED),
-            "torch tuned, small buckets": lambda net: Torch(net, bucket_cap_mb=SMALL_BUCKETS, **TUNED),
-            "ours, small buckets": lambda net: Ours(net, bucket_bytes=SMALL_BUCKETS << 20)}
+    ways = {
+        "ours": Ours,
+        "torch": Torch,
+        "torch tuned": lambda net: Torch(net, **TUNED),
+        "torch tuned, small buckets": lambda net: Torch(net, bucket_cap_mb=SMALL_BUCKETS, **TUNED),
+        "ours, small buckets": lambda net: Ours(net, bucket_bytes=SMALL_BUCKETS << 20),
+    }
     bytes_of = {name: weighed(wrap, shape) for name, wrap in ways.items()}
     works = {name: sgd_step(wrap(build(shape)), shape) for name, wrap in ways.items()}
     return in_turns({**works, "ours again": works["ours"]}), bytes_of
@@ -83,8 +144,12 @@ def race(shape: dict) -> tuple[dict[str, list[float]], dict[str, tuple[int, int]
 def overlap(shape: dict) -> dict[str, list[float]]:
     from shardlab.data_parallel import DistributedDataParallel
 
-    with_overlap = sgd_step(DistributedDataParallel(build(shape), BUCKET_BYTES), shape, microbatch=8)
-    without = sgd_step(DistributedDataParallel(build(shape), BUCKET_BYTES, overlap=False), shape, microbatch=8)
+    with_overlap = sgd_step(
+        DistributedDataParallel(build(shape), BUCKET_BYTES), shape, microbatch=8
+    )
+    without = sgd_step(
+        DistributedDataParallel(build(shape), BUCKET_BYTES, overlap=False), shape, microbatch=8
+    )
     model = DistributedDataParallel(build(shape))
     alone = sgd_step(model, shape, microbatch=8)
 
@@ -92,8 +157,14 @@ def overlap(shape: dict) -> dict[str, list[float]]:
         with model.no_sync():
             alone()
 
-    return in_turns({"overlap": with_overlap, "no overlap": without, "no communication": no_communication,
-                     "overlap again": with_overlap})
+    return in_turns(
+        {
+            "overlap": with_overlap,
+            "no overlap": without,
+            "no communication": no_communication,
+            "overlap again": with_overlap,
+        }
+    )
 
 
 def build(shape: dict):
@@ -128,8 +199,8 @@ def step_of(model, optimizer, shape: dict, microbatch: int = 4):
 
 
 def weighed(wrap, shape: dict) -> tuple[int, int]:
-    """(bytes at the peak of the third step, bytes it brought to all-reduces). The model is wrapped under the ledger, which then
-    knows what the wrapping keeps."""
+    """(bytes at the peak of the third step, bytes it brought to all-reduces). The model is wrapped
+    under the ledger, which then knows what the wrapping keeps."""
     import torch
 
     from shardlab.gpt import next_token_loss

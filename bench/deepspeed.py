@@ -1,12 +1,14 @@
-"""DeepSpeed beside ours: the configuration that chapter 6 shows is loaded, stages 1 to 3 give our losses, and steps race in turns.
+"""DeepSpeed beside ours: the configuration that chapter 6 shows is loaded, stages 1 to 3 give our
+losses, and steps race in turns.
 
-An optional peer, which no test needs: `pip install --no-build-isolation -c constraints.txt ".[peers]"`, with g++ and ninja at hand.
+An optional peer, which no test needs: `pip install --no-build-isolation -c constraints.txt
+".[peers]"`, with g++ and ninja at hand.
 """
 
-from importlib.util import find_spec
 import json
-from pathlib import Path
 import re
+from importlib.util import find_spec
+from pathlib import Path
 from statistics import median, quantiles
 
 from bench.data_parallel import SHAPES, build
@@ -21,7 +23,10 @@ APART = 1e-6  # of the losses, in fp32
 
 def measure_deepspeed() -> list[Result]:
     if find_spec("deepspeed") is None:
-        print('bench:  DeepSpeed is not installed: pip install --no-build-isolation -c constraints.txt ".[peers]"')
+        print(
+            "bench:  DeepSpeed is not installed: pip install --no-build-isolation -c"
+            ' constraints.txt ".[peers]"'
+        )
         return []
     from shardlab.ranks import ranks
 
@@ -30,24 +35,52 @@ def measure_deepspeed() -> list[Result]:
         with ranks(RANKS, device="cpu", announce=False) as world:
             if stage == 1:
                 batch = world.run(loaded, configuration_on_the_page())[0]
-                results.append(Result("deepspeed", "chapter 6's configuration is loaded: examples in a step on 2 ranks", batch, ""))
+                results.append(
+                    Result(
+                        "deepspeed",
+                        "chapter 6's configuration is loaded: examples in a step on 2 ranks",
+                        batch,
+                        "",
+                    )
+                )
             what = f"stage {stage}, {RANKS} ranks, {MODEL}"
             pairs = [pair for of_rank in world.run(losses, stage, shape) for pair in of_rank]
             apart = max(abs(ours / theirs - 1) for ours, theirs in pairs)
-            results.append(Result("deepspeed", f"{what}: losses of {STEPS} steps, apart at most", apart, "", APART))
+            results.append(
+                Result(
+                    "deepspeed", f"{what}: losses of {STEPS} steps, apart at most", apart, "", APART
+                )
+            )
             times = world.run(race, stage, shape)[0]
-            low, *_, high = quantiles([a / b for a, b in zip(times["ours again"], times["ours"])], n=20)
+            low, *_, high = quantiles(
+                [a / b for a, b in zip(times["ours again"], times["ours"])], n=20
+            )
             ratio = median(a / b for a, b in zip(times["ours"], times["DeepSpeed"]))
-            note = f"{PAIRS} interleaved turns; DeepSpeed {1000 * median(times['DeepSpeed']):.0f} ms; A/A {low:.2f} to {high:.2f}"
-            results.append(Result("deepspeed", f"{what}: step, ours / DeepSpeed's", round(ratio, 3), "x", None, note))
+            note = (
+                f"{PAIRS} interleaved turns; DeepSpeed {1000 * median(times['DeepSpeed']):.0f} ms;"
+                f" A/A {low:.2f} to {high:.2f}"
+            )
+            results.append(
+                Result(
+                    "deepspeed",
+                    f"{what}: step, ours / DeepSpeed's",
+                    round(ratio, 3),
+                    "x",
+                    None,
+                    note,
+                )
+            )
     return results
 
 
 def configuration_on_the_page() -> dict:
-    return json.loads(re.search(r"```json\n(.*?)```", CHAPTER.read_text(encoding="utf-8"), re.DOTALL)[1])
+    return json.loads(
+        re.search(r"```json\n(.*?)```", CHAPTER.read_text(encoding="utf-8"), re.DOTALL)[1]
+    )
 
 
-# --- on a rank -------------------------------------------------------------------------------------------------------
+# --- on a rank ------------------------------------------------------------------------------------
+
 
 def deepspeed_here():
     """DeepSpeed, for ranks on CPUs; it takes what it must know from the environment."""
@@ -57,8 +90,13 @@ def deepspeed_here():
 
     import torch.distributed as dist
 
-    os.environ.update(DS_ACCELERATOR="cpu", RANK=str(dist.get_rank()), WORLD_SIZE=str(dist.get_world_size()), LOCAL_RANK="0",
-                      LOCAL_SIZE=str(dist.get_world_size()))
+    os.environ.update(
+        DS_ACCELERATOR="cpu",
+        RANK=str(dist.get_rank()),
+        WORLD_SIZE=str(dist.get_world_size()),
+        LOCAL_RANK="0",
+        LOCAL_SIZE=str(dist.get_world_size()),
+    )
     warnings.simplefilter("ignore", FutureWarning)
     import deepspeed
 
@@ -74,11 +112,15 @@ def loaded(configuration: dict) -> int:
 
 
 def losses(stage: int, shape: dict) -> list[tuple[float, float]]:
-    """(ours, theirs) of each step, by plain SGD: Adam makes noise of a gradient that is zero but for rounding, the key bias's."""
+    """(ours, theirs) of each step, by plain SGD: Adam makes noise of a gradient that is zero but
+    for rounding, the key bias's."""
     import torch
 
     both = []
-    for train in (ours(stage, shape, torch.optim.SGD, lr=0.1), theirs(stage, shape, torch.optim.SGD, lr=0.1)):
+    for train in (
+        ours(stage, shape, torch.optim.SGD, lr=0.1),
+        theirs(stage, shape, torch.optim.SGD, lr=0.1),
+    ):
         torch.manual_seed(torch.distributed.get_rank())
         both.append([train() for _ in range(STEPS)])
     return list(zip(*both))
@@ -100,7 +142,9 @@ def ours(stage: int, shape: dict, optimizer_cls, **arguments):
         stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
         optimizer = optimizer_cls(net.parameters(), **arguments)
     else:
-        optimizer = {1: stage1, 2: stage2}[stage].ShardedOptimizer(net.parameters(), optimizer_cls, **arguments)
+        optimizer = {1: stage1, 2: stage2}[stage].ShardedOptimizer(
+            net.parameters(), optimizer_cls, **arguments
+        )
 
     def finish(loss):
         loss.backward()
@@ -112,9 +156,18 @@ def ours(stage: int, shape: dict, optimizer_cls, **arguments):
 
 def theirs(stage: int, shape: dict, optimizer_cls, **arguments):
     net = build(shape)
-    engine, *_ = deepspeed_here().initialize(model=net, optimizer=optimizer_cls(net.parameters(), **arguments), config={
-        "train_micro_batch_size_per_gpu": MICROBATCH, "zero_optimization": {"stage": stage}, "gradient_clipping": 0.0,  # else 1.0
-        "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False})
+    engine, *_ = deepspeed_here().initialize(
+        model=net,
+        optimizer=optimizer_cls(net.parameters(), **arguments),
+        config={
+            # else 1.0
+            "train_micro_batch_size_per_gpu": MICROBATCH,
+            "zero_optimization": {"stage": stage},
+            "gradient_clipping": 0.0,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    )
 
     def finish(loss):
         engine.backward(loss)

@@ -1,8 +1,8 @@
 """What a lab waits for: the imports, and the formulas themselves."""
 
-from statistics import median
 import subprocess
 import sys
+from statistics import median
 from time import perf_counter
 
 from bench.report import Result
@@ -12,7 +12,8 @@ EVALUATIONS = 300
 
 
 def measure_python() -> list[Result]:
-    """Milliseconds of an import in a fresh interpreter (above an empty one), and of one evaluation of each explorer."""
+    """Milliseconds of an import in a fresh interpreter (above an empty one), and of one evaluation
+    of each explorer."""
     from shardlab.show.explorers import EXPLORERS
 
     def start(statement):
@@ -26,7 +27,9 @@ def measure_python() -> list[Result]:
         empty = start("pass")
         for name in names:
             times[name].append(start(f"import {name}") - empty)
-    results = [Result("python", f"import {name}", round(median(times[name])), "ms") for name in names]
+    results = [
+        Result("python", f"import {name}", round(median(times[name])), "ms") for name in names
+    ]
     for name, spec in EXPLORERS.items():
         values, taken = spec.start(), []
         for _ in range(EVALUATIONS):
@@ -34,5 +37,7 @@ def measure_python() -> list[Result]:
             spec.compute(values)
             taken.append(1000 * (perf_counter() - begin))
         count = len(spec.inputs) + len(spec.formulas)
-        results.append(Result("python", f"{name}: {count} quantities, exactly", round(median(taken), 3), "ms"))
+        results.append(
+            Result("python", f"{name}: {count} quantities, exactly", round(median(taken), 3), "ms")
+        )
     return results

@@ -1,4 +1,5 @@
-"""The byte ledger: what watching costs, whole training steps without their memory, and many more random steps than the tests run."""
+"""The byte ledger: what watching costs, whole training steps without their memory, and many more
+random steps than the tests run."""
 
 import json
 import random
@@ -15,7 +16,8 @@ OVERHEAD = 1.10
 FAKE_SECONDS = {"Llama 7B": 10, "GPT-3 175B": 30}
 FAKE_GIB = 1
 
-# A whole training step of a preset under fake tensors, in a process of its own, whose memory is then all there is to count.
+# A whole training step of a preset under fake tensors, in a process of its own, whose memory is
+# then all there is to count.
 FAKE_STEP = """
 import json, resource, sys, time
 import torch
@@ -46,7 +48,8 @@ def measure_memory(root) -> list[Result]:
 
 
 def measure_overhead() -> list[Result]:
-    """A step with the ledger over one without, pair by pair; and a step without over another one, which is the noise."""
+    """A step with the ledger over one without, pair by pair; and a step without over another one,
+    which is the noise."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -55,14 +58,22 @@ def measure_overhead() -> list[Result]:
 
     class Nothing(TorchDispatchMode):
         """The least that watching every operation costs."""
+
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             return function(*args, **(kwargs or {}))
 
     results = []
-    for name, microbatch, changes in (("the step of chapter \"Where the memory goes\"", 2, {}),
-                                      ("a small step", 4, dict(hidden=128, vocabulary=1000, max_sequence=64))):
+    for name, microbatch, changes in (
+        ('the step of chapter "Where the memory goes"', 2, {}),
+        ("a small step", 4, dict(hidden=128, vocabulary=1000, max_sequence=64)),
+    ):
         torch.manual_seed(0)
-        config = GPTConfig(**{**dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256), **changes})
+        config = GPTConfig(
+            **{
+                **dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256),
+                **changes,
+            }
+        )
         model = GPT(config)
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.randint(config.vocabulary, (microbatch, config.max_sequence + 1))
@@ -84,16 +95,35 @@ def measure_overhead() -> list[Result]:
 
         for _ in range(3):
             seconds(Ledger(model, optimizer))
-        turns = [(seconds(), seconds(Ledger(model, optimizer)), seconds(Nothing()), seconds()) for _ in range(PAIRS)]
+        turns = [
+            (seconds(), seconds(Ledger(model, optimizer)), seconds(Nothing()), seconds())
+            for _ in range(PAIRS)
+        ]
         plain = [turn[0] for turn in turns]
         with Ledger(model, optimizer) as ledger:
             step()
         same = [turn[3] / turn[0] for turn in turns]
         low, *_, high = quantiles(same, n=20)
-        note = f"{PAIRS} interleaved pairs; {1000 * median(plain):.0f} ms, {len(ledger.timeline)} lines; A/A {low:.2f} to {high:.2f}"
+        note = (
+            f"{PAIRS} interleaved pairs; {1000 * median(plain):.0f} ms, {len(ledger.timeline)}"
+            f" lines; A/A {low:.2f} to {high:.2f}"
+        )
         results += [
-            Result("memory", f"{name}: with the ledger / without", round(median(turn[1] / turn[0] for turn in turns), 3), "x", OVERHEAD, note),
-            Result("memory", f"{name}: with a mode that does nothing / without", round(median(turn[2] / turn[0] for turn in turns), 3), "x")]
+            Result(
+                "memory",
+                f"{name}: with the ledger / without",
+                round(median(turn[1] / turn[0] for turn in turns), 3),
+                "x",
+                OVERHEAD,
+                note,
+            ),
+            Result(
+                "memory",
+                f"{name}: with a mode that does nothing / without",
+                round(median(turn[2] / turn[0] for turn in turns), 3),
+                "x",
+            ),
+        ]
     return results
 
 
@@ -101,12 +131,34 @@ def measure_fake_steps() -> list[Result]:
     """Seconds and real memory of a training step of a model that fits no machine here."""
     results = []
     for name, most in FAKE_SECONDS.items():
-        done = subprocess.run([sys.executable, "-c", FAKE_STEP, name], check=True, stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", FAKE_STEP, name], check=True, stdout=subprocess.PIPE, text=True
+        )
         told = json.loads(done.stdout)
-        results += [Result("memory", f"{name} under fake tensors: model, first step and the step that is weighed", round(told["seconds"], 1), "s",
-                           None, f"the peak is {told['peak']:,} bytes at {told['where']}"),
-                    Result("memory", f"{name} under fake tensors: the step that is weighed", round(told["step"], 1), "s", most),
-                    Result("memory", f"{name} under fake tensors: real memory of that process", round(told["real"] / 2**30, 2), "GiB", FAKE_GIB)]
+        results += [
+            Result(
+                "memory",
+                f"{name} under fake tensors: model, first step and the step that is weighed",
+                round(told["seconds"], 1),
+                "s",
+                None,
+                f"the peak is {told['peak']:,} bytes at {told['where']}",
+            ),
+            Result(
+                "memory",
+                f"{name} under fake tensors: the step that is weighed",
+                round(told["step"], 1),
+                "s",
+                most,
+            ),
+            Result(
+                "memory",
+                f"{name} under fake tensors: real memory of that process",
+                round(told["real"] / 2**30, 2),
+                "GiB",
+                FAKE_GIB,
+            ),
+        ]
     return results
 
 
@@ -124,6 +176,21 @@ def measure_many_steps() -> list[Result]:
     for line in wrong:
         print(f"bench:  {line}", file=sys.stderr)
     exact = sum(miss == 0 for miss in misses)
-    return [Result("memory", f"{MANY_STEPS:,} random steps: bytes that differ, or a peak off by 1 % and more", len(wrong), "", 0,
-                   "parameters, gradients, optimizer states and saved activations must be equal"),
-            Result("memory", f"{MANY_STEPS:,} random steps: largest miss of the peak", max(misses), "", 0.01, f"{exact:,} peaks are equal")]
+    return [
+        Result(
+            "memory",
+            f"{MANY_STEPS:,} random steps: bytes that differ, or a peak off by 1 % and more",
+            len(wrong),
+            "",
+            0,
+            "parameters, gradients, optimizer states and saved activations must be equal",
+        ),
+        Result(
+            "memory",
+            f"{MANY_STEPS:,} random steps: largest miss of the peak",
+            max(misses),
+            "",
+            0.01,
+            f"{exact:,} peaks are equal",
+        ),
+    ]

@@ -17,8 +17,9 @@ REDRAWS = 300
 PAGE_BYTES = 200_000
 DESKTOP = {"width": 1280, "height": 800}
 
-# Runs before the page's own scripts. When the explorer reports ready it moves the first slider at once, and notes when
-# the frame that shows it has been painted: a message posted in the frame's callback arrives after the painting.
+# Runs before the page's own scripts. When the explorer reports ready it moves the first slider at
+# once, and notes when the frame that shows it has been painted: a message posted in the frame's
+# callback arrives after the painting.
 FIRST_INPUT = """
   window.bench = {tasks: [], shift: 0};
   new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(task => [task.startTime, task.duration])))
@@ -47,9 +48,10 @@ SCROLL = """async () => {
   await new Promise(done => setTimeout(done, 300));
 }"""
 
-# One input on each slider in turn. `handled` is what the script takes; `redrawn` has the style and layout that follow,
-# which are forced; `painted` is the next frame, which waits for the screen and so cannot be below 16 ms for long. Inputs
-# that are refused draw nothing: they are counted, not timed, and Reset makes the values valid again.
+# One input on each slider in turn. `handled` is what the script takes; `redrawn` has the style and
+# layout that follow, which are forced; `painted` is the next frame, which waits for the screen and
+# so cannot be below 16 ms for long. Inputs that are refused draw nothing: they are counted, not
+# timed, and Reset makes the values valid again.
 REDRAW = """async ([name, count, why]) => {
   const card = document.getElementById("explorer-" + name);
   const sliders = [...card.querySelectorAll("[type=range]")].filter(slider => slider.checkVisibility());
@@ -105,10 +107,14 @@ def quantile(values, share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measure_loads(reader: Reader, pages: dict[str, tuple[Path, bool]], loads: int = LOADS) -> list[Result]:
-    """From the start of the navigation to the repaint after an input sent when the explorer reports ready; and what comes later.
+def measure_loads(
+    reader: Reader, pages: dict[str, tuple[Path, bool]], loads: int = LOADS
+) -> list[Result]:
+    """From the start of the navigation to the repaint after an input sent when the explorer reports
+    ready; and what comes later.
 
-    `pages`: name -> (file, whether the figures hold for it). Pages and speeds take turns, so that all meet the same noise.
+    `pages`: name -> (file, whether the figures hold for it). Pages and speeds take turns, so that
+    all meet the same noise.
     """
     seen = defaultdict(lambda: defaultdict(list))
     for turn in range(loads):
@@ -117,14 +123,20 @@ def measure_loads(reader: Reader, pages: dict[str, tuple[Path, bool]], loads: in
                 context, page, session = reader.open(path.as_uri(), slowed, FIRST_INPUT)
                 page.wait_for_function("bench.painted")
                 page.wait_for_timeout(800 + 400 * slowed)  # tasks that come later
-                metrics = {entry["name"]: entry["value"] for entry in session.send("Performance.getMetrics")["metrics"]}
+                metrics = {
+                    entry["name"]: entry["value"]
+                    for entry in session.send("Performance.getMetrics")["metrics"]
+                }
                 page.evaluate("bench.scrolled = performance.now()")
                 if turn < SCROLLED_LOADS:
                     page.evaluate(SCROLL)
                 noted = page.evaluate("bench")
                 if not noted["changed"]:
                     raise RuntimeError(f"{name}: the input changed nothing")
-                contentful = page.evaluate("(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime || 0")
+                contentful = page.evaluate(
+                    "(performance.getEntriesByName('first-contentful-paint')[0] || {}).startTime"
+                    " || 0"
+                )
                 context.close()
                 one = seen[name, slowed]
                 one["ready"].append(noted["ready"])
@@ -132,32 +144,94 @@ def measure_loads(reader: Reader, pages: dict[str, tuple[Path, bool]], loads: in
                 one["contentful"].append(contentful)
                 one["busy"].append(1000 * metrics["TaskDuration"])
                 one["shift"].append(noted["shift"])
-                later = [(start, duration) for start, duration in noted["tasks"] if start >= noted["painted"]]
-                one["later"].append(max((duration for start, duration in later if start < noted["scrolled"]), default=0))
-                one["scrolling"].append(max((duration for start, duration in later if start >= noted["scrolled"]), default=0))
+                later = [
+                    (start, duration)
+                    for start, duration in noted["tasks"]
+                    if start >= noted["painted"]
+                ]
+                one["later"].append(
+                    max(
+                        (duration for start, duration in later if start < noted["scrolled"]),
+                        default=0,
+                    )
+                )
+                one["scrolling"].append(
+                    max(
+                        (duration for start, duration in later if start >= noted["scrolled"]),
+                        default=0,
+                    )
+                )
     results = []
     for name, (_, held) in pages.items():
         for slowed in SLOWED:
-            one, speed = seen[name, slowed], f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is"
+            one, speed = (
+                seen[name, slowed],
+                f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is",
+            )
             spread = f"{min(one['painted']):.0f} to {max(one['painted']):.0f}, {loads} loads"
-            first = [("first content painted", "contentful", None, ""), ("explorer ready", "ready", None, ""),
-                     ("repaint after the first input", "painted", READY_MS[slowed] if held else None, spread)]
-            results += [Result("load, from file://", f"{name}, {speed}: {what}", round(median(one[key])), "ms", most, note)
-                        for what, key, most, note in first]
-            after = [("longest later task (of any load)", "later", LATER_TASK_MS[slowed] if held else None),
-                     ("longest task while scrolling through", "scrolling", None)]
+            first = [
+                ("first content painted", "contentful", None, ""),
+                ("explorer ready", "ready", None, ""),
+                (
+                    "repaint after the first input",
+                    "painted",
+                    READY_MS[slowed] if held else None,
+                    spread,
+                ),
+            ]
+            results += [
+                Result(
+                    "load, from file://",
+                    f"{name}, {speed}: {what}",
+                    round(median(one[key])),
+                    "ms",
+                    most,
+                    note,
+                )
+                for what, key, most, note in first
+            ]
+            after = [
+                (
+                    "longest later task (of any load)",
+                    "later",
+                    LATER_TASK_MS[slowed] if held else None,
+                ),
+                ("longest task while scrolling through", "scrolling", None),
+            ]
             if slowed == 1:
-                results += [Result("load, from file://", f"{name}: the main thread's CPU time, all in all", round(median(one["busy"])), "ms",
-                                   None, "depends little on what else the machine does"),
-                            Result("load, from file://", f"{name}: layout shift", round(max(one["shift"]), 4), "")]
-            results += [Result("load, from file://", f"{name}, {speed}: {what}", round(max(one[key])), "ms", most,
-                               "" if max(one[key]) else "none reaches 50 ms, from which on the browser counts")
-                        for what, key, most in after]
+                results += [
+                    Result(
+                        "load, from file://",
+                        f"{name}: the main thread's CPU time, all in all",
+                        round(median(one["busy"])),
+                        "ms",
+                        None,
+                        "depends little on what else the machine does",
+                    ),
+                    Result(
+                        "load, from file://",
+                        f"{name}: layout shift",
+                        round(max(one["shift"]), 4),
+                        "",
+                    ),
+                ]
+            results += [
+                Result(
+                    "load, from file://",
+                    f"{name}, {speed}: {what}",
+                    round(max(one[key])),
+                    "ms",
+                    most,
+                    "" if max(one[key]) else "none reaches 50 ms, from which on the browser counts",
+                )
+                for what, key, most in after
+            ]
     return results
 
 
 def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
-    """Median and 95th percentile of one redraw; `explorers`: name -> a page it stands on. Folded sliders stay folded."""
+    """Median and 95th percentile of one redraw; `explorers`: name -> a page it stands on. Folded
+    sliders stay folded."""
     results = []
     for name, path in explorers.items():
         for slowed in SLOWED:
@@ -170,20 +244,39 @@ def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
                 label = f"{name}, {speed}" + (", equations open" if why else "")
                 note = f"{REDRAWS} inputs; {noted['refused']} more were refused, not timed"
                 for what, key, share, most in (
-                    ("script, median", "handled", 0.5, None), ("script, style and layout, median", "redrawn", 0.5, REDRAW_MS[slowed]),
-                    ("script, style and layout, 95 %", "redrawn", 0.95, None), ("painted on the screen, median", "painted", 0.5, None)):
-                    results.append(Result("redraw", f"{label}: {what}", round(quantile(noted[key], share), 2), "ms",
-                                          most if not why else None, note if key == "redrawn" and share == 0.5 else ""))
+                    ("script, median", "handled", 0.5, None),
+                    ("script, style and layout, median", "redrawn", 0.5, REDRAW_MS[slowed]),
+                    ("script, style and layout, 95 %", "redrawn", 0.95, None),
+                    ("painted on the screen, median", "painted", 0.5, None),
+                ):
+                    results.append(
+                        Result(
+                            "redraw",
+                            f"{label}: {what}",
+                            round(quantile(noted[key], share), 2),
+                            "ms",
+                            most if not why else None,
+                            note if key == "redrawn" and share == 0.5 else "",
+                        )
+                    )
     return results
 
 
 def home_of(name: str, folder: Path) -> Path | None:
     """The first page of the built book with that explorer."""
-    return next((path for path in sorted(folder.rglob("*.html")) if f'id="explorer-{name}"' in path.read_text(encoding="utf-8")), None)
+    return next(
+        (
+            path
+            for path in sorted(folder.rglob("*.html"))
+            if f'id="explorer-{name}"' in path.read_text(encoding="utf-8")
+        ),
+        None,
+    )
 
 
 def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> list[Result]:
-    """Differences between the pages' JavaScript and Python's exact integers; the configurations are those of the tests."""
+    """Differences between the pages' JavaScript and Python's exact integers; the configurations are
+    those of the tests."""
     from test_javascript_equals_python import RUN, ask, cases
 
     from shardlab.formulas import BOOK
@@ -214,15 +307,30 @@ def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> li
                         different += ours != theirs
                     elif ours != theirs:
                         worst = max(worst, abs(ours - theirs) / max(abs(ours), abs(theirs)))
-        note = f"{total:,} configurations of {len(EXPLORERS)} explorers: {counted:,} numbers, {refusals:,} refusals"
-        results += [Result("exact", f"{scheme}: integers and refusals that differ", different, "", 0, note),
-                    Result("exact", f"{scheme}: largest relative difference of a float", worst, "", 1e-12)]
+        note = (
+            f"{total:,} configurations of {len(EXPLORERS)} explorers: {counted:,} numbers,"
+            f" {refusals:,} refusals"
+        )
+        results += [
+            Result("exact", f"{scheme}: integers and refusals that differ", different, "", 0, note),
+            Result("exact", f"{scheme}: largest relative difference of a float", worst, "", 1e-12),
+        ]
     return results
 
 
 # ---------------------------------------------------------------- what a page weighs
 
-KINDS = ("HTML", "our CSS", "our JavaScript", "theme's CSS", "theme's JavaScript", "text fonts", "mathematics font", "plotly.js", "other")
+KINDS = (
+    "HTML",
+    "our CSS",
+    "our JavaScript",
+    "theme's CSS",
+    "theme's JavaScript",
+    "text fonts",
+    "mathematics font",
+    "plotly.js",
+    "other",
+)
 
 
 def kind_of(path: Path, our_files: set[str]) -> str:
@@ -232,13 +340,21 @@ def kind_of(path: Path, our_files: set[str]) -> str:
     if path.suffix == ".css":
         return "our CSS" if ours else "theme's CSS"
     if path.suffix == ".js":
-        return "plotly.js" if path.name.startswith("plotly") else "our JavaScript" if ours else "theme's JavaScript"
+        return (
+            "plotly.js"
+            if path.name.startswith("plotly")
+            else "our JavaScript"
+            if ours
+            else "theme's JavaScript"
+        )
     if path.suffix == ".woff2":
         return "mathematics font" if "math" in path.name else "text fonts"
     return "other"
 
 
-def weigh(browser, folder: Path, paths: list[str], our_files: set[str]) -> dict[str, dict[str, int]]:
+def weigh(
+    browser, folder: Path, paths: list[str], our_files: set[str]
+) -> dict[str, dict[str, int]]:
     """Page -> kind -> bytes of the files that the page loads, scrolled to its end."""
     from visit import Watch, new_context, open_page
 
@@ -250,7 +366,9 @@ def weigh(browser, folder: Path, paths: list[str], our_files: set[str]) -> dict[
             open_page(page, (folder / path).as_uri())
             page.close()
             weights[path] = dict.fromkeys(KINDS, 0)
-            for address in {address.split("?")[0] for address in watch.loaded if address.startswith("file:")}:
+            for address in {
+                address.split("?")[0] for address in watch.loaded if address.startswith("file:")
+            }:
                 file = Path(unquote(urlsplit(address).path))
                 weights[path][kind_of(file, our_files)] += file.stat().st_size
     return weights
@@ -261,7 +379,20 @@ def measure_weight(browser, folder: Path, paths: list[str], our_files: set[str])
     for path, kinds in weigh(browser, folder, paths, our_files).items():
         ours = sum(kinds[kind] for kind in ("HTML", "our CSS", "our JavaScript"))
         rest = ", ".join(f"{kind} {size:,}" for kind, size in kinds.items() if size)
-        results.append(Result("weight", f"{path}: HTML, our CSS and our JavaScript", ours, "B", PAGE_BYTES, rest))
+        results.append(
+            Result(
+                "weight", f"{path}: HTML, our CSS and our JavaScript", ours, "B", PAGE_BYTES, rest
+            )
+        )
     files = [path for path in folder.rglob("*") if path.is_file()]
-    results.append(Result("weight", "the whole built book", sum(path.stat().st_size for path in files), "B", None, f"{len(files)} files"))
+    results.append(
+        Result(
+            "weight",
+            "the whole built book",
+            sum(path.stat().st_size for path in files),
+            "B",
+            None,
+            f"{len(files)} files",
+        )
+    )
     return results

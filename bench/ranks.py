@@ -1,5 +1,5 @@
-"""What a lab with ranks waits for: four ranks from a cell to the end of their first all-reduce, cold, warm and after a fault;
-their memory; what the board and the communication log cost."""
+"""What a lab with ranks waits for: four ranks from a cell to the end of their first all-reduce,
+cold, warm and after a fault; their memory; what the board and the communication log cost."""
 
 import os
 import subprocess
@@ -39,7 +39,8 @@ def measure_ranks() -> list[Result]:
     from shardlab.ranks import ranks
 
     def start(fault=None):
-        """Seconds from asking for ranks, or from the next run after a fault, to the first all-reduce done."""
+        """Seconds from asking for ranks, or from the next run after a fault, to the first
+        all-reduce done."""
         begin = perf_counter()
         with ranks(RANKS, device="cpu", announce=False) as world:
             world.run(first_all_reduce)
@@ -55,27 +56,67 @@ def measure_ranks() -> list[Result]:
         spread = f"{min(times):.3f} to {max(times):.3f}, {len(times)} runs"
         return Result("ranks", what, round(median(times), 3), "s", most, spread)
 
-    imports = [fresh("from time import perf_counter; t = perf_counter(); import torch.distributed; print(perf_counter() - t)")
-               for _ in range(COLD_RUNS)]
-    results = [line(f"{RANKS} ranks to the first all-reduce, cold", [fresh(COLD) for _ in range(COLD_RUNS)], COLD_SECONDS),
-               line("of it, import torch.distributed alone, measured beside it", imports)]
+    imports = [
+        fresh(
+            "from time import perf_counter; t = perf_counter(); import torch.distributed;"
+            " print(perf_counter() - t)"
+        )
+        for _ in range(COLD_RUNS)
+    ]
+    results = [
+        line(
+            f"{RANKS} ranks to the first all-reduce, cold",
+            [fresh(COLD) for _ in range(COLD_RUNS)],
+            COLD_SECONDS,
+        ),
+        line("of it, import torch.distributed alone, measured beside it", imports),
+    ]
     start()
-    results += [line("the same, the fork server warm", [start() for _ in range(WARM_RUNS)], WARM_SECONDS),
-                line("the same, after a rank was killed", [start(kill_one) for _ in range(WARM_RUNS)], RESTART_SECONDS),
-                line("the same, after a rank raised", [start(raise_on_one) for _ in range(WARM_RUNS)], RESTART_SECONDS)]
+    results += [
+        line("the same, the fork server warm", [start() for _ in range(WARM_RUNS)], WARM_SECONDS),
+        line(
+            "the same, after a rank was killed",
+            [start(kill_one) for _ in range(WARM_RUNS)],
+            RESTART_SECONDS,
+        ),
+        line(
+            "the same, after a rank raised",
+            [start(raise_on_one) for _ in range(WARM_RUNS)],
+            RESTART_SECONDS,
+        ),
+    ]
     memory = round(memory_of_one_more())
-    results.append(Result("ranks", "memory of one rank more (proportional set size)", memory, "MiB", RANK_MIB))
+    results.append(
+        Result("ranks", "memory of one rank more (proportional set size)", memory, "MiB", RANK_MIB)
+    )
     with ranks(2, device="cpu", announce=False) as world:
         bare, logged, again, board_seconds = world.run(cost_of_the_log)[0]
     ratio, noise = (median(b / a for a, b in zip(bare, other)) for other in (logged, again))
-    results += [Result("ranks", "communication log: a data-parallel step takes longer by", round(100 * (ratio - 1), 1), "%",
-                       LOG_PERCENT, f"{100 * (noise - 1):+.1f} % without it; {PAIRS} interleaved pairs"),
-                Result("ranks", "the board: one collective takes longer by", round(1e6 * board_seconds, 1), "µs")]
+    results += [
+        Result(
+            "ranks",
+            "communication log: a data-parallel step takes longer by",
+            round(100 * (ratio - 1), 1),
+            "%",
+            LOG_PERCENT,
+            f"{100 * (noise - 1):+.1f} % without it; {PAIRS} interleaved pairs",
+        ),
+        Result(
+            "ranks",
+            "the board: one collective takes longer by",
+            round(1e6 * board_seconds, 1),
+            "µs",
+        ),
+    ]
     return results
 
 
 def fresh(script: str) -> float:
-    return float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def kill_one():
@@ -97,7 +138,8 @@ def raise_on_one():
 
 
 def memory_of_one_more() -> float:
-    """MiB: this process and all below it with four ranks, less the same with one, for each of the three."""
+    """MiB: this process and all below it with four ranks, less the same with one, for each of the
+    three."""
     import psutil
 
     from shardlab.ranks import ranks
@@ -106,13 +148,16 @@ def memory_of_one_more() -> float:
         with ranks(count, device="cpu", announce=False) as world:
             world.run(first_all_reduce)
             me = psutil.Process()
-            return sum(process.memory_full_info().pss for process in (me, *me.children(recursive=True)))
+            return sum(
+                process.memory_full_info().pss for process in (me, *me.children(recursive=True))
+            )
 
     return (all_processes(RANKS) - all_processes(1)) / (RANKS - 1) / 2**20
 
 
 def cost_of_the_log():
-    """Seconds of a step of a small data-parallel GPT without the log, with it, without it again; seconds of one post."""
+    """Seconds of a step of a small data-parallel GPT without the log, with it, without it again;
+    seconds of one post."""
     import torch
     import torch.distributed as dist
 
@@ -138,7 +183,9 @@ def cost_of_the_log():
         step()
     columns = zip(*((step(), logged_step(), step()) for _ in range(PAIRS)))
     checks = calls._listeners[0]
-    call = calls.Call("all_reduce", dist.group.WORLD, (torch.ones(4),), (), False, True, None, 0, "sum", False)
+    call = calls.Call(
+        "all_reduce", dist.group.WORLD, (torch.ones(4),), (), False, True, None, 0, "sum", False
+    )
     dist.barrier()
     begin = perf_counter()
     for _ in range(1000):

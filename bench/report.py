@@ -1,22 +1,31 @@
-"""Results, the machine they were measured on, a table of both, and the recording that pages show."""
+"""Results, the machine they were measured on, a table of both, and the recording that pages
+show."""
 
-from dataclasses import asdict, dataclass, field
-from datetime import datetime, timezone
-from importlib.metadata import version
 import json
 import os
-from pathlib import Path
 import platform
 import re
 import subprocess
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
+from importlib.metadata import version
+from pathlib import Path
 
-PACKAGES = ("jupyter-book", "Sphinx", "sphinx-book-theme", "myst-nb", "sympy", "playwright", "torch")
+PACKAGES = (
+    "jupyter-book",
+    "Sphinx",
+    "sphinx-book-theme",
+    "myst-nb",
+    "sympy",
+    "playwright",
+    "torch",
+)
 
 
 @dataclass(frozen=True)
 class Result:
-    """One number. `most` is the figure it is held against, None where it is only reported. `row` and `case` are its name and case
-    in a recording; what has no name stays out of it."""
+    """One number. `most` is the figure it is held against, None where it is only reported. `row`
+    and `case` are its name and case in a recording; what has no name stays out of it."""
 
     part: str
     what: str
@@ -36,6 +45,7 @@ class Result:
 
 def machine(browser_version: str, root: Path) -> dict:
     """What was measured on: hardware, versions, date, and how busy the machine was."""
+
     def first_line(path, pattern):
         try:
             found = re.search(pattern, Path(path).read_text(encoding="utf-8"), re.MULTILINE)
@@ -43,15 +53,21 @@ def machine(browser_version: str, root: Path) -> dict:
             return ""
         return found.group(1).strip() if found else ""
 
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True)
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True
+    )
     memory_kib = first_line("/proc/meminfo", r"^MemTotal:\s*(\d+)")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "processor": first_line("/proc/cpuinfo", r"^model name\s*:(.*)$") or platform.processor(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
         "memory_gib": round(int(memory_kib) / 2**20, 1) if memory_kib else None,
         "system": platform.platform(),
-        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "load_average": (
+            [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None
+        ),
         "commit": commit.stdout.strip(),
         "chromium": browser_version,
         "python": platform.python_version(),
@@ -69,21 +85,35 @@ def table(results: list[Result], described: dict) -> str:
             lines += ["", part]
         value = f"{result.value:,.10g} {result.unit}"
         figure = f"at most {result.most:,.10g}" if result.most is not None else ""
-        lines.append(f"  {result.what:<78}{value:>18}  {figure:<16}{result.verdict:<8}{result.note}".rstrip())
+        lines.append(
+            f"  {result.what:<78}{value:>18}  {figure:<16}{result.verdict:<8}{result.note}".rstrip()
+        )
     return "\n".join(lines)
 
 
 def recording(results: list[Result], described: dict, command: str):
-    """The named results as a Recording (shardlab.measure.recordings): ratios of ours to a peer's."""
+    """The named results as a Recording (shardlab.measure.recordings): ratios of ours to a
+    peer's."""
     from shardlab.measure.recordings import Hardware, Recording, Row
 
-    hardware = Hardware(f"{described['processor']}, {described['cores']} cores", "cpu", 1, int(described["memory_gib"] * 2**30))
-    versions = {name: described[name] for name in ("python", "torch")} | {"shardlab": version("shardlab")}
-    rows = tuple(Row(result.row, result.value, "ratio", result.case) for result in results if result.row)
+    hardware = Hardware(
+        f"{described['processor']}, {described['cores']} cores",
+        "cpu",
+        1,
+        int(described["memory_gib"] * 2**30),
+    )
+    versions = {name: described[name] for name in ("python", "torch")} | {
+        "shardlab": version("shardlab")
+    }
+    rows = tuple(
+        Row(result.row, result.value, "ratio", result.case) for result in results if result.row
+    )
     return Recording(hardware, versions, described["date"][:10], command, rows)
 
 
 def write(path: Path, results: list[Result], described: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = [{**asdict(result), "verdict": result.verdict} for result in results]
-    path.write_text(json.dumps({"machine": described, "results": rows}, indent=1) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps({"machine": described, "results": rows}, indent=1) + "\n", encoding="utf-8"
+    )

@@ -1,4 +1,5 @@
-"""ZeRO against PyTorch's own: stage 1 and ZeroRedundancyOptimizer, stage 3 and fully_shard, in turns: step time, peak bytes, bytes."""
+"""ZeRO against PyTorch's own: stage 1 and ZeroRedundancyOptimizer, stage 3 and fully_shard, in
+turns: step time, peak bytes, bytes."""
 
 from statistics import median, quantiles
 
@@ -7,8 +8,9 @@ from bench.report import Result
 from bench.turns import PAIRS, in_turns
 
 STAGE_1 = 1.00  # of PyTorch's time at most
-STAGE_3 = 1.00  # the same; 0.85 is what gloo's reduce-scatter, an all-reduce underneath, should be good for
-PEAK = 1.02     # of PyTorch's bytes at most
+# the same; 0.85 is what gloo's reduce-scatter, an all-reduce underneath, should be good for
+STAGE_3 = 1.00
+PEAK = 1.02  # of PyTorch's bytes at most
 TUNED = dict(gradient_as_bucket_view=True, static_graph=True)
 
 
@@ -21,39 +23,88 @@ def measure_zero() -> list[Result]:
             for name, shape in SHAPES.items():
                 for stage, most in ((1, STAGE_1), (3, STAGE_3)):
                     found = world.run(race, stage, shape)
-                    results += beside_torch(f"stage {stage}, {count} ranks, {name}", most, *found[0])
+                    results += beside_torch(
+                        f"stage {stage}, {count} ranks, {name}", most, *found[0]
+                    )
     return results
 
 
-def beside_torch(what: str, most: float, times: dict[str, list[float]], peaks: dict[str, int], sent: dict[str, int],
-                 ring: int) -> list[Result]:
-    """`times` in turns, of rank 0, as are bytes at the peak, bytes sent (of PyTorch's, which do not pass by here: the messages'
-    logical bytes), and what the ring formula says. The faster of PyTorch's ways that keep no more is the peer."""
-    peer = min((name for name in times if name.startswith("torch") and "kept" not in name), key=lambda name: median(times[name]))
+def beside_torch(
+    what: str,
+    most: float,
+    times: dict[str, list[float]],
+    peaks: dict[str, int],
+    sent: dict[str, int],
+    ring: int,
+) -> list[Result]:
+    """`times` in turns, of rank 0, as are bytes at the peak, bytes sent (of PyTorch's, which do not
+    pass by here: the messages' logical bytes), and what the ring formula says. The faster of
+    PyTorch's ways that keep no more is the peer."""
+    peer = min(
+        (name for name in times if name.startswith("torch") and "kept" not in name),
+        key=lambda name: median(times[name]),
+    )
     low, *_, high = quantiles([a / b for a, b in zip(times["ours again"], times["ours"])], n=20)
-    note = f"{PAIRS} interleaved turns; {peer} {1000 * median(times[peer]):.0f} ms; A/A {low:.2f} to {high:.2f}"
-    case, held = dict(what=what, peer=peer), dict(identical_low=round(low, 3), identical_high=round(high, 3))
+    note = (
+        f"{PAIRS} interleaved turns; {peer} {1000 * median(times[peer]):.0f} ms; A/A {low:.2f} to"
+        f" {high:.2f}"
+    )
+    case, held = (
+        dict(what=what, peer=peer),
+        dict(identical_low=round(low, 3), identical_high=round(high, 3)),
+    )
     results = []
     for name in ("ours", *sorted(set(times) - {"ours", "ours again", peer})):
         ratio = median(a / b for a, b in zip(times[name], times[peer]))
-        results.append(Result("zero", f"{what}: step, {name} / {peer}", round(ratio, 3), "x",
-                              *((most, note, "zero_race.step", case | held) if name == "ours" else ())))
+        results.append(
+            Result(
+                "zero",
+                f"{what}: step, {name} / {peer}",
+                round(ratio, 3),
+                "x",
+                *((most, note, "zero_race.step", case | held) if name == "ours" else ()),
+            )
+        )
     least = min(peaks[name] for name in peaks if name.startswith("torch"))
-    return [*results,
-            Result("zero", f"{what}: peak bytes, ours / PyTorch's least", round(peaks["ours"] / least, 4), "x", PEAK,
-                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in peaks.items()), "zero_race.peak", case),
-            Result("zero", f"{what}: bytes sent, ours / the ring formula", round(sent["ours"] / ring, 6), "x", 1.0,
-                   "; ".join(f"{name} {nbytes:,}" for name, nbytes in sent.items()), "zero_race.sent", case)]
+    return [
+        *results,
+        Result(
+            "zero",
+            f"{what}: peak bytes, ours / PyTorch's least",
+            round(peaks["ours"] / least, 4),
+            "x",
+            PEAK,
+            "; ".join(f"{name} {nbytes:,}" for name, nbytes in peaks.items()),
+            "zero_race.peak",
+            case,
+        ),
+        Result(
+            "zero",
+            f"{what}: bytes sent, ours / the ring formula",
+            round(sent["ours"] / ring, 6),
+            "x",
+            1.0,
+            "; ".join(f"{name} {nbytes:,}" for name, nbytes in sent.items()),
+            "zero_race.sent",
+            case,
+        ),
+    ]
 
 
-# --- on a rank -------------------------------------------------------------------------------------------------------
+# --- on a rank ------------------------------------------------------------------------------------
+
 
 def race(stage: int, shape: dict):
     ways = ways_of_stage_1() if stage == 1 else ways_of_stage_3()
     weights = {name: weighed(wrap, shape) for name, wrap in ways.items()}
     works = {name: step_of(*wrap(build(shape)), shape) for name, wrap in ways.items()}
     times = in_turns({**works, "ours again": works["ours"]})
-    return times, {name: w[0] for name, w in weights.items()}, {name: w[1] for name, w in weights.items()}, weights["ours"][2]
+    return (
+        times,
+        {name: w[0] for name, w in weights.items()},
+        {name: w[1] for name, w in weights.items()},
+        weights["ours"][2],
+    )
 
 
 def ways_of_stage_1():
@@ -65,14 +116,25 @@ def ways_of_stage_1():
     from shardlab.zero import stage1, stage2
 
     def ours(stage):
-        return lambda net: (net, stage.ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=1e-3))
+        return lambda net: (
+            net,
+            stage.ShardedOptimizer(net.parameters(), torch.optim.AdamW, lr=1e-3),
+        )
 
     def theirs(of_data_parallel, **of_optimizer):
-        return lambda net: (DistributedDataParallel(net, **of_data_parallel), ZeroRedundancyOptimizer(
-            net.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3, **of_optimizer))
+        return lambda net: (
+            DistributedDataParallel(net, **of_data_parallel),
+            ZeroRedundancyOptimizer(
+                net.parameters(), optimizer_class=torch.optim.AdamW, lr=1e-3, **of_optimizer
+            ),
+        )
 
-    return {"ours": ours(stage1), "torch": theirs({}), "torch tuned": theirs(TUNED, parameters_as_bucket_view=True),
-            "stage 2": ours(stage2)}
+    return {
+        "ours": ours(stage1),
+        "torch": theirs({}),
+        "torch tuned": theirs(TUNED, parameters_as_bucket_view=True),
+        "stage 2": ours(stage2),
+    }
 
 
 def ways_of_stage_3():
@@ -87,17 +149,24 @@ def ways_of_stage_3():
 
     def theirs(**options):
         def wrap(net):
-            for unit in (*net.blocks, net):  # its embedding and head share a weight: they are the root's
+            # its embedding and head share a weight: they are the root's
+            for unit in (*net.blocks, net):
                 fsdp.fully_shard(unit, **options)
             return net, torch.optim.AdamW(net.parameters(), lr=1e-3)
+
         return wrap
 
-    return {"ours": ours, "torch": theirs(), "torch, root freed": theirs(reshard_after_forward=True),
-            "torch, all kept after forward": theirs(reshard_after_forward=False)}
+    return {
+        "ours": ours,
+        "torch": theirs(),
+        "torch, root freed": theirs(reshard_after_forward=True),
+        "torch, all kept after forward": theirs(reshard_after_forward=False),
+    }
 
 
 def weighed(wrap, shape: dict) -> tuple[int, int, int]:
-    """(bytes at the peak of the third step, bytes sent in it, bytes that the ring formula gives for our flat tensors)."""
+    """(bytes at the peak of the third step, bytes sent in it, bytes that the ring formula gives for
+    our flat tensors)."""
     import torch
     import torch.distributed as dist
 
@@ -117,9 +186,23 @@ def weighed(wrap, shape: dict) -> tuple[int, int, int]:
                 optimizer.step()
             optimizer.zero_grad()
     totals = log.totals()
-    sent = totals["send"].nbytes if "send" in totals else sum(total.nbytes for total in totals.values())
+    sent = (
+        totals["send"].nbytes
+        if "send" in totals
+        else sum(total.nbytes for total in totals.values())
+    )
     flats = [bucket.flat.numel() for bucket in getattr(optimizer, "buckets", [])]
     flats += [flat.full.numel() for unit in sharded_units(net) for flat in unit.sharded_unit.flats]
-    ring = sum(zero_sent_bytes(zero_stage=1 if hasattr(optimizer, "buckets") else 3, parameters=size, accumulation_steps=1, rank=dist.get_rank(),
-                               data_parallel=dist.get_world_size(), parameter_element_bytes=4, gradient_element_bytes=4) for size in flats)
+    ring = sum(
+        zero_sent_bytes(
+            zero_stage=1 if hasattr(optimizer, "buckets") else 3,
+            parameters=size,
+            accumulation_steps=1,
+            rank=dist.get_rank(),
+            data_parallel=dist.get_world_size(),
+            parameter_element_bytes=4,
+            gradient_element_bytes=4,
+        )
+        for size in flats
+    )
     return max(moment.bytes.total for moment in ledger.timeline[before:]), sent, ring

@@ -1,10 +1,13 @@
-"""A small model of PyTorch's caching allocator on one stream, with default settings, for tests without a GPU.
+"""A small model of PyTorch's caching allocator on one stream, with default settings, for tests
+without a GPU.
 
-The rules, from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of PyTorch 2.13, in our words. A request is rounded
-up to 512 bytes. Up to 1 MiB it comes from the small pool, whose segments have 2 MiB; a larger one from the large pool, whose segments
-have 20 MiB for requests below 10 MiB and else the request rounded up to 2 MiB. Of the free blocks of its pool the smallest that fits
-is taken. The rest of it is cut off if it has at least 512 bytes (small) or more than 1 MiB (large). A freed block grows together with
-free neighbours. Segments stay, until there is no room for a new one: then those that are free whole go, once.
+The rules, from c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h of PyTorch 2.13, in
+our words. A request is rounded up to 512 bytes. Up to 1 MiB it comes from the small pool, whose
+segments have 2 MiB; a larger one from the large pool, whose segments have 20 MiB for requests below
+10 MiB and else the request rounded up to 2 MiB. Of the free blocks of its pool the smallest that
+fits is taken. The rest of it is cut off if it has at least 512 bytes (small) or more than 1 MiB
+(large). A freed block grows together with free neighbours. Segments stay, until there is no room
+for a new one: then those that are free whole go, once.
 """
 
 from collections import Counter
@@ -36,7 +39,8 @@ class OutOfMemory(RuntimeError):
 
 
 class Simulator:
-    """`now` and `peak` hold, by (counter, pool), requested, active, reserved, segments, allocations, and what is split and free."""
+    """`now` and `peak` hold, by (counter, pool), requested, active, reserved, segments,
+    allocations, and what is split and free."""
 
     def __init__(self, capacity: int = 1 << 60, context: int = 0):
         self.capacity, self.context, self.next_start = capacity, context, 0
@@ -50,7 +54,9 @@ class Simulator:
         size = -(-nbytes // 512) * 512
         pool = "small" if size <= MIB else "large"
         fitting = [b for b in self.blocks if b.free and b.pool == pool and b.size >= size]
-        block = min(fitting, key=lambda b: (b.size, b.start), default=None) or self.segment(size, pool)
+        block = min(fitting, key=lambda b: (b.size, b.start), default=None) or self.segment(
+            size, pool
+        )
         if block.part:
             self.count(pool, split_bytes=-block.size, splits=-1)
         rest = block.size - size
@@ -66,7 +72,13 @@ class Simulator:
         return block
 
     def segment(self, size: int, pool: str) -> Block:
-        whole = 2 * MIB if pool == "small" else 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
+        whole = (
+            2 * MIB
+            if pool == "small"
+            else 20 * MIB
+            if size < 10 * MIB
+            else -(-size // (2 * MIB)) * 2 * MIB
+        )
         if self.now["reserved", "all"] + whole > self.capacity:
             self.empty_cache()
         if self.now["reserved", "all"] + whole > self.capacity:
@@ -80,7 +92,10 @@ class Simulator:
     def free(self, block: Block | None):
         if block is None:
             return
-        pool, change = block.pool, Counter(requested=-block.requested, active=-block.size, allocations=-1)
+        pool, change = (
+            block.pool,
+            Counter(requested=-block.requested, active=-block.size, allocations=-1),
+        )
         block.free = True
         for other in (block.before, block.after):
             if other is not None and other.free:
@@ -113,7 +128,7 @@ class Simulator:
                 self.now[name, where] += change
                 self.peak[name, where] = max(self.peak[name, where], self.now[name, where])
 
-    # --- as measure.cuda.CachingAllocator ---------------------------------------------------------------------------------
+    # --- as measure.cuda.CachingAllocator ---------------------------------------------------------
 
     def reading(self, which: str = "current") -> Reading:
         counts = self.now if which == "current" else self.peak

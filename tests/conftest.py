@@ -1,7 +1,7 @@
 """Fixtures for tests that look at the built book in a real browser.
 
-Where there is no browser those tests are skipped, and the header of the test run says how to get one; on a continuous
-integration machine (CI=true) a missing browser is an error.
+Where there is no browser those tests are skipped, and the header of the test run says how to get
+one; on a continuous integration machine (CI=true) a missing browser is an error.
 """
 
 import os
@@ -15,12 +15,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome",
-            "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
 HOW_TO_GET_ONE = "no Chromium or Chrome found; on Debian and Ubuntu: apt-get install chromium"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync",
-         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]  # no network: only this machine has a name
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # no network: only this machine has a name
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+]
 
 
 def find_browser(names=BROWSERS):
@@ -30,15 +44,22 @@ def find_browser(names=BROWSERS):
 
 def pytest_report_header(config):
     browser = find_browser()
-    return f"browser: {browser}" if browser else f"browser: {HOW_TO_GET_ONE}. The browser tests are skipped."
+    return (
+        f"browser: {browser}"
+        if browser
+        else f"browser: {HOW_TO_GET_ONE}. The browser tests are skipped."
+    )
 
 
 def require_browser(path, continuous_integration):
-    """`path` if there is one; else skip the test, or fail it on a continuous integration machine."""
+    """`path` if there is one; else skip the test, or fail it on a continuous integration
+    machine."""
     if path:
         return path
     if continuous_integration:
-        pytest.fail(f"{HOW_TO_GET_ONE} (with CI=true the browser tests are never skipped)", pytrace=False)
+        pytest.fail(
+            f"{HOW_TO_GET_ONE} (with CI=true the browser tests are never skipped)", pytrace=False
+        )
     pytest.skip(HOW_TO_GET_ONE)
 
 
@@ -75,11 +96,14 @@ class _QuietHandler(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def serve():
-    """`with serve(folder) as address`: the folder over http, without a slash at the address' end, such as http://127.0.0.1:43125."""
+    """`with serve(folder) as address`: the folder over http, without a slash at the address' end,
+    such as http://127.0.0.1:43125."""
 
     @contextmanager
     def serve_it(folder):
-        with ThreadingHTTPServer(("127.0.0.1", 0), partial(_QuietHandler, directory=str(folder))) as server:
+        with ThreadingHTTPServer(
+            ("127.0.0.1", 0), partial(_QuietHandler, directory=str(folder))
+        ) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             yield f"http://127.0.0.1:{server.server_port}"
@@ -107,8 +131,9 @@ def source_suffixes():
 
 @pytest.fixture(autouse=True)
 def sphinx_defaults(source_suffixes):
-    """Sphinx writes the suffixes that an extension adds into its own default, where the next build in this process finds them
-    without the extension; so each test gets the default as it was, whatever the fixtures of its module have built."""
+    """Sphinx writes the suffixes that an extension adds into its own default, where the next build
+    in this process finds them without the extension; so each test gets the default as it was,
+    whatever the fixtures of its module have built."""
     suffixes, before = source_suffixes
     suffixes.clear()
     suffixes.update(before)
@@ -119,7 +144,8 @@ def sphinx_defaults(source_suffixes):
 
 @pytest.fixture
 def one_thread():
-    """On a busy machine the threads of small operations wait for each other far longer than they work."""
+    """On a busy machine the threads of small operations wait for each other far longer than they
+    work."""
     import torch
 
     threads = torch.get_num_threads()

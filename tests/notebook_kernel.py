@@ -13,7 +13,9 @@ CELL_SECONDS = 120  # against a cell that hangs; a busy machine may well take a 
 
 
 class Shown(NamedTuple):
-    """What a cell left behind. `error` is empty if it raised nothing, else all that the notebook shows of the error."""
+    """What a cell left behind. `error` is empty if it raised nothing, else all that the notebook
+    shows of the error."""
+
     out: str
     err: str
     error: str
@@ -29,7 +31,8 @@ class Kernel:
         self.pid = manager.provisioner.process.pid
 
     def run(self, cell: str, interrupt_when=None) -> Shown:
-        """Run a cell. `interrupt_when()` is asked now and then; when it is true, the stop button is pressed, once."""
+        """Run a cell. `interrupt_when()` is asked now and then; when it is true, the stop button is
+        pressed, once."""
         self.client.execute(cell)
         out, err, error, name = "", "", "", ""
         deadline = time.monotonic() + CELL_SECONDS
@@ -43,16 +46,26 @@ class Kernel:
                 continue
             content = message["content"]
             if message["msg_type"] == "stream":
-                out, err = (out + content["text"], err) if content["name"] == "stdout" else (out, err + content["text"])
+                out, err = (
+                    (out + content["text"], err)
+                    if content["name"] == "stdout"
+                    else (out, err + content["text"])
+                )
             elif message["msg_type"] == "error":
-                error, name = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"])), content["ename"]
+                error, name = (
+                    re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"])),
+                    content["ename"],
+                )
             elif message["msg_type"] == "status" and content["execution_state"] == "idle":
                 return Shown(out, err, error, name)
-        raise AssertionError(f"the cell did not end within {CELL_SECONDS} s; so far: {out}{err}{error}")
+        raise AssertionError(
+            f"the cell did not end within {CELL_SECONDS} s; so far: {out}{err}{error}"
+        )
 
     def kill(self):
         """As the system kills it: no handler runs, the process group lives on."""
         import os
+
         os.kill(self.pid, signal.SIGKILL)
 
 
@@ -85,7 +98,10 @@ def gone(pids, seconds=30) -> bool:
         time.sleep(0.05)
     left = [psutil.Process(pid) for pid in pids if alive(pid)]
     for process in left:  # shown when the test fails: which of them it was, and whose child
-        print(f"still there: {process.pid}, child of {process.ppid()}, {process.status()}: {' '.join(process.cmdline())[:200]}")
+        print(
+            f"still there: {process.pid}, child of {process.ppid()}, {process.status()}:"
+            f" {' '.join(process.cmdline())[:200]}"
+        )
     return not left
 
 

@@ -1,4 +1,5 @@
-"""Formulas of saved activations against what the ledger finds saved, module by module, and against published counts."""
+"""Formulas of saved activations against what the ledger finds saved, module by module, and against
+published counts."""
 
 from itertools import product
 
@@ -13,7 +14,11 @@ from shardlab.measure.ledger import Ledger  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SMALL = dict(layers=2, hidden=24, heads=4, feed_forward=53, vocabulary=31, max_sequence=16)
-ATTENTION = [dict(fused_attention=True), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1)]
+ATTENTION = [
+    dict(fused_attention=True),
+    dict(fused_attention=False),
+    dict(fused_attention=False, dropout=0.1),
+]
 
 
 def forward(recipe="fp32 Adam", microbatch=3, sequence=7, **changes):
@@ -24,37 +29,75 @@ def forward(recipe="fp32 Adam", microbatch=3, sequence=7, **changes):
         model = GPT(config)
     finally:
         torch.set_default_dtype(torch.float32)
-    with Ledger(model) as ledger, torch.autocast("cpu", torch.bfloat16, enabled=recipe == "autocast Adam"):
+    with (
+        Ledger(model) as ledger,
+        torch.autocast("cpu", torch.bfloat16, enabled=recipe == "autocast Adam"),
+    ):
         tokens = torch.zeros(microbatch, sequence, dtype=torch.long)
         loss = next_token_loss(model(tokens), torch.zeros_like(tokens))
         saved = ledger.by_module("activations")
     del loss
-    given = quantities(recipe=recipe, **config.quantities(), dropout=config.dropout, fused_attention=int(config.fused_attention),
-                       microbatch=microbatch, sequence=sequence)
+    given = quantities(
+        recipe=recipe,
+        **config.quantities(),
+        dropout=config.dropout,
+        fused_attention=int(config.fused_attention),
+        microbatch=microbatch,
+        sequence=sequence,
+    )
     return saved, given
 
 
 def under(saved, *prefixes):
     """Bytes of the modules with one of these names, and of the modules in them."""
-    return sum(count for name, count in saved.items() if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes))
+    return sum(
+        count
+        for name, count in saved.items()
+        if any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
+    )
 
 
 @pytest.mark.parametrize("recipe", ["fp32 Adam", "autocast Adam", "bf16, no master"])
 @pytest.mark.parametrize("attention", ATTENTION, ids=["fused", "unfused", "dropout"])
 def test_each_module_keeps_what_its_formula_says(recipe, attention):
-    """Every switch of the model, in every combination: what the modules of the last layer, the head, the embedding and the loss made
-    and backward needs. The norms' input, the residual stream, is made by the embedding and by the layers' additions.
+    """Every switch of the model, in every combination: what the modules of the last layer, the
+    head, the embedding and the loss made and backward needs. The norms' input, the residual stream,
+    is made by the embedding and by the layers' additions.
 
-    Mutations: SwiGLU counted with three inner tensors; the log-sum-exp at the element size of the scores; RMSNorm with two statistics;
-    the copy of grouped queries dropped; autocast's second copy of the MLP's input dropped; one byte for a mask -> one element."""
+    Mutations: SwiGLU counted with three inner tensors; the log-sum-exp at the element size of the
+    scores; RMSNorm with two statistics; the copy of grouped queries dropped; autocast's second copy
+    of the MLP's input dropped; one byte for a mask -> one element."""
     for groups, learned, biases, gated, tied in product([1, 2, 4], [0, 1], [0, 1], [0, 1], [0, 1]):
-        saved, given = forward(recipe, **attention, key_value_heads=groups, learned_positions=learned, biases=biases, gated_mlp=gated,
-                               tied_head=tied)
-        want = evaluate(["attention_activation_bytes", "mlp_activation_bytes", "head_activation_bytes", "norm_activation_bytes",
-                         "residual_bytes", "mask_bytes", "score_dropout_bytes", "batch_bytes", "logit_bytes", "activation_bytes",
-                         "weight_copy_element_bytes", "linear_input_bytes", "copies_weights"], **given)
+        saved, given = forward(
+            recipe,
+            **attention,
+            key_value_heads=groups,
+            learned_positions=learned,
+            biases=biases,
+            gated_mlp=gated,
+            tied_head=tied,
+        )
+        want = evaluate(
+            [
+                "attention_activation_bytes",
+                "mlp_activation_bytes",
+                "head_activation_bytes",
+                "norm_activation_bytes",
+                "residual_bytes",
+                "mask_bytes",
+                "score_dropout_bytes",
+                "batch_bytes",
+                "logit_bytes",
+                "activation_bytes",
+                "weight_copy_element_bytes",
+                "linear_input_bytes",
+                "copies_weights",
+            ],
+            **given,
+        )
         stream, mask = want["residual_bytes"], want["mask_bytes"]
-        normalized = 0 if want["copies_weights"] else want["linear_input_bytes"]  # autocast's copy is made by the layer that takes it
+        # autocast's copy is made by the layer that takes it
+        normalized = 0 if want["copies_weights"] else want["linear_input_bytes"]
         found = {
             "norm": under(saved, "blocks.1.attention_norm"),
             "attention": under(saved, "blocks.1.attention_norm", "blocks.1.attention"),
@@ -80,23 +123,45 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
             "head": want["head_activation_bytes"] - stream,
             "loss": want["batch_bytes"] + want["logit_bytes"] + 4,
             "all": want["activation_bytes"],
-        }, (recipe, attention, dict(groups=groups, learned=learned, biases=biases, gated=gated, tied=tied))
+        }, (
+            recipe,
+            attention,
+            dict(groups=groups, learned=learned, biases=biases, gated=gated, tied=tied),
+        )
 
 
 def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
-    """One sequence, one token, one head, one group, one column: PyTorch then copies less or more. The formulas follow, but for one
-    shape: a single token with a single key-value head and rotary positions. There v.contiguous() has nothing to do, so that the
-    values keep the memory of queries and keys with them: (hidden + key_value_size) more elements in each layer.
+    """One sequence, one token, one head, one group, one column: PyTorch then copies less or more.
+    The formulas follow, but for one shape: a single token with a single key-value head and rotary
+    positions. There v.contiguous() has nothing to do, so that the values keep the memory of queries
+    and keys with them: (hidden + key_value_size) more elements in each layer.
 
-    Mutation: leave the microbatch, or the groups, out of keeps_whole_product; drop one of query_copy_bytes' two conditions."""
+    Mutation: leave the microbatch, or the groups, out of keeps_whole_product; drop one of
+    query_copy_bytes' two conditions."""
     misses = {}
-    for microbatch, sequence, groups, in_group, learned, attention in product([1, 2], [1, 2], [1, 2], [1, 2], [0, 1], ATTENTION):
+    for microbatch, sequence, groups, in_group, learned, attention in product(
+        [1, 2], [1, 2], [1, 2], [1, 2], [0, 1], ATTENTION
+    ):
         for size in [1, 2] if learned else [2, 4]:
-            saved, given = forward(microbatch=microbatch, sequence=sequence, **attention, hidden=groups * in_group * size,
-                                   heads=groups * in_group, key_value_heads=groups, learned_positions=learned)
+            saved, given = forward(
+                microbatch=microbatch,
+                sequence=sequence,
+                **attention,
+                hidden=groups * in_group * size,
+                heads=groups * in_group,
+                key_value_heads=groups,
+                learned_positions=learned,
+            )
             over = sum(saved.values()) - evaluate(["activation_bytes"], **given)["activation_bytes"]
-            shape = dict(microbatch=microbatch, sequence=sequence, groups=groups, in_group=in_group, learned=learned, size=size,
-                         **attention)
+            shape = dict(
+                microbatch=microbatch,
+                sequence=sequence,
+                groups=groups,
+                in_group=in_group,
+                learned=learned,
+                size=size,
+                **attention,
+            )
             if (microbatch, sequence, groups, learned) == (1, 1, 1, 0):
                 assert over == SMALL["layers"] * 4 * (given["hidden"] + size), shape
             elif over:
@@ -106,17 +171,26 @@ def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
 
 def layer(**changes):
     """(bytes that one more layer saves, what the formula says, bsh, ab s²)."""
-    (two, given), (one, _) = forward(**{**changes, "layers": 2}), forward(**{**changes, "layers": 1})
+    (two, given), (one, _) = (
+        forward(**{**changes, "layers": 2}),
+        forward(**{**changes, "layers": 1}),
+    )
     tokens = given["microbatch"] * given["sequence"]
-    return (sum(two.values()) - sum(one.values()), evaluate(["layer_activation_bytes"], **given)["layer_activation_bytes"], tokens,
-            tokens * given["hidden"], given["heads"] * tokens * given["sequence"])
+    return (
+        sum(two.values()) - sum(one.values()),
+        evaluate(["layer_activation_bytes"], **given)["layer_activation_bytes"],
+        tokens,
+        tokens * given["hidden"],
+        given["heads"] * tokens * given["sequence"],
+    )
 
 
 def test_published_counts_of_a_layer():
-    """Korthikanti et al. 2022, Table 2: sbh(34 + 5as/h) bytes in 16 bits with dropout and unfused attention: 11 sbh + 5as²b attention,
-    19 MLP, 4 norms. We count the norms' statistics too: two of them, for each norm and token (2 bytes each on CPU, 4 on CUDA). And
-    for a single sequence PyTorch keeps keys and values where the product made them, with the unscaled queries, 2sbh, between them.
-    Fused, without dropout, in fp32: 64sbh, the log-sum-exp 4abs, the statistics 16bs.
+    """Korthikanti et al. 2022, Table 2: sbh(34 + 5as/h) bytes in 16 bits with dropout and unfused
+    attention: 11 sbh + 5as²b attention, 19 MLP, 4 norms. We count the norms' statistics too: two of
+    them, for each norm and token (2 bytes each on CPU, 4 on CUDA). And for a single sequence
+    PyTorch keeps keys and values where the product made them, with the unscaled queries, 2sbh,
+    between them. Fused, without dropout, in fp32: 64sbh, the log-sum-exp 4abs, the statistics 16bs.
 
     Mutation: any change of a coefficient in attention_activation_bytes or mlp_activation_bytes."""
     shape = dict(feed_forward=4 * SMALL["hidden"], key_value_heads=SMALL["heads"])
@@ -130,10 +204,13 @@ def test_published_counts_of_a_layer():
 
 
 def test_statistics_of_layer_norm_on_a_gpu():
-    """A GPU's LayerNorm keeps fp32 statistics of a 16-bit input; giving their size takes the formula's place.
+    """A GPU's LayerNorm keeps fp32 statistics of a 16-bit input; giving their size takes the
+    formula's place.
 
     Mutation: norm_activation_bytes takes residual_element_bytes for the statistics."""
     given = dict(biases=1, hidden=24, microbatch=3, sequence=7, residual_element_bytes=2)
     on_cpu = evaluate(["norm_activation_bytes"], **given)["norm_activation_bytes"]
-    on_gpu = evaluate(["norm_activation_bytes"], **given, layer_norm_statistic_element_bytes=4)["norm_activation_bytes"]
+    on_gpu = evaluate(["norm_activation_bytes"], **given, layer_norm_statistic_element_bytes=4)[
+        "norm_activation_bytes"
+    ]
     assert (on_cpu, on_gpu) == (2 * 21 * 24 + 2 * 2 * 21, 2 * 21 * 24 + 2 * 4 * 21)

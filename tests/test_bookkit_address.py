@@ -24,12 +24,17 @@ WHEEL = "shardlab-9.9.9-py3-none-any.whl"
 
 def stored_lab():
     return new_notebook(
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        },
         cells=[
             new_markdown_cell("# A tiny lab"),
             new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
-            new_code_cell("6 * 7", execution_count=2,
-                          outputs=[new_output("execute_result", {"text/plain": "42"}, execution_count=2)]),
+            new_code_cell(
+                "6 * 7",
+                execution_count=2,
+                outputs=[new_output("execute_result", {"text/plain": "42"}, execution_count=2)],
+            ),
             new_code_cell("answer = 42", metadata={"tags": ["solution"]}, execution_count=3),
         ],
     )
@@ -57,29 +62,47 @@ class Anchors(HTMLParser):
             self._open = None
 
     def leading_to(self, start: str) -> list[dict]:
-        return [attributes for attributes, _ in self.links if (attributes.get("href") or "").startswith(start)]
+        return [
+            attributes
+            for attributes, _ in self.links
+            if (attributes.get("href") or "").startswith(start)
+        ]
 
     def outside(self) -> list[str]:
-        return [attributes["href"] for attributes, _ in self.links if (attributes.get("href") or "").startswith("http")]
+        return [
+            attributes["href"]
+            for attributes, _ in self.links
+            if (attributes.get("href") or "").startswith("http")
+        ]
 
 
 def build(folder: Path, address: str, **environment: str) -> Path:
-    """Build a book of a front page, a chapter and its lab in `folder`; return the folder of its pages."""
+    """Build a book of a front page, a chapter and its lab in `folder`; return the folder of its
+    pages."""
     source = folder / "book"
     for name in ("chapters", "labs", "build/wheel"):
         (source / name).mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):  # the real configuration, and what it names
+    # the real configuration, and what it names
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
         (source / path.name).write_bytes(path.read_bytes())
-    (source / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{file: chapters/tiny}, {file: labs/tiny}]\n")
+    (source / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/tiny}, {file: labs/tiny}]\n"
+    )
     (source / "_address.yml").write_text(address)
     (source / "index.md").write_text("# A tiny book\n\nRead on.\n")
-    (source / "chapters" / "tiny.md").write_text("---\nlab: labs/tiny\n---\n# A tiny chapter\n\nRead on.\n")
+    (source / "chapters" / "tiny.md").write_text(
+        "---\nlab: labs/tiny\n---\n# A tiny chapter\n\nRead on.\n"
+    )
     nbformat.write(stored_lab(), source / "labs" / "tiny.ipynb")
     with zipfile.ZipFile(source / "build" / "wheel" / WHEEL, "w") as wheel:
         wheel.writestr("shardlab/__init__.py", "")
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")}
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")
+    }
     pages = folder / "pages" / "html"
-    subprocess.run([sys.executable, "-m", "bookkit", source, pages], env=inherited | environment, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "bookkit", source, pages], env=inherited | environment, check=True
+    )
     return pages
 
 
@@ -101,12 +124,14 @@ def saved_notebook(link: dict) -> nbformat.NotebookNode:
 
 @pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
 def test_without_an_address_no_link_leads_out(without_address, page):
-    """Must catch: a repository, issue or Colab button that is there although nobody said where it should lead."""
+    """Must catch: a repository, issue or Colab button that is there although nobody said where it
+    should lead."""
     assert Anchors(without_address / page).outside() == []
 
 
 def test_without_an_address_a_lab_says_how_to_run_it(without_address):
-    """Must catch: the sentence, the wheel or its link missing where they are the only way to Colab."""
+    """Must catch: the sentence, the wheel or its link missing where they are the only way to
+    Colab."""
     page = without_address / "labs" / "tiny.html"
     (link,) = Anchors(page).leading_to("../downloads/")
     assert link["download"] == WHEEL
@@ -124,33 +149,51 @@ def test_with_an_address_every_page_leads_to_repository_and_issues(with_address,
 
 @pytest.mark.parametrize("page", ["chapters/tiny.html", "labs/tiny.html"])
 def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
-    """Must catch: a Colab link to the solved lab, to another branch, or missing from the chapter."""
+    """Must catch: a Colab link to the solved lab, to another branch, or missing from the
+    chapter."""
     (link,) = Anchors(with_address / page).leading_to("https://colab.research.google.com/")
-    assert link["href"] == "https://colab.research.google.com/github/ada/sharding-book/blob/learner/tiny.ipynb"
-    assert (with_address / "downloads" / "tiny.ipynb").exists(), "the file that the workflow pushes to that branch"
+    assert (
+        link["href"]
+        == "https://colab.research.google.com/github/ada/sharding-book/blob/learner/tiny.ipynb"
+    )
+    assert (with_address / "downloads" / "tiny.ipynb").exists(), (
+        "the file that the workflow pushes to that branch"
+    )
 
 
 def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
-    """Must catch: the variables not read, or a page that leads to the example in the file's comment."""
-    pages = build(tmp_path, (ROOT / "_address.yml").read_text(),
-                  GITHUB_SERVER_URL="https://github.com", GITHUB_REPOSITORY="grace/fork")
+    """Must catch: the variables not read, or a page that leads to the example in the file's
+    comment."""
+    pages = build(
+        tmp_path,
+        (ROOT / "_address.yml").read_text(),
+        GITHUB_SERVER_URL="https://github.com",
+        GITHUB_REPOSITORY="grace/fork",
+    )
     anchors = Anchors(pages / "labs" / "tiny.html")
     assert "https://github.com/grace/fork" in anchors.outside()
-    (link,) = anchors.leading_to("https://colab.research.google.com/github/grace/fork/blob/learner/")
+    (link,) = anchors.leading_to(
+        "https://colab.research.google.com/github/grace/fork/blob/learner/"
+    )
 
 
 @pytest.mark.parametrize("book", ["without_address", "with_address"])
 def test_a_chapter_leads_to_its_lab(request, book):
-    """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a chapter has no bytes for that)."""
+    """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a
+    chapter has no bytes for that)."""
     anchors = Anchors(request.getfixturevalue(book) / "chapters" / "tiny.html")
-    assert "The lab: read it, download it" in [name.strip() for attributes, name in anchors.links
-                                               if attributes.get("href") == "../labs/tiny.html"]
+    assert "The lab: read it, download it" in [
+        name.strip()
+        for attributes, name in anchors.links
+        if attributes.get("href") == "../labs/tiny.html"
+    ]
     assert anchors.leading_to("data:") == []
 
 
 @pytest.mark.parametrize("book", ["without_address", "with_address"])
 def test_the_notebook_that_is_saved_is_the_learners_edition(request, book):
-    """Must catch: solutions or outputs handed out; the install cell not told where the repository is; bytes spent on white space."""
+    """Must catch: solutions or outputs handed out; the install cell not told where the repository
+    is; bytes spent on white space."""
     (link,) = Anchors(request.getfixturevalue(book) / "labs" / "tiny.html").leading_to("data:")
     notebook = saved_notebook(link)
     assert b"\n " not in base64.b64decode(link["href"].split(",")[1])
@@ -164,11 +207,18 @@ def test_the_notebook_that_is_saved_is_the_learners_edition(request, book):
 
 def test_guesses_are_blank_in_the_learners_edition():
     """Must catch: the stored guess handed out; its comment or any other line of the cell lost."""
-    source = "my_bytes = 16 * 124_000_000  # for all of them\nmy_days = 3.5\nother = 4  # stays\nlock(my_bytes, days=my_days)"
-    notebook = new_notebook(cells=[new_code_cell(source, metadata={"tags": ["predict"]}), new_code_cell("my_bytes = 7")])
+    source = (
+        "my_bytes = 16 * 124_000_000  # for all of them\nmy_days = 3.5\nother = 4  #"
+        " stays\nlock(my_bytes, days=my_days)"
+    )
+    notebook = new_notebook(
+        cells=[new_code_cell(source, metadata={"tags": ["predict"]}), new_code_cell("my_bytes = 7")]
+    )
     predict, other = learner_edition(notebook, "").cells
-    assert predict.source == (
-        "my_bytes = ...  # for all of them\nmy_days = ...\nother = 4  # stays\nlock(my_bytes, days=my_days)"
+    assert (
+        predict.source
+        == "my_bytes = ...  # for all of them\nmy_days = ...\nother = 4  # stays\nlock(my_bytes,"
+        " days=my_days)"
     )
     assert other.source == "my_bytes = 7"
 
@@ -176,12 +226,17 @@ def test_guesses_are_blank_in_the_learners_edition():
 def test_every_link_has_a_name(with_address):
     """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""
     for page in with_address.rglob("*.html"):
-        unnamed = [attributes for attributes, name in Anchors(page).links if "href" in attributes and not name.strip()]
+        unnamed = [
+            attributes
+            for attributes, name in Anchors(page).links
+            if "href" in attributes and not name.strip()
+        ]
         assert unnamed == [], page.name
 
 
 def test_downloads_work_from_a_disk(browser, without_address):
-    """Must catch: a plain link to the notebook, which a browser shows as text when the book is read from a disk."""
+    """Must catch: a plain link to the notebook, which a browser shows as text when the book is read
+    from a disk."""
     tab = browser.new_page()
     tab.goto((without_address / "labs" / "tiny.html").as_uri())
     for name in ("tiny.ipynb", WHEEL):
@@ -193,12 +248,17 @@ def test_downloads_work_from_a_disk(browser, without_address):
 
 
 def test_addresses_are_resolved():
-    """Must catch: the file not going before the variables; a slash or .git kept; GitHub Enterprise sent to Colab."""
+    """Must catch: the file not going before the variables; a slash or .git kept; GitHub Enterprise
+    sent to Colab."""
     variables = {"GITHUB_SERVER_URL": "https://git.example.org", "GITHUB_REPOSITORY": "a/b"}
     assert resolve_address({}, {}) == Address()
     assert resolve_address({"repository": ""}, {}).requirement == ""
-    assert resolve_address({"repository": FORK + ".git/"}, variables) == Address(FORK, "main", "", "github")
-    assert resolve_address({"repository": FORK}, {}).colab("x.ipynb") == "", "nothing writes a learners' branch"
+    assert resolve_address({"repository": FORK + ".git/"}, variables) == Address(
+        FORK, "main", "", "github"
+    )
+    assert resolve_address({"repository": FORK}, {}).colab("x.ipynb") == "", (
+        "nothing writes a learners' branch"
+    )
     enterprise = resolve_address({"learner_branch": "learner"}, variables)
     assert enterprise == Address("https://git.example.org/a/b", "main", "learner", "github")
     assert enterprise.colab("x.ipynb") == ""
@@ -209,14 +269,18 @@ def test_addresses_are_resolved():
     ("settings", "sentence"),
     [
         ({"repo": FORK}, "'repo' is unknown"),
-        ({"repository": "github.com/ada/book"}, "'github.com/ada/book'; it must look like https://"),
+        (
+            {"repository": "github.com/ada/book"},
+            "'github.com/ada/book'; it must look like https://",
+        ),
         ({"repository": "https://github.com/ada"}, "it must look like https://"),
         ({"repository": 'https://github.com/ada/b"ook'}, "it must look like https://"),
         ({"repository": "https://example.org/ada/book"}, "its host must be GitHub or GitLab"),
     ],
 )
 def test_a_wrong_address_gets_one_clear_sentence(settings, sentence):
-    """Must catch: a misspelt key passed over in silence; a value that would break links or the install cell."""
+    """Must catch: a misspelt key passed over in silence; a value that would break links or the
+    install cell."""
     with pytest.raises(InvalidAddress, match="_address.yml") as caught:
         resolve_address(settings, {})
     assert sentence in str(caught.value)
@@ -225,14 +289,19 @@ def test_a_wrong_address_gets_one_clear_sentence(settings, sentence):
 # ---------------------------------------------------------------- the install cell
 
 
-def run_install_cell(cell: str, folder: Path, *, calls_pip: str = "subprocess.run") -> subprocess.CompletedProcess:
-    """Run `cell` in `folder` on a Python where shardlab is missing; print instead of starting pip."""
+def run_install_cell(
+    cell: str, folder: Path, *, calls_pip: str = "subprocess.run"
+) -> subprocess.CompletedProcess:
+    """Run `cell` in `folder` on a Python where shardlab is missing; print instead of starting
+    pip."""
     script = (
         "import importlib.util, subprocess\n"
         "importlib.util.find_spec = lambda name: None\n"
         f"{calls_pip} = lambda command, check: print(*command[1:], sep='\\n')\n" + cell
     )
-    return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
+    )
 
 
 def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
@@ -243,7 +312,8 @@ def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
 
 
 def test_the_install_cell_takes_the_repository(tmp_path):
-    """Must catch: a requirement that pip cannot parse, or a line of the cell that the learner's edition no longer finds."""
+    """Must catch: a requirement that pip cannot parse, or a line of the cell that the learner's
+    edition no longer finds."""
     address = resolve_address({"repository": FORK}, {})
     cell = learner_edition(stored_lab(), address.requirement).cells[1].source
     argument = run_install_cell(cell, tmp_path).stdout.splitlines()[-1]
@@ -252,28 +322,31 @@ def test_the_install_cell_takes_the_repository(tmp_path):
 
 
 def test_the_install_cell_prefers_a_wheel_beside_the_notebook(tmp_path):
-    """Must catch: a room without a network sent to the repository although the wheel was handed out."""
+    """Must catch: a room without a network sent to the repository although the wheel was handed
+    out."""
     (tmp_path / WHEEL).touch()
     cell = learner_edition(stored_lab(), f"shardlab @ git+{FORK}@main").cells[1].source
     assert run_install_cell(cell, tmp_path).stdout.splitlines()[-1] == str(tmp_path / WHEEL)
 
 
 def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
-    """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab` fails in the same process."""
+    """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab`
+    fails in the same process."""
     wheels = list((ROOT / "build" / "wheel").glob("shardlab-*.whl"))
     assert len(wheels) == 1, "run make book"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     (python,) = [path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python"]
     (tmp_path / wheels[0].name).write_bytes(wheels[0].read_bytes())
     check = (
-        "\nimport shardlab, shardlab.formulas"
-        "\nfrom pathlib import Path"
-        "\nassert 'venv' in shardlab.__file__, shardlab.__file__"
-        "\nassert (Path(shardlab.__file__).parent / 'data' / 'hardware.csv').stat().st_size"
-        "\nfrom shardlab.measure.recordings import nearby"
-        f"\nassert [found.file_name for found in nearby()] == {[found.file_name for found in read_all(ROOT / 'measured')]}"
-        "\nassert importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
+        "\nimport shardlab, shardlab.formulas\nfrom pathlib import Path\nassert 'venv' in"
+        " shardlab.__file__, shardlab.__file__\nassert (Path(shardlab.__file__).parent / 'data' /"
+        " 'hardware.csv').stat().st_size\nfrom shardlab.measure.recordings import nearby\nassert"
+        " [found.file_name for found in nearby()] =="
+        f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
+        " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
     )
     # Without the dependencies: torch is not what this test is about.
     environment = os.environ | {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
-    subprocess.run([python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True)
+    subprocess.run(
+        [python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True
+    )

@@ -33,11 +33,14 @@ def book(tmp_path):
 
 
 def write_contents(folder, name):
-    (folder / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters: [{{file: chapters/{name}}}]\n")
+    (folder / "_toc.yml").write_text(
+        f"format: jb-book\nroot: index\nchapters: [{{file: chapters/{name}}}]\n"
+    )
 
 
 def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
-    """Must catch: the page under its old name still in the built book, found by search engines and old links."""
+    """Must catch: the page under its old name still in the built book, found by search engines and
+    old links."""
     pages = tmp_path / "html"
     build_book(book, pages)
     assert (pages / "chapters" / "first.html").exists()
@@ -49,7 +52,8 @@ def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
 
 
 def test_a_new_recording_reaches_the_page_that_shows_it(book, tmp_path):
-    """Must catch: the execution cache, which knows only the cells, handing out the numbers of an old recording."""
+    """Must catch: the execution cache, which knows only the cells, handing out the numbers of an
+    old recording."""
     (book / "measured").mkdir()
     (book / "chapters" / "first.md").write_text(NOTEBOOK + RECORDED)
     for value in ("17 GB", "18 GB"):
@@ -60,7 +64,8 @@ def test_a_new_recording_reaches_the_page_that_shows_it(book, tmp_path):
 
 @pytest.mark.parametrize("name", ["model.py", "data/gpus.csv", "static/book.css"])
 def test_the_digest_sees_every_change(tmp_path, name):
-    """Must catch: a kind of file left out of the digest; a renamed file that is taken for the same."""
+    """Must catch: a kind of file left out of the digest; a renamed file that is taken for the
+    same."""
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     digests = [sources_digest(tmp_path)]

@@ -1,4 +1,5 @@
-"""Diffs out of the source: what is shown stands there, it says what goes and what comes, and a wrong name stops the build."""
+"""Diffs out of the source: what is shown stands there, it says what goes and what comes, and a
+wrong name stops the build."""
 
 import re
 from html import unescape
@@ -10,7 +11,7 @@ pytest.importorskip("sphinx")
 from sphinx.application import Sphinx  # noqa: E402
 from sphinx.util.docutils import docutils_namespace  # noqa: E402
 
-from bookkit.diffs import NoDiff, compare, coloured, diff, source_of  # noqa: E402
+from bookkit.diffs import NoDiff, coloured, compare, diff, source_of  # noqa: E402
 
 CODE = '''
 import abc
@@ -53,17 +54,36 @@ Look at the *loop*.
 
 @pytest.fixture
 def build(tmp_path):
-    """build(page, code) -> (HTML of the page, warnings); a second call goes on from the first, as `make book` does."""
+    """build(page, code) -> (HTML of the page, warnings); a second call goes on from the first, as
+    `make book` does."""
+
     def build_it(page, code=CODE):
         source = tmp_path / "source"
         (source / "code").mkdir(parents=True, exist_ok=True)
         (source / "code" / "steps.py").write_text(code, encoding="utf-8")
-        if not (source / "index.md").exists() or (source / "index.md").read_text(encoding="utf-8") != page:
+        if (
+            not (source / "index.md").exists()
+            or (source / "index.md").read_text(encoding="utf-8") != page
+        ):
             (source / "index.md").write_text(page, encoding="utf-8")
         with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-            Sphinx(source, None, tmp_path / "html", tmp_path / "doctrees", "html", status=None, warning=stream,
-                   confoverrides=dict(extensions=["myst_parser", "bookkit.diffs"], root_doc="index", html_theme="basic")).build()
-        return (tmp_path / "html" / "index.html").read_text(encoding="utf-8"), (tmp_path / "warnings").read_text(encoding="utf-8")
+            Sphinx(
+                source,
+                None,
+                tmp_path / "html",
+                tmp_path / "doctrees",
+                "html",
+                status=None,
+                warning=stream,
+                confoverrides=dict(
+                    extensions=["myst_parser", "bookkit.diffs"],
+                    root_doc="index",
+                    html_theme="basic",
+                ),
+            ).build()
+        return (tmp_path / "html" / "index.html").read_text(encoding="utf-8"), (
+            tmp_path / "warnings"
+        ).read_text(encoding="utf-8")
 
     return build_it
 
@@ -77,24 +97,38 @@ def shown(html):
 def test_the_page_shows_both_whole(build):
     """Every line of both, in order, with sign and indent; nothing else of the file.
 
-    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown twice; the indent lost when
-    elements are put behind it."""
+    Mutations: a decorator or the last line left out; `<` unescaped; a line that both have shown
+    twice; the indent lost when elements are put behind it."""
     html, warnings = build(PAGE)
     assert not warnings
     rows = shown(html)
     for name, tags in (("First", ("span", "del")), ("Second", ("span", "ins"))):
         assert "\n".join(row[2:] for tag, row in rows if tag in tags) == source_of(CODE, name)
     assert {tag: {row[0] for one, row in rows if one == tag} for tag in ("span", "del", "ins")} == {
-        "span": {" "}, "del": {"\N{MINUS SIGN}"}, "ins": {"+"}}
-    assert "Look at the <em>loop</em>." in html and 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
+        "span": {" "},
+        "del": {"\N{MINUS SIGN}"},
+        "ins": {"+"},
+    }
+    assert (
+        "Look at the <em>loop</em>." in html
+        and 'aria-label="From First to Second: 4 lines out, 5 in, 4 as before"' in html
+    )
 
 
 def test_what_goes_stands_before_what_comes(build):
     """Mutation: the two texts exchanged, or lines of one change shuffled."""
     html, _ = build(PAGE)
-    changes = [(tag, row.strip(" +\N{MINUS SIGN}")) for tag, row in shown(html) if "send" in row or "for" in row]
-    assert changes == [("del", "for one in self.all:"), ("del", "send(one)"),
-                       ("ins", "for group in self.groups:"), ("ins", "send(group)")]
+    changes = [
+        (tag, row.strip(" +\N{MINUS SIGN}"))
+        for tag, row in shown(html)
+        if "send" in row or "for" in row
+    ]
+    assert changes == [
+        ("del", "for one in self.all:"),
+        ("del", "send(one)"),
+        ("ins", "for group in self.groups:"),
+        ("ins", "send(group)"),
+    ]
 
 
 def test_a_change_of_the_source_is_seen(build):
@@ -105,36 +139,47 @@ def test_a_change_of_the_source_is_seen(build):
 
 
 def test_long_texts_are_compared_line_by_line():
-    """Mutation: difflib's guess that a line which stands often is noise: all blank lines of a class would count as changed."""
+    """Mutation: difflib's guess that a line which stands often is noise: all blank lines of a class
+    would count as changed."""
     before, after = ("\n".join(f"{letter}{number}\n" for number in range(150)) for letter in "ab")
     assert [kind for kind, _ in compare(before, after)].count("both") == 149
 
 
 def test_each_line_stands_alone():
-    """A text over several lines is closed at the end of each. Mutation: the whole coloured in one piece and cut."""
+    """A text over several lines is closed at the end of each. Mutation: the whole coloured in one
+    piece and cut."""
     for line in coloured(source_of(CODE, "First")):
         assert line.count("<span") == line.count("</span>")
         assert not re.match(r"<[^>]*> ", line)
 
 
-@pytest.mark.parametrize("name, begins, ends", [
-    ("First", "class First:", "return True"), ("Second", "@abc.decorated", "return True"),
-    ("First.end", "def end(self):", "    return True"),
-    ("alone", "def alone():", "    pass")])
+@pytest.mark.parametrize(
+    "name, begins, ends",
+    [
+        ("First", "class First:", "return True"),
+        ("Second", "@abc.decorated", "return True"),
+        ("First.end", "def end(self):", "    return True"),
+        ("alone", "def alone():", "    pass"),
+    ],
+)
 def test_names(name, begins, ends):
     """Mutations: no decorators; a method left indented; only the top level searched."""
     found = source_of(CODE, name)
     assert found.startswith(begins) and found.endswith(ends)
 
 
-@pytest.mark.parametrize("change, sentence", [
-    ((":to: Second", ":to: Third"), "there is no class, function or method Third."),
-    ((":to: Second", ":to: First"), "the two are equal."),
-    ((":from: First\n", ""), "there is no class, function or method ."),
-    (("steps.py", "stairs.py"), "No such file"),
-])
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        ((":to: Second", ":to: Third"), "there is no class, function or method Third."),
+        ((":to: Second", ":to: First"), "the two are equal."),
+        ((":from: First\n", ""), "there is no class, function or method ."),
+        (("steps.py", "stairs.py"), "No such file"),
+    ],
+)
 def test_what_cannot_be_compared_stops_the_build(build, change, sentence):
-    """A warning with page and line; the build takes warnings for errors. Mutation: an empty diff in silence."""
+    """A warning with page and line; the build takes warnings for errors. Mutation: an empty diff in
+    silence."""
     html, warnings = build(PAGE.replace(*change))
     assert sentence in warnings and "index.md:3" in warnings and "highlight-diff" not in html
 
@@ -146,24 +191,47 @@ def test_broken_source():
 
 
 def test_folded(build):
-    """What both have is counted, but for as many lines around each change as are asked for; the second name is looked for in its file.
+    """What both have is counted, but for as many lines around each change as are asked for; the
+    second name is looked for in its file.
 
-    Mutations: lines before a change folded too; a fold of one line that swallows the next; the first file searched for both."""
+    Mutations: lines before a change folded too; a fold of one line that swallows the next; the
+    first file searched for both."""
     page = PAGE.replace(":to: Second", ":to: Second\n:context: 1")
     html, warnings = build(page)
     assert not warnings
-    assert [tag for tag, _ in shown(html)] == ["del", "ins", "ins", "span", "del", "ins", "span", "span", "del", "del", "ins", "ins", "span"]
+    assert [tag for tag, _ in shown(html)] == [
+        "del",
+        "ins",
+        "ins",
+        "span",
+        "del",
+        "ins",
+        "span",
+        "span",
+        "del",
+        "del",
+        "ins",
+        "ins",
+        "span",
+    ]
     assert "gap" not in html
     html, warnings = build(page.replace(":context: 1", ":context: 0"))
-    assert re.findall(r'class="diff-gap">. (.*?)\n', html) == ["1 line as before", "2 lines as before", "1 line as before"]
+    assert re.findall(r'class="diff-gap">. (.*?)\n', html) == [
+        "1 line as before",
+        "2 lines as before",
+        "1 line as before",
+    ]
     other = page.replace(":context: 1", ":into: code/other.py")
     _, warnings = build(other)
     assert "No such file" in warnings
 
 
 def test_another_file(build, tmp_path):
-    """Mutation: the page does not depend on the second file, or `:to:` is looked for in the first."""
+    """Mutation: the page does not depend on the second file, or `:to:` is looked for in the
+    first."""
     (tmp_path / "source" / "code").mkdir(parents=True)
-    (tmp_path / "source" / "code" / "other.py").write_text("class First:\n    pass\n", encoding="utf-8")
+    (tmp_path / "source" / "code" / "other.py").write_text(
+        "class First:\n    pass\n", encoding="utf-8"
+    )
     html, warnings = build(PAGE.replace(":to: Second", ":into: code/other.py\n:to: First"))
     assert not warnings and 'aria-label="From steps.py: First to other.py: First' in html

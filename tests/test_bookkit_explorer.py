@@ -40,7 +40,9 @@ class Nesting(HTMLParser):
         attributes = dict(attributes)
         self.ids += [attributes["id"]] if "id" in attributes else []
         self.references += [
-            attributes[name] for name in ("for", "aria-labelledby", "aria-describedby") if name in attributes
+            attributes[name]
+            for name in ("for", "aria-labelledby", "aria-describedby")
+            if name in attributes
         ]
         if tag not in self.EMPTY:
             self.open.append(tag)
@@ -67,7 +69,9 @@ def test_the_card_speaks_before_any_script(explorer):
     assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
     for name, cells in explorer.rows():
         assert (
-            f'<tr><th scope="row">{name}</th>' + "".join(f'<td class="number">{cell}</td>' for cell in cells) + "</tr>"
+            f'<tr><th scope="row">{name}</th>'
+            + "".join(f'<td class="number">{cell}</td>' for cell in cells)
+            + "</tr>"
             in text
         )
     assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
@@ -91,10 +95,15 @@ def test_the_scripts_data_are_the_explorers(explorer):
     for control, given in zip(explorer.controls, data["controls"], strict=True):
         stops = given["stops"]
         assert list(control.stops) == (
-            list(range(stops["range"][0], stops["range"][1] + 1)) if isinstance(stops, dict) else stops
+            list(range(stops["range"][0], stops["range"][1] + 1))
+            if isinstance(stops, dict)
+            else stops
         )
     for menu, given in zip(explorer.menus, data["menus"], strict=True):
-        presets = {name: dict(zip(given["quantities"], values, strict=True)) for name, values in given["presets"].items()}
+        presets = {
+            name: dict(zip(given["quantities"], values, strict=True))
+            for name, values in given["presets"].items()
+        }
         assert presets == {name: explorer.preset(menu.kind, name) for name in menu.names}
     assert not re.search(
         r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
@@ -112,7 +121,8 @@ def test_nothing_in_the_data_ends_the_script():
 def test_every_symbol_of_an_equation_is_marked(name):
     """The equation reads as everywhere else, and each quantity in it has a place for its number.
 
-    Mutation: replace symbols in the finished equation by text search (the h of h_kv would be taken for h)."""
+    Mutation: replace symbols in the finished equation by text search (the h of h_kv would be taken
+    for h)."""
     formula, marked = BOOK.formulas[name], marked_equation(name)
     assert set(re.findall(r'data-quantity="(\w+)"', marked)) == {name, *formula.needs}
     plain = lambda markup: re.sub(r"<[^>]*>", "", markup)
@@ -120,10 +130,11 @@ def test_every_symbol_of_an_equation_is_marked(name):
 
 
 def test_a_page_carries_what_it_uses(build):  # noqa: F811
-    """Plain scripts in the head, formulas first, only where there is an explorer; the function of that explorer only.
+    """Plain scripts in the head, formulas first, only where there is an explorer; the function of
+    that explorer only.
 
-    Mutation: add the scripts to every page, that of curves or of the time axis where there are none, or with `defer`, so that nothing
-    moves until the whole page is read."""
+    Mutation: add the scripts to every page, that of curves or of the time axis where there are
+    none, or with `defer`, so that nothing moves until the whole page is read."""
     pages, warnings = build(
         index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
         two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n",
@@ -135,23 +146,38 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
         ("two", "fits-and-how-long", "does-it-fit", ["pictures.js", "timeline.js"]),
     ):
         head, _, body = pages[page].partition("<body")
-        scripts = re.findall(r"<script[^>]*_static/(?:formulas|svg|pictures|timeline|curves|explorer)\.js[^>]*>", head)
-        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == ["formulas.js", "svg.js", *drawing, "explorer.js"]
+        scripts = re.findall(
+            r"<script[^>]*_static/(?:formulas|svg|pictures|timeline|curves|explorer)\.js[^>]*>",
+            head,
+        )
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == [
+            "formulas.js",
+            "svg.js",
+            *drawing,
+            "explorer.js",
+        ]
         assert not re.search("defer|async|module", "".join(scripts))
         assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
-    assert "explorer" not in pages["three"] and not any("curves.js" in page for page in pages.values())
+    assert "explorer" not in pages["three"] and not any(
+        "curves.js" in page for page in pages.values()
+    )
     pages, _ = build(index="# One\n\n```{explorer} collective-cost\n```\n")
     found = re.findall(r"_static/(formulas|svg|pictures|curves|explorer)\.js", pages["index"])
     assert found == ["formulas", "svg", "curves", "explorer"]
 
 
 def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811
-    """Mutation: take the first explorer for an unknown one; two cards of one name share their ids."""
+    """Mutation: take the first explorer for an unknown one; two cards of one name share their
+    ids."""
     pages, warnings = build(
-        index="# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer} does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n"
+        index=(
+            "# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer}"
+            " does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n"
+        )
     )
     assert (
-        "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are does-it-fit, fits-and-how-long" in warnings
+        "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are does-it-fit,"
+        " fits-and-how-long" in warnings
     )
     assert "index.md:9: WARNING: explorer 'does-it-fit' stands on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1

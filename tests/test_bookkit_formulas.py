@@ -1,4 +1,5 @@
-"""Numbers, equations and the formula sheet: what stands on a page comes out of the registry, and a wrong call stops the build."""
+"""Numbers, equations and the formula sheet: what stands on a page comes out of the registry, and a
+wrong call stops the build."""
 
 import re
 
@@ -37,7 +38,12 @@ def build(tmp_path):
                 warning=stream,
                 freshenv=True,
                 confoverrides={
-                    "extensions": ["myst_parser", "bookkit.mathml", "bookkit.explorer", "bookkit.formulas"],
+                    "extensions": [
+                        "myst_parser",
+                        "bookkit.mathml",
+                        "bookkit.explorer",
+                        "bookkit.formulas",
+                    ],
                     "html_math_renderer": "mathml",
                     "root_doc": "index",
                     "nitpicky": True,
@@ -51,12 +57,14 @@ def build(tmp_path):
         said = [
             line for line in lines if "already registered" not in line
         ]  # Sphinx says so of the second application in one process
-        return {name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages}, "\n".join(said)
+        return {
+            name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages
+        }, "\n".join(said)
 
     return build_it
 
 
-# --- the number roles ------------------------------------------------------------------------------------------------
+# --- the number roles -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,36 +73,61 @@ def build(tmp_path):
         (
             f"states_bytes({GPT3}) as TB",
             "2.8 TB",
-            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes',
+            (
+                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") ='
+                " 2,800,000,000,000 bytes"
+            ),
         ),
         (
             f"states_bytes({GPT3})",
             "2.55 TiB",
-            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") = 2,800,000,000,000 bytes',
+            (
+                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam") ='
+                " 2,800,000,000,000 bytes"
+            ),
         ),
         (
             f"states_bytes({GPT3}, gradient_bytes=0) as decimal bytes",
             "2.1 TB",
-            'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam", gradient_bytes=0) = 2,100,000,000,000 bytes',
+            (
+                'computed: states_bytes(parameters=175,000,000,000, recipe="fp32 Adam",'
+                " gradient_bytes=0) = 2,100,000,000,000 bytes"
+            ),
         ),
         (
             'parameters(model="GPT-2 124M") exact',
             "124,439,808",
             'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters',
         ),
-        ('parameters(model="GPT-2 124M")', "124M", 'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters'),
-        ('gpu_memory_bytes(gpu="T4") as GB', "16 GB", 'computed: gpu_memory_bytes(gpu="T4") = 16,000,000,000 bytes'),
+        (
+            'parameters(model="GPT-2 124M")',
+            "124M",
+            'computed: parameters(model="GPT-2 124M") = 124,439,808 parameters',
+        ),
+        (
+            'gpu_memory_bytes(gpu="T4") as GB',
+            "16 GB",
+            'computed: gpu_memory_bytes(gpu="T4") = 16,000,000,000 bytes',
+        ),
         ("utilisation(utilisation=0.4)", "40%", "computed: utilisation(utilisation=0.4) = 0.4"),
         (
             "training_flops(parameters=175e9, tokens=300e9)",
             "3.15e23",
-            "computed: training_flops(parameters=175,000,000,000, tokens=300,000,000,000) = 3.15e23 FLOP",
+            (
+                "computed: training_flops(parameters=175,000,000,000, tokens=300,000,000,000) ="
+                " 3.15e23 FLOP"
+            ),
         ),
         (
-            "training_days(parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12, utilisation=1) as years",
+            (
+                "training_days(parameters=175e9, tokens=300e9, gpus=1, flops_per_second=28e12,"
+                " utilisation=1) as years"
+            ),
             "357 years",
-            "computed: training_days(parameters=175,000,000,000, tokens=300,000,000,000, gpus=1, flops_per_second=28,000,000,000,000, utilisation=1) "
-            "= 130,000 days",
+            (
+                "computed: training_days(parameters=175,000,000,000, tokens=300,000,000,000,"
+                " gpus=1, flops_per_second=28,000,000,000,000, utilisation=1) = 130,000 days"
+            ),
         ),
         (
             "training_days(\n  training_seconds=86400.0)",
@@ -104,7 +137,10 @@ def build(tmp_path):
         (
             "training_seconds(training_flops=6e18, achieved_flops_per_second=1e12)",
             "69.4 days",
-            "computed: training_seconds(training_flops=6.00e+18, achieved_flops_per_second=1,000,000,000,000) = 6e6 seconds",
+            (
+                "computed: training_seconds(training_flops=6.00e+18,"
+                " achieved_flops_per_second=1,000,000,000,000) = 6e6 seconds"
+            ),
         ),
         (
             "flops_per_second(flops_per_second=312e12)",
@@ -114,7 +150,10 @@ def build(tmp_path):
         (
             "algorithm_bytes_per_second(message_bytes=1e9, collective_seconds=0.04)",
             "25 GB/s",
-            "computed: algorithm_bytes_per_second(message_bytes=1,000,000,000, collective_seconds=0.04) = 2.5e10 bytes/s",
+            (
+                "computed: algorithm_bytes_per_second(message_bytes=1,000,000,000,"
+                " collective_seconds=0.04) = 2.5e10 bytes/s"
+            ),
         ),
     ],
 )
@@ -132,16 +171,31 @@ def test_a_call_is_printed_with_its_origin(text, printed, origin):
         ("states_bytes(**given)", "a formula is called with keywords only"),
         ("states_bytes(parameters=10**9)", "malformed node or string"),
         ("states_bytes(parameters=)", "states_bytes(parameters=): invalid syntax"),
-        ("state_bytes(parameters=1)", "no quantity or formula is named state_bytes; did you mean states_bytes?"),
+        (
+            "state_bytes(parameters=1)",
+            "no quantity or formula is named state_bytes; did you mean states_bytes?",
+        ),
         ("states_bytes(parameters=1000)", "needed but not given: parameter_element_bytes"),
-        ('states_bytes(parameters=1000, recipe="fp8")', "no recipe is named 'fp8'; there are fp32 Adam"),
+        (
+            'states_bytes(parameters=1000, recipe="fp8")',
+            "no recipe is named 'fp8'; there are fp32 Adam",
+        ),
         (
             'states_bytes(parameters=0, recipe="fp32 Adam")',
             "parameters = 0: parameters must be a whole number of at least 1.",
         ),
-        (f"states_bytes({GPT3}) as gigabytes", "'gigabytes' is no way to print a number; there are"),
-        (f"states_bytes({GPT3}) as years", "states_bytes is in bytes, which cannot be printed as 'years'"),
-        ('parameters(model="GPT-2 124M") as GB', "parameters is in parameters, which cannot be printed as 'GB'"),
+        (
+            f"states_bytes({GPT3}) as gigabytes",
+            "'gigabytes' is no way to print a number; there are",
+        ),
+        (
+            f"states_bytes({GPT3}) as years",
+            "states_bytes is in bytes, which cannot be printed as 'years'",
+        ),
+        (
+            'parameters(model="GPT-2 124M") as GB',
+            "parameters is in parameters, which cannot be printed as 'GB'",
+        ),
     ],
 )
 def test_a_wrong_call_says_what_is_wrong(text, message):
@@ -151,18 +205,27 @@ def test_a_wrong_call_says_what_is_wrong(text, message):
 
 
 def test_the_text_of_a_call_is_read_whole():
-    """Mutation: end the call at the first bracket; a recipe's name may hold one, and so may a style's word before it."""
-    assert read_call('f(recipe="a (b) as c", x=-1)  as GB') == ("f", {"recipe": "a (b) as c", "x": -1}, "GB")
+    """Mutation: end the call at the first bracket; a recipe's name may hold one, and so may a
+    style's word before it."""
+    assert read_call('f(recipe="a (b) as c", x=-1)  as GB') == (
+        "f",
+        {"recipe": "a (b) as c", "x": -1},
+        "GB",
+    )
     assert read_call("f(x=1)exact") == ("f", {"x": 1}, "exact")
 
 
 def test_numbers_on_a_page(build):
-    """In text, in a table and in a heading; with the origin for the hover, and no line end before the unit.
+    """In text, in a table and in a heading; with the origin for the hover, and no line end before
+    the unit.
 
     Mutation: print without escaping, or a space that breaks."""
     pages, warnings = build(
-        index=f"# It takes {{bytes}}`states_bytes({GPT3}) as TB`\n\n{{number}}`training_days(training_seconds=86400)`\n\n"
-        f"| a |\n|--|\n| {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
+        index=(
+            f"# It takes {{bytes}}`states_bytes({GPT3}) as"
+            " TB`\n\n{number}`training_days(training_seconds=86400)`\n\n| a |\n|--|\n|"
+            f" {{bytes}}`parameter_bytes({GPT3}) as GB` |\n"
+        )
     )
     assert not warnings
     found = re.findall(r"<span class=\"computed\" title='([^']*)'>([^<]*)</span>", pages["index"])
@@ -172,7 +235,9 @@ def test_numbers_on_a_page(build):
         "700\N{NO-BREAK SPACE}GB",
     }
     assert all(
-        title.startswith("computed: ") and '"fp32 Adam"' in title for title, text in found if "B" in text
+        title.startswith("computed: ") and '"fp32 Adam"' in title
+        for title, text in found
+        if "B" in text
     )
 
 
@@ -181,8 +246,10 @@ def test_a_wrong_call_is_a_warning_with_page_and_line(build):
 
     Mutation: leave the location out, or print the text as it stands without a word."""
     pages, warnings = build(
-        index='# One\n\nfine\n\n{bytes}`states_bytes(parameters=1)` and\n\n{bytes}`parameters(model="T4")`\n\n'
-        '{bytes}`parameters(model="GPT-2 124M")`\n'
+        index=(
+            "# One\n\nfine\n\n{bytes}`states_bytes(parameters=1)`"
+            ' and\n\n{bytes}`parameters(model="T4")`\n\n{bytes}`parameters(model="GPT-2 124M")`\n'
+        )
     )
     for line, message in (
         (5, "needed but not given"),
@@ -193,24 +260,32 @@ def test_a_wrong_call_is_a_warning_with_page_and_line(build):
 
 
 def test_quantities_with_a_name(build):
-    """A page names quantities once and calls with the name; what stands in the call wins; the name ends with the page.
+    """A page names quantities once and calls with the name; what stands in the call wins; the name
+    ends with the page.
 
-    Mutation: let the named quantities come after the keywords of the call; keep the names for the next page."""
+    Mutation: let the named quantities come after the keywords of the call; keep the names for the
+    next page."""
     small = '```{given} small\nparameters=1_000,\nrecipe="fp32 Adam"\n```\n\n'
     calls = "small", "small, parameters=2_000", "wide"
     pages, warnings = build(
         index=f"# One\n\n{small}```{{given}} wide\nsmall, gradient_bytes=0\n```\n\n"
-              + " ".join(f"{{bytes}}`states_bytes({call}) as kB`" for call in calls) + "\n",
+        + " ".join(f"{{bytes}}`states_bytes({call}) as kB`" for call in calls)
+        + "\n",
         other="# Two\n\n{bytes}`states_bytes(small)`\n\n" + small + small,
     )
-    printed = re.findall(r'<span class="computed"[^>]*>([^<]+)<', pages["index"].replace("\N{NO-BREAK SPACE}", " "))
+    printed = re.findall(
+        r'<span class="computed"[^>]*>([^<]+)<', pages["index"].replace("\N{NO-BREAK SPACE}", " ")
+    )
     assert printed == ["16 kB", "32 kB", "12 kB"]
     assert 'parameters=1,000, recipe="fp32 Adam") = 16,000 bytes' in pages["index"]
-    assert "other.md:3: WARNING: states_bytes(small): a formula is called with keywords only; no {given} small stands" in warnings
+    assert (
+        "other.md:3: WARNING: states_bytes(small): a formula is called with keywords only; no"
+        " {given} small stands" in warnings
+    )
     assert "{given} small stands on this page already." in warnings and "index.md" not in warnings
 
 
-# --- equations -------------------------------------------------------------------------------------------------------
+# --- equations ------------------------------------------------------------------------------------
 
 
 def test_an_equation_with_its_meaning(build):
@@ -218,10 +293,13 @@ def test_an_equation_with_its_meaning(build):
 
     Mutation: number every formula of a block, or link to a sheet that the book does not have."""
     text = (
-        "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\nsee {eq}`eq-training-flops`\n\n"
-        "```{equation} achieved_flops_per_second training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
+        "# Page\n\n```{equation} training_flops\n:numbered:\n```\n\nsee"
+        " {eq}`eq-training-flops`\n\n```{equation} achieved_flops_per_second"
+        " training_seconds\n```\n\n```{equation} parameters\n:bare:\n```\n"
     )
-    pages, warnings = build(index=text, sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n")
+    pages, warnings = build(
+        index=text, sheet="---\norphan: true\n---\n# Sheet\n\n```{formula-sheet}\n```\n"
+    )
     assert not warnings
     page = pages["index"]
     assert (
@@ -247,18 +325,27 @@ def test_a_long_sum_goes_on_in_the_next_line():
     first, second = r"a_\text{first}", r"+ \left(1 + b\right)\,c_\text{second and long}"
     third = r"- \begin{cases} d + e & \text{if } k > 1 \\ 0 & \text{otherwise} \end{cases}"
     last = r"+ z_\text{the last and the longest of all}"
-    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms("- x + y^{a + b}") == [
+    assert _terms(f"{first} {second} {third} {last}") == [first, second, third, last] and _terms(
+        "- x + y^{a + b}"
+    ) == [
         "- x",
         "+ y^{a + b}",
     ]
     assert _rows("x", "a + b") == ["x &= a + b"]
-    assert _rows("x", f"{first} {second} {third} {last}") == [f"x &= {first} {second} {third}", f"& {last}"]
+    assert _rows("x", f"{first} {second} {third} {last}") == [
+        f"x &= {first} {second} {third}",
+        f"& {last}",
+    ]
 
 
 def test_an_equation_in_a_book_without_a_sheet(build):
     """Mutation: write href="None#formula-..."."""
     pages, warnings = build(index="# Page\n\n```{equation} training_flops\n```\n")
-    assert not warnings and "#formula" not in pages["index"] and "operations of the whole training" in pages["index"]
+    assert (
+        not warnings
+        and "#formula" not in pages["index"]
+        and "operations of the whole training" in pages["index"]
+    )
 
 
 def test_an_unknown_equation_is_a_warning(build):
@@ -267,7 +354,7 @@ def test_an_unknown_equation_is_a_warning(build):
     assert "index.md:5: WARNING: no formula is named training_flop" in warnings
 
 
-# --- the sheet -------------------------------------------------------------------------------------------------------
+# --- the sheet ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -287,16 +374,24 @@ def test_the_sheet_holds_everything(sheet):
     Mutation: skip a module, or the formulas that have no test yet."""
     for name, formula in BOOK.formulas.items():
         entry = re.search(
-            rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">(.*?)</div>\s*(?=<div class="[^"]*formula|</section>)',
+            rf'<div class="[^"]*formula[^"]*" id="{anchor(name)}">(.*?)</div>\s*(?=<div'
+            r' class="[^"]*formula|</section>)',
             sheet,
             re.S,
         )
         assert entry, name
         plain = re.sub(r"<[^>]*>", "", entry[1]).replace("’", "'").replace("&lt;", "<")
-        assert "<math" in entry[1] and formula.measured_by in plain and f"Unit: {formula.unit}." in plain
+        assert (
+            "<math" in entry[1]
+            and formula.measured_by in plain
+            and f"Unit: {formula.unit}." in plain
+        )
         assert formula.source in plain and formula.meaning in plain
         for need in formula.needs:
-            assert f'href="sheet.html#{anchor(need)}"' in entry[1] or f'href="#{anchor(need)}"' in entry[1]
+            assert (
+                f'href="sheet.html#{anchor(need)}"' in entry[1]
+                or f'href="#{anchor(need)}"' in entry[1]
+            )
     for name in BOOK.quantities:
         assert f'id="{anchor(name)}"' in sheet
     for name in (*MODELS, *RECIPES, *GPUS, *LINKS):
@@ -317,12 +412,27 @@ def test_a_sheet_of_several_pages(build):
     """Links lead to the page that prints a formula.
 
     Mutation: remember only the last sheet of the book."""
-    rest = " ".join(["given", "recipes", "models", "gpus", "links", *(group for group in groups() if group != "time")])
+    rest = " ".join(
+        [
+            "given",
+            "recipes",
+            "models",
+            "gpus",
+            "links",
+            *(group for group in groups() if group != "time"),
+        ]
+    )
     pages, warnings = build(index=SHEETS.format("time"), sheet=OTHERS.format(rest))
     assert not warnings
-    assert 'href="#formula-training-flops"' in pages["index"] and 'id="formula-states-bytes"' in pages["sheet"]
+    assert (
+        'href="#formula-training-flops"' in pages["index"]
+        and 'id="formula-states-bytes"' in pages["sheet"]
+    )
     assert 'id="formula-training-flops"' not in pages["sheet"]
-    assert 'href="sheet.html#formula-parameters"' in pages["index"] and 'href="sheet.html#formula-tokens"' in pages["index"]
+    assert (
+        'href="sheet.html#formula-parameters"' in pages["index"]
+        and 'href="sheet.html#formula-tokens"' in pages["index"]
+    )
 
 
 def test_sheets_that_forget_or_repeat_are_warnings(build):
@@ -337,7 +447,9 @@ def test_sheets_that_forget_or_repeat_are_warnings(build):
 def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
     """Mutation: say yes for all."""
     for recipe in RECIPES.values():
-        row = re.search(rf"<tr[^>]*><td><p>{re.escape(recipe.name)}</p></td>(.*?)</tr>", sheet, re.S)[1]
+        row = re.search(
+            rf"<tr[^>]*><td><p>{re.escape(recipe.name)}</p></td>(.*?)</tr>", sheet, re.S
+        )[1]
         cells = re.findall(r"<p>(.*?)</p>", row, re.S)
         assert cells[5] == ("yes" if recipe.verified else "not yet"), recipe.name
         assert cells[4] == str(BOOK.formulas["bytes_per_parameter"](**recipe.quantities))

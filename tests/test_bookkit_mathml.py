@@ -7,10 +7,30 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bookkit.build import build_book
-from bookkit.mathml import ACCENTS, BRACES, CAPITAL_GREEK, GREEK, LARGE, OPERATORS, SYMBOLS, UnsupportedMath, to_mathml
+from bookkit.mathml import (
+    ACCENTS,
+    BRACES,
+    CAPITAL_GREEK,
+    GREEK,
+    LARGE,
+    OPERATORS,
+    SYMBOLS,
+    UnsupportedMath,
+    to_mathml,
+)
 
-# Elements of MathML that take a fixed number of children; with another number a browser draws an error or nothing.
-CHILDREN = {"mfrac": 2, "msub": 2, "msup": 2, "msubsup": 3, "munder": 2, "mover": 2, "munderover": 3, "mroot": 2}
+# Elements of MathML that take a fixed number of children; with another number a browser draws an
+# error or nothing.
+CHILDREN = {
+    "mfrac": 2,
+    "msub": 2,
+    "msup": 2,
+    "msubsup": 3,
+    "munder": 2,
+    "mover": 2,
+    "munderover": 3,
+    "mroot": 2,
+}
 # Elements whose content is text; no element may stand in them, and no text outside them.
 TOKENS = {"mi", "mn", "mo", "mtext", "mspace"}
 
@@ -31,7 +51,9 @@ def check(root):
             assert element.tag == "mspace" or element.text, f"an empty {element.tag}"
         else:
             assert not (element.text or "").strip(), f"{element.text!r} loose in {element.tag}"
-            assert len(element) == CHILDREN.get(element.tag, len(element)), f"{len(element)} children of {element.tag}"
+            assert len(element) == CHILDREN.get(element.tag, len(element)), (
+                f"{len(element)} children of {element.tag}"
+            )
         assert not (element.tail or "").strip()
         assert "\\" not in (element.text or "")
 
@@ -43,11 +65,15 @@ WRITTEN = {
     r"x'^2": "<msup><mi>x</mi><mrow><mo>′</mo><mn>2</mn></mrow></msup>",
     r"a = -b": '<mi>a</mi><mo>=</mo><mo form="prefix">−</mo><mi>b</mi>',
     r"a - b": "<mi>a</mi><mo>−</mo><mi>b</mi>",
-    r"\left(a\right) + b": '<mrow><mo form="prefix" fence="true" stretchy="true" symmetric="true">(</mo><mi>a</mi>'
-                           '<mo form="postfix" fence="true" stretchy="true" symmetric="true">)</mo></mrow>'
-                           "<mo>+</mo><mi>b</mi>",
-    r"(-b)": '<mo form="prefix" stretchy="false">(</mo><mo form="prefix">−</mo><mi>b</mi>'
-             '<mo form="postfix" stretchy="false">)</mo>',
+    r"\left(a\right) + b": (
+        '<mrow><mo form="prefix" fence="true" stretchy="true" symmetric="true">(</mo><mi>a</mi>'
+        '<mo form="postfix" fence="true" stretchy="true" symmetric="true">)</mo></mrow>'
+        "<mo>+</mo><mi>b</mi>"
+    ),
+    r"(-b)": (
+        '<mo form="prefix" stretchy="false">(</mo><mo form="prefix">−</mo><mi>b</mi>'
+        '<mo form="postfix" stretchy="false">)</mo>'
+    ),
     r"\mathrm{GiB}": "<mi>GiB</mi>",
     r"\mathrm{d}": '<mi mathvariant="normal">d</mi>',
     r"\mathtt{\text{zero\_stage}}": '<mi class="math-code">zero_stage</mi>',
@@ -55,8 +81,10 @@ WRITTEN = {
     r"a < b": "<mi>a</mi><mo>&lt;</mo><mi>b</mi>",
     r"1{,}024.5": "<mn>1,024.5</mn>",
     r"\log n": '<mi>log</mi><mspace width="0.1667em"/><mi>n</mi>',
-    r"\log(n)": '<mi>log</mi><mo form="prefix" stretchy="false">(</mo><mi>n</mi>'
-                '<mo form="postfix" stretchy="false">)</mo>',
+    r"\log(n)": (
+        '<mi>log</mi><mo form="prefix" stretchy="false">(</mo><mi>n</mi>'
+        '<mo form="postfix" stretchy="false">)</mo>'
+    ),
     r"\mathbb{R}": "<mi>ℝ</mi>",
     r"\mathcal{L}": "<mi>ℒ</mi>",
     r"\mathbf{W}": "<mi>𝐖</mi>",
@@ -66,29 +94,63 @@ WRITTEN = {
 
 @pytest.mark.parametrize("latex", WRITTEN)
 def test_markup(latex):
-    """Mutation: let a sign after ``=`` or ``(`` be an operation, or one after ``\\right)`` a sign; take the whole
-    number as the exponent of ``x^10``; italicise ``\\mathrm{d}``; leave ``<`` unescaped; space ``log(n)`` like ``log n``."""
+    """Mutation: let a sign after ``=`` or ``(`` be an operation, or one after ``\\right)`` a sign;
+    take the whole number as the exponent of ``x^10``; italicise ``\\mathrm{d}``; leave ``<``
+    unescaped; space ``log(n)`` like ``log n``."""
     assert markup(latex) == WRITTEN[latex]
 
 
 SHAPED = [
-    r"\sum_{i=1}^{n} a_i", r"\prod_{i} b_i", r"\max_{0 \le i < p} t_i", r"\int_0^1 f", r"\lim_{n \to \infty} a_n",
-    r"\frac{a+b}{c}", r"\dfrac12", r"\tfrac{1}{2}", r"\binom{n}{k}", r"\sqrt{x}", r"\sqrt[3]{x+1}",
-    r"\underbrace{2\Psi + 2\Psi}_{\text{bf16}}", r"\overbrace{a}^{b}", r"\overline{x y}", r"\hat{x}", r"\bar{x}_i^2",
-    r"\left\lceil \frac{V}{128\,t} \right\rceil", r"\left\lfloor x \right\rfloor", r"\left. x \right|_{x=0}",
-    r"\left( a \middle| b \right)", r"\bigl( a \bigr)", r"\Big[ x \Big]", r"|x|", r"\|x\|", r"\{1, 2\}", r"n!",
+    r"\sum_{i=1}^{n} a_i",
+    r"\prod_{i} b_i",
+    r"\max_{0 \le i < p} t_i",
+    r"\int_0^1 f",
+    r"\lim_{n \to \infty} a_n",
+    r"\frac{a+b}{c}",
+    r"\dfrac12",
+    r"\tfrac{1}{2}",
+    r"\binom{n}{k}",
+    r"\sqrt{x}",
+    r"\sqrt[3]{x+1}",
+    r"\underbrace{2\Psi + 2\Psi}_{\text{bf16}}",
+    r"\overbrace{a}^{b}",
+    r"\overline{x y}",
+    r"\hat{x}",
+    r"\bar{x}_i^2",
+    r"\left\lceil \frac{V}{128\,t} \right\rceil",
+    r"\left\lfloor x \right\rfloor",
+    r"\left. x \right|_{x=0}",
+    r"\left( a \middle| b \right)",
+    r"\bigl( a \bigr)",
+    r"\Big[ x \Big]",
+    r"|x|",
+    r"\|x\|",
+    r"\{1, 2\}",
+    r"n!",
     r"\begin{cases} 1 & \text{if } z = 0 \\ 2 & \text{otherwise} \end{cases}",
-    r"\begin{aligned} a &= b \\ &= c \end{aligned}", r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}",
-    r"\begin{array}{lr} a & b \end{array}", r"\begin{equation} a = b \end{equation}",
+    r"\begin{aligned} a &= b \\ &= c \end{aligned}",
+    r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}",
+    r"\begin{array}{lr} a & b \end{array}",
+    r"\begin{equation} a = b \end{equation}",
     r"\begin{align*} a &= b \\ c &= d \end{align*}",
-    r"a = b \\ c = d", r"a \not= b", r"x''", r"{}_a b", r"\operatorname{ceil}(x)", r"\operatorname*{argmax}_x f",
-    r"\displaystyle \frac{1}{2}", r"\overset{!}{=}", r"2(d-1)/d", r"a\;b\:c\!d\quad e\qquad f~g\ h", r"10^{-12}",
+    r"a = b \\ c = d",
+    r"a \not= b",
+    r"x''",
+    r"{}_a b",
+    r"\operatorname{ceil}(x)",
+    r"\operatorname*{argmax}_x f",
+    r"\displaystyle \frac{1}{2}",
+    r"\overset{!}{=}",
+    r"2(d-1)/d",
+    r"a\;b\:c\!d\quad e\qquad f~g\ h",
+    r"10^{-12}",
 ]
 
 
 @pytest.mark.parametrize("latex", SHAPED)
 def test_shape(latex):
-    """Mutation: give ``munderover`` its scripts unwrapped, close no ``mrow``, write ``\\quad`` as an empty ``mtext``."""
+    """Mutation: give ``munderover`` its scripts unwrapped, close no ``mrow``, write ``\\quad`` as
+    an empty ``mtext``."""
     for display in (False, True):
         check(inner(latex, display))
 
@@ -110,7 +172,8 @@ def test_limits_of_sums_stand_below_and_above():
 
 
 def test_alignment():
-    """Mutation: drop the class by which the style sheet aligns; leave the ``-`` of ``&- c`` a sign."""
+    """Mutation: drop the class by which the style sheet aligns; leave the ``-`` of ``&- c`` a
+    sign."""
     table = inner(r"\begin{aligned} a &= b \\ &- c \end{aligned}", display=True)[0]
     assert table.get("class") == "aligned" and table.get("displaystyle") == "true"
     assert [[len(cell) for cell in row] for row in table] == [[1, 2], [0, 2]]
@@ -147,7 +210,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("latex", REFUSED)
 def test_refusals_name_what_and_where(latex):
-    """Mutation: pass an unknown command through as an identifier; end a group at the formula's end; merge scripts."""
+    """Mutation: pass an unknown command through as an identifier; end a group at the formula's end;
+    merge scripts."""
     with pytest.raises(UnsupportedMath) as refusal:
         to_mathml(latex, display=True)
     assert str(refusal.value).startswith(REFUSED[latex])
@@ -187,10 +251,11 @@ h &= i
 def write_book(folder, page):
     folder.mkdir()
     (folder / "_config.yml").write_text(
-        "title: Tiny\nsphinx:\n  recursive_update: true\n  config:\n"
-        "    extensions: [myst_nb, jupyter_book, sphinx_external_toc, sphinx_design, sphinx_book_theme, bookkit]\n"
-        "    html_math_renderer: mathml\n    math_eqref_format: '({number})'\n    nb_ipywidgets_js: {}\n"
-        "parse:\n  myst_enable_extensions: [amsmath, dollarmath]\nlatex:\n  use_jupyterbook_latex: false\n"
+        "title: Tiny\nsphinx:\n  recursive_update: true\n  config:\n    extensions: [myst_nb,"
+        " jupyter_book, sphinx_external_toc, sphinx_design, sphinx_book_theme, bookkit]\n   "
+        " html_math_renderer: mathml\n    math_eqref_format: '({number})'\n    nb_ipywidgets_js:"
+        " {}\nparse:\n  myst_enable_extensions: [amsmath, dollarmath]\nlatex:\n "
+        " use_jupyterbook_latex: false\n"
     )
     (folder / "_toc.yml").write_text("format: jb-book\nroot: index\n")
     (folder / "index.md").write_text(page)
@@ -198,7 +263,8 @@ def write_book(folder, page):
 
 
 def test_in_a_page(tmp_path):
-    """Mutation: register the renderer under another name (MathJax's markup appears); forget the number, its anchor."""
+    """Mutation: register the renderer under another name (MathJax's markup appears); forget the
+    number, its anchor."""
     build_book(write_book(tmp_path / "book", PAGE), tmp_path / "html")
     page = (tmp_path / "html" / "index.html").read_text()
     assert page.count("<math>") == 1 and page.count('<math display="block">') == 3
@@ -210,8 +276,8 @@ def test_in_a_page(tmp_path):
 
 
 def test_a_page_with_an_unknown_command_is_not_built_twice_over(tmp_path):
-    """Mutation: log the refusal as information; keep the environment after a failure, so that the second build, which
-    has nothing to write, succeeds."""
+    """Mutation: log the refusal as information; keep the environment after a failure, so that the
+    second build, which has nothing to write, succeeds."""
     book = write_book(tmp_path / "book", "# A page\n\nHere $a + \\frobnicate{b}$ fails.\n")
     for _ in range(2):
         command = [sys.executable, "-m", "bookkit", book, tmp_path / "html"]

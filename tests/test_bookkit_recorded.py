@@ -1,4 +1,5 @@
-"""What pages say of recordings: the numbers when there are some, the plain words when there are none."""
+"""What pages say of recordings: the numbers when there are some, the plain words when there are
+none."""
 
 import re
 from html import unescape
@@ -21,13 +22,19 @@ Look at the rest.
 ```
 """
 VERSIONS = dict(python="3.12.3", torch="2.13.0", shardlab="0.1.0")
-ROWS = (Row("step.peak", 600, "bytes", dict(optimizer="foreach"), "peak_bytes", 500), Row("step.peak", 500, "bytes", dict(optimizer="loop"),
-        "peak_bytes", 500), Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16")), Row("other.row", 1, "count"))
+ROWS = (
+    Row("step.peak", 600, "bytes", dict(optimizer="foreach"), "peak_bytes", 500),
+    Row("step.peak", 500, "bytes", dict(optimizer="loop"), "peak_bytes", 500),
+    Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16")),
+    Row("other.row", 1, "count"),
+)
 
 
 @pytest.fixture
 def build(tmp_path):
-    """build(text, recordings...) -> (the page as plain text with one space for any white space, warnings)."""
+    """build(text, recordings...) -> (the page as plain text with one space for any white space,
+    warnings)."""
+
     def build_it(text, *recordings):
         source = tmp_path / "source"
         source.mkdir(exist_ok=True)
@@ -35,37 +42,78 @@ def build(tmp_path):
         for recording in recordings:
             recording.write(source / "measured")
         with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
-            Sphinx(source, None, tmp_path / "html", tmp_path / "doctrees", "html", status=None, warning=stream, freshenv=True,
-                   confoverrides=dict(extensions=["myst_parser", "bookkit.boxes", "bookkit.recorded"], root_doc="index",
-                                      html_theme="basic")).build()
+            Sphinx(
+                source,
+                None,
+                tmp_path / "html",
+                tmp_path / "doctrees",
+                "html",
+                status=None,
+                warning=stream,
+                freshenv=True,
+                confoverrides=dict(
+                    extensions=["myst_parser", "bookkit.boxes", "bookkit.recorded"],
+                    root_doc="index",
+                    html_theme="basic",
+                ),
+            ).build()
         html = (tmp_path / "html" / "index.html").read_text(encoding="utf-8")
-        return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split()), (tmp_path / "warnings").read_text(encoding="utf-8")
+        return " ".join(unescape(re.sub(r"<[^>]*>", " ", html)).split()), (
+            tmp_path / "warnings"
+        ).read_text(encoding="utf-8")
 
     return build_it
 
 
 def gpu(**changes):
-    return Recording(**{**dict(hardware=Hardware("NVIDIA H200", "gpu", 1, 2**37), versions=VERSIONS, date="2026-11-21",
-                               command="make gpu", rows=ROWS), **changes})
+    return Recording(
+        **{
+            **dict(
+                hardware=Hardware("NVIDIA H200", "gpu", 1, 2**37),
+                versions=VERSIONS,
+                date="2026-11-21",
+                command="make gpu",
+                rows=ROWS,
+            ),
+            **changes,
+        }
+    )
 
 
 def test_a_page_shows_what_was_recorded(build):
-    """Must catch: the difference left out or tuned away, rows of other names, a recording without its hardware, date, version."""
+    """Must catch: the difference left out or tuned away, rows of other names, a recording without
+    its hardware, date, version."""
     text, warnings = build(PAGE, gpu())
     assert not warnings
     assert "The peak is 600 bytes on NVIDIA H200, 2026-11-21 ." in text
-    assert "Recorded on NVIDIA H200, 2026-11-21, torch 2.13.0, by make gpu :" in text and "Look at the rest." in text
-    assert "step, peak (foreach) 500 B 600 B +100 bytes" in text and "step, peak (loop) 500 B 500 B equal" in text
+    assert (
+        "Recorded on NVIDIA H200, 2026-11-21, torch 2.13.0, by make gpu :" in text
+        and "Look at the rest." in text
+    )
+    assert (
+        "step, peak (foreach) 500 B 600 B +100 bytes" in text
+        and "step, peak (loop) 500 B 500 B equal" in text
+    )
     assert "matmul, rate (bf16) 790 TFLOP/s" in text and "other, row" not in text
-    assert "1 × NVIDIA H200 2026-11-21 python 3.12.3, torch 2.13.0, shardlab 0.1.0 make gpu 4" in text
+    assert (
+        "1 × NVIDIA H200 2026-11-21 python 3.12.3, torch 2.13.0, shardlab 0.1.0 make gpu 4" in text
+    )
     assert NOT_RECORDED.lower() not in text.lower()
 
 
 def test_a_box_of_some_cases(build):
-    """Must catch: a box that asks for one way of running an optimizer and shows all, or none because a number is no word."""
+    """Must catch: a box that asks for one way of running an optimizer and shows all, or none
+    because a number is no word."""
     rows = (*ROWS, Row("step.peak", 700, "bytes", dict(optimizer="loop", ranks=2)))
-    text, warnings = build("# Page\n\n```{recorded} step.peak optimizer=loop ranks=2\n```\n", gpu(rows=rows))
-    assert not warnings and "step, peak (loop, 2) 700 B" in text and "500 B" not in text and "foreach" not in text
+    text, warnings = build(
+        "# Page\n\n```{recorded} step.peak optimizer=loop ranks=2\n```\n", gpu(rows=rows)
+    )
+    assert (
+        not warnings
+        and "step, peak (loop, 2) 700 B" in text
+        and "500 B" not in text
+        and "foreach" not in text
+    )
 
 
 def test_without_a_recording_a_page_says_so(build):
@@ -73,7 +121,11 @@ def test_without_a_recording_a_page_says_so(build):
     for recordings in ((), (gpu(hardware=Hardware("x86_64", "cpu", 1, 2**34)),)):
         text, warnings = build(PAGE, *recordings)
         assert not warnings and text.lower().count(NOT_RECORDED.lower()) == 3
-        assert "make gpu on a machine with one" in text and "Look at the rest." in text and "600" not in text
+        assert (
+            "make gpu on a machine with one" in text
+            and "Look at the rest." in text
+            and "600" not in text
+        )
 
 
 RACE = """# Page
@@ -85,17 +137,28 @@ Who races.
 
 
 def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
-    """Must catch: a ratio without its A/A interval, the peak of another case, a GPU's recording or none passed off as this race."""
+    """Must catch: a ratio without its A/A interval, the peak of another case, a GPU's recording or
+    none passed off as this race."""
     case = dict(what="stage 1, 2 ranks", peer="torch tuned")
     other = dict(what="stage 3, 2 ranks", peer="torch")
-    rows = (Row("zero_race.peak", 0.918, "ratio", other), Row("zero_race.step", 1.016, "ratio", dict(case, identical_low=0.82, identical_high=1.1)),
-            Row("zero_race.peak", 0.8505, "ratio", case), Row("zero_race.step", 0.803, "ratio", dict(other, identical_low=0.95, identical_high=1.06)))
-    on_cpu = gpu(hardware=Hardware("AMD EPYC, 2 cores", "cpu", 1, 2**34), command="python -m bench zero", rows=rows)
+    rows = (
+        Row("zero_race.peak", 0.918, "ratio", other),
+        Row("zero_race.step", 1.016, "ratio", dict(case, identical_low=0.82, identical_high=1.1)),
+        Row("zero_race.peak", 0.8505, "ratio", case),
+        Row("zero_race.step", 0.803, "ratio", dict(other, identical_low=0.95, identical_high=1.06)),
+    )
+    on_cpu = gpu(
+        hardware=Hardware("AMD EPYC, 2 cores", "cpu", 1, 2**34),
+        command="python -m bench zero",
+        rows=rows,
+    )
     text, warnings = build(RACE, on_cpu, gpu())
     assert not warnings and "Who races." in text
     assert "stage 1, 2 ranks 1.02 0.82 to 1.10 0.85 stage 3, 2 ranks 0.80 0.95 to 1.06 0.92" in text
-    assert "Recorded on AMD EPYC, 2 cores, 2026-11-21, torch 2.13.0, by python -m bench zero ." in text
-    (on_cpu_alone, warnings) = build(RACE.replace("zero_race", "other_race"))
+    assert (
+        "Recorded on AMD EPYC, 2 cores, 2026-11-21, torch 2.13.0, by python -m bench zero ." in text
+    )
+    on_cpu_alone, warnings = build(RACE.replace("zero_race", "other_race"))
     assert not warnings and "no recording of this race" in on_cpu_alone
 
 

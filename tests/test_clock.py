@@ -22,26 +22,29 @@ def run(monkeypatch, durations, **how):
 
 
 def test_warm_up_is_not_counted_and_the_middle_is_taken(monkeypatch):
-    """Mutations: warm-up calls among the timed ones (median 5), the mean (37.3), the minimum (1)."""
+    """Mutations: warm-up calls among the timed ones (median 5), the mean (37.3), the minimum
+    (1)."""
     assert run(monkeypatch, [100, 100, 5, 1, 106], warm_up=2, repeats=3) == (5, 5)
     assert run(monkeypatch, [100, 9, 1, 3], warm_up=1, repeats=3) == (3, 4)
 
 
 def test_every_call_is_timed_alone(monkeypatch):
-    """Mutation: the start read once before the loop, so that later calls carry the earlier ones (median 4)."""
+    """Mutation: the start read once before the loop, so that later calls carry the earlier ones
+    (median 4)."""
     assert run(monkeypatch, [2, 2, 2], warm_up=0, repeats=3) == (2, 3)
 
 
 @pytest.mark.parametrize("how", [dict(repeats=0), dict(warm_up=-1)])
 def test_nothing_to_time_is_refused(monkeypatch, how):
-    """Mutation: the check left out; statistics.median then raises about 'no median for empty data'."""
+    """Mutation: the check left out; statistics.median then raises about 'no median for empty
+    data'."""
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         run(monkeypatch, [1] * 20, **how)
 
 
 def test_a_gpu_reads_its_own_clock(monkeypatch):
-    """Mutations: the CPU's clock around a call that only hands the work over (0 seconds); elapsed time asked before the work is
-    done, which CUDA refuses; its milliseconds taken for seconds."""
+    """Mutations: the CPU's clock around a call that only hands the work over (0 seconds); elapsed
+    time asked before the work is done, which CUDA refuses; its milliseconds taken for seconds."""
     now, done = [0.0], [0.0]  # milliseconds on the GPU: handed over up to now, finished up to done
 
     class Event:

@@ -1,4 +1,5 @@
-"""Steps, times and bandwidths of the collectives against their plans, run on a clock that nobody has to wait for."""
+"""Steps, times and bandwidths of the collectives against their plans, run on a clock that nobody
+has to wait for."""
 
 import math
 
@@ -12,39 +13,65 @@ LINK = dict(latency_seconds=3e-6, link_bytes_per_second=25e9)
 
 
 def test_ceil_log2():
-    """Mutation: bit_length of a in the place of a - 1, which is one too many at every power of two; a float's log2."""
+    """Mutation: bit_length of a in the place of a - 1, which is one too many at every power of two;
+    a float's log2."""
     for power in range(1, 33):
         assert [ceil_log2(2**power - 1), ceil_log2(2**power)] == [power if power > 1 else 0, power]
         assert power == 32 or ceil_log2(2**power + 1) == power + 1
     for wrong in (0, 2.0, 2**32 + 1):
         with pytest.raises(TypeError, match="must be a whole number from 1 to 2.32"):
             ceil_log2(wrong)
-    assert render.latex("tree_last_step") == r"q_\text{out} = \left\lceil \log_2 \left(N - r\right) \right\rceil"
+    assert (
+        render.latex("tree_last_step")
+        == r"q_\text{out} = \left\lceil \log_2 \left(N - r\right) \right\rceil"
+    )
     assert "(32 - Math.clz32(ranks - 1))" in render.javascript(["tree_broadcast_steps"])
 
 
 @pytest.mark.parametrize("n", MANY)
 def test_steps(n):
     """Mutation: n for n - 1; log2 rounded down."""
-    steps = evaluate(["ring_pass_steps", "ring_all_reduce_steps", "naive_all_reduce_steps", "tree_broadcast_steps",
-                      "tree_all_reduce_steps"], ranks=n)
+    steps = evaluate(
+        [
+            "ring_pass_steps",
+            "ring_all_reduce_steps",
+            "naive_all_reduce_steps",
+            "tree_broadcast_steps",
+            "tree_all_reduce_steps",
+        ],
+        ranks=n,
+    )
     assert steps["ring_all_reduce_steps"] == len(plans.ring_all_reduce(n))
     assert steps["naive_all_reduce_steps"] == len(plans.naive_all_reduce(n))
     assert steps["tree_all_reduce_steps"] == len(plans.tree_all_reduce(n))
-    for plan in (plans.ring_reduce_scatter, plans.ring_all_gather, plans.scatter, plans.gather, plans.all_to_all):
+    for plan in (
+        plans.ring_reduce_scatter,
+        plans.ring_all_gather,
+        plans.scatter,
+        plans.gather,
+        plans.all_to_all,
+    ):
         assert steps["ring_pass_steps"] == len(plan(n))
     for plan in (plans.tree_broadcast, plans.tree_reduce, plans.barrier):
         assert steps["tree_broadcast_steps"] == len(plan(n))
 
 
 def clock(plan, n, nbytes, latency_seconds, link_bytes_per_second):
-    """Seconds until the last rank is done. A message leaves when both its ranks are done with their step before."""
+    """Seconds until the last rank is done. A message leaves when both its ranks are done with their
+    step before."""
     ready = [0.0] * n
     for moves in plan:
         done = list(ready)
         for move in moves:
-            end = max(ready[move.source], ready[move.target]) + latency_seconds + nbytes / link_bytes_per_second
-            done[move.source], done[move.target] = max(done[move.source], end), max(done[move.target], end)
+            end = (
+                max(ready[move.source], ready[move.target])
+                + latency_seconds
+                + nbytes / link_bytes_per_second
+            )
+            done[move.source], done[move.target] = (
+                max(done[move.source], end),
+                max(done[move.target], end),
+            )
         ready = done
     return max(ready)
 
@@ -52,15 +79,33 @@ def clock(plan, n, nbytes, latency_seconds, link_bytes_per_second):
 @pytest.mark.parametrize("nbytes", [0, 16 * 5040, 16 * 5040 * 17])
 @pytest.mark.parametrize("n", MANY)
 def test_seconds(n, nbytes):
-    """Mutations: a latency more or less; the bytes of one way around the ring only; chunks in the tree."""
-    found = evaluate(["ring_pass_seconds", "ring_all_reduce_seconds", "tree_all_reduce_seconds", "tree_broadcast_seconds",
-                      "naive_all_reduce_seconds", "message_seconds"], ranks=n, message_bytes=nbytes, **LINK)
+    """Mutations: a latency more or less; the bytes of one way around the ring only; chunks in the
+    tree."""
+    found = evaluate(
+        [
+            "ring_pass_seconds",
+            "ring_all_reduce_seconds",
+            "tree_all_reduce_seconds",
+            "tree_broadcast_seconds",
+            "naive_all_reduce_seconds",
+            "message_seconds",
+        ],
+        ranks=n,
+        message_bytes=nbytes,
+        **LINK,
+    )
 
     def same(seconds, plan, each):
         return math.isclose(seconds, clock(plan, n, each, **LINK), rel_tol=1e-12)
 
     assert same(found["ring_all_reduce_seconds"], plans.ring_all_reduce(n), nbytes / n)
-    for plan in (plans.ring_reduce_scatter, plans.ring_all_gather, plans.all_to_all, plans.scatter, plans.gather):
+    for plan in (
+        plans.ring_reduce_scatter,
+        plans.ring_all_gather,
+        plans.all_to_all,
+        plans.scatter,
+        plans.gather,
+    ):
         assert same(found["ring_pass_seconds"], plan(n), nbytes / n)
     assert same(found["tree_all_reduce_seconds"], plans.tree_all_reduce(n), nbytes)
     for plan in (plans.tree_broadcast, plans.tree_reduce):
@@ -71,51 +116,99 @@ def test_seconds(n, nbytes):
 
 @pytest.mark.parametrize("n", [n for n in MANY if n > 1])
 def test_bandwidths(n):
-    """Without latency the bus bandwidth of a ring is its link's, for any number of ranks: that is what it is for.
+    """Without latency the bus bandwidth of a ring is its link's, for any number of ranks: that is
+    what it is for.
 
     Mutation: 2n/(n - 1) for 2(n - 1)/n; the bytes of one rank's chunk for the whole array."""
     given = dict(ranks=n, message_bytes=10**9, latency_seconds=0, link_bytes_per_second=25e9)
-    for seconds, bus in (("ring_all_reduce_seconds", "all_reduce_bus_bytes_per_second"),
-                         ("ring_pass_seconds", "pass_bus_bytes_per_second")):
+    for seconds, bus in (
+        ("ring_all_reduce_seconds", "all_reduce_bus_bytes_per_second"),
+        ("ring_pass_seconds", "pass_bus_bytes_per_second"),
+    ):
         took = evaluate([seconds], **given)[seconds]
-        found = evaluate(["algorithm_bytes_per_second", bus], ranks=n, message_bytes=10**9, collective_seconds=took)
-        assert math.isclose(found["algorithm_bytes_per_second"], 10**9 / took) and math.isclose(found[bus], 25e9)
+        found = evaluate(
+            ["algorithm_bytes_per_second", bus],
+            ranks=n,
+            message_bytes=10**9,
+            collective_seconds=took,
+        )
+        assert math.isclose(found["algorithm_bytes_per_second"], 10**9 / took) and math.isclose(
+            found[bus], 25e9
+        )
 
 
 @pytest.mark.parametrize("nodes, each", [(1, 4), (2, 1), (2, 2), (2, 8), (3, 4), (4, 2)])
 def test_hierarchical(nodes, each):
-    """Bytes over a node's link are counted in the plans; the time is the sum of three clocks; a node's ranks share its link.
+    """Bytes over a node's link are counted in the plans; the time is the sum of three clocks; a
+    node's ranks share its link.
 
-    Mutation: the whole array across nodes in the place of the chunk; the bandwidths of the two links exchanged."""
+    Mutation: the whole array across nodes in the place of the chunk; the bandwidths of the two
+    links exchanged."""
     n, nbytes = nodes * each, 5040 * 16
-    found = evaluate(["nodes", "flat_link_share", "hierarchical_link_share", "hierarchical_all_reduce_seconds"], ranks=n,
-                     ranks_per_node=each, node_latency_seconds=1e-6, node_bytes_per_second=400e9, message_bytes=nbytes, **LINK)
+    found = evaluate(
+        ["nodes", "flat_link_share", "hierarchical_link_share", "hierarchical_all_reduce_seconds"],
+        ranks=n,
+        ranks_per_node=each,
+        node_latency_seconds=1e-6,
+        node_bytes_per_second=400e9,
+        message_bytes=nbytes,
+        **LINK,
+    )
     assert found["nodes"] == nodes
-    crossing = sum(nbytes / n for moves in plans.ring_all_reduce(n) for move in moves if (move.source + 1) == each == move.target)
+    crossing = sum(
+        nbytes / n
+        for moves in plans.ring_all_reduce(n)
+        for move in moves
+        if (move.source + 1) == each == move.target
+    )
     assert nodes == 1 or math.isclose(found["flat_link_share"], crossing / nbytes)
-    from_one = sum(nbytes / each / nodes for moves in plans.ring_all_reduce(nodes) for move in moves if move.source == 0)
+    from_one = sum(
+        nbytes / each / nodes
+        for moves in plans.ring_all_reduce(nodes)
+        for move in moves
+        if move.source == 0
+    )
     assert math.isclose(found["hierarchical_link_share"], each * from_one / nbytes, abs_tol=1e-15)
     inside = dict(latency_seconds=1e-6, link_bytes_per_second=400e9)
     across = dict(latency_seconds=3e-6, link_bytes_per_second=25e9 / each)
-    took = (clock(plans.ring_reduce_scatter(each), each, nbytes / each, **inside)
-            + clock(plans.ring_all_reduce(nodes), nodes, nbytes / each / nodes, **across)
-            + clock(plans.ring_all_gather(each), each, nbytes / each, **inside))
+    took = (
+        clock(plans.ring_reduce_scatter(each), each, nbytes / each, **inside)
+        + clock(plans.ring_all_reduce(nodes), nodes, nbytes / each / nodes, **across)
+        + clock(plans.ring_all_gather(each), each, nbytes / each, **inside)
+    )
     assert math.isclose(found["hierarchical_all_reduce_seconds"], took, rel_tol=1e-12)
 
 
 @pytest.mark.parametrize("n", MANY)
 def test_the_fastest(n):
-    """At the crossover ring and tree take equally long, half as large goes to the tree, twice as large to the ring; up to three
-    ranks the ring wins from the first byte on, and nothing is below zero. In nodes, the hierarchical one wins for large messages.
+    """At the crossover ring and tree take equally long, half as large goes to the tree, twice as
+    large to the ring; up to three ranks the ring wins from the first byte on, and nothing is below
+    zero. In nodes, the hierarchical one wins for large messages.
 
-    Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie; the naive one taken for a tree."""
+    Mutations: the crossover without the factor n; `<` for `<=`, which has no winner in a tie; the
+    naive one taken for a tree."""
     cross = evaluate(["ring_tree_crossover_bytes"], ranks=n, **LINK)["ring_tree_crossover_bytes"]
-    targets = ["ring_all_reduce_seconds", "tree_all_reduce_seconds", "naive_all_reduce_seconds", "fastest_all_reduce",
-               "fastest_all_reduce_seconds", "fastest_bus_bytes_per_second", "hierarchical_all_reduce_seconds", "algorithm_bytes_per_second",
-               "all_reduce_bus_bytes_per_second"]
+    targets = [
+        "ring_all_reduce_seconds",
+        "tree_all_reduce_seconds",
+        "naive_all_reduce_seconds",
+        "fastest_all_reduce",
+        "fastest_all_reduce_seconds",
+        "fastest_bus_bytes_per_second",
+        "hierarchical_all_reduce_seconds",
+        "algorithm_bytes_per_second",
+        "all_reduce_bus_bytes_per_second",
+    ]
 
     def found(nbytes, each=1, **given):
-        given = dict(ranks=n, ranks_per_node=each, message_bytes=nbytes, node_latency_seconds=1e-6, node_bytes_per_second=400e9, **LINK)
+        given = dict(
+            ranks=n,
+            ranks_per_node=each,
+            message_bytes=nbytes,
+            node_latency_seconds=1e-6,
+            node_bytes_per_second=400e9,
+            **LINK,
+        )
         took = evaluate(targets[:5], **given)
         assert took["naive_all_reduce_seconds"] >= took["tree_all_reduce_seconds"]
         if n == 1:
@@ -127,19 +220,44 @@ def test_the_fastest(n):
         return
     at = found(round(cross))
     assert math.isclose(at["ring_all_reduce_seconds"], at["tree_all_reduce_seconds"], rel_tol=1e-4)
-    for nbytes, which, name in ((round(cross / 2), 2, "tree_all_reduce_seconds"), (round(2 * cross), 1, "ring_all_reduce_seconds")):
+    for nbytes, which, name in (
+        (round(cross / 2), 2, "tree_all_reduce_seconds"),
+        (round(2 * cross), 1, "ring_all_reduce_seconds"),
+    ):
         best = found(nbytes)
-        assert best["fastest_all_reduce"] == which and best["fastest_all_reduce_seconds"] == best[name]
-        assert math.isclose(best["fastest_bus_bytes_per_second"], best["all_reduce_bus_bytes_per_second"], rel_tol=1e-12)
+        assert (
+            best["fastest_all_reduce"] == which and best["fastest_all_reduce_seconds"] == best[name]
+        )
+        assert math.isclose(
+            best["fastest_bus_bytes_per_second"],
+            best["all_reduce_bus_bytes_per_second"],
+            rel_tol=1e-12,
+        )
     if n % 4 == 0 and n > 4:
         nodes = found(10**9, each=4)
-        assert nodes["fastest_all_reduce"] == 3 and nodes["fastest_all_reduce_seconds"] == nodes["hierarchical_all_reduce_seconds"]
+        assert (
+            nodes["fastest_all_reduce"] == 3
+            and nodes["fastest_all_reduce_seconds"] == nodes["hierarchical_all_reduce_seconds"]
+        )
 
 
-@pytest.mark.parametrize("given, sentence", [
-    (dict(ranks=4, rank=4), "rank = 4 is no rank of a group of 4: ranks count from 0."),
-    (dict(ranks=6, ranks_per_node=4), "ranks_per_node = 4 does not divide ranks = 6: every node has the same number of ranks."),
-    (dict(ranks=0), "ranks = 0: ranks must be a whole number of at least 1 and at most 1,048,576.")])
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (dict(ranks=4, rank=4), "rank = 4 is no rank of a group of 4: ranks count from 0."),
+        (
+            dict(ranks=6, ranks_per_node=4),
+            (
+                "ranks_per_node = 4 does not divide ranks = 6: every node has the same number of"
+                " ranks."
+            ),
+        ),
+        (
+            dict(ranks=0),
+            "ranks = 0: ranks must be a whole number of at least 1 and at most 1,048,576.",
+        ),
+    ],
+)
 def test_bad_input(given, sentence):
     """Mutation: a rule left out: a chunk of negative size, a node that is not full."""
     with pytest.raises(InvalidQuantity) as caught:
@@ -148,15 +266,23 @@ def test_bad_input(given, sentence):
 
 
 def test_roofline():
-    """Left of the ridge time is bytes over bandwidth, right of it operations over rate, at the ridge both.
+    """Left of the ridge time is bytes over bandwidth, right of it operations over rate, at the
+    ridge both.
 
     Mutation: maximum for minimum; bytes over operations."""
     card = dict(flops_per_second=312e12, memory_bytes_per_second=2.0e12)
-    targets = ["operation_seconds", "attainable_flops_per_second", "arithmetic_intensity", "ridge_intensity"]
+    targets = [
+        "operation_seconds",
+        "attainable_flops_per_second",
+        "arithmetic_intensity",
+        "ridge_intensity",
+    ]
     ridge = evaluate(["ridge_intensity"], **card)["ridge_intensity"]
     assert ridge == 156
     for intensity in (0.25, 155, 156, 157, 5000):
         found = evaluate(targets, operation_flops=intensity * 10**6, operation_bytes=10**6, **card)
         assert found["arithmetic_intensity"] == intensity
-        assert math.isclose(found["operation_seconds"], max(10**6 / 2.0e12, intensity * 10**6 / 312e12))
+        assert math.isclose(
+            found["operation_seconds"], max(10**6 / 2.0e12, intensity * 10**6 / 312e12)
+        )
         assert (found["attainable_flops_per_second"] == 312e12) == (intensity >= ridge)

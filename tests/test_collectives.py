@@ -1,4 +1,5 @@
-"""Collectives against PyTorch's own, their messages against their plans, their bytes against the formulas."""
+"""Collectives against PyTorch's own, their messages against their plans, their bytes against the
+formulas."""
 
 import sys
 
@@ -34,7 +35,8 @@ def four():
         yield world
 
 
-# --- plans, without a rank -------------------------------------------------------------------------------------------
+# --- plans, without a rank ------------------------------------------------------------------------
+
 
 def everyone(n, chunks):
     """Each rank with its own part in each of the chunks."""
@@ -43,8 +45,8 @@ def everyone(n, chunks):
 
 @pytest.mark.parametrize("n", MANY)
 def test_plans_of_reductions(n):
-    """Mutations: `+=` for `=` in the all-gather; a ring one step too short; chunk `rank - step` off by one; a reduce that is not
-    the broadcast backwards, so that a part is added twice."""
+    """Mutations: `+=` for `=` in the all-gather; a ring one step too short; chunk `rank - step` off
+    by one; a reduce that is not the broadcast backwards, so that a part is added twice."""
     full = frozenset(range(n))
     scattered = follow(plans.ring_reduce_scatter(n), everyone(n, n))[-1]
     assert all(scattered[rank][rank] == full for rank in range(n))
@@ -58,16 +60,23 @@ def test_plans_of_reductions(n):
 
 @pytest.mark.parametrize("n", MANY)
 def test_plans_that_hand_out(n):
-    """Mutations: the root forgotten in the number of the sender; a gather that does not turn the scatter around; a target's own
-    chunk sent in the place of the one that is for the other."""
+    """Mutations: the root forgotten in the number of the sender; a gather that does not turn the
+    scatter around; a target's own chunk sent in the place of the one that is for the other."""
     own = [{rank: frozenset([rank])} for rank in range(n)]
-    assert follow(plans.ring_all_gather(n), own)[-1] == [{rank: frozenset([rank]) for rank in range(n)}] * n
+    assert (
+        follow(plans.ring_all_gather(n), own)[-1]
+        == [{rank: frozenset([rank]) for rank in range(n)}] * n
+    )
     for root in range(n):
         has = [{0: frozenset([root])} if rank == root else {} for rank in range(n)]
         assert follow(plans.tree_broadcast(n, root), has)[-1] == [{0: frozenset([root])}] * n
         has = [{c: frozenset([c]) for c in range(n)} if rank == root else {} for rank in range(n)]
-        assert [held[rank] for rank, held in enumerate(follow(plans.scatter(n, root), has)[-1])] == [{r} for r in range(n)]
-        assert follow(plans.gather(n, root), own)[-1][root] == {rank: frozenset([rank]) for rank in range(n)}
+        assert [
+            held[rank] for rank, held in enumerate(follow(plans.scatter(n, root), has)[-1])
+        ] == [{r} for r in range(n)]
+        assert follow(plans.gather(n, root), own)[-1][root] == {
+            rank: frozenset([rank]) for rank in range(n)
+        }
     letters = [{n * rank + to: frozenset([n * rank + to]) for to in range(n)} for rank in range(n)]
     for rank, held in enumerate(follow(plans.all_to_all(n), letters)[-1]):
         assert {n * other + rank for other in range(n)} <= set(held)
@@ -75,24 +84,39 @@ def test_plans_that_hand_out(n):
 
 @pytest.mark.parametrize("n", MANY)
 def test_plan_of_the_barrier(n):
-    """Nobody leaves before word of all has come. Mutation: a distance that grows by 1, or one step less."""
+    """Nobody leaves before word of all has come. Mutation: a distance that grows by 1, or one step
+    less."""
     heard = [{rank} for rank in range(n)]
     for moves in plans.barrier(n):
-        heard = [heard[rank].union(*(heard[move.source] for move in moves if move.target == rank)) for rank in range(n)]
+        heard = [
+            heard[rank].union(*(heard[move.source] for move in moves if move.target == rank))
+            for rank in range(n)
+        ]
     assert all(ears == set(range(n)) for ears in heard)
 
 
-@pytest.mark.parametrize("plan, sentence", [
-    ([[Move(0, 1, 1, "=")]], "step 1, .*: rank 0 does not have chunk 1."),
-    ([[Move(0, 1, 0, "=")], [Move(0, 1, 0, "="), Move(1, 0, 0, "=")]], "step 2, .*: rank 1 sends chunk 0 while it receives it."),
-    ([[Move(0, 1, 0, "+=")], [Move(1, 0, 0, "+=")]], "step 2, .*: rank 0 has the part of rank 0 already.")])
+@pytest.mark.parametrize(
+    "plan, sentence",
+    [
+        ([[Move(0, 1, 1, "=")]], "step 1, .*: rank 0 does not have chunk 1."),
+        (
+            [[Move(0, 1, 0, "=")], [Move(0, 1, 0, "="), Move(1, 0, 0, "=")]],
+            "step 2, .*: rank 1 sends chunk 0 while it receives it.",
+        ),
+        (
+            [[Move(0, 1, 0, "+=")], [Move(1, 0, 0, "+=")]],
+            "step 2, .*: rank 0 has the part of rank 0 already.",
+        ),
+    ],
+)
 def test_a_plan_that_cannot_be(plan, sentence):
     """Mutation: any of the three checks left out of follow()."""
     with pytest.raises(ValueError, match=sentence):
         follow(plan, everyone(2, 1))
 
 
-# --- results: PyTorch's own ------------------------------------------------------------------------------------------
+# --- results: PyTorch's own -----------------------------------------------------------------------
+
 
 def whole_numbers(size, dtype, rank):
     """Small ones: their sum over 8 ranks is exact in every dtype, in every order."""
@@ -102,7 +126,9 @@ def whole_numbers(size, dtype, rank):
 
 def strided(tensor):
     """The same elements, one apart in memory."""
-    return torch.stack([tensor, torch.full_like(tensor, 99)], -1)[..., 0] if tensor.numel() else tensor
+    return (
+        torch.stack([tensor, torch.full_like(tensor, 99)], -1)[..., 0] if tensor.numel() else tensor
+    )
 
 
 def reductions(sizes, dtypes):
@@ -120,39 +146,57 @@ def reductions(sizes, dtypes):
                     wrong += [(make.__name__, size, dtype)] * (not torch.equal(got, want))
                 given, shard = lay(full), lay(torch.full_like(full.tensor_split(n)[me], 77))
                 collectives.reduce_scatter(shard, given)
-                wrong += [("reduce_scatter", size, dtype)] * (not torch.equal(shard, want.tensor_split(n)[me]))
-                wrong += [("reduce_scatter changed its input", size, dtype)] * (not torch.equal(given, full))
+                wrong += [("reduce_scatter", size, dtype)] * (
+                    not torch.equal(shard, want.tensor_split(n)[me])
+                )
+                wrong += [("reduce_scatter changed its input", size, dtype)] * (
+                    not torch.equal(given, full)
+                )
                 root, got = size % n, lay(full)
                 collectives.reduce(got, root)
-                wrong += [("reduce", size, dtype)] * (not torch.equal(got, want if me == root else full))
+                wrong += [("reduce", size, dtype)] * (
+                    not torch.equal(got, want if me == root else full)
+                )
     return wrong
 
 
 def test_reductions(world):
-    """Mutations: `+=` for `=` in run(); the last chunk forgotten; reduce on ranks that are not the root leaves partial sums;
-    reduce_scatter adds into its input; what was made in a copy of a strided tensor is not brought back."""
+    """Mutations: `+=` for `=` in run(); the last chunk forgotten; reduce on ranks that are not the
+    root leaves partial sums; reduce_scatter adds into its input; what was made in a copy of a
+    strided tensor is not brought back."""
     n = world.world_size
     every = (torch.float64, torch.float32, torch.bfloat16, torch.int64)
     assert world.run(reductions, (0, 1, n - 1, n, n + 1, 3 * n + 2), every) == [[]] * n
 
 
 def sums_in_lists():
-    """How many pieces of each chunk a rank has at the end, whether the sum is right and whether the pieces given are as they were."""
+    """How many pieces of each chunk a rank has at the end, whether the sum is right and whether the
+    pieces given are as they were."""
     n, me = dist.get_world_size(), dist.get_rank()
     given = [[torch.full((3,), float(me)), torch.full((2,), 10.0 * me)] for _ in range(n)]
     chunks = [list(chunk) for chunk in given]
     collectives.run(plans.ring_reduce_scatter(n), chunks, None)
     total = n * (n - 1) / 2
-    return ([len(chunk) for chunk in chunks], torch.equal(torch.cat(chunks[me]), torch.tensor([total] * 3 + [10 * total] * 2)),
-            all(torch.equal(torch.cat(chunk), torch.tensor([me] * 3 + [10.0 * me] * 2)) for chunk in given))
+    return (
+        [len(chunk) for chunk in chunks],
+        torch.equal(torch.cat(chunks[me]), torch.tensor([total] * 3 + [10 * total] * 2)),
+        all(
+            torch.equal(torch.cat(chunk), torch.tensor([me] * 3 + [10.0 * me] * 2))
+            for chunk in given
+        ),
+    )
 
 
 def test_chunks_in_lists(world):
-    """A ring over lists of pieces adds up into what arrives, leaves what was given alone, and keeps nothing that it has sent.
+    """A ring over lists of pieces adds up into what arrives, leaves what was given alone, and keeps
+    nothing that it has sent.
 
-    Mutations: sums made in the pieces given; sent pieces kept, which would be all of a bucket; the pieces of a chunk exchanged."""
+    Mutations: sums made in the pieces given; sent pieces kept, which would be all of a bucket; the
+    pieces of a chunk exchanged."""
     n = world.world_size
-    assert world.run(sums_in_lists) == [([2 * (chunk == rank) for chunk in range(n)], True, True) for rank in range(n)]
+    assert world.run(sums_in_lists) == [
+        ([2 * (chunk == rank) for chunk in range(n)], True, True) for rank in range(n)
+    ]
 
 
 def hand_outs(sizes, dtypes):
@@ -170,14 +214,20 @@ def hand_outs(sizes, dtypes):
                 mine = full.tensor_split(n)[me]
                 shard = lay(torch.full_like(mine, 77))
                 collectives.scatter(shard, lay(full) if me == root else None, root)
-                wrong += [("scatter", size, dtype)] * (not torch.equal(shard, everybody[root].tensor_split(n)[me]))
-                gathered = torch.cat([other.tensor_split(n)[rank] for rank, other in enumerate(everybody)])
+                wrong += [("scatter", size, dtype)] * (
+                    not torch.equal(shard, everybody[root].tensor_split(n)[me])
+                )
+                gathered = torch.cat(
+                    [other.tensor_split(n)[rank] for rank, other in enumerate(everybody)]
+                )
                 into = lay(torch.full_like(full, 77))
                 collectives.all_gather(into, lay(mine))
                 wrong += [("all_gather", size, dtype)] * (not torch.equal(into, gathered))
                 into = lay(torch.full_like(full, 77))
                 collectives.gather(lay(mine), into if me == root else None, root)
-                wrong += [("gather", size, dtype)] * (me == root and not torch.equal(into, gathered))
+                wrong += [("gather", size, dtype)] * (
+                    me == root and not torch.equal(into, gathered)
+                )
                 exchanged = torch.cat([other.tensor_split(n)[me] for other in everybody])
                 into = lay(torch.full_like(exchanged, 77))
                 collectives.all_to_all(into, lay(full))
@@ -186,9 +236,17 @@ def hand_outs(sizes, dtypes):
 
 
 def test_hand_outs(world):
-    """Mutations: a rank's own chunk not put in its place; all_to_all with source and target exchanged; root 0 always."""
+    """Mutations: a rank's own chunk not put in its place; all_to_all with source and target
+    exchanged; root 0 always."""
     n = world.world_size
-    assert world.run(hand_outs, (0, 1, n - 1, n, n + 1, 3 * n + 2), (torch.float64, torch.bfloat16, torch.int64)) == [[]] * n
+    assert (
+        world.run(
+            hand_outs,
+            (0, 1, n - 1, n, n + 1, 3 * n + 2),
+            (torch.float64, torch.bfloat16, torch.int64),
+        )
+        == [[]] * n
+    )
 
 
 def side_by_side():
@@ -199,50 +257,83 @@ def side_by_side():
     pairs = []
 
     def compare(ours, theirs, *shape):
-        pairs.append((ours(torch.zeros(*shape, 2, dtype=torch.float64)), theirs(torch.zeros(*shape, 2, dtype=torch.float64))))
+        pairs.append(
+            (
+                ours(torch.zeros(*shape, 2, dtype=torch.float64)),
+                theirs(torch.zeros(*shape, 2, dtype=torch.float64)),
+            )
+        )
 
     def done(function, out, *args, **kwargs):
         function(out, *args, **kwargs)
         return out
 
-    compare(lambda out: done(collectives.reduce_scatter, out, full), lambda out: done(dist.reduce_scatter, out, parts), 6)
-    compare(lambda out: done(collectives.all_gather, out, part),
-            lambda out: torch.cat(done(dist.all_gather, list(out.chunk(n)), part)), 6 * n)
-    compare(lambda out: done(collectives.all_to_all, out, full), lambda out: done(dist.all_to_all_single, out, full), 6 * n)
-    compare(lambda out: done(collectives.scatter, out, full if me == 1 else None, 1),
-            lambda out: done(dist.scatter, out, parts if me == 1 else None, 1), 6)
+    compare(
+        lambda out: done(collectives.reduce_scatter, out, full),
+        lambda out: done(dist.reduce_scatter, out, parts),
+        6,
+    )
+    compare(
+        lambda out: done(collectives.all_gather, out, part),
+        lambda out: torch.cat(done(dist.all_gather, list(out.chunk(n)), part)),
+        6 * n,
+    )
+    compare(
+        lambda out: done(collectives.all_to_all, out, full),
+        lambda out: done(dist.all_to_all_single, out, full),
+        6 * n,
+    )
+    compare(
+        lambda out: done(collectives.scatter, out, full if me == 1 else None, 1),
+        lambda out: done(dist.scatter, out, parts if me == 1 else None, 1),
+        6,
+    )
     if me == 1:
-        compare(lambda out: (collectives.gather(part, out, 1), out)[1],
-                lambda out: (dist.gather(part, list(out.chunk(n)), 1), out)[1], 6 * n)
+        compare(
+            lambda out: (collectives.gather(part, out, 1), out)[1],
+            lambda out: (dist.gather(part, list(out.chunk(n)), 1), out)[1],
+            6 * n,
+        )
     else:
         collectives.gather(part, None, 1)
         dist.gather(part, None, 1)
-    compare(lambda out: done(collectives.all_reduce, out.add_(full)), lambda out: done(dist.all_reduce, out.add_(full)), 6 * n)
-    return max(((ours - theirs).abs() / theirs.abs().clamp(1)).max().item() for ours, theirs in pairs)
+    compare(
+        lambda out: done(collectives.all_reduce, out.add_(full)),
+        lambda out: done(dist.all_reduce, out.add_(full)),
+        6 * n,
+    )
+    return max(
+        ((ours - theirs).abs() / theirs.abs().clamp(1)).max().item() for ours, theirs in pairs
+    )
 
 
 def test_side_by_side_with_pytorch(world):
-    """Sums of random numbers in another order differ in their last bits. Mutation: shards of a tensor with two dims cut along the
-    wrong one; a sum made in float32."""
+    """Sums of random numbers in another order differ in their last bits. Mutation: shards of a
+    tensor with two dims cut along the wrong one; a sum made in float32."""
     assert max(world.run(side_by_side)) <= 1e-14
 
 
-# --- messages: the plan, no more and no less -------------------------------------------------------------------------
+# --- messages: the plan, no more and no less ------------------------------------------------------
+
 
 def messages(size):
     """What the log holds of each collective: (operation, peer, chunk, bytes)."""
     n, me = dist.get_world_size(), dist.get_rank()
     full = torch.zeros(size)
     shard = full.tensor_split(n)[me].clone()
-    works = {"ring_all_reduce": lambda: collectives.all_reduce(full), "all_to_all": lambda: collectives.all_to_all(
-                 torch.zeros(n * shard.numel()), full),
-             "tree_all_reduce": lambda: collectives.all_reduce(full, plan=plans.tree_all_reduce),
-             "naive_all_reduce": lambda: collectives.all_reduce(full, plan=plans.naive_all_reduce),
-             "tree_broadcast": lambda: collectives.broadcast(full), "tree_reduce": lambda: collectives.reduce(full),
-             "scatter": lambda: collectives.scatter(shard, full if me == 0 else None),
-             "gather": lambda: collectives.gather(shard, full if me == 0 else None),
-             "ring_all_gather": lambda: collectives.all_gather(full, shard),
-             "ring_reduce_scatter": lambda: collectives.reduce_scatter(shard, full), "barrier": collectives.barrier}
+    works = {
+        "ring_all_reduce": lambda: collectives.all_reduce(full),
+        "all_to_all": lambda: collectives.all_to_all(torch.zeros(n * shard.numel()), full),
+        "tree_all_reduce": lambda: collectives.all_reduce(full, plan=plans.tree_all_reduce),
+        "naive_all_reduce": lambda: collectives.all_reduce(full, plan=plans.naive_all_reduce),
+        "tree_broadcast": lambda: collectives.broadcast(full),
+        "tree_reduce": lambda: collectives.reduce(full),
+        "scatter": lambda: collectives.scatter(shard, full if me == 0 else None),
+        "gather": lambda: collectives.gather(shard, full if me == 0 else None),
+        "ring_all_gather": lambda: collectives.all_gather(full, shard),
+        "ring_reduce_scatter": lambda: collectives.reduce_scatter(shard, full),
+        "barrier": collectives.barrier,
+    }
     found = {}
     for name, work in works.items():
         with CommunicationLog() as log:
@@ -252,20 +343,29 @@ def messages(size):
 
 
 def of_a_plan(name, n, me, size):
-    """The same by the plan: in each step first what is received, then what is sent; nothing that is empty."""
+    """The same by the plan: in each step first what is received, then what is sent; nothing that is
+    empty."""
     whole = name.startswith(("tree", "naive"))
 
     def nbytes(chunk):
         return 1 if name == "barrier" else 4 * (size if whole else len(range(chunk % n, size, n)))
 
     for moves in getattr(plans, name)(n):
-        yield from (("recv", m.source, m.chunk, nbytes(m.chunk)) for m in moves if m.target == me and nbytes(m.chunk))
-        yield from (("send", m.target, m.chunk, nbytes(m.chunk)) for m in moves if m.source == me and nbytes(m.chunk))
+        yield from (
+            ("recv", m.source, m.chunk, nbytes(m.chunk))
+            for m in moves
+            if m.target == me and nbytes(m.chunk)
+        )
+        yield from (
+            ("send", m.target, m.chunk, nbytes(m.chunk))
+            for m in moves
+            if m.source == me and nbytes(m.chunk)
+        )
 
 
 def test_the_messages_are_the_plan(world):
-    """What a stepper draws from the plan is what runs. Mutations: the tag is not the chunk; an empty chunk is sent; a step's
-    sends and receives exchanged."""
+    """What a stepper draws from the plan is what runs. Mutations: the tag is not the chunk; an
+    empty chunk is sent; a step's sends and receives exchanged."""
     n = world.world_size
     for size in (0, 1, n + 1, 3 * n):
         for me, found in enumerate(world.run(messages, size)):
@@ -273,20 +373,30 @@ def test_the_messages_are_the_plan(world):
                 assert log == list(of_a_plan(name, n, me, size)), (name, me, size)
 
 
-SENT = {"ring_all_reduce": "ring_all_reduce_sent_bytes", "tree_all_reduce": "tree_all_reduce_sent_bytes",
-        "naive_all_reduce": "naive_all_reduce_sent_bytes", "ring_reduce_scatter": "ring_reduce_scatter_sent_bytes",
-        "ring_all_gather": "ring_all_gather_sent_bytes", "all_to_all": "all_to_all_sent_bytes"}
+SENT = {
+    "ring_all_reduce": "ring_all_reduce_sent_bytes",
+    "tree_all_reduce": "tree_all_reduce_sent_bytes",
+    "naive_all_reduce": "naive_all_reduce_sent_bytes",
+    "ring_reduce_scatter": "ring_reduce_scatter_sent_bytes",
+    "ring_all_gather": "ring_all_gather_sent_bytes",
+    "all_to_all": "all_to_all_sent_bytes",
+}
 
 
 def test_counted_bytes_are_the_formulas(world):
-    """Of every rank, to the byte. Mutations: ceil_div in the place of floor_div, a rank more or less in the numerator, the right
-    neighbour of the last rank not rank 0, the parent forgotten in the tree."""
+    """Of every rank, to the byte. Mutations: ceil_div in the place of floor_div, a rank more or
+    less in the numerator, the right neighbour of the last rank not rank 0, the parent forgotten in
+    the tree."""
     n = world.world_size
     for size in (0, 1, n - 1, n + 1, 2 * n, 1000):
         for me, found in enumerate(world.run(messages, size)):
-            want = evaluate(SENT.values(), ranks=n, rank=me, message_elements=size, message_element_bytes=4)
+            want = evaluate(
+                SENT.values(), ranks=n, rank=me, message_elements=size, message_element_bytes=4
+            )
             for name, formula in SENT.items():
-                counted = sum(nbytes for operation, _, _, nbytes in found[name] if operation == "send")
+                counted = sum(
+                    nbytes for operation, _, _, nbytes in found[name] if operation == "send"
+                )
                 assert counted == want[formula], (name, size, me)
 
 
@@ -305,7 +415,8 @@ def test_pieces(four):
         assert count == 2 * 6 * 10 and nbytes == 6 * 400
 
 
-# --- groups ----------------------------------------------------------------------------------------------------------
+# --- groups ---------------------------------------------------------------------------------------
+
 
 def in_a_group():
     group = dist.new_group([1, 3, 2])  # PyTorch sorts them
@@ -325,7 +436,8 @@ def in_a_group():
 
 
 def test_a_group(four):
-    """Mutation: ranks of the group taken for ranks of the world, or the world's size for the group's."""
+    """Mutation: ranks of the group taken for ranks of the world, or the world's size for the
+    group's."""
     outside, *inside = four.run(in_a_group)
     assert outside == "rank 0 is no member of the group: only members call its collectives."
     assert inside == [([6, 3], 3, [1, 2, 3])] * 3
@@ -345,10 +457,12 @@ def test_hierarchical(four):
     """Mutation: the sum across nodes left out, or made over the full tensor."""
     found = four.run(two_by_two)
     assert all(torch.equal(x, torch.arange(7.0) * 10) for x, _ in found)
-    assert [nbytes for _, nbytes in found] == [4 * (3 + 4 + 4), 4 * (4 + 3 + 3)] * 2  # the other's chunk, the own across, the own
+    # the other's chunk, the own across, the own
+    assert [nbytes for _, nbytes in found] == [4 * (3 + 4 + 4), 4 * (4 + 3 + 3)] * 2
 
 
-# --- waiting and refusing --------------------------------------------------------------------------------------------
+# --- waiting and refusing -------------------------------------------------------------------------
+
 
 def one_is_late(late):
     import time
@@ -362,7 +476,8 @@ def one_is_late(late):
 
 
 def test_barrier(world):
-    """Nobody passes before the last has come. Mutation: an empty barrier, or one without its last step."""
+    """Nobody passes before the last has come. Mutation: an empty barrier, or one without its last
+    step."""
     n = world.world_size
     for late in (0, n - 1):
         assert world.run(one_is_late, late) == [n] * n
@@ -371,8 +486,12 @@ def test_barrier(world):
 def refusals():
     full, shard = torch.zeros(10), torch.zeros(3 if dist.get_rank() < 2 else 2)
     said = []
-    for wrong in (lambda: collectives.all_gather(full, torch.zeros(4)), lambda: collectives.reduce_scatter(shard.double(), full),
-                  lambda: collectives.broadcast(full, 4), lambda: collectives.all_to_all(torch.zeros(10), full)):
+    for wrong in (
+        lambda: collectives.all_gather(full, torch.zeros(4)),
+        lambda: collectives.reduce_scatter(shard.double(), full),
+        lambda: collectives.broadcast(full, 4),
+        lambda: collectives.all_to_all(torch.zeros(10), full),
+    ):
         try:
             wrong()
         except ValueError as refused:
@@ -381,11 +500,15 @@ def refusals():
 
 
 def test_bad_input_gets_one_sentence(four):
-    """Mutation: any of these checks left out: what follows would be wrong numbers, or a send without its recv."""
+    """Mutation: any of these checks left out: what follows would be wrong numbers, or a send
+    without its recv."""
     found = four.run(refusals)
-    assert found[0] == ["shard has 4 elements: of 10 in full, rank 0 of 4 has 3.",
-                        "shard is torch.float64 on cpu, full is torch.float32 on cpu: they must agree.",
-                        "root = 4: the group has ranks 0 to 3.", "shard has 10 elements: of 10 in full, rank 0 of 4 has 12."]
+    assert found[0] == [
+        "shard has 4 elements: of 10 in full, rank 0 of 4 has 3.",
+        "shard is torch.float64 on cpu, full is torch.float32 on cpu: they must agree.",
+        "root = 4: the group has ranks 0 to 3.",
+        "shard has 10 elements: of 10 in full, rank 0 of 4 has 12.",
+    ]
     assert found[3][0] == "shard has 4 elements: of 10 in full, rank 3 of 4 has 2."
 
 
@@ -397,16 +520,22 @@ def test_a_root_without_its_tensor(four):
 
 @pytest.mark.parametrize("name", ["ring_all_reduce", "tree_all_reduce", "naive_all_reduce"])
 def test_ranks_that_disagree_about_the_size(four, name):
-    """Mutation: sends made from tensors longer than they say, which gloo delivers in part, in silence."""
+    """Mutation: sends made from tensors longer than they say, which gloo delivers in part, in
+    silence."""
+
     def work():
-        collectives.all_reduce(torch.zeros(8 if dist.get_rank() == 2 else 9), plan=getattr(plans, name))
+        collectives.all_reduce(
+            torch.zeros(8 if dist.get_rank() == 2 else 9), plan=getattr(plans, name)
+        )
 
     with pytest.raises(RanksDisagree, match="send and recv of float32, . elements"):
         four.run(work)
 
 
 def test_what_cannot_be_sent(four):
-    """gloo sends from the host only. Mutation: CUDA tensors handed to gloo, which refuses them; host tensors copied in vain."""
+    """gloo sends from the host only. Mutation: CUDA tensors handed to gloo, which refuses them;
+    host tensors copied in vain."""
+
     def work():
         x = torch.zeros(3)
         same = collectives.wire(x, None).data_ptr() == x.data_ptr()
@@ -416,7 +545,9 @@ def test_what_cannot_be_sent(four):
 
 
 def test_leaves_that_want_gradients(four):
-    """Parameters are broadcast and summed in place. Mutation: autograd sees it, and refuses to write into a leaf."""
+    """Parameters are broadcast and summed in place. Mutation: autograd sees it, and refuses to
+    write into a leaf."""
+
     def work():
         leaf = torch.nn.Parameter(torch.ones(3) * dist.get_rank())
         collectives.broadcast(leaf, 3)

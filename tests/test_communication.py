@@ -1,4 +1,5 @@
-"""The communication log against formulas: logical bytes exact, for our code and PyTorch's, on real and on fake ranks."""
+"""The communication log against formulas: logical bytes exact, for our code and PyTorch's, on real
+and on fake ranks."""
 
 import sys
 
@@ -54,21 +55,38 @@ def every_collective():
 
 
 def test_every_collective(three):
-    """Mutation: a part counted in the place of the whole; a root's number lost; a log that goes on after it was left."""
+    """Mutation: a part counted in the place of the whole; a root's number lost; a log that goes on
+    after it was left."""
     messages = three.run(every_collective)[1]
     assert [(m.operation, m.nbytes) for m in messages] == [
-        ("all_reduce", 24), ("broadcast", 48), ("reduce", 24), ("all_gather", 24), ("reduce_scatter", 24), ("all_to_all", 24),
-        ("gather", 24), ("scatter", 24), ("send", 8), ("recv", 8), ("barrier", 0)]
-    assert [(m.peer, m.chunk) for m in messages if m.operation in ("broadcast", "reduce", "send", "recv")] == [
-        (1, 0), (2, 0), (2, 1), (0, 0)]
+        ("all_reduce", 24),
+        ("broadcast", 48),
+        ("reduce", 24),
+        ("all_gather", 24),
+        ("reduce_scatter", 24),
+        ("all_to_all", 24),
+        ("gather", 24),
+        ("scatter", 24),
+        ("send", 8),
+        ("recv", 8),
+        ("barrier", 0),
+    ]
+    assert [
+        (m.peer, m.chunk)
+        for m in messages
+        if m.operation in ("broadcast", "reduce", "send", "recv")
+    ] == [(1, 0), (2, 0), (2, 1), (0, 0)]
     assert messages[0].reduction == "max" and messages[1].dtype == "float64"
     known = [m for m in messages if m.operation not in ("send", "recv")]
-    assert all(m.seconds > 0 for m in known) and [m.began_seconds for m in messages] == sorted(m.began_seconds for m in messages)
+    assert all(m.seconds > 0 for m in known) and [m.began_seconds for m in messages] == sorted(
+        m.began_seconds for m in messages
+    )
 
 
 def data_parallel():
     model = nn.parallel.DistributedDataParallel(network())
-    for _ in range(2):  # at the second step the buckets are arranged anew, by the order in which gradients came
+    # at the second step the buckets are arranged anew, by the order in which gradients came
+    for _ in range(2):
         model(torch.ones(2, SIZES[0])).sum().backward()
     with CommunicationLog() as log:
         model(torch.ones(2, SIZES[0])).sum().backward()
@@ -76,7 +94,8 @@ def data_parallel():
 
 
 def test_data_parallel(three):
-    """Mutation: the reducer in C++ not seen (it calls no Python), or its average taken for a sum."""
+    """Mutation: the reducer in C++ not seen (it calls no Python), or its average taken for a
+    sum."""
     parameters = sum(p.numel() for p in network().parameters())
     for found in three.run(data_parallel):
         assert {(operation, size) for operation, _, size, _ in found} == {("all_reduce", 3)}
@@ -97,6 +116,7 @@ def fully_sharded():
 
 def padded(world_size):
     """Bytes of each layer when every parameter's first dim is padded to a multiple of the ranks."""
+
     def rows(parameter):
         return -(-parameter.shape[0] // world_size) * world_size * parameter[0].numel()
 
@@ -109,12 +129,19 @@ def test_fully_sharded(three):
     for found in three.run(fully_sharded):
         gathers = [nbytes for operation, nbytes, *_ in found if operation == "all_gather"]
         scatters = [nbytes for operation, nbytes, *_ in found if operation == "reduce_scatter"]
-        assert sorted(gathers) == sorted([first, second, first, second])  # forward, and once more for backward
+        # forward, and once more for backward
+        assert sorted(gathers) == sorted([first, second, first, second])
         assert scatters == [second, first]
 
 
 def distributed_tensor():
-    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import (
+        Partial,
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
 
     mesh = init_device_mesh("cpu", (3,))
     split = distribute_tensor(torch.ones(6, 5), mesh, [Shard(0)])
@@ -127,10 +154,14 @@ def distributed_tensor():
 
 
 def test_distributed_tensor(three):
-    """Mutation: a listener above the functional collectives' autograd, which hides what they call."""
+    """Mutation: a listener above the functional collectives' autograd, which hides what they
+    call."""
     for found in three.run(distributed_tensor):
-        assert found == [("all_gather", 120, 3, ""), ("all_reduce", 64, 3, "sum"),
-                         ("reduce_scatter", 96, 3, "sum")]  # 4 rows padded to 6
+        assert found == [
+            ("all_gather", 120, 3, ""),
+            ("all_reduce", 64, 3, "sum"),
+            ("reduce_scatter", 96, 3, "sum"),
+        ]  # 4 rows padded to 6
 
 
 def pipelined():
@@ -138,11 +169,15 @@ def pipelined():
 
     rank, size = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(nn.Linear(4, 4), rank, size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).pow(2).mean())
+    schedule = ScheduleGPipe(
+        stage, n_microbatches=2, loss_fn=lambda out, target: (out - target).pow(2).mean()
+    )
     x = torch.ones(6, 4)
     for _ in range(2):  # the first step finds out the shapes, with messages of its own
         with CommunicationLog() as log:
-            schedule.step(*([x] if rank == 0 else []), **({"target": x} if rank == size - 1 else {}))
+            schedule.step(
+                *([x] if rank == 0 else []), **({"target": x} if rank == size - 1 else {})
+            )
     return brief(log)
 
 
@@ -152,12 +187,16 @@ def test_pipelining(three):
     for rank, found in enumerate(three.run(pipelined)):
         edges = (rank > 0) + (rank < 2)
         for operation in ("send", "recv"):
-            assert [m[:3] for m in found if m[0] == operation] == [(operation, microbatch, 3)] * 2 * edges
+            assert [m[:3] for m in found if m[0] == operation] == [
+                (operation, microbatch, 3)
+            ] * 2 * edges
         assert len(found) == 4 * edges
 
 
 def test_under_the_fake_group():
-    """Mutation: a dispatch mode that fake tensors go around; sizes of the real world instead of the fake one's."""
+    """Mutation: a dispatch mode that fake tensors go around; sizes of the real world instead of the
+    fake one's."""
+
     def work():
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.distributed.fsdp import fully_shard
@@ -173,11 +212,16 @@ def test_under_the_fake_group():
 
     with ranks(1, device="cpu", announce=False) as world:
         found = world.run(work)[0]
-    assert found == [("all_gather", 4 * 4096**2, 1024, ""), ("reduce_scatter", 4 * 4096**2, 1024, found[1][3])]
+    assert found == [
+        ("all_gather", 4 * 4096**2, 1024, ""),
+        ("reduce_scatter", 4 * 4096**2, 1024, found[1][3]),
+    ]
 
 
 def test_totals_and_nothing_left():
-    """Mutation: the sum over all operations in each line; a log inside another one that ends the outer one."""
+    """Mutation: the sum over all operations in each line; a log inside another one that ends the
+    outer one."""
+
     def work():
         x = torch.ones(8)
         with CommunicationLog() as outer:
@@ -189,4 +233,9 @@ def test_totals_and_nothing_left():
         return [{name: total[:2] for name, total in log.totals().items()} for log in (outer, inner)]
 
     with ranks(1, device="cpu", announce=False) as world:
-        assert world.run(work) == [[dict(all_reduce=(2, 64), broadcast=(2, 64)), dict(all_reduce=(1, 32), broadcast=(1, 32))]]
+        assert world.run(work) == [
+            [
+                dict(all_reduce=(2, 64), broadcast=(2, 64)),
+                dict(all_reduce=(1, 32), broadcast=(1, 32)),
+            ]
+        ]

@@ -1,5 +1,6 @@
-"""What stands between the ledger's bytes and nvidia-smi, without a GPU: a model of the caching allocator, held against what real GPUs
-printed, plays PyTorch's, and the account of a real step must come out."""
+"""What stands between the ledger's bytes and nvidia-smi, without a GPU: a model of the caching
+allocator, held against what real GPUs printed, plays PyTorch's, and the account of a real step must
+come out."""
 
 import itertools
 import random
@@ -11,27 +12,43 @@ torch = pytest.importorskip("torch")
 from caching_allocator import KIB, MIB, OutOfMemory, Simulator  # noqa: E402
 
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.cuda import UNEXPLAINED, CachingAllocator, CudaAccount, Reading, account_rows  # noqa: E402
+from shardlab.measure.cuda import (
+    UNEXPLAINED,
+    CachingAllocator,
+    CudaAccount,
+    Reading,
+    account_rows,
+)  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 
-# --- the model of the allocator against what was printed --------------------------------------------------------------------
+# --- the model of the allocator against what was printed ------------------------------------------
 
 
 def merlinite() -> list[int]:
-    """Bytes of each tensor of a Mistral 7B with 32,008 tokens in 16 bits, in the order in which Module.to() takes them: children
-    first, parameters, then buffers. Each attention has tables of cosines and sines for 32,768 positions, as transformers then had."""
+    """Bytes of each tensor of a Mistral 7B with 32,008 tokens in 16 bits, in the order in which
+    Module.to() takes them: children first, parameters, then buffers. Each attention has tables of
+    cosines and sines for 32,768 positions, as transformers then had."""
     hidden, inner, key_value, tokens, head, positions = 4096, 14336, 1024, 32_008, 128, 32_768
-    attention = [hidden * hidden, key_value * hidden, key_value * hidden, hidden * hidden, head // 2, positions * head, positions * head]
+    attention = [
+        hidden * hidden,
+        key_value * hidden,
+        key_value * hidden,
+        hidden * hidden,
+        head // 2,
+        positions * head,
+        positions * head,
+    ]
     layer = [*attention, inner * hidden, inner * hidden, hidden * inner, hidden, hidden]
     return [2 * elements for elements in (tokens * hidden, *(32 * layer), hidden, tokens * hidden)]
 
 
 def test_a_printed_memory_summary():
-    """`torch.cuda.memory_summary()` after `ilab model train` had moved merlinite-7b-lab to an NVIDIA L4 (PyTorch for CUDA 12.1,
-    notes of an InstructLab workshop, August 2024): each number that it printed, in the unit that it chose, cut off as it does.
+    """`torch.cuda.memory_summary()` after `ilab model train` had moved merlinite-7b-lab to an
+    NVIDIA L4 (PyTorch for CUDA 12.1, notes of an InstructLab workshop, August 2024): each number
+    that it printed, in the unit that it chose, cut off as it does.
 
-    Mutations: a size class or a pool's segment of another size; the rest of a large block never cut off; a new segment before the
-    split ones are used; rounding to another size."""
+    Mutations: a size class or a pool's segment of another size; the rest of a large block never cut
+    off; a new segment before the split ones are used; rounding to another size."""
     simulator = Simulator()
     for nbytes in merlinite():
         simulator.allocate(nbytes)
@@ -45,16 +62,25 @@ def test_a_printed_memory_summary():
     assert now("segments") == [227, 226, 1]
     assert now("splits") == [67, 66, 1]
     assert now("split_bytes", KIB) == [267_624, 266_112, 1_512]
-    assert [simulator.peak["split_bytes", pool] // KIB for pool in ("all", "large", "small")] == [273_856, 272_320, 2_047]
+    assert [simulator.peak["split_bytes", pool] // KIB for pool in ("all", "large", "small")] == [
+        273_856,
+        272_320,
+        2_047,
+    ]
 
 
 def test_ends_left_uncut_and_the_best_fit():
-    """What that summary does not show of the rules: an end of 1 MiB or less stays with its block, which counts as in use, and of two
-    free blocks the smaller is taken.
+    """What that summary does not show of the rules: an end of 1 MiB or less stays with its block,
+    which counts as in use, and of two free blocks the smaller is taken.
 
-    Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit; the largest block that fits."""
+    Mutations: the rest of a large block cut off from 512 bytes on, or not at 1 MiB and a bit; the
+    largest block that fits."""
     simulator = Simulator()
-    for nbytes, active in ((11 * MIB, 12 * MIB), (11 * MIB - 1, 12 * MIB), (11 * MIB - 512, 11 * MIB - 512)):
+    for nbytes, active in (
+        (11 * MIB, 12 * MIB),
+        (11 * MIB - 1, 12 * MIB),
+        (11 * MIB - 512, 11 * MIB - 512),
+    ):
         block = simulator.allocate(nbytes)
         assert simulator.reading() == (nbytes, active, 12 * MIB)
         simulator.free(block)
@@ -66,8 +92,9 @@ def test_ends_left_uncut_and_the_best_fit():
 
 
 def test_the_arithmetic_of_another():
-    """A server of SGLang printed this, with blocks freed in between (KiB: now; peak). What is reserved is in use, or free in a split
-    segment, or a whole segment that is free, here one of 20 MiB; and every row of an account of its peaks is at least 0.
+    """A server of SGLang printed this, with blocks freed in between (KiB: now; peak). What is
+    reserved is in use, or free in a split segment, or a whole segment that is free, here one of 20
+    MiB; and every row of an account of its peaks is at least 0.
 
     Mutation: a row taken from another counter's peak."""
     requested, active, reserved, split = 184_648, 184_648, 235_520, 30_391
@@ -81,9 +108,11 @@ def test_the_arithmetic_of_another():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_holds_at_every_moment(seed):
-    """Counters of the model: requested <= in use <= reserved, nothing negative, all is free in the end and the cache can go whole.
+    """Counters of the model: requested <= in use <= reserved, nothing negative, all is free in the
+    end and the cache can go whole.
 
-    Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off without being counted."""
+    Mutations: a free neighbour forgotten, or joined over the end of its segment; a block cut off
+    without being counted."""
     draw, simulator, live, asked = random.Random(seed), Simulator(), [], 0
     for _ in range(400):
         if live and draw.random() < 0.45:
@@ -91,12 +120,21 @@ def test_what_holds_at_every_moment(seed):
             asked -= block.requested
             simulator.free(block)
         else:
-            live.append(simulator.allocate(draw.choice((1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5))))
+            live.append(
+                simulator.allocate(
+                    draw.choice((1, 700, 40 * KIB, MIB, MIB + 1, 3 * MIB, 10 * MIB, 11 * MIB + 5))
+                )
+            )
             asked += live[-1].requested
         requested, active, reserved = simulator.reading()
         assert asked == requested <= active <= reserved
-        assert reserved == sum(block.size for block in simulator.blocks) and min(simulator.now.values()) >= 0
-        assert simulator.now["split_bytes", "all"] == sum(b.size for b in simulator.blocks if b.free and b.part)
+        assert (
+            reserved == sum(block.size for block in simulator.blocks)
+            and min(simulator.now.values()) >= 0
+        )
+        assert simulator.now["split_bytes", "all"] == sum(
+            b.size for b in simulator.blocks if b.free and b.part
+        )
     for block in live:
         simulator.free(block)
     assert simulator.reading()[:2] == (0, 0) and simulator.now["splits", "all"] == 0
@@ -105,7 +143,8 @@ def test_what_holds_at_every_moment(seed):
 
 
 def test_a_full_card():
-    """Segments that are free whole go before the allocator gives up; a segment with one live block in it cannot.
+    """Segments that are free whole go before the allocator gives up; a segment with one live block
+    in it cannot.
 
     Mutation: the cache never emptied, or emptied of split segments too."""
     simulator = Simulator(capacity=40 * MIB)
@@ -118,10 +157,11 @@ def test_a_full_card():
 
 
 def test_workspaces_of_later_products():
-    """What cuBLAS took after the ledger's peak was not there at it, and what was there beyond workspaces is not explained.
+    """What cuBLAS took after the ledger's peak was not there at it, and what was there beyond
+    workspaces is not explained.
 
-    Mutations: all workspaces of the end counted at the peak, so that the row of what is not explained falls below 0; any surplus
-    called a workspace."""
+    Mutations: all workspaces of the end counted at the peak, so that the row of what is not
+    explained falls below 0; any surplus called a workspace."""
     peak = Reading(1_100, 1_536, 2 * MIB)
     for then, lent, unexplained in ((970, 20, 0), (950, 0, 0), (1_030, 60, 20), (940, 0, -10)):
         rows = dict(account_rows(900, 50, 60, Reading(then, 1_536, 2 * MIB), peak, outside=7))
@@ -129,11 +169,14 @@ def test_workspaces_of_later_products():
         assert sum(rows.values()) == 2 * MIB + 7
 
 
-# --- the account of a step --------------------------------------------------------------------------------------------------
+# --- the account of a step ------------------------------------------------------------------------
+
 
 class OnAGpu(Ledger):
-    """A ledger on the CPU whose storages also live in the model of the allocator, as they would on a GPU; products take workspaces
-    as cuBLAS does, a forward thread's and a backward thread's, and the loss takes scratch memory while it runs."""
+    """A ledger on the CPU whose storages also live in the model of the allocator, as they would on
+    a GPU; products take workspaces as cuBLAS does, a forward thread's and a backward thread's, and
+    the loss takes scratch memory while it runs."""
+
     workspace_bytes, scratch_bytes = 8_519_680, 3_000_000
 
     def __init__(self, gpu, *args):
@@ -141,7 +184,9 @@ class OnAGpu(Ledger):
         self.gpu, self.held = gpu, {}
 
     def _enter(self, storage, *rest):
-        self.held[storage._cdata] = self.gpu.there.pop(storage._cdata, None) or self.gpu.allocate(storage.nbytes())
+        self.held[storage._cdata] = self.gpu.there.pop(storage._cdata, None) or self.gpu.allocate(
+            storage.nbytes()
+        )
         super()._enter(storage, *rest)
 
     def _forget(self, key):
@@ -150,24 +195,33 @@ class OnAGpu(Ledger):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if "mm" in function.overloadpacket.__name__:
-            self.gpu.workspace("forward" if torch._C._current_graph_task_id() == -1 else "backward", self.workspace_bytes)
+            self.gpu.workspace(
+                "forward" if torch._C._current_graph_task_id() == -1 else "backward",
+                self.workspace_bytes,
+            )
         if "_log_softmax" in function.overloadpacket.__name__:
             self.gpu.free(self.gpu.allocate(self.scratch_bytes))
         return super().__torch_dispatch__(function, types, args, kwargs)
 
 
 class Known(Simulator):
-    """On this GPU the tensors are already: they are not allocated a second time when the ledger meets them."""
+    """On this GPU the tensors are already: they are not allocated a second time when the ledger
+    meets them."""
 
     def __init__(self, tensors, **settings):
         super().__init__(**settings)
-        self.there = {t.untyped_storage()._cdata: self.allocate(t.untyped_storage().nbytes()) for t in tensors}
+        self.there = {
+            t.untyped_storage()._cdata: self.allocate(t.untyped_storage().nbytes()) for t in tensors
+        }
 
 
 def a_step(changes=(), surprise=0):
-    """(account, ledger, simulator) of a steady training step; `surprise` bytes appear in it that nobody knows of."""
+    """(account, ledger, simulator) of a steady training step; `surprise` bytes appear in it that
+    nobody knows of."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64, **dict(changes)))
+    model = GPT(
+        GPTConfig(layers=2, hidden=64, heads=4, vocabulary=5_003, max_sequence=64, **dict(changes))
+    )
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     tokens, unused = torch.zeros(2, 64, dtype=torch.long), torch.zeros(1_234)
 
@@ -188,14 +242,19 @@ def a_step(changes=(), surprise=0):
     return account, ledger, gpu
 
 
-@pytest.mark.parametrize("changes", [{}, dict(dropout=0.1, fused_attention=False), dict(gated_mlp=1, biases=0, tied_head=0)])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(dropout=0.1, fused_attention=False), dict(gated_mlp=1, biases=0, tied_head=0)],
+)
 def test_the_account_of_a_step(changes):
-    """The ledger's own trace of a real training step goes through the allocator: the rows add up to what the driver has, none is
-    below 0, nothing is left unexplained, and what is known to be there stands in its row: a tensor of nobody's, the batch until the
-    ledger meets it, the workspaces of two threads, the loss's scratch, the context.
+    """The ledger's own trace of a real training step goes through the allocator: the rows add up to
+    what the driver has, none is below 0, nothing is left unexplained, and what is known to be there
+    stands in its row: a tensor of nobody's, the batch until the ledger meets it, the workspaces of
+    two threads, the loss's scratch, the context.
 
-    Mutations: counters read at their own peaks and not at the ledger's; the batch counted twice, because the ledger meets it when
-    autograd keeps it; workspaces counted among what was there before."""
+    Mutations: counters read at their own peaks and not at the ledger's; the batch counted twice,
+    because the ledger meets it when autograd keeps it; workspaces counted among what was there
+    before."""
     account, ledger, gpu = a_step(changes)
     rows, at = dict(account.rows()), ledger.timeline.index(ledger.peak)
     assert sum(rows.values()) == account.peak.reserved + 500 * MIB == gpu.used()
@@ -204,22 +263,31 @@ def test_the_account_of_a_step(changes):
     assert rows["there before, not the model's"] == account.before - 8 * 128 == 4 * 1_234
     assert rows["workspaces of cuBLAS"] == account.workspaces == 2 * OnAGpu.workspace_bytes
     assert rows[UNEXPLAINED] == 0
-    result = ledger.peak.bytes.total - ledger.timeline[at - 1].bytes.total  # of the operation: its scratch is gone before that is there
-    assert rows["inside operations, beyond the ledger's peak"] == max(OnAGpu.scratch_bytes - result, 0)
+    # of the operation: its scratch is gone before that is there
+    result = ledger.peak.bytes.total - ledger.timeline[at - 1].bytes.total
+    assert rows["inside operations, beyond the ledger's peak"] == max(
+        OnAGpu.scratch_bytes - result, 0
+    )
     assert rows["CUDA context, kernels, other processes"] == 500 * MIB
     assert min(rows.values()) >= 0
 
 
 @pytest.mark.parametrize("surprise", [1_000, 5_000_000])
 def test_what_nobody_knows_of_is_seen(surprise):
-    """Mutation: what is not explained hidden in what was there before, among workspaces, or held back."""
+    """Mutation: what is not explained hidden in what was there before, among workspaces, or held
+    back."""
     account, _, gpu = a_step(surprise=surprise)
     rows = dict(account.rows())
-    assert rows[UNEXPLAINED] == surprise and sum(rows.values()) == gpu.used() and min(rows.values()) >= 0
+    assert (
+        rows[UNEXPLAINED] == surprise
+        and sum(rows.values()) == gpu.used()
+        and min(rows.values()) >= 0
+    )
 
 
 def test_lending_workspaces_is_not_seen():
-    """Mutation: the small product before a step enters the ledger's timeline, or leaves its tensors there."""
+    """Mutation: the small product before a step enters the ledger's timeline, or leaves its tensors
+    there."""
     model = torch.nn.Linear(3, 3)
     allocator = object.__new__(CachingAllocator)
     allocator.device = torch.device("cpu")
@@ -231,12 +299,20 @@ def test_lending_workspaces_is_not_seen():
 
 
 def test_other_streams_hold_blocks_longer():
-    """A block that another stream may still use counts as requested, no longer as allocated: PyTorch's counter of allocated bytes can
-    lie below that of requested ones. The counter of active bytes cannot.
+    """A block that another stream may still use counts as requested, no longer as allocated:
+    PyTorch's counter of allocated bytes can lie below that of requested ones. The counter of active
+    bytes cannot.
 
     Mutation: allocated_bytes in the place of active_bytes."""
-    stats = {name: {"all": dict(current=value, peak=value)} for name, value in
-             (("requested_bytes", 900), ("allocated_bytes", 512), ("active_bytes", 1_024), ("reserved_bytes", 2 * MIB))}
+    stats = {
+        name: {"all": dict(current=value, peak=value)}
+        for name, value in (
+            ("requested_bytes", 900),
+            ("allocated_bytes", 512),
+            ("active_bytes", 1_024),
+            ("reserved_bytes", 2 * MIB),
+        )
+    }
     allocator = object.__new__(CachingAllocator)
     allocator.device = torch.device("cuda", 0)
     with pytest.MonkeyPatch.context() as patch:
@@ -245,26 +321,38 @@ def test_other_streams_hold_blocks_longer():
 
 
 def test_the_counters_exist():
-    """What PyTorch's documentation calls the counters that are read, in the version that is installed.
+    """What PyTorch's documentation calls the counters that are read, in the version that is
+    installed.
 
     Mutation: a counter misspelt, which would show on a GPU first."""
     for name in ("requested_bytes", "active_bytes", "reserved_bytes"):
         assert f"{name}.{{all," in torch.cuda.memory_stats.__doc__, name
-    for name in ("get_allocator_backend", "memory_stats_as_nested_dict", "reset_peak_memory_stats", "mem_get_info", "synchronize"):
+    for name in (
+        "get_allocator_backend",
+        "memory_stats_as_nested_dict",
+        "reset_peak_memory_stats",
+        "mem_get_info",
+        "synchronize",
+    ):
         assert callable(getattr(torch.cuda, name)), name
 
 
 def test_an_account_wants_the_gpus_bytes_only():
-    """Mutation: a ledger that counts step counters on the CPU taken for the GPU's, so that what is not explained falls below 0."""
+    """Mutation: a ledger that counts step counters on the CPU taken for the GPU's, so that what is
+    not explained falls below 0."""
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
         CudaAccount(Ledger(model), Simulator())
-    with pytest.raises(ValueError, match="the model is on cpu: there is a caching allocator to account for on CUDA only"):
+    with pytest.raises(
+        ValueError,
+        match="the model is on cpu: there is a caching allocator to account for on CUDA only",
+    ):
         CudaAccount(Ledger(model, device="cpu"))
 
 
 def test_a_ledger_of_one_kind_of_device():
-    """Meta tensors play the other device. Mutation: a ledger for one kind of device that counts another's, or trips over it."""
+    """Meta tensors play the other device. Mutation: a ledger for one kind of device that counts
+    another's, or trips over it."""
     model = torch.nn.Linear(3, 5)
     with Ledger(model, device="cpu") as here, torch.device("meta"):
         elsewhere = torch.zeros(1_000)

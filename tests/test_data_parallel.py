@@ -1,4 +1,5 @@
-"""Data parallelism against the plain model on the whole batch: gradients, updates, messages, and what happens when."""
+"""Data parallelism against the plain model on the whole batch: gradients, updates, messages, and
+what happens when."""
 
 import copy
 import sys
@@ -15,7 +16,13 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from shardlab import collectives  # noqa: E402
 from shardlab.data_parallel import (  # noqa: E402
-    Bucketed, CannotReplicate, DistributedDataParallel, ParameterServer, PerTensor, make_buckets)
+    Bucketed,
+    CannotReplicate,
+    DistributedDataParallel,
+    ParameterServer,
+    PerTensor,
+    make_buckets,
+)
 from shardlab.formulas import evaluate  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig  # noqa: E402
 from shardlab.measure.communication import CommunicationLog  # noqa: E402
@@ -41,7 +48,8 @@ def three():
         yield world
 
 
-# --- models with a trap in each --------------------------------------------------------------------------------------
+# --- models with a trap in each -------------------------------------------------------------------
+
 
 def plain():
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 5))
@@ -84,7 +92,8 @@ class Twice(nn.Module):
 
 
 class Unused(nn.Module):
-    """A layer that nobody uses, and one that is used where the first number is positive: on some ranks. It has the last bucket."""
+    """A layer that nobody uses, and one that is used where the first number is positive: on some
+    ranks. It has the last bucket."""
 
     def __init__(self):
         super().__init__()
@@ -118,17 +127,24 @@ def built(make, seed):
 
 
 def wrapped(kind, net, **options):
-    return kind(net, **options) if kind in (ParameterServer, PerTensor) else kind(net, bucket_bytes=SMALL, **options)
+    return (
+        kind(net, **options)
+        if kind in (ParameterServer, PerTensor)
+        else kind(net, bucket_bytes=SMALL, **options)
+    )
 
 
 def part(step, rank, rows=3):
     """Rows of a rank in a step; every rank can make everyone's."""
-    return torch.randn(rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * step + rank))
+    return torch.randn(
+        rows, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1000 * step + rank)
+    )
 
 
 def far(ours, theirs):
-    """Two tensors that differ. Where the plain model has no gradient, neither must we: momentum would move on zeros. Gradients
-    that are 0 but for rounding, such as a key bias's, are compared with 0.001."""
+    """Two tensors that differ. Where the plain model has no gradient, neither must we: momentum
+    would move on zeros. Gradients that are 0 but for rounding, such as a key bias's, are compared
+    with 0.001."""
     if ours is None or theirs is None:
         return ours is not theirs
     return not bool((ours - theirs).detach().norm() <= CLOSE * max(theirs.detach().norm(), 1e-3))
@@ -138,10 +154,12 @@ def loss_of(y):
     return y.square().mean() if y.dim() == 2 else y.log_softmax(-1)[..., 3].mean()
 
 
-# --- parity ----------------------------------------------------------------------------------------------------------
+# --- parity ---------------------------------------------------------------------------------------
+
 
 def train_beside(kind, make, steps, set_to_none):
-    """What differs between the replicas, seeded by rank, and the plain model of rank 0 that sees everyone's part."""
+    """What differs between the replicas, seeded by rank, and the plain model of rank 0 that sees
+    everyone's part."""
     n, me = dist.get_world_size(), dist.get_rank()
     model, reference = wrapped(kind, built(make, seed=50 + me)), built(make, seed=50)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, reference)]
@@ -152,7 +170,9 @@ def train_beside(kind, make, steps, set_to_none):
         loss_of(mine).backward()
         (sum(map(loss_of, every)) / n).backward()
         if kind is not ParameterServer or me == 0:
-            for (name, ours), theirs in zip(model.module.named_parameters(), reference.parameters()):
+            for (name, ours), theirs in zip(
+                model.module.named_parameters(), reference.parameters()
+            ):
                 wrong += [f"{step}: {name}.grad"] * far(ours.grad, theirs.grad)
         elif any(parameter.grad is not None for parameter in model.parameters()):
             wrong.append(f"{step}: a worker has gradients")
@@ -160,7 +180,9 @@ def train_beside(kind, make, steps, set_to_none):
             optimizer.step()
             optimizer.zero_grad(set_to_none)
         if kind is not ParameterServer or me == 0:
-            for (name, ours), theirs in zip(model.module.named_parameters(), reference.parameters()):
+            for (name, ours), theirs in zip(
+                model.module.named_parameters(), reference.parameters()
+            ):
                 wrong += [f"{step}: {name}"] * far(ours, theirs)
     return wrong
 
@@ -169,26 +191,34 @@ def train_beside(kind, make, steps, set_to_none):
 def test_parity_with_the_plain_model(world, kind):
     """Outputs, every gradient and every update of several steps, for every trap.
 
-    Mutations: the parameter averaged in the place of its gradient; no division, or one before and one after; a broadcast left
-    out, or only of what is trained; None taken for zeros where nobody has more; a rank that drops what others have used; the last
-    bucket forgotten; a bucket that leaves before its last gradient; the server's parameters fetched once only, or its gradients
+    Mutations: the parameter averaged in the place of its gradient; no division, or one before and
+    one after; a broadcast left out, or only of what is trained; None taken for zeros where nobody
+    has more; a rank that drops what others have used; the last bucket forgotten; a bucket that
+    leaves before its last gradient; the server's parameters fetched once only, or its gradients
     given to all."""
     for make in MODELS:
-        if kind is not ParameterServer or make in (plain, frozen, Unused):  # its many small messages are slow on a busy machine
-            assert world.run(train_beside, kind, make, 3, True) == [[]] * world.world_size, make.__name__
+        # its many small messages are slow on a busy machine
+        if kind is not ParameterServer or make in (plain, frozen, Unused):
+            assert world.run(train_beside, kind, make, 3, True) == [[]] * world.world_size, (
+                make.__name__
+            )
 
 
 def test_parity_with_gradients_that_are_kept(world):
     """zero_grad(set_to_none=False): the next backward adds to last step's memory.
 
-    Mutation: a gradient that has a bucket's memory already is left there, so that it is averaged where nobody sums."""
+    Mutation: a gradient that has a bucket's memory already is left there, so that it is averaged
+    where nobody sums."""
     for make in (plain, Unused):
-        assert world.run(train_beside, DistributedDataParallel, make, 3, False) == [[]] * world.world_size, make.__name__
+        assert (
+            world.run(train_beside, DistributedDataParallel, make, 3, False)
+            == [[]] * world.world_size
+        ), make.__name__
 
 
 def accumulate(kind, make, microbatches):
-    """Gradients of all microbatches of all ranks, all but the last under no_sync, against one batch of everything; and what was
-    sent."""
+    """Gradients of all microbatches of all ranks, all but the last under no_sync, against one batch
+    of everything; and what was sent."""
     n, me = dist.get_world_size(), dist.get_rank()
     model, reference = wrapped(kind, built(make, seed=50 + me)), built(make, seed=50)
     with CommunicationLog() as log:
@@ -207,34 +237,51 @@ def accumulate(kind, make, microbatches):
 
 @pytest.mark.parametrize("make", [plain, Unused, SmallGPT])
 def test_accumulation(world, make):
-    """Three microbatches on each rank are one batch, and only the last of them sends. In `Unused` a layer may be used in an
-    earlier microbatch and not in the last: its sum must be sent all the same.
+    """Three microbatches on each rank are one batch, and only the last of them sends. In `Unused` a
+    layer may be used in an earlier microbatch and not in the last: its sum must be sent all the
+    same.
 
-    Mutations: hooks that ignore no_sync; a flag that stays off after it; only what arrived in the last backward averaged."""
-    assert world.run(accumulate, DistributedDataParallel, make, 3) == [([], 0, 0)] * world.world_size
+    Mutations: hooks that ignore no_sync; a flag that stays off after it; only what arrived in the
+    last backward averaged."""
+    assert (
+        world.run(accumulate, DistributedDataParallel, make, 3) == [([], 0, 0)] * world.world_size
+    )
 
 
 def one_large_batch():
     """Equal parts: the mean over ranks of means is the mean over the whole batch."""
     n, me = dist.get_world_size(), dist.get_rank()
-    model, reference = wrapped(DistributedDataParallel, built(plain, seed=50 + me)), built(plain, seed=50)
+    model, reference = (
+        wrapped(DistributedDataParallel, built(plain, seed=50 + me)),
+        built(plain, seed=50),
+    )
     loss_of(model(part(0, me))).backward()
     loss_of(reference(torch.cat([part(0, rank) for rank in range(n)]))).backward()
-    return [far(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), reference.parameters())]
+    return [
+        far(ours.grad, theirs.grad)
+        for ours, theirs in zip(model.parameters(), reference.parameters())
+    ]
 
 
 def test_the_large_batch(world):
-    """Mutation: a sum in the place of the mean, which the reference above would share if it also summed."""
+    """Mutation: a sum in the place of the mean, which the reference above would share if it also
+    summed."""
     assert not any(map(any, world.run(one_large_batch)))
 
 
 def backward_twice_without_zero():
     n, me = dist.get_world_size(), dist.get_rank()
-    model, reference = wrapped(DistributedDataParallel, built(plain, seed=50)), built(plain, seed=50)
+    model, reference = (
+        wrapped(DistributedDataParallel, built(plain, seed=50)),
+        built(plain, seed=50),
+    )
     for step in range(2):
         loss_of(model(part(step, me))).backward()
         (sum(loss_of(reference(part(step, rank))) for rank in range(n)) / n).backward()
-    return [far(ours.grad, theirs.grad) for ours, theirs in zip(model.parameters(), reference.parameters())]
+    return [
+        far(ours.grad, theirs.grad)
+        for ours, theirs in zip(model.parameters(), reference.parameters())
+    ]
 
 
 def test_two_backwards_add_up(world):
@@ -242,7 +289,8 @@ def test_two_backwards_add_up(world):
     assert not any(map(any, world.run(backward_twice_without_zero)))
 
 
-# --- what is sent, and when ------------------------------------------------------------------------------------------
+# --- what is sent, and when -----------------------------------------------------------------------
+
 
 def messages_of_a_step(kind, make, accumulation_steps=1):
     model = wrapped(kind, built(make, seed=0))
@@ -256,29 +304,52 @@ def step_of(make):
     """What the formulas take, of the parameters that are trained."""
     trained = [p for p in make().double().parameters() if p.requires_grad]
     nbytes = sum(p.nbytes for p in trained)
-    return dict(parameter_tensors=len(trained), parameter_bytes=nbytes, gradient_bytes=nbytes, gradient_element_bytes=8)
+    return dict(
+        parameter_tensors=len(trained),
+        parameter_bytes=nbytes,
+        gradient_bytes=nbytes,
+        gradient_element_bytes=8,
+    )
 
 
 @pytest.mark.parametrize("make", [plain, frozen, Twice, SmallGPT])
 def test_what_each_kind_sends(world, make):
     """Every message and every byte is the formulas'.
 
-    Mutations: a message for each parameter where buckets are promised; buckets that carry a parameter twice or pad; gradients
-    sent to the server that are not its own; a rank that is counted in where rank 0 talks to the others."""
+    Mutations: a message for each parameter where buckets are promised; buckets that carry a
+    parameter twice or pad; gradients sent to the server that are not its own; a rank that is
+    counted in where rank 0 talks to the others."""
     n, step = world.world_size, step_of(make)
-    reduced, tensors = evaluate(["reduced_bytes"], **step)["reduced_bytes"], step["parameter_tensors"]
+    reduced, tensors = (
+        evaluate(["reduced_bytes"], **step)["reduced_bytes"],
+        step["parameter_tensors"],
+    )
     for kind in (PerTensor, Bucketed, DistributedDataParallel):
         for sent, buckets in world.run(messages_of_a_step, kind, make):
-            assert {operation for operation, _ in sent} == {"all_reduce"} and sum(nbytes for _, nbytes in sent) == reduced
+            assert {operation for operation, _ in sent} == {"all_reduce"} and sum(
+                nbytes for _, nbytes in sent
+            ) == reduced
             assert len(sent) == (tensors if kind is PerTensor else buckets)
             most = evaluate(["gradient_buckets"], bucket_bytes=SMALL, **step)["gradient_buckets"]
             assert kind is PerTensor or len(sent) <= most <= tensors
-    for rank, (sent, _) in enumerate(world.run(messages_of_a_step, ParameterServer, make) if make is not SmallGPT else ()):
-        want = evaluate(["server_messages", "server_sent_bytes", "server_received_bytes"], ranks=n, rank=rank, **step)
-        for operation, nbytes in (("send", want["server_sent_bytes"]), ("recv", want["server_received_bytes"])):
+    for rank, (sent, _) in enumerate(
+        world.run(messages_of_a_step, ParameterServer, make) if make is not SmallGPT else ()
+    ):
+        want = evaluate(
+            ["server_messages", "server_sent_bytes", "server_received_bytes"],
+            ranks=n,
+            rank=rank,
+            **step,
+        )
+        for operation, nbytes in (
+            ("send", want["server_sent_bytes"]),
+            ("recv", want["server_received_bytes"]),
+        ):
             found = [size for name, size in sent if name == operation]
             assert (len(found), sum(found)) == (want["server_messages"], nbytes)
-    without = evaluate(["reduced_bytes_without_no_sync"], accumulation_steps=3, **step)["reduced_bytes_without_no_sync"]
+    without = evaluate(["reduced_bytes_without_no_sync"], accumulation_steps=3, **step)[
+        "reduced_bytes_without_no_sync"
+    ]
     for sent, _ in world.run(messages_of_a_step, DistributedDataParallel, make, 3):
         assert sum(nbytes for _, nbytes in sent) == without
 
@@ -292,14 +363,21 @@ def sent_around_a_ring(elements):
 def test_what_a_ring_sends(world):
     """Mutation: one way around the ring counted; n for n - 1."""
     for elements in (12, 5040):
-        want = evaluate(["data_parallel_sent_bytes"], ranks=world.world_size, reduced_bytes=8 * elements)
-        assert world.run(sent_around_a_ring, elements) == [want["data_parallel_sent_bytes"]] * world.world_size
+        want = evaluate(
+            ["data_parallel_sent_bytes"], ranks=world.world_size, reduced_bytes=8 * elements
+        )
+        assert (
+            world.run(sent_around_a_ring, elements)
+            == [want["data_parallel_sent_bytes"]] * world.world_size
+        )
 
 
 def order_of_events(overlap):
-    """How many all-reduces had been handed over when the last gradient of backward arrived; how many there were in all."""
+    """How many all-reduces had been handed over when the last gradient of backward arrived; how
+    many there were in all."""
     net, seen = built(plain, seed=0), []
-    net[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append(len(log.messages)))  # before the model's own
+    # before the model's own
+    net[0].weight.register_post_accumulate_grad_hook(lambda _: seen.append(len(log.messages)))
     net[0].bias.register_post_accumulate_grad_hook(lambda _: seen.append(len(log.messages)))
     model = DistributedDataParallel(net, SMALL, overlap)
     y = model(part(0, dist.get_rank()))
@@ -309,38 +387,55 @@ def order_of_events(overlap):
 
 
 def test_overlap_is_real(world):
-    """Buckets leave while backward has gradients to make, and wait for its end where they are told to. By order of events.
+    """Buckets leave while backward has gradients to make, and wait for its end where they are told
+    to. By order of events.
 
-    Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the first is full last; `overlap`
-    ignored."""
-    assert world.run(order_of_events, True) == [(2, 3, 3)] * world.world_size  # the third has the last gradient in it
+    Mutations: buckets sent in backward_ends(); buckets in the order of parameters, of which the
+    first is full last; `overlap` ignored."""
+    # the third has the last gradient in it
+    assert world.run(order_of_events, True) == [(2, 3, 3)] * world.world_size
     assert world.run(order_of_events, False) == [(0, 3, 3)] * world.world_size
 
 
 def memory_of_gradients(set_to_none):
-    """(gradients that are not in one memory with their bucket, bytes after backward, after zero_grad and at the peak above those
-    before)."""
-    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))), bucket_bytes=2 * 4 * 32 * 33)
+    """(gradients that are not in one memory with their bucket, bytes after backward, after
+    zero_grad and at the peak above those before)."""
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(32, 32) for _ in range(4))), bucket_bytes=2 * 4 * 32 * 33
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Ledger(model, optimizer) as ledger:
         before = ledger.bytes.total
         model(torch.ones(1, 32)).sum().backward()
         after = ledger.bytes.total - before
-        strangers = sum(len({p.grad.untyped_storage().data_ptr() for p in bucket}) > 1 for bucket in model.buckets)
-        strangers += sum(p.grad.untyped_storage().nbytes() != sum(q.nbytes + 4 for q in b) for b in model.buckets for p in b)
+        strangers = sum(
+            len({p.grad.untyped_storage().data_ptr() for p in bucket}) > 1
+            for bucket in model.buckets
+        )
+        strangers += sum(
+            p.grad.untyped_storage().nbytes() != sum(q.nbytes + 4 for q in b)
+            for b in model.buckets
+            for p in b
+        )
         optimizer.zero_grad(set_to_none)
-        deadline = time.monotonic() + 10  # gloo's thread lets go of a buffer a moment after its work is done
+        # gloo's thread lets go of a buffer a moment after its work is done
+        deadline = time.monotonic() + 10
         while set_to_none and ledger.bytes.total > before and time.monotonic() < deadline:
             time.sleep(0.01)
-        return strangers, after, ledger.bytes.total - before, max(moment.bytes.total for moment in ledger.timeline) - before
+        return (
+            strangers,
+            after,
+            ledger.bytes.total - before,
+            max(moment.bytes.total for moment in ledger.timeline) - before,
+        )
 
 
 def test_gradients_are_memory_of_their_bucket(three):
-    """And of nothing else: no second copy, and nothing is left when they are gone. The peak is less than the gradients and one
-    bucket more, as a bucket is made when it is full.
+    """And of nothing else: no second copy, and nothing is left when they are gone. The peak is less
+    than the gradients and one bucket more, as a bucket is made when it is full.
 
-    Mutations: results copied back from the bucket to gradients of their own; a bucket that is kept for the next step; all of
-    them made at once."""
+    Mutations: results copied back from the bucket to gradients of their own; a bucket that is kept
+    for the next step; all of them made at once."""
     every, bucket, activations = 4 * (4 * 32 * 33 + 8), 2 * 4 * 32 * 33, 8 * 4 * 32
     for strangers, after, left, peak in three.run(memory_of_gradients, True):
         assert (strangers, after, left) == (0, every, 0) and peak <= every + bucket + activations
@@ -350,27 +445,35 @@ def test_gradients_are_memory_of_their_bucket(three):
 
 @pytest.mark.parametrize("bucket_bytes", [1, 8, 400, 1000, 10**9])
 def test_buckets(bucket_bytes):
-    """Each parameter once, in the given order within its dtype; closed as soon as the size is reached; one dtype in each.
+    """Each parameter once, in the given order within its dtype; closed as soon as the size is
+    reached; one dtype in each.
 
-    Mutations: closed before the size is reached; the last bucket lost; a float16 gradient in a float32 bucket."""
+    Mutations: closed before the size is reached; the last bucket lost; a float16 gradient in a
+    float32 bucket."""
     generator = torch.Generator().manual_seed(bucket_bytes)
     sizes = torch.randint(1, 200, (40,), generator=generator).tolist()
-    parameters = [nn.Parameter(torch.empty(size, dtype=(torch.float32, torch.float16)[size % 3 == 0])) for size in sizes]
+    parameters = [
+        nn.Parameter(torch.empty(size, dtype=(torch.float32, torch.float16)[size % 3 == 0]))
+        for size in sizes
+    ]
     buckets = make_buckets(parameters, bucket_bytes)
     for dtype in (torch.float32, torch.float16):
         alike = [bucket for bucket in buckets if bucket[0].dtype == dtype]
-        assert [id(p) for bucket in alike for p in bucket] == [id(p) for p in parameters if p.dtype == dtype]
+        assert [id(p) for bucket in alike for p in bucket] == [
+            id(p) for p in parameters if p.dtype == dtype
+        ]
         for bucket in alike:
             assert {p.dtype for p in bucket} == {dtype}
             assert sum(p.nbytes for p in bucket[:-1]) < bucket_bytes
             assert bucket is alike[-1] or sum(p.nbytes for p in bucket) >= bucket_bytes
 
 
-# --- the module around the module ------------------------------------------------------------------------------------
+# --- the module around the module -----------------------------------------------------------------
+
 
 def names_and_buffers():
-    """(state_dict keys are the bare module's, a round trip is exact, messages of a forward, running means, the same after
-    broadcast_buffers())."""
+    """(state_dict keys are the bare module's, a round trip is exact, messages of a forward, running
+    means, the same after broadcast_buffers())."""
     me = dist.get_rank()
     net = built(with_buffers, seed=50 + me)
     net[1].running_mean.fill_(me)
@@ -392,8 +495,9 @@ def names_and_buffers():
 
 
 def test_state_dict_and_buffers(three):
-    """Mutations: "module." before the keys; buffers of each rank its own at the start; buffers broadcast in every forward, which
-    costs a message each and breaks two forwards before one backward; broadcast_buffers() of the parameters."""
+    """Mutations: "module." before the keys; buffers of each rank its own at the start; buffers
+    broadcast in every forward, which costs a message each and breaks two forwards before one
+    backward; broadcast_buffers() of the parameters."""
     found = three.run(names_and_buffers)
     assert all((same, exact, sent) == (True, True, 0) for same, exact, sent, *_ in found)
     assert all(torch.equal(started, torch.zeros(7)) for _, _, _, started, _, _ in found)
@@ -410,11 +514,15 @@ def in_groups():
     reference = built(plain, seed=me % 2)
     loss_of(model(part(0, me))).backward()
     (sum(loss_of(reference(part(0, rank))) for rank in (me % 2, me % 2 + 2)) / 2).backward()
-    return [far(ours, theirs) or far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
+    return [
+        far(ours, theirs) or far(ours.grad, theirs.grad)
+        for ours, theirs in zip(net.parameters(), reference.parameters())
+    ]
 
 
 def test_groups():
-    """Mutations: the world's size in the place of the group's; a broadcast from the world's rank 0; a call without the group."""
+    """Mutations: the world's size in the place of the group's; a broadcast from the world's rank 0;
+    a call without the group."""
     with ranks(4, device="cpu", announce=False) as world:
         assert not any(map(any, world.run(in_groups)))
 
@@ -444,11 +552,15 @@ def after_an_error():
     loss_of(model(part(0, me))).backward()
     reference = built(plain, seed=0)
     (sum(loss_of(reference(part(0, rank))) for rank in range(n)) / n).backward()
-    return [far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
+    return [
+        far(ours.grad, theirs.grad)
+        for ours, theirs in zip(net.parameters(), reference.parameters())
+    ]
 
 
 def test_after_an_error_in_backward(three):
-    """Mutation: forward() does not reset `in_backward`: the next backward takes itself for the one that raised and never ends."""
+    """Mutation: forward() does not reset `in_backward`: the next backward takes itself for the one
+    that raised and never ends."""
     assert not any(map(any, three.run(after_an_error)))
 
 
@@ -462,7 +574,8 @@ def wrapped_again():
 
 
 def test_a_cell_that_runs_again(three):
-    """Mutation: hooks that keep the replicas alive, so that each wrapping sends everything once more."""
+    """Mutation: hooks that keep the replicas alive, so that each wrapping sends everything once
+    more."""
     assert three.run(wrapped_again) == [0] * 3
 
 
@@ -471,11 +584,15 @@ def unnamed():
     loss_of(DistributedDataParallel(net, SMALL)(part(0, me))).backward()
     reference = built(plain, seed=0)
     (sum(loss_of(reference(part(0, rank))) for rank in range(n)) / n).backward()
-    return [far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
+    return [
+        far(ours.grad, theirs.grad)
+        for ours, theirs in zip(net.parameters(), reference.parameters())
+    ]
 
 
 def test_replicas_without_a_name(three):
-    """Mutation: nothing in the graph holds the replicas: they are gone before backward, which then averages nothing."""
+    """Mutation: nothing in the graph holds the replicas: they are gone before backward, which then
+    averages nothing."""
     assert not any(map(any, three.run(unnamed)))
 
 
@@ -492,7 +609,10 @@ def recomputed(reentrant, shared):
     net.forward = lambda x: forward(net, x)
     loss_of(model(part(0, me))).backward()
     (sum(loss_of(forward(reference, part(0, rank))) for rank in range(n)) / n).backward()
-    return [far(ours.grad, theirs.grad) for ours, theirs in zip(net.parameters(), reference.parameters())]
+    return [
+        far(ours.grad, theirs.grad)
+        for ours, theirs in zip(net.parameters(), reference.parameters())
+    ]
 
 
 def refused_recomputation():
@@ -501,15 +621,18 @@ def refused_recomputation():
 
 
 def test_recomputation(three):
-    """Gradients that come from a backward within the backward. Where a bucket has left already, an error and no wrong number.
+    """Gradients that come from a backward within the backward. Where a bucket has left already, an
+    error and no wrong number.
 
-    Mutation: a gradient that comes after its bucket has left is added to what the others are reducing."""
+    Mutation: a gradient that comes after its bucket has left is added to what the others are
+    reducing."""
     assert not any(map(any, three.run(recomputed, False, True)))
     assert not any(map(any, three.run(recomputed, True, False)))
     three.run(refused_recomputation)
 
 
-# --- what cannot be replicated ---------------------------------------------------------------------------------------
+# --- what cannot be replicated --------------------------------------------------------------------
+
 
 def refused(make, options):
     try:
@@ -532,28 +655,74 @@ def frozen_here(rank):
     return net
 
 
-@pytest.mark.parametrize("make, options, sentence", [
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=0),
-     "rank 0: bucket_bytes = 0: it must be a whole number of at least 1."),
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=-5 if rank == 2 else 5),
-     "rank 2: bucket_bytes = -5: it must be a whole number of at least 1."),
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=1e6),
-     "rank 0: bucket_bytes = 1000000.0: it must be a whole number of at least 1."),
-    (lambda rank: nn.Linear(2, 2), lambda rank: dict(bucket_bytes=5 + rank),
-     "rank 0 has bucket_bytes = 5, rank 1 has bucket_bytes = 6: all ranks replicate the same module."),
-    (lambda rank: nn.Tanh(), lambda rank: {},
-     "rank 0: no parameter of this Tanh requires a gradient: there is nothing to average."),
-    (two_devices, lambda rank: {}, "rank 0: the parameters are on 2 devices, cpu and meta: a replica has one."),
-    (lambda rank: nn.Linear(2, 3 + (rank == 2)), lambda rank: {},
-     "rank 0 has weight [3, 2] torch.float32, rank 2 has weight [4, 2] torch.float32: all ranks replicate the same module."),
-    (extra, lambda rank: {},
-     "rank 0 has nothing more, rank 1 has 1.weight [2, 2] torch.float32: all ranks replicate the same module."),
-    (frozen_here, lambda rank: {},
-     "rank 0 has bias [2] torch.float32, rank 1 has bias [2] torch.float32 frozen: all ranks replicate the same module.")])
+@pytest.mark.parametrize(
+    "make, options, sentence",
+    [
+        (
+            lambda rank: nn.Linear(2, 2),
+            lambda rank: dict(bucket_bytes=0),
+            "rank 0: bucket_bytes = 0: it must be a whole number of at least 1.",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2),
+            lambda rank: dict(bucket_bytes=-5 if rank == 2 else 5),
+            "rank 2: bucket_bytes = -5: it must be a whole number of at least 1.",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2),
+            lambda rank: dict(bucket_bytes=1e6),
+            "rank 0: bucket_bytes = 1000000.0: it must be a whole number of at least 1.",
+        ),
+        (
+            lambda rank: nn.Linear(2, 2),
+            lambda rank: dict(bucket_bytes=5 + rank),
+            (
+                "rank 0 has bucket_bytes = 5, rank 1 has bucket_bytes = 6: all ranks replicate the"
+                " same module."
+            ),
+        ),
+        (
+            lambda rank: nn.Tanh(),
+            lambda rank: {},
+            "rank 0: no parameter of this Tanh requires a gradient: there is nothing to average.",
+        ),
+        (
+            two_devices,
+            lambda rank: {},
+            "rank 0: the parameters are on 2 devices, cpu and meta: a replica has one.",
+        ),
+        (
+            lambda rank: nn.Linear(2, 3 + (rank == 2)),
+            lambda rank: {},
+            (
+                "rank 0 has weight [3, 2] torch.float32, rank 2 has weight [4, 2] torch.float32:"
+                " all ranks replicate the same module."
+            ),
+        ),
+        (
+            extra,
+            lambda rank: {},
+            (
+                "rank 0 has nothing more, rank 1 has 1.weight [2, 2] torch.float32: all ranks"
+                " replicate the same module."
+            ),
+        ),
+        (
+            frozen_here,
+            lambda rank: {},
+            (
+                "rank 0 has bias [2] torch.float32, rank 1 has bias [2] torch.float32 frozen: all"
+                " ranks replicate the same module."
+            ),
+        ),
+    ],
+)
 def test_refused_on_all_ranks(three, make, options, sentence):
-    """One sentence, the same on every rank, also where only one of them is at fault: nobody is left waiting.
+    """One sentence, the same on every rank, also where only one of them is at fault: nobody is left
+    waiting.
 
-    Mutations: a check before the gathering, so that one rank raises and the others wait; a comparison of the common part only."""
+    Mutations: a check before the gathering, so that one rank raises and the others wait; a
+    comparison of the common part only."""
     assert three.run(refused, make, options, limit_seconds=20) == [sentence] * 3
 
 
@@ -566,8 +735,14 @@ def sparse():
 
 def test_refused_in_backward(three):
     """Mutation: a sparse gradient handed on to PyTorch, which asks for a bug report."""
-    assert three.run(sparse) == [
-        "a gradient is torch.sparse_coo: only dense ones are averaged; build embeddings with sparse=False."] * 3
+    assert (
+        three.run(sparse)
+        == [
+            "a gradient is torch.sparse_coo: only dense ones are averaged; build embeddings with"
+            " sparse=False."
+        ]
+        * 3
+    )
 
 
 def outside_of_the_group():
@@ -579,27 +754,42 @@ def outside_of_the_group():
 
 
 def test_refused_without_a_group(three):
-    """Mutation: either check left out: PyTorch's own words, or a wait for ranks that do not come."""
+    """Mutation: either check left out: PyTorch's own words, or a wait for ranks that do not
+    come."""
     with pytest.raises(CannotReplicate) as caught:
         DistributedDataParallel(nn.Linear(2, 2))
-    assert str(caught.value) == "there is no process group: start ranks, or call torch.distributed.init_process_group, first."
+    assert (
+        str(caught.value)
+        == "there is no process group: start ranks, or call torch.distributed.init_process_group,"
+        " first."
+    )
     assert three.run(outside_of_the_group, limit_seconds=20) == [
-        None, None, "rank 2 is no member of the group: only members replicate a module in it."]
+        None,
+        None,
+        "rank 2 is no member of the group: only members replicate a module in it.",
+    ]
 
 
-# --- its trace -------------------------------------------------------------------------------------------------------
+# --- its trace ------------------------------------------------------------------------------------
+
 
 def traced(overlap):
     net = built(plain, seed=0)
     model = DistributedDataParallel(net, SMALL, overlap)
     trace = trace_step(model, lambda: loss_of(model(part(0, 0))))
     hooks = [len(parameter._post_accumulate_grad_hooks) for parameter in net.parameters()]
-    return trace, len(model.buckets), hooks, [parameter.grad is None for parameter in net.parameters()]
+    return (
+        trace,
+        len(model.buckets),
+        hooks,
+        [parameter.grad is None for parameter in net.parameters()],
+    )
 
 
 def test_trace(three):
-    """Phases follow each other, every message is there and done before backward() returns; with overlap the first is handed over before
-    the last gradient, without it none is. No hook of the trace stays.
+    """Phases follow each other, every message is there and done before backward() returns; with
+    overlap the first is handed over before the last gradient, without it none is. No hook of the
+    trace stays.
 
     Mutations: a hook left behind; the first gradient in the place of the last."""
     for overlap in (True, False):

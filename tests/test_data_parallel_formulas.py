@@ -1,4 +1,5 @@
-"""The model of a data-parallel step against a clock that nobody has to wait for; the number of buckets against the buckets."""
+"""The model of a data-parallel step against a clock that nobody has to wait for; the number of
+buckets against the buckets."""
 
 import math
 import random
@@ -11,7 +12,8 @@ LINK = dict(latency_seconds=2e-4, link_bytes_per_second=1.25e8)
 
 
 def end_of_communication(ready, each):
-    """When the last message is done: a message leaves when it is ready and the one before it is done."""
+    """When the last message is done: a message leaves when it is ready and the one before it is
+    done."""
     now = 0.0
     for moment in ready:
         now = max(now, moment) + each
@@ -20,58 +22,109 @@ def end_of_communication(ready, each):
 
 def around_a_ring(ranks, nbytes):
     """Seconds of a ring all-reduce, step by step."""
-    return sum(LINK["latency_seconds"] + nbytes / ranks / LINK["link_bytes_per_second"] for _ in range(2 * (ranks - 1)))
+    return sum(
+        LINK["latency_seconds"] + nbytes / ranks / LINK["link_bytes_per_second"]
+        for _ in range(2 * (ranks - 1))
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
 @pytest.mark.parametrize("buckets", [1, 2, 5, 40])
 def test_seconds(ranks, buckets):
-    """Fast and slow links against short and long backwards: the last bucket decides, or the sum of all.
+    """Fast and slow links against short and long backwards: the last bucket decides, or the sum of
+    all.
 
-    Mutations: a bucket ready at the beginning of its part of backward; the last bucket counted as hidden; the latency paid once;
-    buckets that travel side by side; the whole backward taken as cover."""
+    Mutations: a bucket ready at the beginning of its part of backward; the last bucket counted as
+    hidden; the latency paid once; buckets that travel side by side; the whole backward taken as
+    cover."""
     nbytes, tensors = 10_000_000, 60
-    given = dict(ranks=ranks, reduced_bytes=nbytes, gradient_buckets=buckets, parameter_tensors=tensors,
-                 parameter_bytes=9_000_000, **LINK)
+    given = dict(
+        ranks=ranks,
+        reduced_bytes=nbytes,
+        gradient_buckets=buckets,
+        parameter_tensors=tensors,
+        parameter_bytes=9_000_000,
+        **LINK,
+    )
     for backward in (0.0, 0.01, 0.1, 1.0, 30.0):
-        found = evaluate(["bucket_seconds", "all_buckets_seconds", "exposed_seconds", "server_seconds", "per_tensor_seconds"],
-                         backward_seconds=backward, **given)
+        found = evaluate(
+            [
+                "bucket_seconds",
+                "all_buckets_seconds",
+                "exposed_seconds",
+                "server_seconds",
+                "per_tensor_seconds",
+            ],
+            backward_seconds=backward,
+            **given,
+        )
         each = around_a_ring(ranks, nbytes / buckets)
         ready = [backward * (number + 1) / buckets for number in range(buckets)]
         assert math.isclose(found["bucket_seconds"], each, rel_tol=1e-12)
-        assert math.isclose(found["all_buckets_seconds"], end_of_communication([0.0] * buckets, each), rel_tol=1e-12)
-        assert math.isclose(found["exposed_seconds"], end_of_communication(ready, each) - backward, rel_tol=1e-9, abs_tol=1e-12)
-        assert math.isclose(found["per_tensor_seconds"], sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors)))
+        assert math.isclose(
+            found["all_buckets_seconds"], end_of_communication([0.0] * buckets, each), rel_tol=1e-12
+        )
+        assert math.isclose(
+            found["exposed_seconds"],
+            end_of_communication(ready, each) - backward,
+            rel_tol=1e-9,
+            abs_tol=1e-12,
+        )
+        assert math.isclose(
+            found["per_tensor_seconds"],
+            sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors)),
+        )
         messages = [9_000_000 / tensors, nbytes / tensors] * tensors * (ranks - 1)
-        served = sum(LINK["latency_seconds"] + size / LINK["link_bytes_per_second"] for size in messages)
+        served = sum(
+            LINK["latency_seconds"] + size / LINK["link_bytes_per_second"] for size in messages
+        )
         assert math.isclose(found["server_seconds"], served, rel_tol=1e-12)
 
 
 def test_step():
-    """One rank has nothing to wait for. With overlap, a step is never longer, and saves no more than backward takes.
+    """One rank has nothing to wait for. With overlap, a step is never longer, and saves no more
+    than backward takes.
 
-    Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step without overlap that hides something."""
+    Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step
+    without overlap that hides something."""
     times = dict(forward_seconds=0.1, backward_seconds=0.2, update_seconds=0.05)
-    targets = ["compute_seconds", "data_parallel_step_seconds", "scaling_efficiency", "hidden_seconds", "exposed_seconds",
-               "all_buckets_seconds", "step_without_overlap_seconds", "efficiency_without_overlap"]
+    targets = [
+        "compute_seconds",
+        "data_parallel_step_seconds",
+        "scaling_efficiency",
+        "hidden_seconds",
+        "exposed_seconds",
+        "all_buckets_seconds",
+        "step_without_overlap_seconds",
+        "efficiency_without_overlap",
+    ]
     alone = evaluate(targets, ranks=1, reduced_bytes=10**8, gradient_buckets=4, **times, **LINK)
     assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
     assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
     before = 0
     for nbytes in (10**5, 10**6, 10**7, 10**8):
-        found = evaluate(targets, ranks=4, reduced_bytes=nbytes, gradient_buckets=10, **times, **LINK)
+        found = evaluate(
+            targets, ranks=4, reduced_bytes=nbytes, gradient_buckets=10, **times, **LINK
+        )
         assert 0 <= found["hidden_seconds"] <= 0.2 and found["exposed_seconds"] > before
-        assert math.isclose(found["hidden_seconds"] + found["exposed_seconds"], found["all_buckets_seconds"])
+        assert math.isclose(
+            found["hidden_seconds"] + found["exposed_seconds"], found["all_buckets_seconds"]
+        )
         assert math.isclose(found["data_parallel_step_seconds"], 0.35 + found["exposed_seconds"])
         assert math.isclose(found["scaling_efficiency"] * found["data_parallel_step_seconds"], 0.35)
-        assert math.isclose(found["step_without_overlap_seconds"], found["data_parallel_step_seconds"] + found["hidden_seconds"])
-        assert math.isclose(found["efficiency_without_overlap"] * found["step_without_overlap_seconds"], 0.35)
+        assert math.isclose(
+            found["step_without_overlap_seconds"],
+            found["data_parallel_step_seconds"] + found["hidden_seconds"],
+        )
+        assert math.isclose(
+            found["efficiency_without_overlap"] * found["step_without_overlap_seconds"], 0.35
+        )
         before = found["exposed_seconds"]
 
 
 def test_number_of_buckets():
-    """Never more than the formula says, for any tensors; exactly so many where a bucket holds a whole number of alike tensors,
-    where each tensor fills one, and where one holds all.
+    """Never more than the formula says, for any tensors; exactly so many where a bucket holds a
+    whole number of alike tensors, where each tensor fills one, and where one holds all.
 
     Mutation: rounded down; tensors left out of the minimum."""
     torch = pytest.importorskip("torch")
@@ -79,8 +132,13 @@ def test_number_of_buckets():
 
     def both(sizes, bucket_bytes):
         tensors = [torch.empty(size, device="meta") for size in sizes]
-        given = dict(parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes), bucket_bytes=bucket_bytes)
-        return len(make_buckets(tensors, bucket_bytes)), evaluate(["gradient_buckets"], **given)["gradient_buckets"]
+        given = dict(
+            parameter_tensors=len(sizes), gradient_bytes=4 * sum(sizes), bucket_bytes=bucket_bytes
+        )
+        return (
+            len(make_buckets(tensors, bucket_bytes)),
+            evaluate(["gradient_buckets"], **given)["gradient_buckets"],
+        )
 
     for size, count, each in ((10, 12, 3), (7, 5, 1), (1, 9, 9), (3, 10, 4)):
         there, formula = both([size] * count, 4 * size * each)
@@ -88,25 +146,39 @@ def test_number_of_buckets():
     assert both([5, 8, 3], 1) == (3, 3) and both([5, 8, 3], 10**6) == (1, 1)
     generator = random.Random(0)
     for _ in range(200):
-        sizes = [generator.choice((1, 10, 100, 1000)) * generator.randint(1, 9) for _ in range(generator.randint(1, 30))]
+        sizes = [
+            generator.choice((1, 10, 100, 1000)) * generator.randint(1, 9)
+            for _ in range(generator.randint(1, 30))
+        ]
         there, formula = both(sizes, generator.randint(1, 20_000))
         assert 1 <= there <= formula
 
 
 def test_presets_go_in():
-    """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element in the place of a gradient's."""
+    """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element in
+    the place of a gradient's."""
     given = quantities(model="GPT-2 124M", recipe="fp32 Adam", bucket_bytes=25 << 20, ranks=8)
-    found = evaluate(["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given)
+    found = evaluate(
+        ["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given
+    )
     assert found["reduced_bytes"] == 4 * (124_439_808 + 148) and found["gradient_buckets"] == 19
     half = evaluate(["reduced_bytes"], **{**given, "gradient_element_bytes": 2})["reduced_bytes"]
     assert 2 * half == found["reduced_bytes"]
 
 
-@pytest.mark.parametrize("given, sentence", [
-    (dict(bucket_bytes=0, gradient_bytes=8, parameter_tensors=1),
-     "bucket_bytes = 0: bucket_bytes must be a whole number of at least 1."),
-    (dict(bucket_bytes=8, gradient_bytes=8, parameter_tensors=1, backward_seconds=-1),
-     "backward_seconds = -1: backward_seconds must be a number of at least 0.")])
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (
+            dict(bucket_bytes=0, gradient_bytes=8, parameter_tensors=1),
+            "bucket_bytes = 0: bucket_bytes must be a whole number of at least 1.",
+        ),
+        (
+            dict(bucket_bytes=8, gradient_bytes=8, parameter_tensors=1, backward_seconds=-1),
+            "backward_seconds = -1: backward_seconds must be a number of at least 0.",
+        ),
+    ],
+)
 def test_bad_input(given, sentence):
     """Mutation: a quantity without its least value."""
     with pytest.raises(InvalidQuantity) as caught:

@@ -1,4 +1,5 @@
-"""One rank of many without the others: the same bytes as on a real rank, and those of the formulas at sizes nobody here has."""
+"""One rank of many without the others: the same bytes as on a real rank, and those of the formulas
+at sizes nobody here has."""
 
 import sys
 
@@ -22,55 +23,88 @@ SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=16, 
 
 def units(config):
     """Parameters of the embedding, of each block, of the head."""
-    each = evaluate(["embedding_parameters", "layer_parameters", "head_parameters", "norm_parameters"], **config.quantities())
-    return [each["embedding_parameters"], *[each["layer_parameters"]] * config.layers, each["head_parameters"] + each["norm_parameters"]]
+    each = evaluate(
+        ["embedding_parameters", "layer_parameters", "head_parameters", "norm_parameters"],
+        **config.quantities(),
+    )
+    return [
+        each["embedding_parameters"],
+        *[each["layer_parameters"]] * config.layers,
+        each["head_parameters"] + each["norm_parameters"],
+    ]
 
 
 def on_a_real_rank(recompute):
-    """The leanest of three steps, at rest and at the peak: gloo's thread may keep a buffer for a moment after its work is done."""
+    """The leanest of three steps, at rest and at the peak: gloo's thread may keep a buffer for a
+    moment after its work is done."""
     steps = [sharded_step(SMALL, recompute=recompute, collectives=Native()) for _ in range(3)]
-    return steps[0]._replace(resting=min((step.resting for step in steps), key=lambda counts: counts.total),
-                             peak=min((step.peak for step in steps), key=lambda moment: moment.bytes.total))
+    return steps[0]._replace(
+        resting=min((step.resting for step in steps), key=lambda counts: counts.total),
+        peak=min((step.peak for step in steps), key=lambda moment: moment.bytes.total),
+    )
 
 
 @pytest.mark.parametrize("recompute", (False, True))
 def test_a_fake_rank_is_as_full_as_a_real_one(recompute):
-    """To the byte, at rest and at the peak, which falls on the same operation; and its messages are the same.
+    """To the byte, at rest and at the peak, which falls on the same operation; and its messages are
+    the same.
 
     Mutation: weights whose memory the fake side does not give back."""
     with ranks(2, device="cpu", announce=False) as world:
         real = world.run(on_a_real_rank, recompute)[1]
     fake = rank_of_many(SMALL, 2, rank=1, recompute=recompute)
     assert fake.resting == real.resting and fake.peak == real.peak
-    assert {name: total[:2] for name, total in fake.messages.items()} == {name: total[:2] for name, total in real.messages.items()}
+    assert {name: total[:2] for name, total in fake.messages.items()} == {
+        name: total[:2] for name, total in real.messages.items()
+    }
 
 
 def resting(config, n, rank):
     """Bytes of parameters, gradients and optimizer states on the rank, by the formulas."""
-    given = dict(zero_stage=3, data_parallel=n, rank=rank, accumulation_steps=1, **RECIPES["fp32 Adam"].quantities)
+    given = dict(
+        zero_stage=3,
+        data_parallel=n,
+        rank=rank,
+        accumulation_steps=1,
+        **RECIPES["fp32 Adam"].quantities,
+    )
     targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
-    found = [sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config)) for target in targets]
-    found[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=len(units(config)), **given)["zero_step_counter_bytes"]
+    found = [
+        sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config))
+        for target in targets
+    ]
+    found[2] += evaluate(
+        ["zero_step_counter_bytes"], zero_flat_tensors=len(units(config)), **given
+    )["zero_step_counter_bytes"]
     return tuple(found)
 
 
 @pytest.mark.parametrize("rank", (0, 4))
 def test_the_rank_has_its_own_shard(rank):
-    """Five ranks do not divide any unit, so the first shards are larger. Mutation: the shard of another rank."""
-    assert rank_of_many(SMALL, 5, rank=rank).resting[:3] == resting(SMALL, 5, rank) != resting(SMALL, 5, 4 - rank)
+    """Five ranks do not divide any unit, so the first shards are larger. Mutation: the shard of
+    another rank."""
+    assert (
+        rank_of_many(SMALL, 5, rank=rank).resting[:3]
+        == resting(SMALL, 5, rank)
+        != resting(SMALL, 5, 4 - rank)
+    )
 
 
 @pytest.mark.parametrize("rank", (0, 1023))
 def test_one_of_a_thousand(rank):
-    """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a time are the formulas'.
+    """A block of GPT-3's size on 1,024 ranks: what rests, what travels and how much is whole at a
+    time are the formulas'.
 
-    Mutations: a model that is built whole; a recomputed block that is gathered while it is whole."""
+    Mutations: a model that is built whole; a recomputed block that is gathered while it is
+    whole."""
     config = GPTConfig.from_preset("GPT-3 175B", layers=2, tied_head=0)
     step = rank_of_many(config, 1024, rank=rank)
     assert step.resting[:3] == resting(config, 1024, rank)
     parameters = sum(units(config))
     assert {name: total[:2] for name, total in step.messages.items()} == {
-        "all_gather": (8, 2 * 2 * parameters), "reduce_scatter": (4, 2 * parameters)}
+        "all_gather": (8, 2 * 2 * parameters),
+        "reduce_scatter": (4, 2 * parameters),
+    }
     assert step.peak.bytes.gathered <= 2 * max(units(config))
 
 

@@ -1,4 +1,5 @@
-"""gpt.py against an independent reference, against published sizes, and for the properties the techniques build on."""
+"""gpt.py against an independent reference, against published sizes, and for the properties the
+techniques build on."""
 
 import copy
 import dataclasses
@@ -11,7 +12,17 @@ from torch import nn
 
 from shardlab import formulas
 from shardlab.formulas import InvalidQuantity
-from shardlab.gpt import GPT, Attention, Block, Dropout, GPTConfig, MLP, RMSNorm, next_token_loss, rotate
+from shardlab.gpt import (
+    GPT,
+    MLP,
+    Attention,
+    Block,
+    Dropout,
+    GPTConfig,
+    RMSNorm,
+    next_token_loss,
+    rotate,
+)
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=19, max_sequence=11)
 LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1, tied_head=0)
@@ -26,7 +37,8 @@ VARIANTS = {
 
 
 def small_model(seed=0, **changes):
-    """A float64 model, every parameter random: with biases of zero and norms of one, a forgotten one would not show."""
+    """A float64 model, every parameter random: with biases of zero and norms of one, a forgotten
+    one would not show."""
     torch.manual_seed(seed)
     model = GPT(GPTConfig(**{**SMALL, **changes})).double()
     with torch.no_grad():
@@ -36,17 +48,21 @@ def small_model(seed=0, **changes):
 
 
 def some_tokens(batch=3, sequence=11):
-    return torch.randint(SMALL["vocabulary"], (batch, sequence), generator=torch.Generator().manual_seed(1))
+    return torch.randint(
+        SMALL["vocabulary"], (batch, sequence), generator=torch.Generator().manual_seed(1)
+    )
 
 
 def assert_same(ours, theirs, relative=1e-12):
-    """1e-12 of the largest element: float64 has 1.1e-16, and sums of a few hundred terms are added in another order."""
+    """1e-12 of the largest element: float64 has 1.1e-16, and sums of a few hundred terms are added
+    in another order."""
     assert ours.shape == theirs.shape
     assert (ours - theirs).abs().max() <= relative * theirs.abs().max()
 
 
 def saved_by_autograd(module, *inputs):
-    """(output, tensors kept for the backward pass), parameters left out, one tensor for each storage."""
+    """(output, tensors kept for the backward pass), parameters left out, one tensor for each
+    storage."""
     kept, own = {}, {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
 
     def pack(tensor):
@@ -64,10 +80,10 @@ def storage_bytes(tensors):
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-# --- sizes -----------------------------------------------------------------------------------------------------------
-# GPT-2 and Llama: elements of the released checkpoints (gpt2, gpt2-medium, gpt2-large, gpt2-xl; Llama 7B, 13B; Llama 2
-# 70B), as transformers' num_parameters() counts them: each parameter once, no buffers. GPT-3 was not released; Table D.1
-# of Brown et al. 2020 gives it as 174,600 million.
+# --- sizes ----------------------------------------------------------------------------------------
+# GPT-2 and Llama: elements of the released checkpoints (gpt2, gpt2-medium, gpt2-large, gpt2-xl;
+# Llama 7B, 13B; Llama 2 70B), as transformers' num_parameters() counts them: each parameter once,
+# no buffers. GPT-3 was not released; Table D.1 of Brown et al. 2020 gives it as 174,600 million.
 PUBLISHED = {
     "GPT-2 124M": 124_439_808,
     "GPT-2 355M": 354_823_168,
@@ -81,8 +97,8 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", formulas.MODELS)
 def test_parameter_counts(name):
-    """Model, formula and published number agree. Must catch: a head with a bias, a norm with a bias in Llama, keys
-    and values of as many heads as queries in Llama 2 70B."""
+    """Model, formula and published number agree. Must catch: a head with a bias, a norm with a bias
+    in Llama, keys and values of as many heads as queries in Llama 2 70B."""
     config = GPTConfig.from_preset(name)
     with torch.device("meta"):
         model = GPT(config)
@@ -95,7 +111,7 @@ def test_parameter_counts(name):
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-# --- the same numbers as an independent reference --------------------------------------------------------------------
+# --- the same numbers as an independent reference -------------------------------------------------
 def reference_norm(x, weights, name):
     if name + ".bias" in weights:
         x = x - x.mean(-1, keepdim=True)
@@ -104,23 +120,26 @@ def reference_norm(x, weights, name):
 
 
 def reference_turn(x):
-    """Rotary positions as Su et al. write them: pairs are complex numbers, a position multiplies them by a unit
-    number."""
+    """Rotary positions as Su et al. write them: pairs are complex numbers, a position multiplies
+    them by a unit number."""
     positions, half = torch.arange(x.shape[1], dtype=x.dtype), x.shape[2] // 2
     speeds = torch.tensor([10_000 ** (-i / half) for i in range(half)], dtype=x.dtype)
     angles = positions[:, None] * speeds
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
+        torch.ones_like(angles), angles
+    )
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 def reference_logits(config, weights, tokens):
     """The model written out with loops over heads, from a dict of weights by name."""
+
     def linear(x, name):
         return F.linear(x, weights[name + ".weight"], weights.get(name + ".bias"))
 
     x = weights["embedding.tokens.weight"][tokens]
     if config.learned_positions:
-        x = x + weights["embedding.positions"][:tokens.shape[1]]
+        x = x + weights["embedding.positions"][: tokens.shape[1]]
     size, queries = config.hidden // config.heads, config.heads // config.key_value_heads
     past = torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool).tril()
     for layer in range(config.layers):
@@ -129,7 +148,7 @@ def reference_logits(config, weights, tokens):
         columns = linear(y, at + "attention.qkv").split(size, dim=-1)
         mixed = []
         for _ in range(config.key_value_heads):
-            group, columns = columns[:queries + 2], columns[queries + 2:]
+            group, columns = columns[: queries + 2], columns[queries + 2 :]
             *qs, k, v = group
             k = k if config.learned_positions else reference_turn(k)
             for q in qs:
@@ -143,19 +162,21 @@ def reference_logits(config, weights, tokens):
             inner = gate * torch.sigmoid(gate) * linear(y, at + "mlp.up")
         else:
             up = linear(y, at + "mlp.up")
-            inner = up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up ** 3)))
+            inner = up / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
         x = x + linear(inner, at + "mlp.down")
-    return F.linear(reference_norm(x, weights, "head.norm"),
-                    weights.get("head.scores.weight", weights["embedding.tokens.weight"]))
+    return F.linear(
+        reference_norm(x, weights, "head.norm"),
+        weights.get("head.scores.weight", weights["embedding.tokens.weight"]),
+    )
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_equals_the_reference(variant, fused):
-    """Outputs and every gradient, fused attention and not. Must catch: rows of qkv ordered as all queries, all keys,
-    all values; scores scaled by another size; the exact GELU in place of the tanh one; a wrong term in the backward
-    of RMSNorm; sin with the other sign; pairs of neighbours in place of halves; the MLP's norm after the MLP; up and
-    gate exchanged."""
+    """Outputs and every gradient, fused attention and not. Must catch: rows of qkv ordered as all
+    queries, all keys, all values; scores scaled by another size; the exact GELU in place of the
+    tanh one; a wrong term in the backward of RMSNorm; sin with the other sign; pairs of neighbours
+    in place of halves; the MLP's norm after the MLP; up and gate exchanged."""
     model = small_model(**VARIANTS[variant], fused_attention=fused)
     weights, tokens = dict(model.named_parameters()), some_tokens()
     ours, theirs = model(tokens), reference_logits(model.config, weights, tokens)
@@ -169,24 +190,40 @@ def test_model_equals_the_reference(variant, fused):
 
 
 def test_block_equals_pytorchs_encoder_layer():
-    """The block against nn.TransformerEncoderLayer, whose qkv rows are all queries, all keys, all values. Must catch:
-    an error that the reference above shares with the model, such as LayerNorm's epsilon."""
+    """The block against nn.TransformerEncoderLayer, whose qkv rows are all queries, all keys, all
+    values. Must catch: an error that the reference above shares with the model, such as LayerNorm's
+    epsilon."""
     config = GPTConfig(**SMALL)
     block = small_model().blocks[0]
-    theirs = nn.TransformerEncoderLayer(config.hidden, config.heads, config.feed_forward, dropout=0.0, batch_first=True,
-                                        norm_first=True, activation=lambda x: F.gelu(x, approximate="tanh")).double()
+    theirs = nn.TransformerEncoderLayer(
+        config.hidden,
+        config.heads,
+        config.feed_forward,
+        dropout=0.0,
+        batch_first=True,
+        norm_first=True,
+        activation=lambda x: F.gelu(x, approximate="tanh"),
+    ).double()
 
     def ordered_by_head(rows):
         return rows.unflatten(0, (3, config.heads, -1)).transpose(0, 1).flatten(0, 2)
 
-    pairs = [(block.attention_norm.weight, theirs.norm1.weight), (block.attention_norm.bias, theirs.norm1.bias),
-             (block.mlp_norm.weight, theirs.norm2.weight), (block.mlp_norm.bias, theirs.norm2.bias),
-             (block.attention.output.weight, theirs.self_attn.out_proj.weight),
-             (block.attention.output.bias, theirs.self_attn.out_proj.bias),
-             (block.mlp.up.weight, theirs.linear1.weight), (block.mlp.up.bias, theirs.linear1.bias),
-             (block.mlp.down.weight, theirs.linear2.weight), (block.mlp.down.bias, theirs.linear2.bias)]
-    reordered = [(block.attention.qkv.weight, theirs.self_attn.in_proj_weight),
-                 (block.attention.qkv.bias, theirs.self_attn.in_proj_bias)]
+    pairs = [
+        (block.attention_norm.weight, theirs.norm1.weight),
+        (block.attention_norm.bias, theirs.norm1.bias),
+        (block.mlp_norm.weight, theirs.norm2.weight),
+        (block.mlp_norm.bias, theirs.norm2.bias),
+        (block.attention.output.weight, theirs.self_attn.out_proj.weight),
+        (block.attention.output.bias, theirs.self_attn.out_proj.bias),
+        (block.mlp.up.weight, theirs.linear1.weight),
+        (block.mlp.up.bias, theirs.linear1.bias),
+        (block.mlp.down.weight, theirs.linear2.weight),
+        (block.mlp.down.bias, theirs.linear2.bias),
+    ]
+    reordered = [
+        (block.attention.qkv.weight, theirs.self_attn.in_proj_weight),
+        (block.attention.qkv.bias, theirs.self_attn.in_proj_bias),
+    ]
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.copy_(torch.randn_like(parameter))
@@ -195,7 +232,10 @@ def test_block_equals_pytorchs_encoder_layer():
         for mine, other in reordered:
             mine.copy_(ordered_by_head(other))
     x = torch.randn(3, 11, config.hidden, dtype=torch.float64)
-    output, expected = block(x), theirs(x, nn.Transformer.generate_square_subsequent_mask(11, dtype=torch.float64))
+    output, expected = (
+        block(x),
+        theirs(x, nn.Transformer.generate_square_subsequent_mask(11, dtype=torch.float64)),
+    )
     assert_same(output, expected)
     direction = torch.randn_like(output)
     output.backward(direction)
@@ -208,16 +248,22 @@ def test_block_equals_pytorchs_encoder_layer():
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 def test_grouped_queries_equal_repeated_heads(fused):
-    """Two key-value heads serve four query heads as four heads would whose keys and values come twice. Must catch:
-    query heads dealt to the key-value heads in turn."""
+    """Two key-value heads serve four query heads as four heads would whose keys and values come
+    twice. Must catch: query heads dealt to the key-value heads in turn."""
     grouped = small_model(**LLAMA, key_value_heads=2, fused_attention=fused)
     single = small_model(**LLAMA, fused_attention=fused)
     weights = dict(grouped.named_parameters())
     with torch.no_grad():
         for name, parameter in single.named_parameters():
             if name.endswith("qkv.weight"):
-                rows = weights[name].unflatten(0, (2, 4, 6))  # two groups of [q, q, k, v], six rows each
-                heads = [rows[group, part] for group in (0, 1) for query in (0, 1) for part in (query, 2, 3)]
+                # two groups of [q, q, k, v], six rows each
+                rows = weights[name].unflatten(0, (2, 4, 6))
+                heads = [
+                    rows[group, part]
+                    for group in (0, 1)
+                    for query in (0, 1)
+                    for part in (query, 2, 3)
+                ]
                 parameter.copy_(torch.cat(heads))
             else:
                 parameter.copy_(weights[name])
@@ -227,8 +273,8 @@ def test_grouped_queries_equal_repeated_heads(fused):
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("variant", ["GPT-2", "Llama, grouped queries"])
 def test_the_future_does_not_change_the_past(variant, fused):
-    """Bit for bit: another token at position 7 leaves the logits before it alone and changes those from it on. Must
-    catch: no mask; a mask one column too wide, so that position 6 sees 7."""
+    """Bit for bit: another token at position 7 leaves the logits before it alone and changes those
+    from it on. Must catch: no mask; a mask one column too wide, so that position 6 sees 7."""
     model = small_model(**VARIANTS[variant], fused_attention=fused)
     tokens = some_tokens()
     other = tokens.clone()
@@ -238,10 +284,10 @@ def test_the_future_does_not_change_the_past(variant, fused):
     assert (before[:, 7:] != after[:, 7:]).any(-1).all()
 
 
-# --- what tensor parallelism builds on -------------------------------------------------------------------------------
+# --- what tensor parallelism builds on ------------------------------------------------------------
 def sliced(module, plan, part, parts):
-    """A copy that holds the part-th slice of some parameters; of a bias that is added after the sum, the first part
-    only."""
+    """A copy that holds the part-th slice of some parameters; of a bias that is added after the
+    sum, the first part only."""
     copied = copy.deepcopy(module)
     for name, dim in plan.items():
         owner, _, leaf = name.rpartition(".")
@@ -257,14 +303,29 @@ def sliced(module, plan, part, parts):
 @pytest.mark.parametrize("key_value_heads", [4, 2])
 @pytest.mark.parametrize("kind", [Attention, MLP])
 def test_slices_of_weights_sum_to_the_whole(kind, key_value_heads, fused):
-    """Half of the rows of the first matrices and of the columns of the last make a smaller attention (of half the
-    heads) or MLP; nothing else changes, and the halves' outputs and input gradients sum to the whole. Must catch: a
-    head count taken from the config; qkv rows not ordered by group."""
+    """Half of the rows of the first matrices and of the columns of the last make a smaller
+    attention (of half the heads) or MLP; nothing else changes, and the halves' outputs and input
+    gradients sum to the whole. Must catch: a head count taken from the config; qkv rows not ordered
+    by group."""
     torch.manual_seed(0)
-    config = GPTConfig(**SMALL, key_value_heads=key_value_heads, gated_mlp=1, learned_positions=0,
-                       fused_attention=fused)
-    plan = {Attention: {"qkv.weight": 0, "qkv.bias": 0, "output.weight": 1, "output.bias": None},
-            MLP: {"up.weight": 0, "up.bias": 0, "gate.weight": 0, "gate.bias": 0, "down.weight": 1, "down.bias": None}}
+    config = GPTConfig(
+        **SMALL,
+        key_value_heads=key_value_heads,
+        gated_mlp=1,
+        learned_positions=0,
+        fused_attention=fused,
+    )
+    plan = {
+        Attention: {"qkv.weight": 0, "qkv.bias": 0, "output.weight": 1, "output.bias": None},
+        MLP: {
+            "up.weight": 0,
+            "up.bias": 0,
+            "gate.weight": 0,
+            "gate.bias": 0,
+            "down.weight": 1,
+            "down.bias": None,
+        },
+    }
     whole = kind(config).double()
     halves = [sliced(whole, plan[kind], part, 2) for part in range(2)]
     x = torch.randn(3, 11, config.hidden, dtype=torch.float64, requires_grad=True)
@@ -272,56 +333,76 @@ def test_slices_of_weights_sum_to_the_whole(kind, key_value_heads, fused):
     total = halves[0](x) + halves[1](x)
     assert_same(total, expected)
     direction = torch.randn_like(expected)
-    assert_same(torch.autograd.grad(total, x, direction)[0], torch.autograd.grad(expected, x, direction)[0])
+    assert_same(
+        torch.autograd.grad(total, x, direction)[0], torch.autograd.grad(expected, x, direction)[0]
+    )
 
 
-# --- bytes that autograd keeps ---------------------------------------------------------------------------------------
+# --- bytes that autograd keeps --------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "dropout"])
 def test_bytes_kept_by_a_gpt2_block(fused, dtype):
-    """sbh(34 + 5as/h) in 16 bits with dropout and attention scores (Korthikanti et al. 2022, Table 2), 32sbh + 4abs
-    fused and without dropout; twice as much in fp32, but for the masks of one byte. The norms' statistics, 4bs
-    elements, come on top. Must catch: a dropout whose mask has the element's type; a mask of the future that is kept;
-    scores kept twice; q, k, v copied."""
+    """sbh(34 + 5as/h) in 16 bits with dropout and attention scores (Korthikanti et al. 2022, Table
+    2), 32sbh + 4abs fused and without dropout; twice as much in fp32, but for the masks of one
+    byte. The norms' statistics, 4bs elements, come on top. Must catch: a dropout whose mask has the
+    element's type; a mask of the future that is kept; scores kept twice; q, k, v copied."""
     a, b, s, h, element = 4, 3, 32, 24, dtype.itemsize
     torch.manual_seed(0)
-    config = GPTConfig(layers=1, hidden=h, heads=a, vocabulary=19, max_sequence=s, dropout=0.0 if fused else 0.1)
+    config = GPTConfig(
+        layers=1, hidden=h, heads=a, vocabulary=19, max_sequence=s, dropout=0.0 if fused else 0.1
+    )
     block = Block(config).to(dtype)
     _, kept = saved_by_autograd(block, torch.randn(b, s, h, dtype=dtype, requires_grad=True))
     statistics = 4 * b * s * element
     if fused:
         assert storage_bytes(kept) == 16 * s * b * h * element + 4 * a * b * s + statistics
     else:
-        assert storage_bytes(kept) == s * b * h * (16 * element + 2) + a * b * s * s * (2 * element + 1) + statistics
+        assert (
+            storage_bytes(kept)
+            == s * b * h * (16 * element + 2) + a * b * s * s * (2 * element + 1) + statistics
+        )
         masks = [tensor for tensor in kept if tensor.dtype == torch.bool]
-        assert sorted(mask.numel() for mask in masks) == sorted([b * s * h, b * s * h, a * b * s * s])
+        assert sorted(mask.numel() for mask in masks) == sorted(
+            [b * s * h, b * s * h, a * b * s * s]
+        )
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
 @pytest.mark.parametrize("key_value_heads", [4, 2])
 def test_bytes_kept_by_a_llama_block(key_value_heads, fused):
-    """Norms keep x and one number a token; q, k, v stand once; rotary keeps its tables of D/2 cosines and sines. Must
-    catch: v left as a view, which holds the whole product of qkv; F.rms_norm, which keeps a normalized copy; keys
-    repeated for each query head."""
+    """Norms keep x and one number a token; q, k, v stand once; rotary keeps its tables of D/2
+    cosines and sines. Must catch: v left as a view, which holds the whole product of qkv;
+    F.rms_norm, which keeps a normalized copy; keys repeated for each query head."""
     a, g, b, s, h, f = 4, key_value_heads, 3, 32, 24, 40
     torch.manual_seed(0)
-    config = GPTConfig(layers=1, hidden=h, heads=a, key_value_heads=g, feed_forward=f, vocabulary=19, max_sequence=s,
-                       **LLAMA, fused_attention=fused)
+    config = GPTConfig(
+        layers=1,
+        hidden=h,
+        heads=a,
+        key_value_heads=g,
+        feed_forward=f,
+        vocabulary=19,
+        max_sequence=s,
+        **LLAMA,
+        fused_attention=fused,
+    )
     _, kept = saved_by_autograd(Block(config), torch.randn(b, s, h, requires_grad=True))
-    columns = 6 * h + 2 * h * g // a + 4 * f  # two norms' inputs and outputs, q, attention's output; k, v; the MLP
+    # two norms' inputs and outputs, q, attention's output; k, v; the MLP
+    columns = 6 * h + 2 * h * g // a + 4 * f
     weights = a * b * s if fused else a * b * s * s  # the log-sum-exp of each row, or the row
     assert storage_bytes(kept) == 4 * (b * s * columns + weights + 2 * b * s + s * h // a)
 
 
 def test_dropout():
-    """Zeroes a share p, scales the rest by 1 / (1 - p), does nothing in evaluation; the model applies it to the
-    embedding and three times a layer. Must catch: dropout active in evaluation; survivors not scaled; one of the
-    places forgotten."""
+    """Zeroes a share p, scales the rest by 1 / (1 - p), does nothing in evaluation; the model
+    applies it to the embedding and three times a layer. Must catch: dropout active in evaluation;
+    survivors not scaled; one of the places forgotten."""
     torch.manual_seed(0)
     dropout, ones = Dropout(0.25), torch.ones(1000, 1000)
     dropped = dropout(ones)
     assert torch.equal(dropped.unique(), torch.tensor([0.0, 1 / 0.75]))
-    assert abs((dropped == 0).float().mean() - 0.25) < 0.0025  # a million draws: their spread is 0.0004
+    # a million draws: their spread is 0.0004
+    assert abs((dropped == 0).float().mean() - 0.25) < 0.0025
     assert dropout.eval()(ones) is ones
 
     model, plain = small_model(dropout=0.1), small_model()
@@ -331,11 +412,11 @@ def test_dropout():
     assert torch.equal(model.eval()(some_tokens()), plain(some_tokens()))
 
 
-# --- building --------------------------------------------------------------------------------------------------------
+# --- building -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("tied_head", [0, 1])
 def test_tied_head(tied_head):
-    """A tied head is the embedding's weight, before and after a move, and counts once. Must catch: a head that starts
-    as a copy."""
+    """A tied head is the embedding's weight, before and after a move, and counts once. Must catch:
+    a head that starts as a copy."""
     model = GPT(GPTConfig(**SMALL, tied_head=tied_head)).to(torch.float64)
     shared = model.head.scores.weight is model.embedding.tokens.weight
     assert shared == bool(tied_head)
@@ -344,9 +425,9 @@ def test_tied_head(tied_head):
 
 @pytest.mark.parametrize("variant", ["GPT-2", "Llama"])
 def test_meta_model_can_be_filled(variant):
-    """Built on meta, given memory and initialised, it equals the model built in place from the same seed; nothing but
-    parameters is to be filled. Must catch: a tie that to_empty broke; a parameter initialise leaves out; a table in a
-    buffer."""
+    """Built on meta, given memory and initialised, it equals the model built in place from the same
+    seed; nothing but parameters is to be filled. Must catch: a tie that to_empty broke; a parameter
+    initialise leaves out; a table in a buffer."""
     config = GPTConfig(**SMALL, **VARIANTS[variant])
     with torch.device("meta"):
         filled = GPT(config)
@@ -360,37 +441,44 @@ def test_meta_model_can_be_filled(variant):
     direct.initialise()
     assert (filled.head.scores.weight is filled.embedding.tokens.weight) == bool(config.tied_head)
     assert list(filled.buffers()) == []
-    for (name, ours), (_, theirs) in zip(filled.named_parameters(), direct.named_parameters(), strict=True):
+    for (name, ours), (_, theirs) in zip(
+        filled.named_parameters(), direct.named_parameters(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
     assert torch.equal(filled(some_tokens()), direct(some_tokens()))
 
 
 def test_initialisation():
-    """The seed decides every parameter; standard deviation 0.02, but 0.02 / sqrt(2L) for the matrices that add to the
-    residual stream; biases 0, norms 1. Must catch: no scaling, or scaling by sqrt(L); PyTorch's own initialisation
-    left standing."""
+    """The seed decides every parameter; standard deviation 0.02, but 0.02 / sqrt(2L) for the
+    matrices that add to the residual stream; biases 0, norms 1. Must catch: no scaling, or scaling
+    by sqrt(L); PyTorch's own initialisation left standing."""
     config = GPTConfig(layers=8, hidden=128, heads=4, vocabulary=500, max_sequence=64)
     torch.manual_seed(0)
     model = GPT(config)
     torch.manual_seed(0)
     again = GPT(config)
-    for (name, parameter), (_, same) in zip(model.named_parameters(), again.named_parameters(), strict=True):
+    for (name, parameter), (_, same) in zip(
+        model.named_parameters(), again.named_parameters(), strict=True
+    ):
         assert torch.equal(parameter, same), name
         if name.endswith("bias"):
             assert (parameter == 0).all(), name
         elif "norm" in name:
             assert (parameter == 1).all(), name
         else:
-            expected = 0.02 / 4 if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
+            expected = (
+                0.02 / 4 if name.endswith(("attention.output.weight", "mlp.down.weight")) else 0.02
+            )
             # the smallest has 8,192 draws, which leaves 0.8 % to chance
             assert parameter.std().item() == pytest.approx(expected, rel=0.05), name
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_runs_on_fake_tensors(variant):
-    """A step without numbers gives every parameter a gradient of its shape. Must catch: a table made outside the
-    mode, or code that asks a tensor for its value."""
+    """A step without numbers gives every parameter a gradient of its shape. Must catch: a table
+    made outside the mode, or code that asks a tensor for its value."""
     from torch._subclasses.fake_tensor import FakeTensorMode
+
     with FakeTensorMode():
         model = GPT(GPTConfig(**SMALL, **VARIANTS[variant]))
         tokens = torch.randint(19, (3, 11))
@@ -400,8 +488,8 @@ def test_model_runs_on_fake_tensors(variant):
 
 @pytest.mark.parametrize("variant", ["GPT-2", "Llama, grouped queries"])
 def test_default_dtype_decides(variant):
-    """A model built under a bf16 default is bf16 throughout, its logits too; the loss is fp32. Must catch: a float32
-    tensor that raises the type of what follows; a loss rounded to bf16."""
+    """A model built under a bf16 default is bf16 throughout, its logits too; the loss is fp32. Must
+    catch: a float32 tensor that raises the type of what follows; a loss rounded to bf16."""
     torch.set_default_dtype(torch.bfloat16)
     try:
         model = GPT(GPTConfig(**SMALL, **VARIANTS[variant]))
@@ -416,58 +504,72 @@ def test_default_dtype_decides(variant):
 
 
 def test_half_precision_keeps_what_matters_in_fp32():
-    """Must catch: rotary angles counted in bf16, where position 1,999 is 2,000; a sum of squares in fp16, where 300 *
-    300 is infinite."""
+    """Must catch: rotary angles counted in bf16, where position 1,999 is 2,000; a sum of squares in
+    fp16, where 300 * 300 is infinite."""
     q = torch.ones(1, 2000, 1, 1, 8, dtype=torch.float64)
     exact, _ = rotate(q, q)
     rounded, _ = rotate(q.bfloat16(), q.bfloat16())
-    assert (rounded.double() - exact).abs().max() < 0.02  # three roundings to eight bits of numbers below 1.5
+    # three roundings to eight bits of numbers below 1.5
+    assert (rounded.double() - exact).abs().max() < 0.02
     norm = RMSNorm(8).half()
-    assert torch.equal(norm(torch.full((1, 8), 300.0, dtype=torch.float16)), torch.ones(1, 8, dtype=torch.float16))
+    assert torch.equal(
+        norm(torch.full((1, 8), 300.0, dtype=torch.float16)), torch.ones(1, 8, dtype=torch.float16)
+    )
 
 
 def test_next_token_loss():
-    """Mean over every token of -log softmax. Must catch: a sum; a mean over sequences; batch and sequence exchanged."""
+    """Mean over every token of -log softmax. Must catch: a sum; a mean over sequences; batch and
+    sequence exchanged."""
     logits = torch.randn(3, 5, 7, dtype=torch.float64)
     targets = torch.randint(7, (3, 5))
-    expected = -sum(math.log(logits[b, s].softmax(0)[targets[b, s]]) for b in range(3) for s in range(5)) / 15
+    expected = (
+        -sum(math.log(logits[b, s].softmax(0)[targets[b, s]]) for b in range(3) for s in range(5))
+        / 15
+    )
     assert next_token_loss(logits, targets).item() == pytest.approx(expected, rel=1e-12)
     assert next_token_loss(logits, targets).dtype == torch.float64
 
 
-# --- the config ------------------------------------------------------------------------------------------------------
+# --- the config -----------------------------------------------------------------------------------
 def test_config_fills_in_what_is_left_open():
-    """Must catch: defaults that are not GPT-2 124M; heads of keys, or the MLP's size, taken from the default in place
-    of the given size; a preset's changes lost."""
+    """Must catch: defaults that are not GPT-2 124M; heads of keys, or the MLP's size, taken from
+    the default in place of the given size; a preset's changes lost."""
     assert GPTConfig() == GPTConfig.from_preset("GPT-2 124M")
     config = GPTConfig(hidden=64, heads=8)
     assert (config.key_value_heads, config.feed_forward) == (8, 256)
     assert GPTConfig.from_preset("Llama 2 70B", layers=2, dropout=0.1).quantities() == {
-        **formulas.MODELS["Llama 2 70B"].quantities, "layers": 2}
-    assert GPTConfig(hidden=64.0, heads=8).hidden == 64 and isinstance(GPTConfig(hidden=64.0, heads=8).hidden, int)
+        **formulas.MODELS["Llama 2 70B"].quantities,
+        "layers": 2,
+    }
+    assert GPTConfig(hidden=64.0, heads=8).hidden == 64 and isinstance(
+        GPTConfig(hidden=64.0, heads=8).hidden, int
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.hidden = 128
 
 
-@pytest.mark.parametrize("changes, marked, value, words", [
-    (dict(heads=5), "heads", 5, "heads must divide hidden"),
-    (dict(key_value_heads=5), "key_value_heads", 5, "does not divide heads = 12"),
-    (dict(key_value_heads=24), "key_value_heads", 24, "does not divide heads = 12"),
-    (dict(layers=0), "layers", 0, "at least 1"),
-    (dict(vocabulary=-1), "vocabulary", -1, "at least 1"),
-    (dict(hidden=76.8), "hidden", 76.8, "whole number"),
-    (dict(hidden="wide"), "hidden", "wide", "whole number"),
-    (dict(hidden=None), "hidden", None, "whole number"),
-    (dict(biases=2), "biases", 2, "at most 1"),
-    (dict(dropout=1.0), "dropout", 1.0, "below 1"),
-    (dict(dropout=-0.1), "dropout", -0.1, "at least 0"),
-    (dict(dropout="0.1"), "dropout", "0.1", "a number"),
-    (dict(fused_attention="no"), "fused_attention", "no", "True or False"),
-    (dict(hidden=36, heads=12, learned_positions=0), "heads", 12, "must be even"),
-])
+@pytest.mark.parametrize(
+    "changes, marked, value, words",
+    [
+        (dict(heads=5), "heads", 5, "heads must divide hidden"),
+        (dict(key_value_heads=5), "key_value_heads", 5, "does not divide heads = 12"),
+        (dict(key_value_heads=24), "key_value_heads", 24, "does not divide heads = 12"),
+        (dict(layers=0), "layers", 0, "at least 1"),
+        (dict(vocabulary=-1), "vocabulary", -1, "at least 1"),
+        (dict(hidden=76.8), "hidden", 76.8, "whole number"),
+        (dict(hidden="wide"), "hidden", "wide", "whole number"),
+        (dict(hidden=None), "hidden", None, "whole number"),
+        (dict(biases=2), "biases", 2, "at most 1"),
+        (dict(dropout=1.0), "dropout", 1.0, "below 1"),
+        (dict(dropout=-0.1), "dropout", -0.1, "at least 0"),
+        (dict(dropout="0.1"), "dropout", "0.1", "a number"),
+        (dict(fused_attention="no"), "fused_attention", "no", "True or False"),
+        (dict(hidden=36, heads=12, learned_positions=0), "heads", 12, "must be even"),
+    ],
+)
 def test_bad_sizes_are_refused(changes, marked, value, words):
-    """One sentence with the value and the rule, as a typed error, before anything is built. Must catch: a check left
-    out."""
+    """One sentence with the value and the rule, as a typed error, before anything is built. Must
+    catch: a check left out."""
     with pytest.raises(InvalidQuantity) as caught:
         GPTConfig(**changes)
     assert caught.value.quantity == marked and caught.value.value == value
@@ -477,8 +579,8 @@ def test_bad_sizes_are_refused(changes, marked, value, words):
 
 
 def test_bad_calls_are_refused():
-    """Must catch: a sequence past the last position that dies in an addition, or in a rotary model passes unseen; a
-    preset that does not exist and is not named in the refusal."""
+    """Must catch: a sequence past the last position that dies in an addition, or in a rotary model
+    passes unseen; a preset that does not exist and is not named in the refusal."""
     for variant in ("GPT-2", "Llama"):
         with pytest.raises(InvalidQuantity, match="sequence = 12: .*max_sequence = 11") as caught:
             small_model(**VARIANTS[variant])(some_tokens(sequence=12))

@@ -1,8 +1,8 @@
-"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md says what it is; here it is
-asserted.
+"""Every lab has the same form, so that who has done one knows them all. chapters/adding-a-lab.md
+says what it is; here it is asserted.
 
-`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a small lab, to see that it
-notices.
+`form_problems` looks at the notebook as it is stored. Each of its rules is broken once below, in a
+small lab, to see that it notices.
 """
 
 import ast
@@ -25,7 +25,18 @@ from shardlab.exercises import Exercise, check  # noqa: E402
 
 CELLS, LINES, WIDTH = range(25, 46), 15, 95  # characters: what the page shows without scrolling
 PRINTED = 66
-TAGS = {"install", "hide-input", "setup", "predict", "blank", "check", "solution", COMPARED, "slow", "raises-exception"}
+TAGS = {
+    "install",
+    "hide-input",
+    "setup",
+    "predict",
+    "blank",
+    "check",
+    "solution",
+    COMPARED,
+    "slow",
+    "raises-exception",
+}
 GIVEN = {*dir(builtins), "display"}
 
 
@@ -39,18 +50,31 @@ def where(cell) -> str:
 def calls(cell, name):
     """The calls in a code cell of a function or method of that name."""
     called = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
-    return [node for node in called if name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))]
+    return [
+        node
+        for node in called
+        if name in (getattr(node.func, "id", None), getattr(node.func, "attr", None))
+    ]
 
 
 def texts(cell, name):
     """The first arguments of those calls, where they are written out."""
-    return {node.args[0].value for node in calls(cell, name) if node.args and isinstance(node.args[0], ast.Constant)}
+    return {
+        node.args[0].value
+        for node in calls(cell, name)
+        if node.args and isinstance(node.args[0], ast.Constant)
+    }
 
 
 def guesses(cell):
     """The assignments my_something = ... at the top of a cell: name -> value."""
-    return {target.id: node.value for node in ast.parse(cell.source).body if isinstance(node, ast.Assign)
-            for target in node.targets if isinstance(target, ast.Name) and target.id.startswith("my_")}
+    return {
+        target.id: node.value
+        for node in ast.parse(cell.source).body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name) and target.id.startswith("my_")
+    }
 
 
 def imported_exercises(notebook) -> dict[str, Exercise]:
@@ -58,9 +82,16 @@ def imported_exercises(notebook) -> dict[str, Exercise]:
     found = {}
     for cell in code_cells(notebook):
         for node in ast.walk(ast.parse(cell.source)):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardlab.exercises"):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                "shardlab.exercises"
+            ):
                 module = importlib.import_module(node.module)
-                found.update({name.asname or name.name: getattr(module, name.name, None) for name in node.names})
+                found.update(
+                    {
+                        name.asname or name.name: getattr(module, name.name, None)
+                        for name in node.names
+                    }
+                )
     return {name: value for name, value in found.items() if isinstance(value, Exercise)}
 
 
@@ -71,12 +102,15 @@ def checked(cell) -> list[str]:
 
 def shown(cell) -> str:
     """What a cell printed or returned, as text."""
-    return "\n".join(output.get("text") or output.get("data", {}).get("text/plain", "") for output in cell.outputs)
+    return "\n".join(
+        output.get("text") or output.get("data", {}).get("text/plain", "")
+        for output in cell.outputs
+    )
 
 
 def names(cell):
-    """(defined, imported, used): the names that a cell gives to the kernel, those of them that are imports, those that it asks
-    for."""
+    """(defined, imported, used): the names that a cell gives to the kernel, those of them that are
+    imports, those that it asks for."""
     top = symtable.symtable(cell.source, "cell", "exec")
     defined = {s.get_name() for s in top.get_symbols() if s.is_assigned() or s.is_imported()}
     imported = {s.get_name() for s in top.get_symbols() if s.is_imported()}
@@ -95,8 +129,12 @@ def names(cell):
 def form_problems(notebook) -> list[str]:
     """What is not as every lab is, one sentence each."""
     cells = code_cells(notebook)
-    return [*layout_problems(notebook, cells), *predict_problems(cells), *check_problems(notebook, cells),
-            *section_problems(notebook)]
+    return [
+        *layout_problems(notebook, cells),
+        *predict_problems(cells),
+        *check_problems(notebook, cells),
+        *section_problems(notebook),
+    ]
 
 
 def layout_problems(notebook, cells):
@@ -135,11 +173,18 @@ def predict_problems(cells):
     for cell in cells:
         if has_tag(cell, "predict"):
             locked = {getattr(node.args[-1], "id", "") for node in calls(cell, "lock") if node.args}
-            yield from (f"{where(cell)} does not lock {name}" for name in guesses(cell) if name not in locked)
+            yield from (
+                f"{where(cell)} does not lock {name}"
+                for name in guesses(cell)
+                if name not in locked
+            )
             if not guesses(cell):
                 yield f"{where(cell)} is tagged predict and has no line my_something = ..."
         elif guesses(cell):
-            yield f"{where(cell)} has a guess and is not tagged predict, so the learner's edition gives it away"
+            yield (
+                f"{where(cell)} has a guess and is not tagged predict, so the learner's edition"
+                " gives it away"
+            )
     if not any(calls(cell, "compare") for cell in cells):
         yield "no prediction is compared with what was measured"
 
@@ -149,14 +194,22 @@ def check_problems(notebook, cells):
     solved = [name for cell in cells if has_tag(cell, "solution") for name in checked(cell)]
     for cell in cells:
         if bool(checked(cell)) != has_tag(cell, "check"):
-            yield f"{where(cell)} is tagged check and checks nothing, or checks something and is not tagged"
+            yield (
+                f"{where(cell)} is tagged check and checks nothing, or checks something and is not"
+                " tagged"
+            )
         for name in checked(cell):
             if name not in exercises:
-                yield f"{where(cell)} checks {name or 'something'}, which is no exercise of shardlab.exercises"
+                yield (
+                    f"{where(cell)} checks {name or 'something'}, which is no exercise of"
+                    " shardlab.exercises"
+                )
             elif name not in solved:
                 yield f"{where(cell)} checks {name}, and no solution does"
         if has_tag(cell, "check"):
-            verdict, other = ("right: ", "not yet: ") if has_tag(cell, "solution") else ("not yet: ", "right: ")
+            verdict, other = (
+                ("right: ", "not yet: ") if has_tag(cell, "solution") else ("not yet: ", "right: ")
+            )
             if shown(cell).count(verdict) != len(checked(cell)) or other in shown(cell):
                 yield f"{where(cell)} is stored without {verdict.strip()} for each of its checks"
             if not has_tag(cell, COMPARED):
@@ -164,7 +217,8 @@ def check_problems(notebook, cells):
 
 
 def section_problems(notebook):
-    """Each section runs on its own after the cells tagged setup, and a cell still runs after later sections have."""
+    """Each section runs on its own after the cells tagged setup, and a cell still runs after later
+    sections have."""
     section, cells = 0, []
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
@@ -180,14 +234,25 @@ def section_problems(notebook):
         if has_tag(cell, "setup"):
             continue
         earlier = own.setdefault(section, set())
-        yield from (f"{where(cell)} uses {name}, which neither its section nor a setup cell gives it"
-                    for name in sorted(used - defined - earlier - setup))
-        yield from (f"{where(cell)} compares {name!r}, which its section does not predict"
-                    for name in sorted(texts(cell, "compare") - locked[section]))
-        others = set().union(*(there - imports for number, _, there, imports, _ in cells if number != section))
-        yield from (f"{where(cell)} uses {name}, which another section sets too"
-                    for name in sorted((used - defined) & earlier & others))
-        yield from (f"{where(cell)} sets {name}, which a setup cell gave to all" for name in sorted((defined - imported) & setup))
+        yield from (
+            f"{where(cell)} uses {name}, which neither its section nor a setup cell gives it"
+            for name in sorted(used - defined - earlier - setup)
+        )
+        yield from (
+            f"{where(cell)} compares {name!r}, which its section does not predict"
+            for name in sorted(texts(cell, "compare") - locked[section])
+        )
+        others = set().union(
+            *(there - imports for number, _, there, imports, _ in cells if number != section)
+        )
+        yield from (
+            f"{where(cell)} uses {name}, which another section sets too"
+            for name in sorted((used - defined) & earlier & others)
+        )
+        yield from (
+            f"{where(cell)} sets {name}, which a setup cell gave to all"
+            for name in sorted((defined - imported) & setup)
+        )
         earlier |= defined
 
 
@@ -204,9 +269,15 @@ def edition_problems(notebook) -> list[str]:
             try:
                 left = guesses(cell)
             except SyntaxError:
-                problems.append(f"{where(cell)} is no Python once its guess is gone: write it on one line")
+                problems.append(
+                    f"{where(cell)} is no Python once its guess is gone: write it on one line"
+                )
                 continue
-            given = [name for name, value in left.items() if not (isinstance(value, ast.Constant) and value.value is ...)]
+            given = [
+                name
+                for name, value in left.items()
+                if not (isinstance(value, ast.Constant) and value.value is ...)
+            ]
             problems += [f"{where(cell)} gives the guess {name} away" for name in given]
     return problems
 
@@ -220,7 +291,8 @@ def test_a_lab_has_the_form(lab):
 
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
 def test_the_learners_edition_gives_nothing_away(lab):
-    """Must catch: a guess on a line that the edition does not blank, a solution without its tag on the text before it."""
+    """Must catch: a guess on a line that the edition does not blank, a solution without its tag on
+    the text before it."""
     assert edition_problems(nbformat.read(lab, as_version=4)) == []
 
 
@@ -238,7 +310,10 @@ def test_wrong_solutions_fail(lab):
 
 
 def answered(text):
-    return dict(execution_count=1, outputs=[new_output("execute_result", data={"text/plain": text}, execution_count=1)])
+    return dict(
+        execution_count=1,
+        outputs=[new_output("execute_result", data={"text/plain": text}, execution_count=1)],
+    )
 
 
 def small_lab():
@@ -248,18 +323,32 @@ def small_lab():
         new_markdown_cell("# A lab"),
         new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
         new_markdown_cell("## What can this machine show?"),
-        new_code_cell("from shardlab.capabilities import capabilities\nfrom shardlab.exercises import Predictions, check\n"
-                      "predictions = Predictions('lab')\ncapabilities('cpu')", metadata={"tags": ["setup"]}),
+        new_code_cell(
+            "from shardlab.capabilities import capabilities\nfrom shardlab.exercises import"
+            " Predictions, check\npredictions = Predictions('lab')\ncapabilities('cpu')",
+            metadata={"tags": ["setup"]},
+        ),
         new_markdown_cell("## How many?"),
-        new_code_cell("my_bytes = 16\npredictions.lock('bytes', my_bytes)\nkept = 16", metadata={"tags": ["predict"]}),
+        new_code_cell(
+            "my_bytes = 16\npredictions.lock('bytes', my_bytes)\nkept = 16",
+            metadata={"tags": ["predict"]},
+        ),
         new_markdown_cell("Look."),
         new_code_cell("predictions.compare('bytes', kept)"),
         new_markdown_cell("## What does Adam keep?"),
-        new_code_cell(f"{imports}\ndef states(parameters):\n    return ...\ncheck(states_bytes_of_fp32_adam, states)",
-                      metadata={"tags": ["blank", "check", COMPARED]}, **answered("not yet: fill in the blank.")),
+        new_code_cell(
+            f"{imports}\ndef states(parameters):\n    return ...\ncheck(states_bytes_of_fp32_adam,"
+            " states)",
+            metadata={"tags": ["blank", "check", COMPARED]},
+            **answered("not yet: fill in the blank."),
+        ),
         new_markdown_cell("Four tensors.", metadata={"tags": ["solution"]}),
-        new_code_cell(f"{imports}\ndef states(parameters):\n    return 16 * parameters\ncheck(states_bytes_of_fp32_adam, states)",
-                      metadata={"tags": ["solution", "check", COMPARED]}, **answered("right: so it is.")),
+        new_code_cell(
+            f"{imports}\ndef states(parameters):\n    return 16 *"
+            " parameters\ncheck(states_bytes_of_fp32_adam, states)",
+            metadata={"tags": ["solution", "check", COMPARED]},
+            **answered("right: so it is."),
+        ),
         new_markdown_cell("## What if it were larger?"),
         new_code_cell("from shardlab.show.widgets import explorer\nexplorer('does-it-fit')"),
     ]
@@ -281,6 +370,7 @@ def source(number, old, new):
     def spoil(lab):
         assert old in lab.cells[number].source
         lab.cells[number].source = lab.cells[number].source.replace(old, new)
+
     return spoil
 
 
@@ -295,6 +385,7 @@ def output(number, text):
 def add(number, *cells):
     def spoil(lab):
         lab.cells[number:number] = cells
+
     return spoil
 
 
@@ -302,17 +393,28 @@ def add(number, *cells):
     ("spoil", "sentence"),
     [
         (drop(20), "it has 24 cells, not 25 to 45"),
-        (add(20, *[new_markdown_cell("More.") for _ in range(21)]), "it has 46 cells, not 25 to 45"),
+        (
+            add(20, *[new_markdown_cell("More.") for _ in range(21)]),
+            "it has 46 cells, not 25 to 45",
+        ),
         (tags(7, "comparre"), "has the tag comparre, which no lab knows"),
         (source(4, "How many?", "How many"), "the heading 'How many' is no question"),
-        (source(4, "## How many?", "## How many?\n\n### Details"), "the heading 'Details' is no question"),
+        (
+            source(4, "## How many?", "## How many?\n\n### Details"),
+            "the heading 'Details' is no question",
+        ),
         (add(8, new_code_cell("1 + 1")), "the cell '1 + 1' has no text before it"),
         (tags(10), "only one is tagged solution"),
         (source(7, "kept", "kept" + "\n" * 15), "lines; 15 are the limit"),
         (source(7, "kept", "kept" + " " * 95), "has a line of more than 95 characters"),
-        (lambda lab: lab.cells[7].update(outputs=[new_output("stream", text="-" * 67)]),
-         "prints a line of more than 66 characters"),
-        (source(7, "'bytes'", "'seconds'"), "compares 'seconds', which its section does not predict"),
+        (
+            lambda lab: lab.cells[7].update(outputs=[new_output("stream", text="-" * 67)]),
+            "prints a line of more than 66 characters",
+        ),
+        (
+            source(7, "'bytes'", "'seconds'"),
+            "compares 'seconds', which its section does not predict",
+        ),
         (source(3, "capabilities('cpu')", "1"), "there is no table of capabilities"),
         (tags(3), "there is no table of capabilities"),
         (tags(5), "has a guess and is not tagged predict"),
@@ -323,15 +425,30 @@ def add(number, *cells):
         (source(5, "my_bytes", "bytes"), "has no line my_something"),
         (source(7, "compare", "lock"), "no prediction is compared"),
         (tags(9, "blank", COMPARED), "checks something and is not tagged"),
-        (source(9, "check(states_bytes_of_fp32_adam, ", "check(states, "), "checks states, which is no exercise"),
+        (
+            source(9, "check(states_bytes_of_fp32_adam, ", "check(states, "),
+            "checks states, which is no exercise",
+        ),
         (source(11, "check(states_bytes_of_fp32_adam, states)", "1"), "and no solution does"),
         (output(9, "right: so it is."), "is stored without not yet: for each of its checks"),
         (output(11, "not yet: no."), "is stored without right: for each of its checks"),
         (tags(9, "blank", "check"), "is tagged check and not nbval-check-output"),
-        (source(7, "kept", "found"), "uses found, which neither its section nor a setup cell gives it"),
-        (source(7, "kept", "(lambda: found)()"), "uses found, which neither its section nor a setup cell gives it"),
-        (source(13, "explorer('", "kept = explorer('"), "uses kept, which another section sets too"),
-        (source(13, "explorer('", "predictions = explorer('"), "sets predictions, which a setup cell gave to all"),
+        (
+            source(7, "kept", "found"),
+            "uses found, which neither its section nor a setup cell gives it",
+        ),
+        (
+            source(7, "kept", "(lambda: found)()"),
+            "uses found, which neither its section nor a setup cell gives it",
+        ),
+        (
+            source(13, "explorer('", "kept = explorer('"),
+            "uses kept, which another section sets too",
+        ),
+        (
+            source(13, "explorer('", "predictions = explorer('"),
+            "sets predictions, which a setup cell gave to all",
+        ),
     ],
 )
 def test_each_breach_of_the_form_is_seen(spoil, sentence):
@@ -345,7 +462,10 @@ def test_each_breach_of_the_form_is_seen(spoil, sentence):
     ("spoil", "sentence"),
     [
         (source(5, "my_bytes = 16", "my_bytes=16"), "gives the guess my_bytes away"),
-        (source(5, "my_bytes = 16", "my_bytes = (\n    16)"), "is no Python once its guess is gone"),
+        (
+            source(5, "my_bytes = 16", "my_bytes = (\n    16)"),
+            "is no Python once its guess is gone",
+        ),
         (tags(5), "gives the guess my_bytes away"),
     ],
 )

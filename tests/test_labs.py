@@ -1,7 +1,8 @@
 """Labs are stored as a run left them, and a new run finds the same.
 
-nbval re-runs every lab and compares the cells tagged `nbval-check-output`. On its own it passes a notebook that never
-ran, so what is stored is looked at first, and the cells that nbval reports are counted.
+nbval re-runs every lab and compares the cells tagged `nbval-check-output`. On its own it passes a
+notebook that never ran, so what is stored is looked at first, and the cells that nbval reports are
+counted.
 """
 
 import os
@@ -40,43 +41,75 @@ def stored_problems(notebook, size_bytes: int) -> list[str]:
         problems.append(f"it was not run from top to bottom: the execution counts are {counts}")
     for cell in cells:
         where = f"cell {cell.execution_count} ({cell.source.splitlines()[0][:40]!r})"
-        if any(output.output_type == "error" for output in cell.outputs) and not has_tag(cell, "raises-exception"):
+        if any(output.output_type == "error" for output in cell.outputs) and not has_tag(
+            cell, "raises-exception"
+        ):
             problems.append(f"{where} is stored with an error")
         if any(output.get("name") == "stderr" for output in cell.outputs):
-            problems.append(f"{where} is stored with output on stderr, which differs between machines")
+            problems.append(
+                f"{where} is stored with output on stderr, which differs between machines"
+            )
         if has_tag(cell, COMPARED) and not cell.outputs:
             problems.append(f"{where} is tagged {COMPARED} and has no output to compare")
     if not any(has_tag(cell, COMPARED) for cell in cells):
         problems.append(f"no cell is tagged {COMPARED}, so a run is compared with nothing")
-    if [cell.source for cell in cells if has_tag(cell, "install")] != [INSTALL_CELL] or cells[0].source != INSTALL_CELL:
-        problems.append("its first code cell is not the install cell (bookkit.learner.INSTALL_CELL, tagged install)")
+    if [cell.source for cell in cells if has_tag(cell, "install")] != [INSTALL_CELL] or cells[
+        0
+    ].source != INSTALL_CELL:
+        problems.append(
+            "its first code cell is not the install cell (bookkit.learner.INSTALL_CELL, tagged"
+            " install)"
+        )
     if "widgets" in notebook.metadata:
         problems.append("it holds the state of widgets: store it with make store")
     if size_bytes > SIZE_LIMIT_BYTES:
-        problems.append(f"it has {size_bytes // 1024} KiB; {SIZE_LIMIT_BYTES // 1024} are the limit")
+        problems.append(
+            f"it has {size_bytes // 1024} KiB; {SIZE_LIMIT_BYTES // 1024} are the limit"
+        )
     return problems
 
 
 def rerun(lab: Path) -> tuple[int, list[str], str]:
-    """Run `lab` with nbval in its folder: (number of cells run, names of those that failed, nbval's report)."""
+    """Run `lab` with nbval in its folder: (number of cells run, names of those that failed, nbval's
+    report)."""
     report = lab.with_suffix(".xml")
     result = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", lab.name, "--nbval-lax", "--nbval-current-env"),
             *("--nbval-cell-timeout", str(CELL_TIMEOUT_SECONDS), "--junit-xml", report.name),
-            *("--rootdir", ".", "-c", os.devnull, "-p", "no:cacheprovider", "--color=no", "--tb=short", "-q"),
+            *(
+                "--rootdir",
+                ".",
+                "-c",
+                os.devnull,
+                "-p",
+                "no:cacheprovider",
+                "--color=no",
+                "--tb=short",
+                "-q",
+            ),
         ],
-        cwd=lab.parent, timeout=LAB_TIMEOUT_SECONDS, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        # What is stored comes from a CPU. Threads of a lab that runs beside other work wait for each other longer than they work.
+        cwd=lab.parent,
+        timeout=LAB_TIMEOUT_SECONDS,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # What is stored comes from a CPU. Threads of a lab that runs beside other work wait for
+        # each other longer than they work.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
     )
     if not report.exists():
         return 0, ["(nbval did not start)"], result.stdout
     cases = list(ElementTree.parse(report).iter("testcase"))
-    failed = [case.get("name") for case in cases if case.find("failure") is not None or case.find("error") is not None]
+    failed = [
+        case.get("name")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
     if result.returncode and not failed:
         failed = [f"(nbval ended with {result.returncode})"]
-    return len(cases), failed, re.sub(r"\x1b\[[\d;]*m", "", result.stdout)  # without IPython's colours
+    # without IPython's colours
+    return len(cases), failed, re.sub(r"\x1b\[[\d;]*m", "", result.stdout)
 
 
 # ---------------------------------------------------------------- the labs
@@ -97,7 +130,11 @@ def test_a_lab_is_stored_as_a_run_left_it(lab):
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
 def test_a_lab_runs_again_and_finds_the_same(lab, tmp_path):
     """Must catch: a change in shardlab that breaks a lab or changes a compared output."""
-    copytree(lab.parent, tmp_path / "labs", ignore=ignore_patterns(".ipynb_checkpoints", "*.ipynb", "*.predictions.json"))
+    copytree(
+        lab.parent,
+        tmp_path / "labs",
+        ignore=ignore_patterns(".ipynb_checkpoints", "*.ipynb", "*.predictions.json"),
+    )
     if (ROOT / "measured").is_dir():
         copytree(ROOT / "measured", tmp_path / "measured")
     copy = tmp_path / "labs" / lab.name
@@ -112,12 +149,18 @@ def test_a_lab_runs_again_and_finds_the_same(lab, tmp_path):
 
 def small_lab(second_output="42"):
     return new_notebook(
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        },
         cells=[
             new_markdown_cell("# A lab"),
             new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
-            new_code_cell("print(6 * 7)", metadata={"tags": [COMPARED]}, execution_count=2,
-                          outputs=[new_output("stream", name="stdout", text=second_output + "\n")]),
+            new_code_cell(
+                "print(6 * 7)",
+                metadata={"tags": [COMPARED]},
+                execution_count=2,
+                outputs=[new_output("stream", name="stdout", text=second_output + "\n")],
+            ),
         ],
     )
 
@@ -181,8 +224,8 @@ def test_each_problem_is_seen(spoil, sentence):
 
 
 def test_storing_keeps_what_a_lab_needs():
-    """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor thinks it runs anywhere; a line of
-    progress that has gone kept as an empty output."""
+    """Must catch: the needs of a lab thrown away with the rest of its metadata, so that the doctor
+    thinks it runs anywhere; a line of progress that has gone kept as an empty output."""
     tool = ROOT / "tools" / "store_lab.py"
     spec = spec_from_file_location("store_lab", tool)
     store_lab = module_from_spec(spec)
@@ -205,7 +248,8 @@ def test_a_large_lab_is_seen():
 
 
 def test_a_different_output_is_seen(tmp_path):
-    """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our test."""
+    """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our
+    test."""
     nbformat.write(small_lab("41"), tmp_path / "lab.ipynb")
     count, failed, report = rerun(tmp_path / "lab.ipynb")
     assert (count, failed) == (2, ["Cell 1"]), report  # nbval counts code cells from 0

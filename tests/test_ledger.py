@@ -14,12 +14,19 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Counts, Ledger  # noqa: E402
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
-TRAPS = [dict(), dict(fused_attention=False, dropout=0.1), dict(key_value_heads=2, biases=0, gated_mlp=1, learned_positions=0, tied_head=0)]
-SCALARS = 16  # bytes of numbers that an operation turns into tensors inside itself, such as the 0.9 of a multiplication
+TRAPS = [
+    dict(),
+    dict(fused_attention=False, dropout=0.1),
+    dict(key_value_heads=2, biases=0, gated_mlp=1, learned_positions=0, tied_head=0),
+]
+# bytes of numbers that an operation turns into tensors inside itself, such as the 0.9 of a
+# multiplication
+SCALARS = 16
 
 
 def training(batch=3, sequence=7, foreach=False, **changes):
-    """(model, optimizer, step): a small GPT and one training step of it. The batch is counted as part of the step."""
+    """(model, optimizer, step): a small GPT and one training step of it. The batch is counted as
+    part of the step."""
     torch.manual_seed(0)
     config = GPTConfig(**{**SMALL, **changes})
     model = GPT(config)
@@ -50,10 +57,12 @@ def allocator_history(step):
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("changes", TRAPS)
 def test_ledger_equals_the_allocators_events(changes, foreach):
-    """Every total that the ledger writes down is one the allocator passed through; the highest differs by nothing but numbers that an
-    operation turned into tensors inside itself, also from the highest of a step that nobody watched; the step ends where it began.
+    """Every total that the ledger writes down is one the allocator passed through; the highest
+    differs by nothing but numbers that an operation turned into tensors inside itself, also from
+    the highest of a step that nobody watched; the step ends where it began.
 
-    Mutation: enter a storage without a weak reference (nothing is ever freed), or count views as new storages."""
+    Mutation: enter a storage without a weak reference (nothing is ever freed), or count views as
+    new storages."""
     model, optimizer, step = training(foreach=foreach, **changes)
     step()
     gc.collect()
@@ -61,7 +70,8 @@ def test_ledger_equals_the_allocators_events(changes, foreach):
     with Ledger(model, optimizer) as ledger:
         start = ledger.bytes.total
         watched = allocator_history(step)
-    divisors = 0 if model.config.fused_attention else model.config.layers  # kept by autograd, 8 bytes each, and not shown to hooks
+    # kept by autograd, 8 bytes each, and not shown to hooks
+    divisors = 0 if model.config.fused_attention else model.config.layers
     passed = {total - 8 * kept for total in (0, *watched) for kept in range(divisors + 1)}
     assert {moment.bytes.total - start for moment in ledger.timeline} <= passed
     for history in (alone, watched):
@@ -71,7 +81,8 @@ def test_ledger_equals_the_allocators_events(changes, foreach):
 
 @pytest.mark.parametrize("changes", TRAPS)
 def test_fake_tensors_give_the_same_timeline(changes):
-    """Mutation: keep only the total of a storage's shape in the place of its nbytes, or drop the check of the fake mode."""
+    """Mutation: keep only the total of a storage's shape in the place of its nbytes, or drop the
+    check of the fake mode."""
     model, optimizer, step = training(**changes)
     with Ledger(model, optimizer) as real:
         step()
@@ -79,29 +90,41 @@ def test_fake_tensors_give_the_same_timeline(changes):
         model, optimizer, step = training(**changes)
         with Ledger(model, optimizer) as fake:
             step()
-    assert [moment.bytes.total for moment in real.timeline] == [moment.bytes.total for moment in fake.timeline]
+    assert [moment.bytes.total for moment in real.timeline] == [
+        moment.bytes.total for moment in fake.timeline
+    ]
     assert real.peak == fake.peak
 
 
 def test_categories_at_each_phase():
-    """Parameters are there from the start; after backward all gradients are; after the first step the optimizer's states are, and
-    they are called so from the operation that made them on; saved activations are gone when backward is done.
+    """Parameters are there from the start; after backward all gradients are; after the first step
+    the optimizer's states are, and they are called so from the operation that made them on; saved
+    activations are gone when backward is done.
 
-    Mutation: leave _keep_states' correction of earlier lines out: the states would count as temporaries during the step."""
+    Mutation: leave _keep_states' correction of earlier lines out: the states would count as
+    temporaries during the step."""
     model, optimizer, step = training()
     config = {**model.config.quantities(), **quantities(recipe="fp32 Adam")}
-    want = evaluate(["parameter_bytes", "gradient_bytes", "optimizer_bytes", "step_counter_bytes"], **config)
+    want = evaluate(
+        ["parameter_bytes", "gradient_bytes", "optimizer_bytes", "step_counter_bytes"], **config
+    )
     states = want["optimizer_bytes"] + want["step_counter_bytes"]
     with Ledger(model, optimizer) as ledger:
         step()
     assert ledger.timeline[0].bytes == Counts(parameters=want["parameter_bytes"])
     phases = [moment.phase for moment in ledger.timeline]
-    last = {phase: ledger.timeline[len(phases) - 1 - phases[::-1].index(phase)].bytes for phase in ("backward", "optimizer")}
+    last = {
+        phase: ledger.timeline[len(phases) - 1 - phases[::-1].index(phase)].bytes
+        for phase in ("backward", "optimizer")
+    }
     assert last["backward"].gradients == want["gradient_bytes"] and last["backward"].optimizer == 0
     tokens = 3 * 7 * 8  # the step still has a name for them; nobody else holds the targets
     assert last["backward"].activations == tokens
     assert last["optimizer"].optimizer == states
-    assert max(moment.bytes.temporaries for moment in ledger.timeline if moment.phase == "optimizer") < states
+    assert (
+        max(moment.bytes.temporaries for moment in ledger.timeline if moment.phase == "optimizer")
+        < states
+    )
     assert ledger.bytes == Counts(parameters=want["parameter_bytes"], optimizer=states)
 
 
@@ -120,12 +143,16 @@ def test_who_allocated():
 
 
 def hooks_of(model):
-    return [len(hooks) for module in model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)] + \
-        [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
+    return [
+        len(hooks)
+        for module in model.modules()
+        for hooks in (module._forward_hooks, module._forward_pre_hooks)
+    ] + [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
 
 
 def test_a_step_that_raises_leaves_nothing_patched():
-    """The error comes out as it is; hooks, resize_ and the dispatch mode are gone; the next ledger counts as the first did.
+    """The error comes out as it is; hooks, resize_ and the dispatch mode are gone; the next ledger
+    counts as the first did.
 
     Mutation: unhook only when no error came."""
     model, optimizer, step = training()
@@ -161,16 +188,23 @@ def test_a_model_on_two_devices_is_refused():
     """Mutation: take the first parameter's device for the whole model's."""
     model, optimizer, _ = training()
     model.head.to("meta")
-    with pytest.raises(ValueError, match=r"the model is on 2 devices \(cpu, meta\): a ledger weighs one device"):
+    with pytest.raises(
+        ValueError, match=r"the model is on 2 devices \(cpu, meta\): a ledger weighs one device"
+    ):
         Ledger(model, optimizer)
 
 
 def test_any_module_can_be_weighed():
-    """Not only ours: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter without a gradient.
+    """Not only ours: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter without
+    a gradient.
 
     Mutation: take p.grad of every parameter as there."""
-    model = torch.nn.ModuleDict(dict(conv=torch.nn.Sequential(torch.nn.Conv1d(3, 5, 3), torch.nn.BatchNorm1d(5)),
-                                     lstm=torch.nn.LSTM(5, 7)))
+    model = torch.nn.ModuleDict(
+        dict(
+            conv=torch.nn.Sequential(torch.nn.Conv1d(3, 5, 3), torch.nn.BatchNorm1d(5)),
+            lstm=torch.nn.LSTM(5, 7),
+        )
+    )
     model.lstm.bias_hh_l0.requires_grad_(False)
     with Ledger(model) as ledger:
         features = model.conv(torch.randn(2, 3, 11))

@@ -5,32 +5,49 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from shardlab.measure import limit  # noqa: E402
-from shardlab.measure.limit import Attempt, attempt_each, cannot_try, free_bytes, try_within  # noqa: E402
+from shardlab.measure.limit import (
+    Attempt,
+    attempt_each,
+    cannot_try,
+    free_bytes,
+    try_within,
+)  # noqa: E402
 
 CPU = torch.device("cpu")
 MIB = 2**20
-can_limit = pytest.mark.skipif(bool(cannot_try(256 * MIB, CPU)), reason=cannot_try(256 * MIB, CPU) or "a CPU that can be limited")
+can_limit = pytest.mark.skipif(
+    bool(cannot_try(256 * MIB, CPU)),
+    reason=cannot_try(256 * MIB, CPU) or "a CPU that can be limited",
+)
 
 
 @can_limit
 def test_the_first_that_does_not_fit_is_the_last():
-    """Must catch: no limit set, so that all fit; the loop going on after the first failure; the work's prints read as the answer;
-    what a case leaves behind charged to the next."""
+    """Must catch: no limit set, so that all fit; the loop going on after the first failure; the
+    work's prints read as the answer; what a case leaves behind charged to the next."""
+
     def take(mib):
         print(f"taking {mib} MiB")
         circle = [torch.zeros(mib * MIB // 4)]
         circle.append(circle)  # dies only when Python looks for circles
 
-    attempts = try_within(256 * MIB, CPU, take, [dict(mib=128), dict(mib=160), dict(mib=1024), dict(mib=1)])
+    attempts = try_within(
+        256 * MIB, CPU, take, [dict(mib=128), dict(mib=160), dict(mib=1024), dict(mib=1)]
+    )
     assert [attempt.case["mib"] for attempt in attempts] == [128, 160, 1024]
-    assert attempts[0].error == attempts[1].error == "" and "can't allocate memory" in attempts[2].error
+    assert (
+        attempts[0].error == attempts[1].error == ""
+        and "can't allocate memory" in attempts[2].error
+    )
     torch.zeros(1024 * MIB // 4)  # this process is not limited
 
 
 @can_limit
 def test_another_error_is_no_lack_of_memory():
     """Must catch: any exception reported as "does not fit"."""
-    with pytest.raises(RuntimeError, match="the process that tried it failed: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        RuntimeError, match="the process that tried it failed: ZeroDivisionError: division by zero"
+    ):
         try_within(64 * MIB, CPU, lambda: 1 / 0, [{}])
 
     def wrong_shape():
@@ -41,25 +58,34 @@ def test_another_error_is_no_lack_of_memory():
 
 
 def test_the_machine_is_asked_first(monkeypatch):
-    """Must catch: the check left out, or one that compares with the limit alone; a system that does not tell taken for a free
-    one."""
+    """Must catch: the check left out, or one that compares with the limit alone; a system that does
+    not tell taken for a free one."""
     monkeypatch.setattr(limit.sys, "platform", "linux")
     monkeypatch.setattr(limit, "free_bytes", lambda device: 3 * 2**30)
     assert cannot_try(2**30, CPU) == ""
-    assert cannot_try(2 * 2**30, CPU) == "not tried: 3.0 GiB are free, and 2 times the limit of 2.0 GiB should be."
+    assert (
+        cannot_try(2 * 2**30, CPU)
+        == "not tried: 3.0 GiB are free, and 2 times the limit of 2.0 GiB should be."
+    )
     with pytest.raises(ValueError, match="3.0 GiB are free"):
         try_within(2 * 2**30, CPU, lambda: None, [{}])
     monkeypatch.setattr(limit, "free_bytes", lambda device: None)
     assert cannot_try(1, CPU) == "not tried: this system does not tell how much memory is free."
     monkeypatch.setattr(limit.sys, "platform", "win32")
-    assert cannot_try(1, CPU) == "not tried: on this system a process cannot be held to a limit of memory."
+    assert (
+        cannot_try(1, CPU)
+        == "not tried: on this system a process cannot be held to a limit of memory."
+    )
 
 
 def test_a_container_has_no_more_than_its_limit(monkeypatch):
-    """Must catch: the machine's memory taken where a container is allowed less; a file that is missing or says "max" taken for
-    an error."""
-    files = {"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8 kB\n", "/sys/fs/cgroup/memory.max": "5000",
-             "/sys/fs/cgroup/memory.current": "2000"}
+    """Must catch: the machine's memory taken where a container is allowed less; a file that is
+    missing or says "max" taken for an error."""
+    files = {
+        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8 kB\n",
+        "/sys/fs/cgroup/memory.max": "5000",
+        "/sys/fs/cgroup/memory.current": "2000",
+    }
 
     def read_text(path):
         if str(path) not in files:
@@ -77,15 +103,23 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
 
 
 def test_a_gpus_share_is_put_back(monkeypatch):
-    """Must catch: the fraction left as it was set, also when the work fails for another reason; a limit that forgets what is
-    held already."""
+    """Must catch: the fraction left as it was set, also when the work fails for another reason; a
+    limit that forgets what is held already."""
     share = [1.0]
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (800, 1000))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Properties", (), dict(total_memory=1000)))
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: type("Properties", (), dict(total_memory=1000)),
+    )
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 100)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: share[-1])
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda fraction, device: share.append(fraction))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda fraction, device: share.append(fraction),
+    )
 
     def work(batch):
         if batch == 2:
@@ -95,7 +129,9 @@ def test_a_gpus_share_is_put_back(monkeypatch):
 
     gpu = torch.device("cuda", 0)
     assert try_within(300, gpu, work, [dict(batch=1), dict(batch=2)]) == [
-        Attempt(dict(batch=1), ""), Attempt(dict(batch=2), "CUDA out of memory. Tried to allocate 2 GiB.")]
+        Attempt(dict(batch=1), ""),
+        Attempt(dict(batch=2), "CUDA out of memory. Tried to allocate 2 GiB."),
+    ]
     assert share == [1.0, 0.4, 1.0]
     with pytest.raises(KeyError):
         try_within(300, gpu, work, [dict(batch=3)])

@@ -1,4 +1,5 @@
-"""The palette keeps its promises: seen against both pages, told apart by everyone, the same in figures and pages."""
+"""The palette keeps its promises: seen against both pages, told apart by everyone, the same in
+figures and pages."""
 
 import itertools
 import math
@@ -10,9 +11,21 @@ from shardlab.show.palette import MEMORY, PAGE, TIMELINE
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 VISION = {
-    "protanopia": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
-    "deuteranopia": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
-    "tritanopia": ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+    "protanopia": (
+        (0.152286, 1.052583, -0.204868),
+        (0.114503, 0.786281, 0.099216),
+        (-0.003882, -0.048116, 1.051998),
+    ),
+    "deuteranopia": (
+        (0.367322, 0.860646, -0.227968),
+        (0.280085, 0.672501, 0.047413),
+        (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritanopia": (
+        (1.255528, -0.076749, -0.178779),
+        (-0.078411, 0.930809, 0.147602),
+        (0.004733, 0.691367, 0.303900),
+    ),
     "full colour": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
 }
 SWATCHES = {f"memory {name}": swatch for name, swatch in MEMORY.items()}
@@ -20,27 +33,35 @@ SWATCHES |= {f"timeline {name}": swatch for name, swatch in TIMELINE.items()}
 
 
 def linear(colour):
-    channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
 
 
 def contrast(one, other):
     """Contrast of two colours as WCAG 2 defines it: 1 to 21."""
-    luminances = sorted(sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour))) for colour in (one, other))
+    luminances = sorted(
+        sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear(colour)))
+        for colour in (one, other)
+    )
     return (luminances[1] + 0.05) / (luminances[0] + 0.05)
 
 
 def lab(rgb):
     """CIE L*a*b* of linear sRGB, D65."""
     r, g, b = rgb
-    xyz = ((0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047, 0.2126 * r + 0.7152 * g + 0.0722 * b,
-           (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883)
+    xyz = (
+        (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.95047,
+        0.2126 * r + 0.7152 * g + 0.0722 * b,
+        (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.08883,
+    )
     x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
     return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
 def difference(one, other, vision):
-    """How far apart two colours look: the distance in L*a*b* (2 can just be told apart side by side)."""
+    """How far apart two colours look: the distance in L*a*b* (2 can just be told apart side by
+    side)."""
+
     def seen(colour):
         return [min(1, max(0, sum(w * c for w, c in zip(row, linear(colour))))) for row in vision]
 
@@ -64,9 +85,12 @@ def test_lines_are_seen_on_both_pages(name):
 @pytest.mark.parametrize("palette", [MEMORY, TIMELINE], ids=["memory", "timeline"])
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_fills_are_told_apart(palette, vision, mode):
-    """Mutation: give the activations the gathered parameters' blue, or use a red and a green of one lightness."""
+    """Mutation: give the activations the gathered parameters' blue, or use a red and a green of one
+    lightness."""
     for one, other in itertools.combinations(palette, 2):
-        apart = difference(getattr(palette[one], mode), getattr(palette[other], mode), VISION[vision])
+        apart = difference(
+            getattr(palette[one], mode), getattr(palette[other], mode), VISION[vision]
+        )
         assert apart >= 15, f"{one} and {other} are {apart:.1f} apart"
 
 
@@ -79,7 +103,8 @@ def test_hatches_are_told_apart_without_colour(palette):
 
 
 def test_pages_have_every_colour_once_for_each_mode():
-    """Mutation: write the light fills for the dark page; forget that weight_gradient needs a hyphen in CSS."""
+    """Mutation: write the light fills for the dark page; forget that weight_gradient needs a hyphen
+    in CSS."""
     from bookkit.look import palette_css
 
     light, dark = palette_css().split("html[data-theme=dark]")

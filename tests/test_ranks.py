@@ -15,6 +15,9 @@ pytest.importorskip("torch")
 if sys.platform == "win32":
     pytest.skip("ranks need Linux or macOS", allow_module_level=True)
 
+# pytest imports this file as a module; the ranks must get its functions by value, as they get those
+# of a notebook
+import cloudpickle  # noqa: E402
 from notebook_kernel import gone  # noqa: E402
 
 from shardlab import ranks as package  # noqa: E402
@@ -22,9 +25,6 @@ from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks  # noqa
 from shardlab.ranks import world as world_module  # noqa: E402
 from shardlab.ranks.server import start  # noqa: E402
 from shardlab.ranks.world import _announcement  # noqa: E402
-
-# pytest imports this file as a module; the ranks must get its functions by value, as they get those of a notebook
-import cloudpickle  # noqa: E402
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -36,7 +36,8 @@ def three():
 
 
 class Pair:
-    """A class of this module, as a reader's class of a cell: results are of it and not of a copy."""
+    """A class of this module, as a reader's class of a cell: results are of it and not of a
+    copy."""
 
     def __init__(self, rank, total):
         self.rank, self.total = rank, total
@@ -52,14 +53,16 @@ def sum_of_ranks(factor, *, offset=0):
 
 
 def test_results_come_back_in_rank_order(three):
-    """Mutation: results in the order in which they arrive; keyword arguments lost; a class sent as a copy of itself."""
+    """Mutation: results in the order in which they arrive; keyword arguments lost; a class sent as
+    a copy of itself."""
     results = three.run(sum_of_ranks, 2, offset=1)
     assert [(pair.rank, pair.total) for pair in results] == [(0, 7.0), (1, 7.0), (2, 7.0)]
     assert all(isinstance(pair, Pair) for pair in results)
 
 
 def test_a_world_without_a_name_ends():
-    """A cell that makes a world runs again: the ranks of the first one go. Mutation: something else that holds the world, as atexit did."""
+    """A cell that makes a world runs again: the ranks of the first one go. Mutation: something else
+    that holds the world, as atexit did."""
     world = ranks(2, announce=False)
     first = world.run(os.getpid)
     world = ranks(1, announce=False)
@@ -69,7 +72,8 @@ def test_a_world_without_a_name_ends():
 
 
 def test_an_interrupt_while_ranks_are_started(monkeypatch):
-    """Mutations: an interrupt between two of them, or within one, that leaves those that were started to themselves."""
+    """Mutations: an interrupt between two of them, or within one, that leaves those that were
+    started to themselves."""
     started = []
 
     def interrupted(place, method):
@@ -79,7 +83,10 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
         return started[-1]
 
     monkeypatch.setattr(world_module, "start", interrupted)
-    with pytest.raises(RanksInterrupted, match="The ranks were interrupted while they were started: there are none."):
+    with pytest.raises(
+        RanksInterrupted,
+        match="The ranks were interrupted while they were started: there are none.",
+    ):
         ranks(2, announce=False)
     for process in started:
         with pytest.raises(ValueError, match="process object is closed"):
@@ -93,7 +100,9 @@ def test_one_rank_is_a_world(three):
 
 
 def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):
-    """Mutation: only sys.stdout is captured, so that C++, or a program a rank starts, writes over the cell; order of arrival."""
+    """Mutation: only sys.stdout is captured, so that C++, or a program a rank starts, writes over
+    the cell; order of arrival."""
+
     def speak():
         import os
         import subprocess
@@ -110,28 +119,38 @@ def test_what_is_printed_is_labelled_and_in_rank_order(three, capfd):
 
     three.run(speak)
     shown = capfd.readouterr()
-    assert shown.out.splitlines() == [f"[rank {r}] {line}" for r in range(3)
-                                      for line in ("first", "second", "from below", "from a program")]
+    assert shown.out.splitlines() == [
+        f"[rank {r}] {line}"
+        for r in range(3)
+        for line in ("first", "second", "from below", "from a program")
+    ]
     assert shown.err.splitlines() == [f"[rank {r}] a warning" for r in range(3)]
 
 
 def test_variables_live_from_cell_to_cell(three, capsys):
-    """Mutation: each cell gets a namespace of its own; the value of the last line is dropped; None is shown."""
+    """Mutation: each cell gets a namespace of its own; the value of the last line is dropped; None
+    is shown."""
     three.cell("kept = [rank]\nlen(kept)")
     three.cell("kept.append(world_size)")
     three.cell("print(kept)")
     printed = capsys.readouterr().out.splitlines()
-    assert printed == [*(f"[rank {r}] 1" for r in range(3)), *(f"[rank {r}] [{r}, 3]" for r in range(3))]
+    assert printed == [
+        *(f"[rank {r}] 1" for r in range(3)),
+        *(f"[rank {r}] [{r}, 3]" for r in range(3)),
+    ]
 
     def look():
         import __main__
+
         return __main__.kept
 
     assert three.run(look) == [[0, 3], [1, 3], [2, 3]]
 
 
 def test_an_error_is_the_root_cause_with_the_readers_line(three):
-    """Mutation: the innermost frame shown is torch's; the error that led to it is lost; `ranks` names a victim."""
+    """Mutation: the innermost frame shown is torch's; the error that led to it is lost; `ranks`
+    names a victim."""
+
     def wrong():
         import torch
         import torch.distributed as dist
@@ -143,42 +162,58 @@ def test_an_error_is_the_root_cause_with_the_readers_line(three):
             raise ValueError("no product") from error
         dist.barrier()
 
-    with pytest.raises(RankRaised, match=r"(?s)^Rank 2 raised ValueError: no product\n  .*, wrong: raise ValueError.*"
-                                         r"It came from RuntimeError: .*\n  Ranks 0 and 1 waited in a collective") as caught:
+    with pytest.raises(
+        RankRaised,
+        match=r"(?s)^Rank 2 raised ValueError: no product\n  .*, wrong: raise ValueError.*"
+        r"It came from RuntimeError: .*\n  Ranks 0 and 1 waited in a collective",
+    ) as caught:
         three.run(wrong)
     assert caught.value.ranks == [2]
     assert len(three.run(sum_of_ranks, 1)) == 3
 
 
 def test_bad_input_is_one_sentence(three):
-    """Mutation: any of these left to multiprocessing, pickle or torch, whose message names neither the value nor the rule."""
+    """Mutation: any of these left to multiprocessing, pickle or torch, whose message names neither
+    the value nor the rule."""
     for world_size in (0, -1, 65, 2.0, True, "4"):
         with pytest.raises(ValueError, match="a world has 1 to 64 ranks on one machine"):
             ranks(world_size)
-    with pytest.raises(ValueError, match=r"backend = 'mpi': it must be gloo or nccl, or be left away"):
+    with pytest.raises(
+        ValueError, match=r"backend = 'mpi': it must be gloo or nccl, or be left away"
+    ):
         ranks(2, backend="mpi")
     with pytest.raises(ValueError, match=r"patience_seconds = 0: it must be above 0"):
         ranks(2, patience_seconds=0)
     with pytest.raises(ValueError, match=r"limit_seconds = -1: it must be above 0"):
         three.run(sum_of_ranks, 1, limit_seconds=-1)
-    with pytest.raises(TypeError, match=r"sum_of_ranks and what it needs cannot be sent to the ranks \(.*\): make it on"):
+    with pytest.raises(
+        TypeError,
+        match=r"sum_of_ranks and what it needs cannot be sent to the ranks \(.*\): make it on",
+    ):
         three.run(sum_of_ranks, threading.Lock())
-    with pytest.raises(RankRaised, match="Ranks 0, 1 and 2 raised TypeError: what <lambda> returned, a lock, cannot be sent"):
+    with pytest.raises(
+        RankRaised,
+        match="Ranks 0, 1 and 2 raised TypeError: what <lambda> returned, a lock, cannot be sent",
+    ):
         three.run(lambda: __import__("threading").Lock())
 
 
 def test_more_nccl_ranks_than_gpus():
-    """Mutation: NCCL started with two ranks on one GPU, which hangs or says "Duplicate GPU detected"."""
+    """Mutation: NCCL started with two ranks on one GPU, which hangs or says "Duplicate GPU
+    detected"."""
     import torch
 
     gpus = torch.cuda.device_count()
-    with pytest.raises(ValueError, match=f"NCCL wants a GPU for each rank: {gpus + 1} ranks, {gpus} GPUs"):
+    with pytest.raises(
+        ValueError, match=f"NCCL wants a GPU for each rank: {gpus + 1} ranks, {gpus} GPUs"
+    ):
         ranks(gpus + 1, backend="nccl")
 
 
 def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
-    """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or set where nothing is shared;
-    several blocks a rank where they may not all fit; a CPU or gloo asked for and not given."""
+    """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or
+    set where nothing is shared; several blocks a rank where they may not all fit; a CPU or gloo
+    asked for and not given."""
     from shardlab.ranks.devices import CannotBeHad, choose
 
     for name in ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MAX_CTAS"):
@@ -186,22 +221,39 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
         monkeypatch.delenv(name)
     nccl = __import__("torch").cuda.nccl
     monkeypatch.setattr(nccl, "version", lambda: (2, 29, 7))
-    with pytest.raises(CannotBeHad, match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away"):
+    with pytest.raises(
+        CannotBeHad,
+        match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away",
+    ):
         choose(1, 2, 1, None, "nccl", share_gpus=True)
-    with pytest.raises(CannotBeHad, match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True"):
+    with pytest.raises(
+        CannotBeHad,
+        match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True",
+    ):
         choose(1, 2, 1, None, "nccl")
     monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
-    assert [choose(0, *asked, share_gpus=True)[1] for asked in ((2, 2, None, None), (2, 0, None, None), (2, 1, "cpu", None),
-                                                                 (2, 1, None, "gloo"))] == ["nccl", "gloo", "gloo", "gloo"]
+    assert [
+        choose(0, *asked, share_gpus=True)[1]
+        for asked in (
+            (2, 2, None, None),
+            (2, 0, None, None),
+            (2, 1, "cpu", None),
+            (2, 1, None, "gloo"),
+        )
+    ] == ["nccl", "gloo", "gloo", "gloo"]
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
     device, backend = choose(1, 2, 1, None, None, share_gpus=True)
     assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
     assert "NCCL_MAX_CTAS" not in os.environ
-    assert choose(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl" and os.environ["NCCL_MAX_CTAS"] == "4"
+    assert (
+        choose(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
+        and os.environ["NCCL_MAX_CTAS"] == "4"
+    )
 
 
 def test_kernels_of_nccl_are_aborted(monkeypatch):
-    """Mutation: the first group that cannot be aborted leaves the others, and who waits in them, as they are."""
+    """Mutation: the first group that cannot be aborted leaves the others, and who waits in them, as
+    they are."""
     from types import SimpleNamespace
 
     import torch.distributed as dist
@@ -216,38 +268,62 @@ def test_kernels_of_nccl_are_aborted(monkeypatch):
             raise RuntimeError("no communicator yet")
 
     groups = [Group(), Group()]
-    monkeypatch.setattr(dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups)))
+    monkeypatch.setattr(
+        dist.distributed_c10d, "_world", SimpleNamespace(pg_map=dict.fromkeys(groups))
+    )
     abort_groups()
     assert all(group.aborted for group in groups)
 
 
 def test_a_rank_cannot_start_a_world(three):
     """Mutation: no check; four ranks that start four ranks each, and so on."""
+
     def nested():
         from shardlab.ranks import ranks
+
         ranks(2)
 
-    with pytest.raises(RankRaised, match="this process is rank [012] of 3: a rank cannot start a world of its own"):
+    with pytest.raises(
+        RankRaised, match="this process is rank [012] of 3: a rank cannot start a world of its own"
+    ):
         three.run(nested)
 
 
 def test_devices_and_backends():
-    """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all ranks."""
+    """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
+    ranks."""
     from shardlab.ranks.devices import CannotBeHad, choose
 
-    assert [choose(r, 2, 0, None, None) for r in range(2)] == [(__import__("torch").device("cpu"), "gloo")] * 2
-    assert [(d.index, b) for d, b in (choose(r, 4, 8, None, None) for r in range(4))] == [(r, "nccl") for r in range(4)]
-    assert [(d.index, b) for d, b in (choose(r, 4, 2, None, None) for r in range(4))] == [(r % 2, "gloo") for r in range(4)]
+    assert [choose(r, 2, 0, None, None) for r in range(2)] == [
+        (__import__("torch").device("cpu"), "gloo")
+    ] * 2
+    assert [(d.index, b) for d, b in (choose(r, 4, 8, None, None) for r in range(4))] == [
+        (r, "nccl") for r in range(4)
+    ]
+    assert [(d.index, b) for d, b in (choose(r, 4, 2, None, None) for r in range(4))] == [
+        (r % 2, "gloo") for r in range(4)
+    ]
     assert choose(0, 2, 8, "cpu", None)[1] == "gloo"
     with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
         choose(0, 2, 0, "cuda", None)
-    assert _announcement(["cpu"] * 4, "gloo", 1, 0) == "4 ranks on the CPU, 1 thread each; backend gloo"
-    assert _announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0) == "4 ranks on 2 GPUs, which they share; backend gloo"
-    assert _announcement(["cuda:0"], "nccl", 1, 2) == "1 rank on 1 GPU, one each; backend nccl; 2 rehearsed hosts"
+    assert (
+        _announcement(["cpu"] * 4, "gloo", 1, 0)
+        == "4 ranks on the CPU, 1 thread each; backend gloo"
+    )
+    assert (
+        _announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0)
+        == "4 ranks on 2 GPUs, which they share; backend gloo"
+    )
+    assert (
+        _announcement(["cuda:0"], "nccl", 1, 2)
+        == "1 rank on 1 GPU, one each; backend nccl; 2 rehearsed hosts"
+    )
 
 
 def test_nothing_is_left():
-    """Mutation: processes that outlive `close`, or descriptors that stay open with each world: sixteen a world of four."""
+    """Mutation: processes that outlive `close`, or descriptors that stay open with each world:
+    sixteen a world of four."""
+
     def descriptors():
         gc.collect()
         return len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else 0
@@ -264,10 +340,12 @@ def test_nothing_is_left():
 
 
 def test_what_ranks_share_stays_shared(three):
-    """Mutations: the search for garbage left off in ranks, for ever; or it goes through all that torch has made, and what a rank
-    shared with the others it has twice."""
+    """Mutations: the search for garbage left off in ranks, for ever; or it goes through all that
+    torch has made, and what a rank shared with the others it has twice."""
+
     def look():
         import gc
+
         return gc.isenabled(), gc.get_freeze_count()
 
     assert all(enabled and frozen > 100_000 for enabled, frozen in three.run(look))
@@ -277,8 +355,14 @@ def test_two_worlds_at_once(three):
     """Mutation: a store, a port or a file that two worlds share."""
     with ranks(2, announce=False) as other:
         results = {}
-        threads = [threading.Thread(target=lambda w=w: results.update({w: [w.run(sum_of_ranks, 1)[0].total for _ in range(20)]}))
-                   for w in (three, other)]
+        threads = [
+            threading.Thread(
+                target=lambda w=w: results.update(
+                    {w: [w.run(sum_of_ranks, 1)[0].total for _ in range(20)]}
+                )
+            )
+            for w in (three, other)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -287,7 +371,9 @@ def test_two_worlds_at_once(three):
 
 
 def test_spawn_does_the_same(capfd):
-    """Mutation: something that only a forked rank has, such as an open descriptor or an imported module, is relied on."""
+    """Mutation: something that only a forked rank has, such as an open descriptor or an imported
+    module, is relied on."""
+
     def leave():
         import os
 
@@ -308,8 +394,14 @@ def test_spawn_does_the_same(capfd):
 def run_script(tmp_path, text, *command, **environment):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(text))
-    done = subprocess.run([*(command or (sys.executable,)), str(script)], capture_output=True, text=True, timeout=120,
-                          cwd=tmp_path, env={**os.environ, **environment})
+    done = subprocess.run(
+        [*(command or (sys.executable,)), str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -335,14 +427,25 @@ SCRIPT = """
 
 
 def test_a_script_needs_no_guard(tmp_path):
-    """Mutation: multiprocessing left to run the script again in each rank, so that every script needs `if __name__ == ...`."""
+    """Mutation: multiprocessing left to run the script again in each rank, so that every script
+    needs `if __name__ == ...`."""
     code, out, err = run_script(tmp_path, SCRIPT)
-    assert (code, out.splitlines()) == (0, ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"]), err
+    assert (code, out.splitlines()) == (
+        0,
+        ["2 ranks on the CPU, 1 thread each; backend gloo", "ended well"],
+    ), err
 
 
 def test_the_same_script_under_torchrun(tmp_path):
     """Mutation: a world of its own started in each of torchrun's ranks."""
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    )
     code, out, err = run_script(tmp_path, SCRIPT, *torchrun, OMP_NUM_THREADS="1")
     assert code == 0 and out.count("ended well") == 2 and "backend" not in out, out + err
 
@@ -372,28 +475,46 @@ DISAGREEING = """
 
 
 def test_ranks_that_disagree_under_torchrun(tmp_path):
-    """Mutations: each rank looks at a board of its own; the options for faults are dropped there; the rank has no name. Then gloo
-    gives wrong numbers to both."""
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    """Mutations: each rank looks at a board of its own; the options for faults are dropped there;
+    the rank has no name. Then gloo gives wrong numbers to both."""
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    )
     code, out, err = run_script(tmp_path, DISAGREEING, *torchrun, OMP_NUM_THREADS="1")
     mine, others = "all_reduce sum of float32 [3]", "all_reduce sum of float32 [4]"
     assert code == 0, err
     for rank in range(2):
         assert f"RankRaised: Rank {rank} brings NaN to {mine}: 3 of 3 elements." in out
-    assert (f"RanksDisagree: Rank 0 brings {mine}, rank 1 {others}." in out
-            or f"RanksDisagree: Rank 1 brings {others}, rank 0 {mine}." in out), out + err
+    assert (
+        f"RanksDisagree: Rank 0 brings {mine}, rank 1 {others}." in out
+        or f"RanksDisagree: Rank 1 brings {others}, rank 0 {mine}." in out
+    ), out + err
 
 
 def test_another_number_of_ranks_than_torchruns(monkeypatch):
-    """Mutation: the number in the code believed, so that the processes wait for ranks that nobody starts."""
-    for name, value in dict(TORCHELASTIC_RUN_ID="x", RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2").items():
+    """Mutation: the number in the code believed, so that the processes wait for ranks that nobody
+    starts."""
+    for name, value in dict(
+        TORCHELASTIC_RUN_ID="x", RANK="0", LOCAL_RANK="0", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2"
+    ).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="world_size = 3: torchrun started 2 ranks"):
         ranks(3)
 
 
 def test_the_package_loads_no_torch():
-    """Mutation: `import torch` at the top of a module of the parent, a second that every notebook's first cell would wait."""
+    """Mutation: `import torch` at the top of a module of the parent, a second that every notebook's
+    first cell would wait."""
     assert package.__all__
     script = "import shardlab.ranks, sys; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip() == "False"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "False"
+    )

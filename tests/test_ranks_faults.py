@@ -1,6 +1,8 @@
-"""What a reader sees when ranks fail, in a real kernel: bounded time, the guilty rank named, nothing left, the next cell works.
+"""What a reader sees when ranks fail, in a real kernel: bounded time, the guilty rank named,
+nothing left, the next cell works.
 
-Each test runs a cell that fails, and then asks whether the ranks that can live on still have their variables, or fresh ones came.
+Each test runs a cell that fails, and then asks whether the ranks that can live on still have their
+variables, or fresh ones came.
 """
 
 import sys
@@ -27,13 +29,17 @@ def kernel():
 
 def ranks_of(kernel) -> set[int]:
     """Processes of the ranks: the fork server's children."""
-    shown = kernel.run("print(*(m.process.pid for m in get_ipython().find_line_magic('ranks').__self__.world.members))")
+    shown = kernel.run(
+        "print(*(m.process.pid for m in"
+        " get_ipython().find_line_magic('ranks').__self__.world.members))"
+    )
     return {int(pid) for pid in shown.out.split()}
 
 
 @pytest.fixture
 def three(kernel):
-    """A kernel with three ranks, of little patience, with a variable. Afterwards no other rank is alive, and no file was left."""
+    """A kernel with three ranks, of little patience, with a variable. Afterwards no other rank is
+    alive, and no file was left."""
     files = set(Path(tempfile.gettempdir()).glob("shardlab*"))
     shown = kernel.run("%%ranks 3 --patience 4\nkept = rank * 10")
     assert not shown.error
@@ -48,16 +54,25 @@ def three(kernel):
 
 
 def all_reduce_works(kernel, kept: bool):
-    """The next cell: a sum over all ranks, and whether the variable of the cell before the fault is still there."""
-    shown = kernel.run("%%ranks\nx = torch.tensor([rank + 1.0]); dist.all_reduce(x)\nprint(x.item(), globals().get('kept'))")
+    """The next cell: a sum over all ranks, and whether the variable of the cell before the fault is
+    still there."""
+    shown = kernel.run(
+        "%%ranks\nx = torch.tensor([rank + 1.0]); dist.all_reduce(x)\nprint(x.item(),"
+        " globals().get('kept'))"
+    )
     assert not shown.error
     assert [line for line in shown.out.splitlines() if line.startswith("[rank")] == [
-        f"[rank {r}] 6.0 {10 * r if kept else None}" for r in range(3)]
+        f"[rank {r}] 6.0 {10 * r if kept else None}" for r in range(3)
+    ]
 
 
 def test_an_exception_on_one_rank_while_others_wait(three):
-    """Mutation: the verdict takes the first error that arrives, or the lowest rank's; a victim's "connection closed" is shown."""
-    shown = three.run("%%ranks\nif rank == 1:\n    raise ValueError('a bad batch')\ndist.all_reduce(torch.ones(2))")
+    """Mutation: the verdict takes the first error that arrives, or the lowest rank's; a victim's
+    "connection closed" is shown."""
+    shown = three.run(
+        "%%ranks\nif rank == 1:\n    raise ValueError('a bad"
+        " batch')\ndist.all_reduce(torch.ones(2))"
+    )
     assert shown.name == "RankRaised"
     assert "Rank 1 raised ValueError: a bad batch\n  <ranks" in shown.error
     assert "line 2: raise ValueError('a bad batch')" in shown.error
@@ -67,18 +82,30 @@ def test_an_exception_on_one_rank_while_others_wait(three):
 
 
 def test_a_rank_killed(three):
-    """Mutation: only connections are watched, not processes: a program that the rank has forked holds its connection open. Or the
-    ranks that are left are asked to go on without it."""
-    shown = three.run("%%ranks\nimport os, time\nif rank == 2:\n    if os.fork() == 0:\n        time.sleep(5); os._exit(0)\n"
-                      "    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(2))")
-    assert shown.name == "RankDied" and "Rank 2 died: it was killed by SIGKILL" in shown.error and FRESH in shown.error
+    """Mutation: only connections are watched, not processes: a program that the rank has forked
+    holds its connection open. Or the ranks that are left are asked to go on without it."""
+    shown = three.run(
+        "%%ranks\nimport os, time\nif rank == 2:\n    if os.fork() == 0:\n        time.sleep(5);"
+        " os._exit(0)\n    os.kill(os.getpid(), 9)\ndist.all_reduce(torch.ones(2))"
+    )
+    assert (
+        shown.name == "RankDied"
+        and "Rank 2 died: it was killed by SIGKILL" in shown.error
+        and FRESH in shown.error
+    )
     all_reduce_works(three, kept=False)
 
 
 def test_a_rank_that_leaves(three):
     """Mutation: exit code 0 taken for success; what it printed before it left is lost."""
-    shown = three.run("%%ranks\nimport os\nif rank == 0:\n    print('good', 'bye')\n    os._exit(0)\ndist.barrier()")
-    assert shown.name == "RankDied" and "Rank 0 died: its process ended with exit code 0" in shown.error
+    shown = three.run(
+        "%%ranks\nimport os\nif rank == 0:\n    print('good', 'bye')\n   "
+        " os._exit(0)\ndist.barrier()"
+    )
+    assert (
+        shown.name == "RankDied"
+        and "Rank 0 died: its process ended with exit code 0" in shown.error
+    )
     assert "[rank 0] good bye" in shown.out
     all_reduce_works(three, kept=False)
 
@@ -91,64 +118,96 @@ def test_sys_exit_is_an_exception_of_the_cell(three):
 
 
 def test_a_hang_names_the_absent_rank(three):
-    """Mutation: the backend's own timeout is waited for, so that a victim is named; or a victim that gives its error other words 
-    is taken for the guilty one."""
-    shown = three.run("%%ranks\nimport time\nif rank == 1:\n    time.sleep(1000)\ntry:\n    dist.all_reduce(torch.ones(2))\n"
-                      "except RuntimeError:\n    raise ValueError('in words of its own') from None")
+    """Mutation: the backend's own timeout is waited for, so that a victim is named; or a victim
+    that gives its error other words is taken for the guilty one."""
+    shown = three.run(
+        "%%ranks\nimport time\nif rank == 1:\n    time.sleep(1000)\ntry:\n   "
+        " dist.all_reduce(torch.ones(2))\nexcept RuntimeError:\n    raise ValueError('in words of"
+        " its own') from None"
+    )
     assert shown.name == "RankAbsent"
     assert "Rank 1 did not come to all_reduce sum of float32 [2] (collective " in shown.error
     assert "of ranks 0, 1 and 2) within 4 s, while ranks 0 and 2 waited." in shown.error
-    assert "rank 1 was in <ranks" in shown.error and "time.sleep(1000)" in shown.error and ALIVE in shown.error
+    assert (
+        "rank 1 was in <ranks" in shown.error
+        and "time.sleep(1000)" in shown.error
+        and ALIVE in shown.error
+    )
     all_reduce_works(three, kept=True)
 
 
 def test_a_rank_that_cannot_be_stopped_is_ended(three):
-    """Mutation: no end to the grace: a rank that swallows every exception would hold the cell for ever."""
-    shown = three.run("%%ranks\nimport time\nwhile rank == 1:\n    try:\n        time.sleep(1000)\n    except BaseException:\n"
-                      "        pass\ndist.all_reduce(torch.ones(2))")
-    assert shown.name == "RankAbsent" and "Rank 1 did not come" in shown.error and FRESH in shown.error
+    """Mutation: no end to the grace: a rank that swallows every exception would hold the cell for
+    ever."""
+    shown = three.run(
+        "%%ranks\nimport time\nwhile rank == 1:\n    try:\n        time.sleep(1000)\n    except"
+        " BaseException:\n        pass\ndist.all_reduce(torch.ones(2))"
+    )
+    assert (
+        shown.name == "RankAbsent" and "Rank 1 did not come" in shown.error and FRESH in shown.error
+    )
     all_reduce_works(three, kept=False)
 
 
 def test_a_rank_that_hears_nothing_keeps_its_variables(three):
-    """Mutations: a thread stuck in C++ for good, as gloo leaves one that waits for a message it has lost, is ended with its rank
-    and all variables. When it comes back at last, it cuts the connections of the new process group, or answers for it; or it
-    does not take over again, so that the next rank that is stuck is ended."""
+    """Mutations: a thread stuck in C++ for good, as gloo leaves one that waits for a message it has
+    lost, is ended with its rank and all variables. When it comes back at last, it cuts the
+    connections of the new process group, or answers for it; or it does not take over again, so that
+    the next rank that is stuck is ended."""
     for _ in range(2):
-        shown = three.run("%%ranks\nstuck = torch.futures.Future()\nif rank == 0:\n    raise ValueError('mine')\n"
-                          "if rank == 1:\n    stuck.wait()\n    kept = 'it went on'\ndist.barrier()")
-        assert "Rank 0 raised ValueError: mine" in shown.error and "Rank 1 stopped in <ranks" in shown.error
+        shown = three.run(
+            "%%ranks\nstuck = torch.futures.Future()\nif rank == 0:\n    raise ValueError('mine')\n"
+            "if rank == 1:\n    stuck.wait()\n    kept = 'it went on'\ndist.barrier()"
+        )
+        assert (
+            "Rank 0 raised ValueError: mine" in shown.error
+            and "Rank 1 stopped in <ranks" in shown.error
+        )
         assert ALIVE in shown.error
         all_reduce_works(three, kept=True)
-        release = "import time\nstuck.set_result(None)\nfor k in range(50):\n    time.sleep(0.01)\n    dist.barrier()"
+        release = (
+            "import time\nstuck.set_result(None)\nfor k in range(50):\n    time.sleep(0.01)\n   "
+            " dist.barrier()"
+        )
         assert not three.run(f"%%ranks\n{release}").error
         all_reduce_works(three, kept=True)
 
 
 def test_an_import_is_not_cut_in_two(three, tmp_path):
-    """Mutation: the stop raises within an import: what its module has done so far stays, and when a later cell imports it anew, it does
-    that a second time. So did our formulas, which then were "defined twice" in every cell."""
-    (tmp_path / "slow_to_import.py").write_text("import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(2)\n")
-    shown = three.run(f"%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0, {str(tmp_path)!r})\n"
-                      "import slow_to_import\nwhile True:\n    pass")
+    """Mutation: the stop raises within an import: what its module has done so far stays, and when a
+    later cell imports it anew, it does that a second time. So did our formulas, which then were
+    "defined twice" in every cell."""
+    (tmp_path / "slow_to_import.py").write_text(
+        "import builtins, time\nbuiltins.begun = getattr(builtins, 'begun', 0) + 1\ntime.sleep(2)\n"
+    )
+    shown = three.run(
+        "%%ranks\nimport sys\nif rank == 0:\n    raise ValueError('mine')\nsys.path.insert(0,"
+        f" {str(tmp_path)!r})\nimport slow_to_import\nwhile True:\n    pass"
+    )
     assert "Rank 0 raised ValueError: mine" in shown.error and ALIVE in shown.error
-    shown = three.run("%%ranks\nif rank:\n    import slow_to_import\n    print(begun)\ndist.barrier()")
+    shown = three.run(
+        "%%ranks\nif rank:\n    import slow_to_import\n    print(begun)\ndist.barrier()"
+    )
     assert shown.out.split("\n")[:2] == ["[rank 1] 1", "[rank 2] 1"] and not shown.error
     all_reduce_works(three, kept=True)
 
 
 def test_a_group_whose_end_takes_long(three):
-    """Mutation: the old process group is ended where the new one is made. Its end waits for collectives that were under way when
-    their connections went, and gloo lets one in ten of those wait until its own time is up: minutes. Here it waits longer."""
-    shown = three.run("%%ranks\nimport time\nclass Group:\n    def __del__(self):\n        time.sleep(1000)\n"
-                      "dist.distributed_c10d._world.pg_map[Group()] = None\n"
-                      "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()")
+    """Mutation: the old process group is ended where the new one is made. Its end waits for
+    collectives that were under way when their connections went, and gloo lets one in ten of those
+    wait until its own time is up: minutes. Here it waits longer."""
+    shown = three.run(
+        "%%ranks\nimport time\nclass Group:\n    def __del__(self):\n        time.sleep(1000)\n"
+        "dist.distributed_c10d._world.pg_map[Group()] = None\n"
+        "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()"
+    )
     assert "Rank 1 raised ValueError: mine" in shown.error and ALIVE in shown.error
     all_reduce_works(three, kept=True)
 
 
 def test_the_limit_of_a_cell(three):
-    """Mutation: the limit asked for is dropped by the magic; the ranks that had ended are blamed."""
+    """Mutation: the limit asked for is dropped by the magic; the ranks that had ended are
+    blamed."""
     shown = three.run("%%ranks --limit 1\nimport time\nif rank == 2:\n    time.sleep(1000)")
     assert shown.name == "RanksTooSlow" and "After 1 s rank 2 had not ended." in shown.error
     assert "Rank 2 stopped in <ranks" in shown.error
@@ -156,21 +215,31 @@ def test_the_limit_of_a_cell(three):
 
 
 def test_the_stop_button(three):
-    """Mutation: ranks that take SIGINT themselves, or a parent that leaves them at work when it is interrupted."""
+    """Mutation: ranks that take SIGINT themselves, or a parent that leaves them at work when it is
+    interrupted."""
     marker = Path(tempfile.mkdtemp()) / "working"
-    cell = f"%%ranks\nimport pathlib, time\npathlib.Path({str(marker)!r}).touch()\nif rank:\n    dist.barrier()\ntime.sleep(1000)"
+    cell = (
+        f"%%ranks\nimport pathlib, time\npathlib.Path({str(marker)!r}).touch()\nif rank:\n   "
+        " dist.barrier()\ntime.sleep(1000)"
+    )
     shown = three.run(cell, interrupt_when=marker.exists)
     marker.unlink()
     marker.parent.rmdir()
-    assert shown.name == "RanksInterrupted" and "The ranks were interrupted." in shown.error and ALIVE in shown.error
+    assert (
+        shown.name == "RanksInterrupted"
+        and "The ranks were interrupted." in shown.error
+        and ALIVE in shown.error
+    )
     all_reduce_works(three, kept=True)
 
 
 def test_a_collective_that_a_rank_skips(three):
-    """Mutation: a rank that ended is never called absent, so the others wait until their patience ends; or an old post in the
-    same place of the board is taken for the one that is missing."""
-    shown = three.run("%%ranks\nfor k in range(40):\n    dist.all_reduce(torch.ones(1))\n"
-                      "if rank != 1:\n    dist.all_reduce(torch.ones(5))")
+    """Mutation: a rank that ended is never called absent, so the others wait until their patience
+    ends; or an old post in the same place of the board is taken for the one that is missing."""
+    shown = three.run(
+        "%%ranks\nfor k in range(40):\n    dist.all_reduce(torch.ones(1))\n"
+        "if rank != 1:\n    dist.all_reduce(torch.ones(5))"
+    )
     assert shown.name == "RankAbsent"
     assert "Rank 1 ended without all_reduce sum of float32 [5] (collective " in shown.error
     assert "of ranks 0, 1 and 2), in which ranks 0 and 2 took part." in shown.error
@@ -178,34 +247,72 @@ def test_a_collective_that_a_rank_skips(three):
 
 
 def test_a_skipped_collective_that_nobody_waits_for(three):
-    """Mutation: the board is not looked at when all ranks have ended: one that starts a collective need not wait for it."""
-    shown = three.run("%%ranks\nif rank == 0:\n    work = dist.broadcast(torch.ones(5), 0, async_op=True)")
-    assert shown.name == "RankAbsent" and "Ranks 1 and 2 ended without broadcast of float32 [5], root 0" in shown.error
+    """Mutation: the board is not looked at when all ranks have ended: one that starts a collective
+    need not wait for it."""
+    shown = three.run(
+        "%%ranks\nif rank == 0:\n    work = dist.broadcast(torch.ones(5), 0, async_op=True)"
+    )
+    assert (
+        shown.name == "RankAbsent"
+        and "Ranks 1 and 2 ended without broadcast of float32 [5], root 0" in shown.error
+    )
     all_reduce_works(three, kept=True)
 
 
-@pytest.mark.parametrize("cell, guilty, line", [
-    ("dist.all_reduce(torch.ones(3 + (rank == 2)))", "Rank 2 disagrees with the others", "rank 2: all_reduce sum of float32 [4]"),
-    ("dist.all_reduce(torch.ones(3).to(torch.float64 if rank == 1 else torch.float32))", "Rank 1 disagrees with the others",
-     "rank 1: all_reduce sum of float64 [3]"),
-    ("x = torch.ones(3)\nif rank == 0:\n    dist.barrier(); dist.all_reduce(x)\nelse:\n    dist.all_reduce(x); dist.barrier()",
-     "Rank 0 disagrees with the others", "rank 0: barrier"),
-    ("dist.broadcast(torch.ones(3), src=min(rank, 1))", "Rank 0 disagrees with the others",
-     "rank 0: broadcast of float32 [3], root 0"),
-    ("if rank == 0:\n    dist.send(torch.ones(3), 1)\nif rank == 1:\n    dist.recv(torch.ones(4), 0)",
-     "Ranks 0 and 1 disagree with each other", "rank 1: send and recv of float32, 4 elements"),
-], ids=["shapes", "dtypes", "order", "roots", "send and recv"])
+@pytest.mark.parametrize(
+    "cell, guilty, line",
+    [
+        (
+            "dist.all_reduce(torch.ones(3 + (rank == 2)))",
+            "Rank 2 disagrees with the others",
+            "rank 2: all_reduce sum of float32 [4]",
+        ),
+        (
+            "dist.all_reduce(torch.ones(3).to(torch.float64 if rank == 1 else torch.float32))",
+            "Rank 1 disagrees with the others",
+            "rank 1: all_reduce sum of float64 [3]",
+        ),
+        (
+            (
+                "x = torch.ones(3)\nif rank == 0:\n    dist.barrier(); dist.all_reduce(x)\nelse:\n "
+                "   dist.all_reduce(x); dist.barrier()"
+            ),
+            "Rank 0 disagrees with the others",
+            "rank 0: barrier",
+        ),
+        (
+            "dist.broadcast(torch.ones(3), src=min(rank, 1))",
+            "Rank 0 disagrees with the others",
+            "rank 0: broadcast of float32 [3], root 0",
+        ),
+        (
+            (
+                "if rank == 0:\n    dist.send(torch.ones(3), 1)\nif rank == 1:\n   "
+                " dist.recv(torch.ones(4), 0)"
+            ),
+            "Ranks 0 and 1 disagree with each other",
+            "rank 1: send and recv of float32, 4 elements",
+        ),
+    ],
+    ids=["shapes", "dtypes", "order", "roots", "send and recv"],
+)
 def test_ranks_that_disagree(three, cell, guilty, line):
-    """Mutation: the comparison leaves out the shape, the dtype, the operation or the root; gloo gives wrong numbers silently."""
+    """Mutation: the comparison leaves out the shape, the dtype, the operation or the root; gloo
+    gives wrong numbers silently."""
     shown = three.run(f"%%ranks\n{cell}")
     assert shown.name == "RanksDisagree" and guilty in shown.error and f"\n  {line}" in shown.error
     all_reduce_works(three, kept=True)
 
 
 def test_memory_that_is_not_there(three):
-    """Mutation: every RuntimeError taken for an echo, and the latest of them named: the allocator's is one."""
-    shown = three.run("%%ranks\nx = torch.empty(2**60 if rank == 2 else 1, dtype=torch.uint8)\ndist.all_reduce(x)")
-    assert shown.name == "RankRaised" and shown.error.startswith("RankRaised: Rank 2 raised RuntimeError")
+    """Mutation: every RuntimeError taken for an echo, and the latest of them named: the allocator's
+    is one."""
+    shown = three.run(
+        "%%ranks\nx = torch.empty(2**60 if rank == 2 else 1, dtype=torch.uint8)\ndist.all_reduce(x)"
+    )
+    assert shown.name == "RankRaised" and shown.error.startswith(
+        "RankRaised: Rank 2 raised RuntimeError"
+    )
     assert "memory" in shown.error
     all_reduce_works(three, kept=True)
 

@@ -1,4 +1,5 @@
-"""Kernels that share a machine, are restarted or killed: ranks do not disturb each other and none outlives its notebook."""
+"""Kernels that share a machine, are restarted or killed: ranks do not disturb each other and none
+outlives its notebook."""
 
 import sys
 import threading
@@ -14,37 +15,64 @@ if sys.platform == "win32":
 
 from notebook_kernel import descendants, gone, notebook  # noqa: E402
 
-COUNT = "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
+COUNT = (
+    "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
+)
 
 
 def test_four_learners_on_one_box():
-    """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds another notebook's. One of four
-    has a rank killed, one a rank that hangs, one a rank that raises; what the fourth has at work and in its variables stays."""
+    """Mutation: a fixed port, a file with a fixed name, or a search for ranks to end that finds
+    another notebook's. One of four has a rank killed, one a rank that hangs, one a rank that
+    raises; what the fourth has at work and in its variables stays."""
     options = "2 --patience 2"
-    faults = dict(kill=("import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()", "Rank 1 died: it was killed"),
-                  hang=("import time\nif rank == 1:\n    time.sleep(1000)\ndist.barrier()", "Rank 1 did not come to barrier"),
-                  fail=("if rank == 1:\n    raise ValueError('mine')\ndist.barrier()", "Rank 1 raised ValueError: mine"))
-    count = f"%%ranks {options}\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"
+    faults = dict(
+        kill=(
+            "import os\nif rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()",
+            "Rank 1 died: it was killed",
+        ),
+        hang=(
+            "import time\nif rank == 1:\n    time.sleep(1000)\ndist.barrier()",
+            "Rank 1 did not come to barrier",
+        ),
+        fail=(
+            "if rank == 1:\n    raise ValueError('mine')\ndist.barrier()",
+            "Rank 1 raised ValueError: mine",
+        ),
+    )
+    count = (
+        f"%%ranks {options}\nfor k in range(50):\n    x = torch.ones(3);"
+        " dist.all_reduce(x)\nprint(int(x.sum()))"
+    )
     found, over = {name: [] for name in (*faults, "none")}, threading.Barrier(len(faults) + 1)
 
     def work(name, kernel):
         assert not kernel.run(f"%%ranks {options}\nkept = rank").error
         over.wait()
-        found[name] = [kernel.run(cell) for cell in (count, f"%%ranks\n{faults.get(name, ['kept'])[0]}", count, count)]
+        found[name] = [
+            kernel.run(cell)
+            for cell in (count, f"%%ranks\n{faults.get(name, ['kept'])[0]}", count, count)
+        ]
 
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(len(found)))
         kernels = [pool.submit(stack.enter_context, notebook()) for _ in found]
-        for done in [pool.submit(work, name, kernel.result()) for name, kernel in zip(found, kernels)]:
+        for done in [
+            pool.submit(work, name, kernel.result()) for name, kernel in zip(found, kernels)
+        ]:
             done.result()
     for name, (before, at_once, *after) in found.items():
         for one in (before, *after):
             assert not one.error and "[rank 0] 6\n[rank 1] 6\n" in one.out
-        assert (faults[name][1] in at_once.error) if name in faults else at_once.out == "[rank 0] 0\n[rank 1] 1\n"
+        assert (
+            (faults[name][1] in at_once.error)
+            if name in faults
+            else at_once.out == "[rank 0] 0\n[rank 1] 1\n"
+        )
 
 
 def test_a_restarted_kernel_starts_anew():
-    """Mutation: ranks in a session of their own that nobody ends; the fork server of the old kernel asked for new ones."""
+    """Mutation: ranks in a session of their own that nobody ends; the fork server of the old kernel
+    asked for new ones."""
     with notebook() as kernel:
         assert not kernel.run(COUNT).error
         before = descendants(kernel.pid)
@@ -57,12 +85,15 @@ def test_a_restarted_kernel_starts_anew():
 
 
 def test_a_killed_kernel_leaves_no_ranks(tmp_path):
-    """Mutation: ranks end only when they next read a message. These compute and do not come to read one; one holds the GIL, and
-    unless it has let the fork server's pipe go, it keeps itself and the server alive."""
+    """Mutation: ranks end only when they next read a message. These compute and do not come to read
+    one; one holds the GIL, and unless it has let the fork server's pipe go, it keeps itself and the
+    server alive."""
     with notebook() as kernel:
         assert not kernel.run("%ranks 2").error
-        kernel.client.execute(f"%%ranks\nimport pathlib\npathlib.Path({str(tmp_path)!r}, str(rank)).touch()\n"
-                              "if rank == 0:\n    while True:\n        pass\nsum(range(10**12))")
+        kernel.client.execute(
+            f"%%ranks\nimport pathlib\npathlib.Path({str(tmp_path)!r}, str(rank)).touch()\n"
+            "if rank == 0:\n    while True:\n        pass\nsum(range(10**12))"
+        )
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -73,37 +104,63 @@ def test_a_killed_kernel_leaves_no_ranks(tmp_path):
 
 
 def test_no_folder_to_delete(tmp_path):
-    """Mutation: the store kept in a file with a name: whoever clears the folder of temporary files breaks every new group."""
+    """Mutation: the store kept in a file with a name: whoever clears the folder of temporary files
+    breaks every new group."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    with notebook(f"%load_ext shardlab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}") as kernel:
+    with notebook(
+        f"%load_ext shardlab.ranks\nimport tempfile\ntempfile.tempdir = {str(folder)!r}"
+    ) as kernel:
         assert not kernel.run(COUNT).error
         assert list(folder.iterdir()) == []
         folder.rmdir()
-        shown = kernel.run("%%ranks\ng = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x, group=g)\nx.item()")
+        shown = kernel.run(
+            "%%ranks\ng = dist.new_group([0, 1]); x = torch.ones(1); dist.all_reduce(x,"
+            " group=g)\nx.item()"
+        )
         assert not shown.error and shown.out == "[rank 0] 2.0\n[rank 1] 2.0\n"
 
 
 def test_the_magic():
-    """Mutations: a new world for each cell; the same options taken for others, or others for the same; functions of the notebook
-    that the ranks do not know; a NaN let through; a `close` that leaves the ranks."""
+    """Mutations: a new world for each cell; the same options taken for others, or others for the
+    same; functions of the notebook that the ranks do not know; a NaN let through; a `close` that
+    leaves the ranks."""
     with notebook() as kernel:
         assert "how many ranks? Say %%ranks 4 the first time." in kernel.run("%%ranks\n1").err
-        assert kernel.run("%%ranks 2\nkept = rank").out == "2 ranks on the CPU, 1 thread each; backend gloo\n"
+        assert (
+            kernel.run("%%ranks 2\nkept = rank").out
+            == "2 ranks on the CPU, 1 thread each; backend gloo\n"
+        )
         assert kernel.run("%%ranks 2\nkept").out == "[rank 0] 0\n[rank 1] 1\n"
         assert "name 'kept' is not defined" in kernel.run("%%ranks 2 --forbid-nan\nkept").error
-        shown = kernel.run("%%ranks\nx = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else 1\ndist.all_reduce(x)")
+        shown = kernel.run(
+            "%%ranks\nx = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else"
+            " 1\ndist.all_reduce(x)"
+        )
         assert "Rank 1 brings NaN to all_reduce sum of float32 [4]: 1 of 4 elements." in shown.error
-        assert "float32 [4]" not in kernel.run("%%ranks\nx = torch.full((4,), float('nan')); dist.broadcast(x, 0)").error
+        assert (
+            "float32 [4]"
+            not in kernel.run(
+                "%%ranks\nx = torch.full((4,), float('nan')); dist.broadcast(x, 0)"
+            ).error
+        )
         ranks = descendants(kernel.pid)
         assert not kernel.run("%ranks --close").error
         assert len(set(ranks) - set(descendants(kernel.pid))) == 2
-        kernel.run("from shardlab.ranks import ranks\nimport torch.distributed as dist\n"
-                   "def double(x):\n    return half(4 * x) + dist.get_rank()\n"
-                   "def half(x):\n    if x < 0:\n        raise ValueError(x)\n    return x // 2")
-        shown = kernel.run("with ranks(2, announce=False) as world:\n    print(world.run(double, 21))\n    world.run(double, -1)")
+        kernel.run(
+            "from shardlab.ranks import ranks\nimport torch.distributed as dist\n"
+            "def double(x):\n    return half(4 * x) + dist.get_rank()\n"
+            "def half(x):\n    if x < 0:\n        raise ValueError(x)\n    return x // 2"
+        )
+        shown = kernel.run(
+            "with ranks(2, announce=False) as world:\n    print(world.run(double, 21))\n   "
+            " world.run(double, -1)"
+        )
         assert shown.out == "[42, 43]\n"
-        assert "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4, double: return half(4 * x)" in shown.error
+        assert (
+            "Ranks 0 and 1 raised ValueError: -4\n  a cell, line 4, double: return half(4 * x)"
+            in shown.error
+        )
         assert "\n  a cell, line 7, half: raise ValueError(x)\n" in shown.error
 
 
@@ -124,7 +181,8 @@ class Screen:
 
 
 def test_long_work_shows_how_it_goes(monkeypatch):
-    """Mutations: a line for work of a second, which every stored notebook would keep; the line left standing at the end."""
+    """Mutations: a line for work of a second, which every stored notebook would keep; the line left
+    standing at the end."""
     import os
 
     from shardlab.ranks import output

@@ -1,4 +1,5 @@
-"""Rehearsed hosts: ranks on both, the link's own counter against the communication log, nothing left."""
+"""Rehearsed hosts: ranks on both, the link's own counter against the communication log, nothing
+left."""
 
 import os
 import subprocess
@@ -47,7 +48,8 @@ def all_reduce_once():
 
 
 def test_the_links_counter_agrees_with_the_log():
-    """Mutation: ranks left on the machine's own network, so that nothing crosses the link; bytes counted twice or by the bit."""
+    """Mutation: ranks left on the machine's own network, so that nothing crosses the link; bytes
+    counted twice or by the bit."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -55,7 +57,8 @@ def test_the_links_counter_agrees_with_the_log():
         world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
         for total, logical, sent in world.run(all_reduce_once):
             assert (total, logical) == (4.0, NBYTES)
-            # two ranks: each sends half of the array twice, 2 (n - 1) / n of it; headers and answers come on top
+            # two ranks: each sends half of the array twice, 2 (n - 1) / n of it; headers and
+            # answers come on top
             assert NBYTES <= sent <= 1.1 * NBYTES
 
 
@@ -78,13 +81,16 @@ def steps_across_the_link():
     sharded = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024, bias=False) for _ in range(2)))
     for module in (*sharded, sharded):
         fully_shard(module)
-    return (step(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 2048, bias=False))),
-            step(sharded))
+    return (
+        step(torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1024, 2048, bias=False))),
+        step(sharded),
+    )
 
 
 def test_the_links_counter_agrees_with_the_steps_of_pytorch():
-    """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice. On gloo, FSDP2 sends a third
-    more than a ring would: its reduce-scatter goes as an all-reduce."""
+    """Mutation: a collective of DDP's reducer or of FSDP2 that the log does not see, or sees twice.
+    On gloo, FSDP2 sends a third more than a ring would: its reduce-scatter goes as an
+    all-reduce."""
     from contextlib import ExitStack
 
     from shardlab.formulas import evaluate
@@ -93,16 +99,20 @@ def test_the_links_counter_agrees_with_the_steps_of_pytorch():
         hosts = network_or_skip(stack)
         world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
         parameters = 4 * 2 * 1024**2  # bytes, of either model
-        ring = evaluate(["data_parallel_sent_bytes"], ranks=2, reduced_bytes=parameters)["data_parallel_sent_bytes"]
+        ring = evaluate(["data_parallel_sent_bytes"], ranks=2, reduced_bytes=parameters)[
+            "data_parallel_sent_bytes"
+        ]
         for (logical, sent), (sharded_logical, sharded_sent) in world.run(steps_across_the_link):
             assert logical == parameters and ring <= sent <= 1.1 * ring
-            assert sharded_logical == 3 * parameters  # two gathers, as its backward gathers again, and a reduce-scatter
+            # two gathers, as its backward gathers again, and a reduce-scatter
+            assert sharded_logical == 3 * parameters
             gathered = parameters // 2  # each of two ranks sends its half
             assert 2 * gathered + ring <= sharded_sent <= 1.1 * (2 * gathered + ring)
 
 
 def test_nothing_is_left_and_faults_have_names_there_too():
-    """Mutation: a holder that outlives the `with`; ranks that cannot be reached where they have a network of their own."""
+    """Mutation: a holder that outlives the `with`; ranks that cannot be reached where they have a
+    network of their own."""
     from contextlib import ExitStack
 
     def fail():
@@ -113,13 +123,17 @@ def test_nothing_is_left_and_faults_have_names_there_too():
     with ExitStack() as stack:
         hosts = network_or_skip(stack)
         with ranks(4, device="cpu", hosts=hosts, announce=False) as world:
-            with pytest.raises(ValueError, match="world_size = 3: 2 hosts want the same number of ranks each"):
+            with pytest.raises(
+                ValueError, match="world_size = 3: 2 hosts want the same number of ranks each"
+            ):
                 ranks(3, hosts=hosts)
             with pytest.raises(Exception, match="Rank 2 raised ValueError: there"):
                 world.run(fail)
             assert world.run(dist.get_rank) == [0, 1, 2, 3]
         holders = {path.split("/")[2] for host in hosts for path in host.namespaces}
-    running = subprocess.run(["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True).stdout
+    running = subprocess.run(
+        ["ps", "-o", "pid=", "-p", ",".join(sorted(holders))], capture_output=True, text=True
+    ).stdout
     assert running.split() == []
 
 
@@ -134,8 +148,10 @@ def test_the_magic_rehearses_hosts_too():
         kernel = stack.enter_context(notebook())
         shown = kernel.run("%ranks 2 --link 1000")
         assert shown.out == "2 ranks on the CPU, 1 thread each; backend gloo; 2 rehearsed hosts\n"
-        shown = kernel.run("%%ranks\nx = torch.ones(1); dist.all_reduce(x)\n"
-                           "text = open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)")
+        shown = kernel.run(
+            "%%ranks\nx = torch.ones(1); dist.all_reduce(x)\ntext ="
+            " open('/proc/self/net/dev').read()\nprint(x.item(), 'near:' in text, 'far:' in text)"
+        )
         assert shown.out.splitlines() == ["[rank 0] 2.0 True False", "[rank 1] 2.0 False True"]
 
 
@@ -156,39 +172,76 @@ print("ended well")
 
 
 def test_torchrun_on_two_hosts(tmp_path):
-    """Mutation: the rank on its machine taken for the rank in the world, so that two ranks have the same number."""
+    """Mutation: the rank on its machine taken for the rank in the world, so that two ranks have the
+    same number."""
     from contextlib import ExitStack
 
     (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr",
-                links.ADDRESSES[0].partition("/")[0], "--master-port", "29511", "--node-rank"]  # a port of a network of its own
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        # a port of a network of its own
+        links.ADDRESSES[0].partition("/")[0],
+        "--master-port",
+        "29511",
+        "--node-rank",
+    ]
     with ExitStack() as stack:
         hosts = network_or_skip(stack)
         agents = []
         for node, host in enumerate(hosts):
             holder = host.namespaces[0].split("/")[2]
-            enter = ["nsenter", f"--target={holder}", *(f"--{path.rpartition('/')[2]}" for path in host.namespaces)]
+            enter = [
+                "nsenter",
+                f"--target={holder}",
+                *(f"--{path.rpartition('/')[2]}" for path in host.namespaces),
+            ]
             enter += ["--preserve-credentials"] * (len(host.namespaces) > 1)
-            agents.append(subprocess.Popen([*enter, *torchrun, str(node), str(tmp_path / "script.py")], text=True,
-                                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                           env={**os.environ, "GLOO_SOCKET_IFNAME": host.interface, "OMP_NUM_THREADS": "1"}))
+            agents.append(
+                subprocess.Popen(
+                    [*enter, *torchrun, str(node), str(tmp_path / "script.py")],
+                    text=True,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    env={
+                        **os.environ,
+                        "GLOO_SOCKET_IFNAME": host.interface,
+                        "OMP_NUM_THREADS": "1",
+                    },
+                )
+            )
         said = [agent.communicate(timeout=150)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
     assert [text.count("ended well") for text in said] == [2, 2]
-    assert [text.count("is compared within each machine, not between them.") for text in said] == [1, 0]
+    assert [text.count("is compared within each machine, not between them.") for text in said] == [
+        1,
+        0,
+    ]
 
 
 def test_where_it_cannot_be_done_one_sentence_says_so(monkeypatch):
-    """Mutation: a missing program or a refused namespace shown as FileNotFoundError or as a return code."""
+    """Mutation: a missing program or a refused namespace shown as FileNotFoundError or as a return
+    code."""
     with pytest.raises(ValueError, match="megabits_per_second = 0: a link's speed is above 0"):
         two_hosts(0).__enter__()
     monkeypatch.setattr(links.shutil, "which", lambda name: None if name == "tc" else name)
-    with pytest.raises(LinksUnavailable, match="cannot be rehearsed here: the programs tc are not installed"):
+    with pytest.raises(
+        LinksUnavailable, match="cannot be rehearsed here: the programs tc are not installed"
+    ):
         two_hosts(100).__enter__()
     monkeypatch.undo()
     monkeypatch.setattr(links, "holding", lambda command: _refused())
     monkeypatch.setattr(links.shutil, "which", lambda name: name)
-    with pytest.raises(LinksUnavailable, match=r"does not let us make network namespaces \(unshare: unshare failed: no\)"):
+    with pytest.raises(
+        LinksUnavailable,
+        match=r"does not let us make network namespaces \(unshare: unshare failed: no\)",
+    ):
         two_hosts(100).__enter__()
 
 

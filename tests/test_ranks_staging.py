@@ -1,4 +1,5 @@
-"""send and recv where the backend cannot reach the tensors' device: here the CPU plays the device that gloo cannot send from."""
+"""send and recv where the backend cannot reach the tensors' device: here the CPU plays the device
+that gloo cannot send from."""
 
 import sys
 from types import SimpleNamespace
@@ -18,16 +19,23 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def call(name, where):
-    return SimpleNamespace(name=name, group=None, own=(SimpleNamespace(device=SimpleNamespace(type=where)),))
+    return SimpleNamespace(
+        name=name, group=None, own=(SimpleNamespace(device=SimpleNamespace(type=where)),)
+    )
 
 
 def test_what_is_staged(monkeypatch):
-    """Mutations: collectives staged too, which gloo has for CUDA; sends by NCCL staged; the group's backend for another device
-    looked at."""
+    """Mutations: collectives staged too, which gloo has for CUDA; sends by NCCL staged; the group's
+    backend for another device looked at."""
+
     def staged(config):
         monkeypatch.setattr(dist, "get_backend_config", lambda group: config)
-        return [(name, where) for name in ("send", "recv", "all_reduce") for where in ("cpu", "cuda")
-                if staging.wanted(call(name, where))]
+        return [
+            (name, where)
+            for name in ("send", "recv", "all_reduce")
+            for where in ("cpu", "cuda")
+            if staging.wanted(call(name, where))
+        ]
 
     assert staged("cpu:gloo,cuda:gloo") == [("send", "cuda"), ("recv", "cuda")]
     assert staged("cpu:gloo,cuda:nccl") == staged("cpu:gloo") == []
@@ -64,15 +72,24 @@ def ring():
         x.add_(100)  # the message has left
         dist.recv(y, (rank - 1) % size)
         work.wait()
-        batch = [dist.P2POp(dist.isend, y, (rank + 1) % size), dist.P2POp(dist.irecv, z, (rank - 1) % size)]
+        batch = [
+            dist.P2POp(dist.isend, y, (rank + 1) % size),
+            dist.P2POp(dist.irecv, z, (rank - 1) % size),
+        ]
         for work in dist.batch_isend_irecv(batch):
             work.wait()
-    return (y - pattern).unique().item(), (z - pattern).unique().item(), staging.found, [(m.operation, m.nbytes) for m in log.messages]
+    return (
+        (y - pattern).unique().item(),
+        (z - pattern).unique().item(),
+        staging.found,
+        [(m.operation, m.nbytes) for m in log.messages],
+    )
 
 
 def test_a_ring(three):
-    """Mutations: the copy on the host dropped before it was received, or not copied back; a recv that has returned before what it
-    receives is there; strides lost; the log sees a message twice, or none."""
+    """Mutations: the copy on the host dropped before it was received, or not copied back; a recv
+    that has returned before what it receives is there; strides lost; the log sees a message twice,
+    or none."""
     for _ in range(5):
         for rank, (y, z, staged, log) in enumerate(three.run(ring)):
             assert (y, z) == ((rank - 1) % 3, (rank - 2) % 3)
@@ -81,8 +98,9 @@ def test_a_ring(three):
 
 
 def test_faults_of_staged_messages(three):
-    """Mutations: the error of a staged recv is lost, so that the reader goes on with what was not received; a receive from
-    anybody, which cannot say who it was, hangs."""
+    """Mutations: the error of a staged recv is lost, so that the reader goes on with what was not
+    received; a receive from anybody, which cannot say who it was, hangs."""
+
     def left_alone():
         if dist.get_rank() == 1:
             raise ValueError("mine")
@@ -92,6 +110,9 @@ def test_faults_of_staged_messages(three):
     with pytest.raises(RankRaised, match="Rank 1 raised ValueError: mine") as caught:
         three.run(left_alone)
     assert "waited in a collective" in str(caught.value) and "had ended" not in str(caught.value)
-    with pytest.raises(RankRaised, match="recv into a cpu tensor by gloo: say from which rank, or receive on the CPU."):
+    with pytest.raises(
+        RankRaised,
+        match="recv into a cpu tensor by gloo: say from which rank, or receive on the CPU.",
+    ):
         three.run(lambda: dist.recv(torch.zeros(3)))
     assert [y for y, *_ in three.run(ring)] == [2, 0, 1]

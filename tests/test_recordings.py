@@ -4,16 +4,34 @@ import json
 
 import pytest
 
-from shardlab.measure.recordings import Hardware, InvalidRecording, Recording, Row, nearby, read, read_all, recorded
+from shardlab.measure.recordings import (
+    Hardware,
+    InvalidRecording,
+    Recording,
+    Row,
+    nearby,
+    read,
+    read_all,
+    recorded,
+)
 
 GOOD = dict(
     hardware=Hardware("NVIDIA H200", "gpu", 1, 150_754_820_096),
     versions=dict(python="3.12.3", torch="2.13.0", shardlab="0.1.0", cuda="13.0"),
     date="2026-11-21",
     command="make gpu",
-    rows=(Row("step.peak", 536_550_616, "bytes", dict(layers=4, optimizer="loop"), "peak_bytes", 536_550_616),
-          Row("step.peak", 600_000_000, "bytes", dict(layers=4, optimizer="foreach")),
-          Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16", size=8192))),
+    rows=(
+        Row(
+            "step.peak",
+            536_550_616,
+            "bytes",
+            dict(layers=4, optimizer="loop"),
+            "peak_bytes",
+            536_550_616,
+        ),
+        Row("step.peak", 600_000_000, "bytes", dict(layers=4, optimizer="foreach")),
+        Row("matmul.rate", 7.9e14, "FLOP/s", dict(dtype="bf16", size=8192)),
+    ),
 )
 
 
@@ -39,12 +57,16 @@ def test_rows_are_found_by_name_and_case():
 
 
 def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
-    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from the labs' folder, or not in an
-    installed shardlab; those of the package in the place of the reader's own; other words."""
+    """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from
+    the labs' folder, or not in an installed shardlab; those of the package in the place of the
+    reader's own; other words."""
     assert recorded([], "step.peak") == "not yet recorded on a GPU"
     on_cpu = Recording(**{**GOOD, "hardware": Hardware("x86_64", "cpu", 1, 2**34)})
     recordings = [on_cpu, Recording(**GOOD)]
-    assert recorded(recordings, "step.peak", optimizer="loop") == "536,550,616 bytes on NVIDIA H200, 2026-11-21"
+    assert (
+        recorded(recordings, "step.peak", optimizer="loop")
+        == "536,550,616 bytes on NVIDIA H200, 2026-11-21"
+    )
     assert recorded(recordings, "matmul.rate") == "7.9e+14 FLOP/s on NVIDIA H200, 2026-11-21"
     assert recorded(recordings, "step.peak", optimizer="fused") == "not yet recorded on a GPU"
     assert recorded([on_cpu], "step.peak") == "not yet recorded on a GPU"
@@ -58,22 +80,34 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     assert nearby() == [recordings[1]] == nearby(tmp_path)
 
 
-@pytest.mark.parametrize("spoil, sentence", [
-    (lambda r: r.update(schema=2), "schema = 2: this version reads schema 1"),
-    (lambda r: r.update(date="21.11.2026"), "date = '21.11.2026': a day as 2026-11-21"),
-    (lambda r: r["versions"].pop("torch"), "versions: torch = None: each recording names the version it ran with"),
-    (lambda r: r["hardware"].update(kind="tpu"), "hardware: kind = 'tpu': gpu or cpu"),
-    (lambda r: r["hardware"].update(count=0), "hardware: count = 0: a whole number of at least 1"),
-    (lambda r: r["rows"][0].update(value="many"), "step.peak: value = 'many': a finite number"),
-    (lambda r: r["rows"][0].update(unit="GB"), "step.peak: unit = 'GB': one of bytes, seconds"),
-    (lambda r: r["rows"][0].update(formula=""), "a prediction names its formula"),
-    (lambda r: r["rows"][0].update(name="step peak"), "name = 'step peak': a row is named by words"),
-    (lambda r: r["rows"][0].update(colour="red"), "colour"),
-    (lambda r: r["rows"].append(r["rows"][0]), "each name and case stands once"),
-    (lambda r: r.update(rows=[]), "rows = (): at least one"),
-    (lambda r: r.update(command=""), "command = '': the command that anyone can run again"),
-    (lambda r: r.pop("hardware"), "hardware"),
-])
+@pytest.mark.parametrize(
+    "spoil, sentence",
+    [
+        (lambda r: r.update(schema=2), "schema = 2: this version reads schema 1"),
+        (lambda r: r.update(date="21.11.2026"), "date = '21.11.2026': a day as 2026-11-21"),
+        (
+            lambda r: r["versions"].pop("torch"),
+            "versions: torch = None: each recording names the version it ran with",
+        ),
+        (lambda r: r["hardware"].update(kind="tpu"), "hardware: kind = 'tpu': gpu or cpu"),
+        (
+            lambda r: r["hardware"].update(count=0),
+            "hardware: count = 0: a whole number of at least 1",
+        ),
+        (lambda r: r["rows"][0].update(value="many"), "step.peak: value = 'many': a finite number"),
+        (lambda r: r["rows"][0].update(unit="GB"), "step.peak: unit = 'GB': one of bytes, seconds"),
+        (lambda r: r["rows"][0].update(formula=""), "a prediction names its formula"),
+        (
+            lambda r: r["rows"][0].update(name="step peak"),
+            "name = 'step peak': a row is named by words",
+        ),
+        (lambda r: r["rows"][0].update(colour="red"), "colour"),
+        (lambda r: r["rows"].append(r["rows"][0]), "each name and case stands once"),
+        (lambda r: r.update(rows=[]), "rows = (): at least one"),
+        (lambda r: r.update(command=""), "command = '': the command that anyone can run again"),
+        (lambda r: r.pop("hardware"), "hardware"),
+    ],
+)
 def test_a_broken_recording_is_refused_by_name(tmp_path, spoil, sentence):
     """Must catch: any one check of the schema taken out."""
     path = Recording(**GOOD).write(tmp_path)

@@ -1,4 +1,5 @@
-"""What the layout promises and a program can check: who imports whom, one version, one lock, commands that exist."""
+"""What the layout promises and a program can check: who imports whom, one version, one lock,
+commands that exist."""
 
 import ast
 import re
@@ -22,7 +23,8 @@ PYTHONS = ("3.10.13", "3.11.7", "3.12.1", "3.13.0")
 
 
 def imported(path: Path) -> set[str]:
-    """Dotted names of all that a module imports, inside functions too; `from a import b` gives both a and a.b."""
+    """Dotted names of all that a module imports, inside functions too; `from a import b` gives both
+    a and a.b."""
     package = path.relative_to(SOURCES).with_suffix("").parts[:-1]
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -40,60 +42,97 @@ def within(name: str, *packages: str) -> bool:
 
 
 def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
-    """Must catch: an import inside a function or a relative one not seen, which would blind the tests below."""
+    """Must catch: an import inside a function or a relative one not seen, which would blind the
+    tests below."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCES", tmp_path)
     module = tmp_path / "shardlab" / "show" / "bars.py"
     module.parent.mkdir(parents=True)
-    module.write_text("from ..measure import ledger\ndef draw():\n    import torch.nn\n    from . import palette\n")
+    module.write_text(
+        "from ..measure import ledger\ndef draw():\n    import torch.nn\n    from . import"
+        " palette\n"
+    )
     assert {"torch.nn", "shardlab.measure.ledger", "shardlab.show.palette"} <= imported(module)
 
 
-# What a part may import of shardlab, and what it must not import at all. DESIGN: building the book needs no torch.
+# What a part may import of shardlab, and what it must not import at all. DESIGN: building the book
+# needs no torch.
 RULES = {
     "shardlab/formulas": (("shardlab.formulas",), ("torch",)),
     "shardlab/schedules.py": ((), ("torch",)),
     "shardlab/collective_plans.py": ((), ("torch",)),
     "shardlab/zero/moves.py": ((), ("torch",)),
-    "shardlab/show": (("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.collective_plans",
-                       "shardlab.zero.moves", "shardlab.measure.recordings"), ("torch",)),
-    "shardlab/measure/recordings.py": (("shardlab.measure.recordings", "shardlab.formulas"), ("torch",)),
-    "bookkit": (("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.measure.recordings"), ("torch",)),
+    "shardlab/show": (
+        (
+            "shardlab.show",
+            "shardlab.formulas",
+            "shardlab.schedules",
+            "shardlab.collective_plans",
+            "shardlab.zero.moves",
+            "shardlab.measure.recordings",
+        ),
+        ("torch",),
+    ),
+    "shardlab/measure/recordings.py": (
+        ("shardlab.measure.recordings", "shardlab.formulas"),
+        ("torch",),
+    ),
+    "bookkit": (
+        ("shardlab.show", "shardlab.formulas", "shardlab.schedules", "shardlab.measure.recordings"),
+        ("torch",),
+    ),
     "shardlab": (("shardlab",), ("bookkit",)),
 }
 
 
 @pytest.mark.parametrize("part", RULES)
 def test_a_part_imports_only_what_it_may(part):
-    """Must catch: `import torch` anywhere in formulas or bookkit, or a technique imported by the figures."""
+    """Must catch: `import torch` anywhere in formulas or bookkit, or a technique imported by the
+    figures."""
     allowed, forbidden = RULES[part]
     path = SOURCES / part
     modules = sorted(path.rglob("*.py")) if path.is_dir() else [path] * path.exists()
     for module in modules:
         for name in imported(module):
             assert not within(name, *forbidden), f"{module.relative_to(ROOT)} imports {name}"
-            parents = any(within(package, name) for package in allowed)  # `from shardlab import formulas` names shardlab too
-            assert not within(name, "shardlab") or parents or within(name, "shardlab.__version__", *allowed), (
-                f"{module.relative_to(ROOT)} imports {name}; of shardlab it may import {', '.join(allowed) or 'nothing'}"
+            # `from shardlab import formulas` names shardlab too
+            parents = any(within(package, name) for package in allowed)
+            assert (
+                not within(name, "shardlab")
+                or parents
+                or within(name, "shardlab.__version__", *allowed)
+            ), (
+                f"{module.relative_to(ROOT)} imports {name}; of shardlab it may import"
+                f" {', '.join(allowed) or 'nothing'}"
             )
 
 
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules that a fresh Python holds after `statement`."""
-    script = f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    return set(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.split())
+    script = (
+        f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in"
+        " sys.modules}))"
+    )
+    return set(
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        ).stdout.split()
+    )
 
 
 def test_import_shardlab_is_light():
-    """Must catch: a convenience import in shardlab/__init__.py, which would load torch or SymPy with every use."""
+    """Must catch: a convenience import in shardlab/__init__.py, which would load torch or SymPy
+    with every use."""
     assert not loaded_by("import shardlab") & {"torch", "sympy", "numpy", "plotly", "ipywidgets"}
 
 
 def test_the_books_code_loads_no_torch():
-    """Must catch: a package that brings torch in indirectly, which the look at our own imports cannot see."""
+    """Must catch: a package that brings torch in indirectly, which the look at our own imports
+    cannot see."""
     modules = [
         ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
         for package in ("shardlab/formulas", "shardlab/show", "bookkit")
-        for path in sorted((SOURCES / package).rglob("*.py")) if path.name != "__main__.py"
+        for path in sorted((SOURCES / package).rglob("*.py"))
+        if path.name != "__main__.py"
     ]
     assert len(modules) > 10
     assert "torch" not in loaded_by("import " + ", ".join(modules))
@@ -104,7 +143,9 @@ def test_the_books_code_loads_no_torch():
 
 def test_one_version():
     """Must catch: a release that changes the package's version and not the citation."""
-    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE).group(1)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE).group(
+        1
+    )
     assert cited == shardlab.__version__ == version("shardlab")
 
 
@@ -124,21 +165,31 @@ def pins(python: str) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_the_lock_covers_what_is_asked_for(python):
-    """Must catch: a requirement added without `make lock`, a pin outside its range, two pins for one Python."""
+    """Must catch: a requirement added without `make lock`, a pin outside its range, two pins for
+    one Python."""
     locked = pins(python)
     assert all(len(versions) == 1 for versions in locked.values())
     for line in requires("shardlab") + requires("bookkit"):
         requirement = Requirement(line)
         (pinned,) = locked[canonicalize_name(requirement.name)]
-        assert requirement.specifier.contains(pinned, prereleases=True), f"{requirement} is locked to {pinned}"
+        assert requirement.specifier.contains(pinned, prereleases=True), (
+            f"{requirement} is locked to {pinned}"
+        )
 
 
 def test_requirements_are_ranges_and_name_no_index():
-    """Must catch: an exact version that would replace a torch that is there; somebody's package index."""
+    """Must catch: an exact version that would replace a torch that is there; somebody's package
+    index."""
     for name in ("requirements.txt", "constraints.txt"):
-        lines = [line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")]
+        lines = [
+            line for line in (ROOT / name).read_text().splitlines() if not line.startswith("#")
+        ]
         assert not [line for line in lines if line.startswith("-") or "://" in line], name
-    ranges = [Requirement(line) for line in (ROOT / "requirements.txt").read_text().splitlines() if line[:1] != "#"]
+    ranges = [
+        Requirement(line)
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if line[:1] != "#"
+    ]
     assert not [range for range in ranges if "==" in str(range.specifier)]
     assert "torch" in {range.name for range in ranges}
 
@@ -150,18 +201,28 @@ def targets() -> set[str]:
     return set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
-@pytest.mark.parametrize("path", ["README.md", ".ci/run", ".github/workflows/test.yml", ".github/workflows/publish.yml"])
+@pytest.mark.parametrize(
+    "path", ["README.md", ".ci/run", ".github/workflows/test.yml", ".github/workflows/publish.yml"]
+)
 def test_the_commands_that_are_named_exist(path):
-    """Must catch: a make target renamed, and the README or the automation still calling the old one."""
+    """Must catch: a make target renamed, and the README or the automation still calling the old
+    one."""
     text = (ROOT / path).read_text()
-    named = set(re.findall(r"(?:^|`|- run: |; ?)make ([a-z]+)", text, re.MULTILINE)) | ({"test"} if ".ci/run" in text else set())
+    named = set(re.findall(r"(?:^|`|- run: |; ?)make ([a-z]+)", text, re.MULTILINE)) | (
+        {"test"} if ".ci/run" in text else set()
+    )
     assert named or path.endswith("test.yml")
     assert named <= targets(), named - targets()
 
 
 def test_continuous_integration_runs_the_readmes_test_command():
-    """Must catch: CI that tests something else than README.md tells a newcomer to run, or skips the browser."""
-    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    """Must catch: CI that tests something else than README.md tells a newcomer to run, or skips the
+    browser."""
+    commands = [
+        line
+        for line in (ROOT / ".ci" / "run").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     assert commands[-1] == "make test"
     assert any(line.startswith("export CI=true") for line in commands)
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
@@ -170,14 +231,19 @@ def test_continuous_integration_runs_the_readmes_test_command():
 
 def test_every_target_says_what_it_does():
     """Must catch: a target without the text that `make` prints."""
-    printed = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    printed = subprocess.run(
+        ["make", "--no-print-directory"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     assert targets() == set(re.findall(r"^  ([a-z]+) +\w", printed, re.MULTILINE))
 
 
 def test_every_lab_stands_in_the_book():
-    """Must catch: a lab that is written but not in the contents, or that no chapter offers in its header."""
+    """Must catch: a lab that is written but not in the contents, or that no chapter offers in its
+    header."""
     contents = (ROOT / "_toc.yml").read_text()
-    chapters = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md"))
+    chapters = "".join(
+        path.read_text(encoding="utf-8") for path in (ROOT / "chapters").glob("*.md")
+    )
     labs = [f"labs/{path.stem}" for path in (ROOT / "labs").glob("*.ipynb")]
     assert labs
     for lab in labs:
@@ -186,7 +252,9 @@ def test_every_lab_stands_in_the_book():
 
 
 def tracked_files() -> list[Path]:
-    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     return [path for name in names.split("\0") if name and (path := ROOT / name).is_file()]
 
 
@@ -200,15 +268,22 @@ def text_of(path: Path) -> str:
 def test_no_file_names_somebodys_machine():
     """Must catch: a home folder's path, left in the stored output of a lab or in a message."""
     home = re.compile(r"(?<![\w.])/(?:home|root|Users)/\w|[A-Z]:\\\\?Users")
-    assert home.search("/home" "/ada/book") and home.search(r"C:" r"\Users\ada")
-    found = {str(path.relative_to(ROOT)): match.group() for path in tracked_files() if (match := home.search(text_of(path)))}
+    assert home.search("/home/ada/book") and home.search(r"C:" r"\Users\ada")
+    found = {
+        str(path.relative_to(ROOT)): match.group()
+        for path in tracked_files()
+        if (match := home.search(text_of(path)))
+    }
     assert found == {}
 
 
 def test_only_the_readme_names_a_package_index():
-    """Must catch: a build that depends on one index, which a mirror or a room without a network does not have."""
+    """Must catch: a build that depends on one index, which a mirror or a room without a network
+    does not have."""
     index = re.compile(r"download\.pytorch\.org" r"|pypi\.org/simple")
-    named = {path.name for path in tracked_files() if index.search(text_of(path))} - {Path(__file__).name}
+    named = {path.name for path in tracked_files() if index.search(text_of(path))} - {
+        Path(__file__).name
+    }
     assert named == {"README.md"}
 
 
@@ -217,6 +292,10 @@ def test_every_test_says_what_it_must_catch():
     silent = []
     for path in (ROOT / "tests").rglob("test_*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_") and not ast.get_docstring(node):
+            if (
+                isinstance(node, ast.FunctionDef)
+                and node.name.startswith("test_")
+                and not ast.get_docstring(node)
+            ):
                 silent.append(f"{path.name}::{node.name}")
     assert silent == []

@@ -1,15 +1,26 @@
-"""What operations do and move, held against PyTorch's own counter of operations and the bytes of real tensors."""
+"""What operations do and move, held against PyTorch's own counter of operations and the bytes of
+real tensors."""
 
 import pytest
 
-from shardlab.formulas import BOOK, GPUS, LINKS, OPERATIONS, InvalidQuantity, TooLarge, evaluate, quantities
+from shardlab.formulas import (
+    BOOK,
+    GPUS,
+    LINKS,
+    OPERATIONS,
+    InvalidQuantity,
+    TooLarge,
+    evaluate,
+    quantities,
+)
 
 SHAPES = [(1, 1, 1), (5, 7, 3), (1, 96, 64), (33, 2, 129)]
 
 
 @pytest.mark.parametrize("rows, columns, depth", SHAPES)
 def test_what_a_product_does_and_moves(rows, columns, depth):
-    """Mutations: one operation for a multiplication and an addition; the result left out; rows for columns."""
+    """Mutations: one operation for a multiplication and an addition; the result left out; rows for
+    columns."""
     torch = pytest.importorskip("torch")
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -17,17 +28,25 @@ def test_what_a_product_does_and_moves(rows, columns, depth):
         a, b = torch.zeros(rows, depth, dtype=dtype), torch.zeros(depth, columns, dtype=dtype)
         with FlopCounterMode(display=False) as counter:
             c = a @ b
-        found = evaluate(["operation_flops", "operation_bytes", "product_flops", "product_bytes"], matrix_product=1, operation_rows=rows,
-                         operation_columns=columns, operation_depth=depth, operation_element_bytes=dtype.itemsize)
+        found = evaluate(
+            ["operation_flops", "operation_bytes", "product_flops", "product_bytes"],
+            matrix_product=1,
+            operation_rows=rows,
+            operation_columns=columns,
+            operation_depth=depth,
+            operation_element_bytes=dtype.itemsize,
+        )
         assert found["operation_flops"] == found["product_flops"] == counter.get_total_flops()
         assert found["operation_bytes"] == found["product_bytes"] == a.nbytes + b.nbytes + c.nbytes
 
 
 @pytest.mark.parametrize("rows, columns, count", SHAPES)
 def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
-    """Every call to PyTorch does one operation for each element of its result; fused, they read once and write once.
+    """Every call to PyTorch does one operation for each element of its result; fused, they read
+    once and write once.
 
-    Mutations: each operation's result written; the read forgotten; a product's numbers for both kinds."""
+    Mutations: each operation's result written; the read forgotten; a product's numbers for both
+    kinds."""
     torch = pytest.importorskip("torch")
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -44,44 +63,80 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
         y = x
         for _ in range(count):
             y = torch.relu(y)
-    found = evaluate(["operation_flops", "operation_bytes"], matrix_product=0, operation_rows=rows, operation_columns=columns,
-                     operation_depth=count, operation_element_bytes=4)
+    found = evaluate(
+        ["operation_flops", "operation_bytes"],
+        matrix_product=0,
+        operation_rows=rows,
+        operation_columns=columns,
+        operation_depth=count,
+        operation_element_bytes=4,
+    )
     assert found == {"operation_flops": counter.operations, "operation_bytes": x.nbytes + y.nbytes}
 
 
 def test_which_bound():
-    """The sentence of the explorer by hand: 2 * 4096^3 / (3 * 2 * 4096^2) = 1,365.3; 989 / 3.35 = 295.2; 2 * 4096^3 / 989e12 s = 139 us.
+    """The sentence of the explorer by hand: 2 * 4096^3 / (3 * 2 * 4096^2) = 1,365.3; 989 / 3.35 =
+    295.2; 2 * 4096^3 / 989e12 s = 139 us.
 
     Mutations: `<=` for `<` at the ridge; the share of the wrong roof."""
-    targets = ["arithmetic_intensity", "ridge_intensity", "bound_by_memory", "attainable_share", "operation_seconds"]
+    targets = [
+        "arithmetic_intensity",
+        "ridge_intensity",
+        "bound_by_memory",
+        "attainable_share",
+        "operation_seconds",
+    ]
     h100 = quantities(gpu="H100 SXM 80GB", operation="square product", operation_element_bytes=2)
     found = evaluate(targets, **h100)
-    assert found["arithmetic_intensity"] == pytest.approx(4096 / 3) and found["ridge_intensity"] == pytest.approx(989 / 3.35)
-    assert (found["bound_by_memory"], found["attainable_share"]) == (0, 1) and found["operation_seconds"] == pytest.approx(138.97e-6, rel=1e-4)
+    assert found["arithmetic_intensity"] == pytest.approx(4096 / 3) and found[
+        "ridge_intensity"
+    ] == pytest.approx(989 / 3.35)
+    assert (found["bound_by_memory"], found["attainable_share"]) == (0, 1) and found[
+        "operation_seconds"
+    ] == pytest.approx(138.97e-6, rel=1e-4)
     token = evaluate(targets, **{**h100, **OPERATIONS["one token through a layer"].quantities})
-    assert token["bound_by_memory"] == 1 and token["attainable_share"] == pytest.approx(token["arithmetic_intensity"] / (989 / 3.35))
-    at_the_ridge = evaluate(["bound_by_memory", "attainable_share"], flops_per_second=8.0, memory_bytes_per_second=2.0, arithmetic_intensity=4.0)
+    assert token["bound_by_memory"] == 1 and token["attainable_share"] == pytest.approx(
+        token["arithmetic_intensity"] / (989 / 3.35)
+    )
+    at_the_ridge = evaluate(
+        ["bound_by_memory", "attainable_share"],
+        flops_per_second=8.0,
+        memory_bytes_per_second=2.0,
+        arithmetic_intensity=4.0,
+    )
     assert at_the_ridge == {"bound_by_memory": 0, "attainable_share": 1.0}
 
 
 def test_bytes_are_exact_and_refused_beyond():
     """Mutation: bytes as floats."""
-    given = dict(operation_rows=3, operation_columns=1, operation_depth=2**49, operation_element_bytes=2)
+    given = dict(
+        operation_rows=3, operation_columns=1, operation_depth=2**49, operation_element_bytes=2
+    )
     assert BOOK.formulas["product_bytes"](**given) == 2 * (2**51 + 3)
     with pytest.raises(TooLarge, match="product_bytes = 1.80e"):
         BOOK.formulas["product_bytes"](**{**given, "operation_element_bytes": 8})
-    with pytest.raises(InvalidQuantity, match="operation_rows = 0: operation_rows must be a whole number of at least 1."):
+    with pytest.raises(
+        InvalidQuantity,
+        match="operation_rows = 0: operation_rows must be a whole number of at least 1.",
+    ):
         BOOK.formulas["product_flops"](**{**given, "operation_rows": 0})
 
 
 def test_presets():
-    """400 Gbit/s are 50 GB/s; an A100's memory moves 2.039 TB/s; each link is also one between ranks of a node.
+    """400 Gbit/s are 50 GB/s; an A100's memory moves 2.039 TB/s; each link is also one between
+    ranks of a node.
 
     Mutations: bits for bytes; 2.0389999 TB/s; links of a node left out."""
     assert GPUS["A100 SXM 80GB"].quantities["memory_bytes_per_second"] == 2039e9
-    for name, bits in (("network, 400 Gbit/s", 400e9), ("network, 100 Gbit/s", 100e9), ("Ethernet, 1 Gbit/s", 1e9)):
+    for name, bits in (
+        ("network, 400 Gbit/s", 400e9),
+        ("network, 100 Gbit/s", 100e9),
+        ("Ethernet, 1 Gbit/s", 1e9),
+    ):
         assert 8 * LINKS[name].quantities["link_bytes_per_second"] == bits
-    both = quantities(link="network, 400 Gbit/s", node_link="NVLink 4 (H100)", operation="small product")
+    both = quantities(
+        link="network, 400 Gbit/s", node_link="NVLink 4 (H100)", operation="small product"
+    )
     assert (both["link_bytes_per_second"], both["node_bytes_per_second"]) == (50e9, 450e9)
     assert both["latency_seconds"] > both["node_latency_seconds"] and both["operation_depth"] == 256
     with pytest.raises(TypeError, match="no link is named 'string'; there are NVLink 5"):
@@ -89,22 +144,33 @@ def test_presets():
 
 
 def test_a_datasheets_rate():
-    """What 108 multiprocessors do at 1.41 GHz is what the A100's datasheet prints; of that, 271.2 TFLOP/s are 86.9 percent.
+    """What 108 multiprocessors do at 1.41 GHz is what the A100's datasheet prints; of that, 271.2
+    TFLOP/s are 86.9 percent.
 
     Mutations: a factor left out; the share upside down."""
     a100 = quantities(gpu="A100 SXM 80GB")
-    made = evaluate(["chip_flops_per_second"], multiprocessors=108, multiprocessor_flops_per_cycle=2048, cycles_per_second=1.41e9)
+    made = evaluate(
+        ["chip_flops_per_second"],
+        multiprocessors=108,
+        multiprocessor_flops_per_cycle=2048,
+        cycles_per_second=1.41e9,
+    )
     assert made["chip_flops_per_second"] == pytest.approx(a100["flops_per_second"], rel=1e-3)
-    assert evaluate(["measured_share"], measured_flops_per_second=271.2e12, **a100)["measured_share"] == pytest.approx(0.869, abs=5e-4)
+    assert evaluate(["measured_share"], measured_flops_per_second=271.2e12, **a100)[
+        "measured_share"
+    ] == pytest.approx(0.869, abs=5e-4)
 
 
 @pytest.mark.parametrize("launch, operation", [(5.0, 2.0), (5.0, 5.0), (5.0, 200.0), (0.0, 3.0)])
 def test_pace(launch, operation):
-    """Play a queue: a launch after the other, an operation as soon as it was launched and the one before is done.
+    """Play a queue: a launch after the other, an operation as soon as it was launched and the one
+    before is done.
 
     Mutations: the sum, or the smaller of the two."""
     done = 0.0
     for number in range(1000):
         done = max(done, (number + 1) * launch) + operation
-    found = evaluate(["queued_operation_seconds"], launch_seconds=launch, operation_seconds=operation)
+    found = evaluate(
+        ["queued_operation_seconds"], launch_seconds=launch, operation_seconds=operation
+    )
     assert done / 1000 == pytest.approx(found["queued_operation_seconds"], rel=0.01)

@@ -1,9 +1,11 @@
-"""Runs that are killed, in a step and while they save, and go on: their losses are those of a run that nobody disturbed. A small GPT
-in float64 with AdamW, weight decay and a schedule; the batch follows from the step.
+"""Runs that are killed, in a step and while they save, and go on: their losses are those of a run
+that nobody disturbed. A small GPT in float64 with AdamW, weight decay and a schedule; the batch
+follows from the step.
 
-On as many ranks the losses are the same numbers, dropout included: the same sums in the same order, from the same states, with the
-same random numbers. On others the batch is summed in other parts, so the last digits of a float64 may differ, and each further step
-carries that on: 1e-10. Dropout is left out there, because each rank draws its own.
+On as many ranks the losses are the same numbers, dropout included: the same sums in the same order,
+from the same states, with the same random numbers. On others the batch is summed in other parts, so
+the last digits of a float64 may differ, and each further step carries that on: 1e-10. Dropout is
+left out there, because each rank draws its own.
 """
 
 import os
@@ -45,7 +47,8 @@ def kill():
 
 
 def train(stage, folder, dropout=0.0, dies=None, **options):
-    """{step: loss} from the last save on. `dies` is (rank, step): there it is killed, when it has its gradients."""
+    """{step: loss} from the last save on. `dies` is (rank, step): there it is killed, when it has
+    its gradients."""
     n, me = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(me)
     model = GPT(replace(CONFIG, dropout=dropout)).double()
@@ -53,8 +56,9 @@ def train(stage, folder, dropout=0.0, dies=None, **options):
         stage3.fully_shard(model, model.blocks)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     else:
-        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(model.parameters(), torch.optim.AdamW, bucket_bytes=5_000, lr=0.01,
-                                                                 weight_decay=0.1)
+        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
+            model.parameters(), torch.optim.AdamW, bucket_bytes=5_000, lr=0.01, weight_decay=0.1
+        )
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, END)
     begin, losses = 0, {}
     if (saved := resume(folder, model, optimizer)) is not None:
@@ -62,7 +66,9 @@ def train(stage, folder, dropout=0.0, dies=None, **options):
         scheduler.load_state_dict(saved.extra["scheduler"])
     for step in range(begin, END):
         chance = torch.Generator().manual_seed(step)
-        tokens = torch.randint(29, (BATCH, 8), generator=chance)[BATCH * me // n:BATCH * (me + 1) // n]
+        tokens = torch.randint(29, (BATCH, 8), generator=chance)[
+            BATCH * me // n : BATCH * (me + 1) // n
+        ]
         optimizer.zero_grad()
         loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
         loss.backward()
@@ -74,7 +80,14 @@ def train(stage, folder, dropout=0.0, dies=None, **options):
         dist.all_reduce(total)
         losses[step] = total.item() / n
         if (step + 1) % EVERY == 0 and step + 1 < END:
-            save(folder, model, optimizer, step + 1, extra=dict(scheduler=scheduler.state_dict()), **options)
+            save(
+                folder,
+                model,
+                optimizer,
+                step + 1,
+                extra=dict(scheduler=scheduler.state_dict()),
+                **options,
+            )
     return losses
 
 
@@ -84,11 +97,11 @@ def last(losses, begin):
 
 @pytest.mark.parametrize("stage, dropout", [(1, 0.0), (2, 0.0), (3, 0.0), (3, 0.1)])
 def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
-    """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of steps 6 to 8 are those of the
-    undisturbed run, bit for bit; on two and on four to 1e-10.
+    """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of
+    steps 6 to 8 are those of the undisturbed run, bit for bit; on two and on four to 1e-10.
 
-    Mutations: dropout's random state, the schedule, or a moment not brought back; the chunks of the save's ranks taken for those of
-    the ranks that there are."""
+    Mutations: dropout's random state, the schedule, or a moment not brought back; the chunks of the
+    save's ranks taken for those of the ranks that there are."""
     three, disturbed = worlds[3], tmp_path / "disturbed"
     whole = three.run(train, stage, str(tmp_path / "whole"), dropout)[0]
     with pytest.raises(RankDied, match="Rank 1 died: .* SIGKILL"):
@@ -102,11 +115,16 @@ def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
 
 def dies_in_the_save(stage, folder, rank, where):
     """A run whose rank is killed in the save of step 6, in or before what `where` says."""
+
     def at(function, number=0):
         calls = iter(range(1_000))
 
         def killing(*args):
-            if os.path.isdir(f"{folder}/step-3") and next(calls) == number and dist.get_rank() == rank:
+            if (
+                os.path.isdir(f"{folder}/step-3")
+                and next(calls) == number
+                and dist.get_rank() == rank
+            ):
                 kill()
             return function(*args)
 
@@ -123,33 +141,43 @@ def dies_in_the_save(stage, folder, rank, where):
     elif where == "before the move":
         os.rename = at(os.rename)
     elif where == "after the move":
-        saving.flush_folder = at(saving.flush_folder, 2)  # the first is that of step 3, the second before the move
+        # the first is that of step 3, the second before the move
+        saving.flush_folder = at(saving.flush_folder, 2)
     elif where == "while it removes the older one":
         shutil.rmtree = removes_some
     train(stage, folder, keep=1)
 
 
-@pytest.mark.parametrize("rank, where, begin", [
-    (1, "in its file", 3), (0, "before the manifest", 3), (0, "before the move", 3), (0, "after the move", 6),
-    (0, "while it removes the older one", 6)])
+@pytest.mark.parametrize(
+    "rank, where, begin",
+    [
+        (1, "in its file", 3),
+        (0, "before the manifest", 3),
+        (0, "before the move", 3),
+        (0, "after the move", 6),
+        (0, "while it removes the older one", 6),
+    ],
+)
 def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
-    """Whatever the moment: there is a whole save, from which the losses are those of the undisturbed run, bit for bit; and the
-    next save clears away what was left.
+    """Whatever the moment: there is a whole save, from which the losses are those of the
+    undisturbed run, bit for bit; and the next save clears away what was left.
 
-    Mutations: files written into the folder with the final name; the older save removed before the new one is whole; the older
-    one removed under its name, so that a half of it looks like a whole."""
+    Mutations: files written into the folder with the final name; the older save removed before the
+    new one is whole; the older one removed under its name, so that a half of it looks like a
+    whole."""
     whole = worlds[2].run(train, 2, str(tmp_path / "whole"), keep=1)[0]
     folder = tmp_path / "disturbed"
     with pytest.raises(RankDied, match=f"Rank {rank} died: .* SIGKILL"):
         worlds[2].run(dies_in_the_save, 2, str(folder), rank, where)
-    assert f"step-{begin}" in os.listdir(folder) and any(name.endswith(".partial") for name in os.listdir(folder)) == (
-        where != "after the move")
+    assert f"step-{begin}" in os.listdir(folder) and any(
+        name.endswith(".partial") for name in os.listdir(folder)
+    ) == (where != "after the move")
     assert worlds[2].run(train, 2, str(folder), keep=1)[0] == last(whole, begin)
     if begin == 3:
         assert os.listdir(folder) == ["step-6"]
 
 
-# --- ranks that are not the world ----------------------------------------------------------------------------------------------
+# --- ranks that are not the world -----------------------------------------------------------------
 
 
 def two_halves(stage, folder, begin):
@@ -162,7 +190,9 @@ def two_halves(stage, folder, begin):
         stage3.fully_shard(model, list(model), group=pairs[number])
         optimizer = torch.optim.AdamW(model.parameters())
     else:
-        optimizer = stage1.ShardedOptimizer(model.parameters(), torch.optim.AdamW, group=pairs[number])
+        optimizer = stage1.ShardedOptimizer(
+            model.parameters(), torch.optim.AdamW, group=pairs[number]
+        )
     if begin == 0:
         save(f"{folder}/{number}", model, optimizer, 1)
     else:
@@ -174,18 +204,25 @@ def two_halves(stage, folder, begin):
 def test_groups_of_ranks(stage, worlds, tmp_path):
     """A model that half of the ranks share is cut among these.
 
-    Mutation: shards cut by the world in the place of the group that the model or the optimizer has."""
+    Mutation: shards cut by the world in the place of the group that the model or the optimizer
+    has."""
     saved, resumed = (worlds[4].run(two_halves, stage, str(tmp_path), begin) for begin in (0, 9))
     for before, after in zip(saved, resumed):
         assert all(map(torch.equal, before, after))
-    assert sorted(path.name for path in (tmp_path / "1" / "step-1").glob("*.pt")) == ["rank-0.pt", "rank-1.pt", "rest.pt"]
+    assert sorted(path.name for path in (tmp_path / "1" / "step-1").glob("*.pt")) == [
+        "rank-0.pt",
+        "rank-1.pt",
+        "rest.pt",
+    ]
 
 
-# --- what torch's own do, for the chapter -----------------------------------------------------------------------------------------
+# --- what torch's own do, for the chapter ---------------------------------------------------------
 
 
 def overwrites(path, number):
-    """torch.save over a file of the same size, killed before the number-th part of it is written."""
+    """torch.save over a file of the same size, killed before the number-th part of it is
+    written."""
+
     class Killing(durable.Hashed):
         parts = 0
 
@@ -202,7 +239,8 @@ def overwrites(path, number):
 
 
 def overwrites_dcp(folder, killed):
-    """The same with torch.distributed.checkpoint, killed when it has opened its file and writes the first tensor."""
+    """The same with torch.distributed.checkpoint, killed when it has opened its file and writes the
+    first tensor."""
     if killed:
         torch.save = lambda *_: kill()
     dcp.save(dict(w=torch.ones(64, 64)), checkpoint_id=folder, no_dist=True)
@@ -238,13 +276,14 @@ def saves_again(folder, number):
 
 @pytest.mark.filterwarnings("ignore")
 def test_killed_while_overwriting(worlds, tmp_path):
-    """torch.save over the old file, killed at eight moments: eight times nothing can be read. save(), killed at eight moments: the
-    old one can be, eight times. torch.distributed.checkpoint over the old folder: nothing can be read. The chapter says so.
+    """torch.save over the old file, killed at eight moments: eight times nothing can be read.
+    save(), killed at eight moments: the old one can be, eight times. torch.distributed.checkpoint
+    over the old folder: nothing can be read. The chapter says so.
 
     Mutation: one of them killed before it begins or after it is done, which proves nothing."""
     path, folder = tmp_path / "model.pt", tmp_path / "saves"
-    parts, = worlds[1].run(overwrites, str(path), None)
-    all_parts, = worlds[1].run(saves_again, str(folder), None)
+    (parts,) = worlds[1].run(overwrites, str(path), None)
+    (all_parts,) = worlds[1].run(saves_again, str(folder), None)
     for eighth in range(8):
         worlds[1].run(overwrites, str(path), None)
         assert torch.load(path).sum() == 64 * 64
@@ -254,7 +293,7 @@ def test_killed_while_overwriting(worlds, tmp_path):
             torch.load(path)
         with pytest.raises(RankDied):
             worlds[1].run(saves_again, str(folder), eighth * all_parts // 8)
-        newest, = saving.saves(folder)
+        (newest,) = saving.saves(folder)
         for name, written in durable.read_json(newest / saving.MANIFEST)["files"].items():
             durable.read(newest / name, *written)
         assert newest.name == "step-1"
@@ -268,8 +307,9 @@ def test_killed_while_overwriting(worlds, tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_one_flipped_bit_in_torchs_own(tmp_path):
-    """torch.load and torch.distributed.checkpoint bring a tensor back with one bit flipped and say nothing: the chapter says so,
-    and if a later PyTorch looks at checksums, this test says that the chapter is out of date.
+    """torch.load and torch.distributed.checkpoint bring a tensor back with one bit flipped and say
+    nothing: the chapter says so, and if a later PyTorch looks at checksums, this test says that the
+    chapter is out of date.
 
     Mutation: the bit flipped beside the tensor's bytes."""
     tensor = torch.linspace(1, 2, 64)
@@ -281,12 +321,16 @@ def test_one_flipped_bit_in_torchs_own(tmp_path):
         dcp.load(found, checkpoint_id=tmp_path / "dcp")
         return found["w"]
 
-    for path, load in ((tmp_path / "model.pt", lambda: torch.load(tmp_path / "model.pt")["w"]),
-                       (tmp_path / "dcp" / "__0_0.distcp", load_dcp)):
+    for path, load in (
+        (tmp_path / "model.pt", lambda: torch.load(tmp_path / "model.pt")["w"]),
+        (tmp_path / "dcp" / "__0_0.distcp", load_dcp),
+    ):
         whole = path.read_bytes()
         begin = whole.index(tensor.numpy().tobytes())
         assert torch.equal(load(), tensor)
         for bit in range(0, 8 * tensor.nbytes, 61):
             place = begin + bit // 8
-            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit % 8]) + whole[place + 1:])
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ 1 << bit % 8]) + whole[place + 1 :]
+            )
             assert (load() != tensor).sum() == 1

@@ -12,7 +12,8 @@ STORAGE = 2e9  # bytes a second
 
 
 def lost(interval, saving, between_failures, failures=20_000):
-    """The share of its time that a run loses which saves after each interval, and goes on from there after a failure."""
+    """The share of its time that a run loses which saves after each interval, and goes on from
+    there after a failure."""
     chance, whole, useful = random.Random(0), 0.0, 0.0
     for _ in range(failures):
         lives = chance.expovariate(1 / between_failures)
@@ -22,31 +23,44 @@ def lost(interval, saving, between_failures, failures=20_000):
 
 
 def test_how_often_to_save():
-    """10 s to write and 10,000 s between failures: the loss that the clock shows to 5 % (the formula leaves out failures while it
-    saves, and second ones in one interval), at Young's interval and at half and twice of it, where it is larger.
+    """10 s to write and 10,000 s between failures: the loss that the clock shows to 5 % (the
+    formula leaves out failures while it saves, and second ones in one interval), at Young's
+    interval and at half and twice of it, where it is larger.
 
-    Mutations: the square root without the 2; a whole interval lost to a failure; the bandwidth of one rank for all."""
-    given = dict(checkpoint_bytes=int(10 * STORAGE), storage_bytes_per_second=STORAGE, failure_seconds=10_000.0)
+    Mutations: the square root without the 2; a whole interval lost to a failure; the bandwidth of
+    one rank for all."""
+    given = dict(
+        checkpoint_bytes=int(10 * STORAGE),
+        storage_bytes_per_second=STORAGE,
+        failure_seconds=10_000.0,
+    )
     interval = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
     assert interval == math.sqrt(2 * 10 * 10_000)
     best = lost(interval, 10, 10_000)
     for factor in (0.5, 1, 2):
-        found = evaluate(["save_lost_fraction"], **given, save_interval_seconds=factor * interval)["save_lost_fraction"]
+        found = evaluate(["save_lost_fraction"], **given, save_interval_seconds=factor * interval)[
+            "save_lost_fraction"
+        ]
         assert found == pytest.approx(lost(factor * interval, 10, 10_000), rel=0.05)
         assert factor == 1 or lost(factor * interval, 10, 10_000) > 1.1 * best
 
 
 def test_what_each_recipe_saves():
-    """12 bytes with and without a master copy of the parameters, whose 16 bits are made from it; 8 for SGD with momentum.
+    """12 bytes with and without a master copy of the parameters, whose 16 bits are made from it; 8
+    for SGD with momentum.
 
     Mutations: gradients saved; parameters saved beside their master copy."""
-    found = {name: checkpoint_bytes_per_parameter(**recipe.quantities) for name, recipe in RECIPES.items()}
+    found = {
+        name: checkpoint_bytes_per_parameter(**recipe.quantities)
+        for name, recipe in RECIPES.items()
+    }
     assert found["fp32 Adam"] == found["bf16 + fp32 master"] == found["bf16 + fp32 gradients"] == 12
     assert found["fp32 SGD momentum"] == 8 and found["bf16, no master"] == 6
 
 
 def test_a_square_root_in_a_formula():
-    """Typeset, and printed for the page, as it is called. Mutation: a power of a half, which the printer takes for none."""
+    """Typeset, and printed for the page, as it is called. Mutation: a power of a half, which the
+    printer takes for none."""
     book = Registry()
     book.quantity("a", "a", "seconds", "a time", most=math.inf)
 

@@ -1,4 +1,5 @@
-"""The explorers as data: where they start, what follows from a move, what is said. The browser tests hold the page against these."""
+"""The explorers as data: where they start, what follows from a move, what is said. The browser
+tests hold the page against these."""
 
 import random
 import re
@@ -11,7 +12,7 @@ from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, format_to_type, parse_number
 from shardlab.show.spec import PRESETS, AtLeast, Explorer, Product, Ratio, Say, Table
-from shardlab.show.stops import powers_of_two, spread, steps_of_ten
+from shardlab.show.stops import powers_of_two, steps_of_ten
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
 MEMORY, BYTES = EXPLORERS["where-the-memory-goes"], EXPLORERS["bytes-per-parameter"]
@@ -26,7 +27,10 @@ def test_importing_them_is_light():
     """The page is built without torch, and a lab's import stays quick.
 
     Mutation: import render at the top of explorers.py (sympy)."""
-    code = "import sys; import shardlab.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy', 'plotly'} & set(sys.modules)) or 0)"
+    code = (
+        "import sys; import shardlab.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy',"
+        " 'plotly'} & set(sys.modules)) or 0)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -44,13 +48,20 @@ def test_everything_named_exists(explorer):
     assert not grouped or sorted(grouped) == sorted(controls)
     for control in explorer.controls:
         assert control.style in STYLES and list(control.stops) == sorted(set(control.stops))
-        assert all(parse_number(format_to_type(stop, control.style), control.style) == stop for stop in control.stops)
+        assert all(
+            parse_number(format_to_type(stop, control.style), control.style) == stop
+            for stop in control.stops
+        )
         BOOK.validate(**{control.quantity: control.stops[0]})
         BOOK.validate(**{control.quantity: control.stops[-1]})
     for picture in explorer.pictures:
         assert picture.kind in ("memory", "timeline", "time", "curves")
         assert all(part.colour in MEMORY for part in getattr(picture, "parts", ()))
-        assert all(part.colour in MEMORY for column in getattr(picture, "columns", ()) for part in column.parts)
+        assert all(
+            part.colour in MEMORY
+            for column in getattr(picture, "columns", ())
+            for part in column.parts
+        )
     assert all(style in STYLES for _, _, style in explorer.table.columns)
     assert {menu.kind for menu in explorer.menus} <= set(PRESETS)
 
@@ -62,8 +73,16 @@ def test_the_parts_of_a_bar_are_the_whole(explorer):
     if bar.kind != "memory":
         return
     assert sum(shown[part.quantity] for part in bar.parts) == shown[bar.total]
-    assert not bar.capacity or shown[bar.capacity] + shown[bar.over] == shown[bar.total] + shown[bar.spare]
-    for column in (column for picture in explorer.pictures if picture.kind == "timeline" for column in picture.shown(shown)):
+    assert (
+        not bar.capacity
+        or shown[bar.capacity] + shown[bar.over] == shown[bar.total] + shown[bar.spare]
+    )
+    for column in (
+        column
+        for picture in explorer.pictures
+        if picture.kind == "timeline"
+        for column in picture.shown(shown)
+    ):
         assert sum(shown[part.quantity] for part in column.parts) == shown[column.total]
 
 
@@ -73,78 +92,127 @@ def test_they_start_with_a_question(explorer):
     Mutation: start with a model that fits and has nothing to say."""
     shown = explorer.compute(explorer.start())
     if "states_fit" in shown:
-        assert shown["states_fit"] == 0 and "short. Share each copy between at least" in explorer.say(shown)
+        assert shown[
+            "states_fit"
+        ] == 0 and "short. Share each copy between at least" in explorer.say(shown)
     assert set(explorer.start()) == set(explorer.inputs)
 
 
 def test_the_sentence_of_the_start():
-    """Written out once by hand, numbers and all: 6,738,415,616 parameters at 16 bytes are 107.8 GB, 100.4 GiB.
+    """Written out once by hand, numbers and all: 6,738,415,616 parameters at 16 bytes are 107.8 GB,
+    100.4 GiB.
 
     Mutation: print GiB as GB, drop `when`, or take the spare bytes for those that are over."""
-    assert FITS.say(FITS.compute(FITS.start())) == (
-        "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share each copy between at least 2 GPUs."
+    assert (
+        FITS.say(FITS.compute(FITS.start()))
+        == "One GPU holds 108 GB (100 GiB) of model states; a card of 80 GB is 27.8 GB short. Share"
+        " each copy between at least 2 GPUs."
     )
     fits = FITS.compute(FITS.move(FITS.start(), "gpus_per_copy", 2))
-    assert FITS.say(fits) == (
-        "Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card of 80 GB has 26.1 GB left for "
-        "activations, temporaries and buffers."
+    assert (
+        FITS.say(fits)
+        == "Each of the 2 GPUs that share a copy holds 53.9 GB (50.2 GiB) of model states; a card"
+        " of 80 GB has 26.1 GB left for activations, temporaries and buffers."
     )
-    assert "master" not in FITS.say_detail(FITS.compute(FITS.choose(FITS.start(), "recipe", "fp32 Adam")))
+    assert "master" not in FITS.say_detail(
+        FITS.compute(FITS.choose(FITS.start(), "recipe", "fp32 Adam"))
+    )
 
 
 def test_the_sentences_of_the_memory_explorers():
-    """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's 80 GB 16.0 GB are left.
+    """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's 80
+    GB 16.0 GB are left.
 
-    Mutations: the moments' words one place off; GiB and GB exchanged; `gradients 0 B` said where there are none yet."""
+    Mutations: the moments' words one place off; GiB and GB exchanged; `gradients 0 B` said where
+    there are none yet."""
     shown = MEMORY.compute(MEMORY.start())
-    assert shown["peak_bytes"] == shown["loss_peak_bytes"] and MEMORY.say(shown) == (
-        "One GPU holds 59.6 GiB (64.0 GB) at its peak, at the backward of the loss; it fits a card of 80 GB with 16.0 GB to spare.")
-    assert "optimizer states 12.5 GB, no gradients yet, activations 42.1 GB, " in MEMORY.say_detail(shown)
-    words = {1: "on the way forward", 2: "of the loss", 3: "of the head", 4: "of a layer", 5: "of the embedding", 6: "optimizer's step"}
+    assert (
+        shown["peak_bytes"] == shown["loss_peak_bytes"]
+        and MEMORY.say(shown)
+        == "One GPU holds 59.6 GiB (64.0 GB) at its peak, at the backward of the loss; it fits a"
+        " card of 80 GB with 16.0 GB to spare."
+    )
+    assert "optimizer states 12.5 GB, no gradients yet, activations 42.1 GB, " in MEMORY.say_detail(
+        shown
+    )
+    words = {
+        1: "on the way forward",
+        2: "of the loss",
+        3: "of the head",
+        4: "of a layer",
+        5: "of the embedding",
+        6: "optimizer's step",
+    }
     for moment, text in words.items():
         assert f"{text}; " in MEMORY.say({**shown, "peak_moment": moment})
     large = MEMORY.compute(MEMORY.choose(MEMORY.start(), "model", "Llama 7B"))
     assert MEMORY.say(large).endswith("; a card of 80 GB is 84.9 GB short.")
     dropped = MEMORY.compute(MEMORY.move(MEMORY.start(), "dropout", 0.1))
-    assert "Dropout works on the attention scores" in MEMORY.say_detail(dropped) and dropped["keeps_scores"] == 1
+    assert (
+        "Dropout works on the attention scores" in MEMORY.say_detail(dropped)
+        and dropped["keeps_scores"] == 1
+    )
     say = lambda **given: BYTES.say(BYTES.compute({**BYTES.start(), **given}))
-    assert say() == ("Each parameter takes 16 bytes: 2 for itself, 2 for its gradient, 4 for the optimizer's master copy, 4 and 4 for the "
-                     "optimizer's moments.")
-    assert say(master_element_bytes=0, optimizer_moments=1).endswith("2 for its gradient, 4 for the optimizer's moment.")
-    assert say(master_element_bytes=0, optimizer_moments=0).endswith("takes 4 bytes: 2 for itself, 2 for its gradient.")
+    assert (
+        say()
+        == "Each parameter takes 16 bytes: 2 for itself, 2 for its gradient, 4 for the optimizer's"
+        " master copy, 4 and 4 for the optimizer's moments."
+    )
+    assert say(master_element_bytes=0, optimizer_moments=1).endswith(
+        "2 for its gradient, 4 for the optimizer's moment."
+    )
+    assert say(master_element_bytes=0, optimizer_moments=0).endswith(
+        "takes 4 bytes: 2 for itself, 2 for its gradient."
+    )
 
 
 def test_positions_follow_a_long_sequence():
-    """The table of positions is the model's, unless the sequence is longer: then it is as long, whatever moved last.
+    """The table of positions is the model's, unless the sequence is longer: then it is as long,
+    whatever moved last.
 
-    Mutations: the table cut to a short sequence; a model chosen later that brings its own short table."""
+    Mutations: the table cut to a short sequence; a model chosen later that brings its own short
+    table."""
     long = MEMORY.move(MEMORY.start(), "sequence", 8192)
-    assert long["max_sequence"] == 8192 and MEMORY.move(long, "sequence", 128)["max_sequence"] == 1024
+    assert (
+        long["max_sequence"] == 8192 and MEMORY.move(long, "sequence", 128)["max_sequence"] == 1024
+    )
     assert MEMORY.choose(long, "model", "Llama 7B")["max_sequence"] == 8192
     assert MEMORY.choose(MEMORY.start(), "model", "Llama 7B")["max_sequence"] == 2048
-    assert AtLeast("max_sequence", "sequence").move(dict(sequence="many"), "sequence", dict(max_sequence=1)) == {}
+    assert (
+        AtLeast("max_sequence", "sequence").move(
+            dict(sequence="many"), "sequence", dict(max_sequence=1)
+        )
+        == {}
+    )
 
 
 def test_every_claim_about_bytes_per_parameter_has_its_row():
-    """Mutation: a recipe left out; the numbers 8 to 20 would then stand without the tensors behind them."""
+    """Mutation: a recipe left out; the numbers 8 to 20 would then stand without the tensors behind
+    them."""
     together = {texts[-1] for _, texts in BYTES.rows()}
     assert {"8", "12", "16", "18", "20"} <= together
     assert dict(BYTES.rows())["fp16 + fp32 gradients"] == ["2", "6", "4", "4", "4", "20"]
 
 
 def test_a_preset_sets_what_is_an_input():
-    """Mutation: forget the inputs that follow from a preset; GPT-3 would leave the parameters of the model before it."""
+    """Mutation: forget the inputs that follow from a preset; GPT-3 would leave the parameters of
+    the model before it."""
     assert FITS.preset("gpu", "T4") == {"gpu_memory_bytes": 16 * 10**9}
-    assert HOW_LONG.preset("gpu", "T4") == {"gpu_memory_bytes": 16 * 10**9, "flops_per_second": 65e12}
+    assert HOW_LONG.preset("gpu", "T4") == {
+        "gpu_memory_bytes": 16 * 10**9,
+        "flops_per_second": 65e12,
+    }
     assert HOW_LONG.preset("model", "GPT-2 124M") == {"parameters": 124_439_808}
     chosen = HOW_LONG.choose(HOW_LONG.start(), "model", "GPT-2 124M")
     assert chosen == {**HOW_LONG.start(), "parameters": 124_439_808}
 
 
 def test_a_ratio_follows_the_chosen_preset():
-    """11,008 / 4,096 of Llama 7B at hidden 5,120 is 13,760 exactly; 8 of 64 key-value heads at 25 heads are 3, at 2 heads 1, not 0.
+    """11,008 / 4,096 of Llama 7B at hidden 5,120 is 13,760 exactly; 8 of 64 key-value heads at 25
+    heads are 3, at 2 heads 1, not 0.
 
-    Mutation: take the ratio of the current values (it drifts while one drags), or round down to 0 heads."""
+    Mutation: take the ratio of the current values (it drifts while one drags), or round down to 0
+    heads."""
     assert FITS.move(FITS.start(), "hidden", 5120)["feed_forward"] == 13_760
     there = FITS.move(FITS.start(), "hidden", 1)
     assert FITS.move(there, "hidden", 4096) == FITS.start()
@@ -158,7 +226,10 @@ def test_nothing_follows_what_is_refused(value):
     """Mutation: drop the check in _whole; text would raise a TypeError, and NaN would spread."""
     moved = FITS.move(FITS.start(), "hidden", value)
     assert moved["feed_forward"] == FITS.start()["feed_forward"]
-    assert HOW_LONG.move(HOW_LONG.start(), "gpus", value)["data_parallel"] == HOW_LONG.start()["data_parallel"]
+    assert (
+        HOW_LONG.move(HOW_LONG.start(), "gpus", value)["data_parallel"]
+        == HOW_LONG.start()["data_parallel"]
+    )
     with pytest.raises(InvalidQuantity):
         FITS.compute(moved)
 
@@ -166,7 +237,8 @@ def test_nothing_follows_what_is_refused(value):
 def test_degrees_follow_the_gpus_where_they_divide():
     """Mutation: let gpus_per_copy follow, or round the quotient."""
     move = lambda name, value: {
-        key: HOW_LONG.move(HOW_LONG.start(), name, value)[key] for key in ("gpus", "data_parallel", "gpus_per_copy")
+        key: HOW_LONG.move(HOW_LONG.start(), name, value)[key]
+        for key in ("gpus", "data_parallel", "gpus_per_copy")
     }
     assert move("gpus", 2048) == dict(gpus=2048, data_parallel=256, gpus_per_copy=8)
     assert move("gpus_per_copy", 64) == dict(gpus=1024, data_parallel=16, gpus_per_copy=64)
@@ -189,7 +261,8 @@ def test_a_refusal_is_marked_where_the_reader_can_mend_it():
 def test_the_call_computes_the_same(explorer):
     """Copy as Python, run as Python, after random moves.
 
-    Mutation: leave out a value that is not the preset's, or name the preset before it was changed."""
+    Mutation: leave out a value that is not the preset's, or name the preset before it was
+    changed."""
     chance = random.Random(5)
     tried = 0
     while tried < 50:
@@ -201,7 +274,9 @@ def test_the_call_computes_the_same(explorer):
                 values = explorer.choose(values, menu.kind, chosen[menu.kind])
             else:
                 control = chance.choice(explorer.controls)
-                values = explorer.move(values, control.quantity, chance.choice(control.stops), chosen)
+                values = explorer.move(
+                    values, control.quantity, chance.choice(control.stops), chosen
+                )
         try:
             shown = explorer.compute(values)
         except InvalidQuantity:
@@ -215,7 +290,8 @@ def test_the_call_computes_the_same(explorer):
 
 
 def test_the_table_has_a_row_for_every_preset(explorer):
-    """Mutation: skip the rows that are refused, or print a unit in the cell although the head has it."""
+    """Mutation: skip the rows that are refused, or print a unit in the cell although the head has
+    it."""
     rows = dict(explorer.rows())
     assert list(rows) == list(PRESETS[explorer.table.kind])
     assert all(len(texts) == len(explorer.table.columns) and all(texts) for texts in rows.values())
@@ -229,7 +305,16 @@ def test_a_refused_row_says_why():
         **{
             **{
                 name: getattr(FITS, name)
-                for name in ("title", "menus", "controls", "links", "pictures", "sentence", "detail", "outputs")
+                for name in (
+                    "title",
+                    "menus",
+                    "controls",
+                    "links",
+                    "pictures",
+                    "sentence",
+                    "detail",
+                    "outputs",
+                )
             },
             "name": "refused",
             "begin": {**FITS.begin, "heads": 7},
@@ -237,8 +322,8 @@ def test_a_refused_row_says_why():
         }
     )
     assert dict(refused.rows())["T4"] == [
-        "heads = 7 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide "
-        "hidden."
+        "heads = 7 does not divide hidden = 4,096: every head takes hidden / heads columns, so"
+        " heads must divide hidden."
     ]
 
 
@@ -256,6 +341,11 @@ def test_pieces_of_a_sentence():
 
 def test_stops():
     """Mutation: stop one short of the end."""
-    assert powers_of_two(1, 1024) == tuple(2**k for k in range(11)) and powers_of_two(4, 60) == (4, 8, 16, 32)
+    assert powers_of_two(1, 1024) == tuple(2**k for k in range(11)) and powers_of_two(4, 60) == (
+        4,
+        8,
+        16,
+        32,
+    )
     assert steps_of_ten(1, 2) == (10, 15, 20, 30, 50, 70, 100)
     assert isinstance(FITS.links[0], Ratio) and isinstance(HOW_LONG.links[0], Product)

@@ -1,15 +1,42 @@
-"""Numbers as the book prints them, and as a reader types them. The browser test holds the page's twin against these."""
+"""Numbers as the book prints them, and as a reader types them. The browser test holds the page's
+twin against these."""
 
 import pytest
 
-from shardlab.show.format import (STYLES, format_as, format_bytes, format_count, format_duration, format_number, format_to_type,
-                                  parse_number)
+from shardlab.show.format import (
+    STYLES,
+    format_as,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_number,
+    format_to_type,
+    parse_number,
+)
 
 
-@pytest.mark.parametrize("value, text", [
-    (0, "0"), (0.4, "0.4"), (80, "80"), (107.8146, "108"), (79.96, "80.0"), (2.5, "2.5"), (1.125, "1.13"), (9.996, "10.0"),
-    (12_345, "12,300"), (999_499, "999,000"), (999_500, "1.00e6"), (3.15e23, "3.15e23"), (1e6, "1e6"), (0.00123, "0.00123"),
-    (0.000999, "9.99e-4"), (-12_345, "-12,300"), (1 / 3, "0.333")])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (0, "0"),
+        (0.4, "0.4"),
+        (80, "80"),
+        (107.8146, "108"),
+        (79.96, "80.0"),
+        (2.5, "2.5"),
+        (1.125, "1.13"),
+        (9.996, "10.0"),
+        (12_345, "12,300"),
+        (999_499, "999,000"),
+        (999_500, "1.00e6"),
+        (3.15e23, "3.15e23"),
+        (1e6, "1e6"),
+        (0.00123, "0.00123"),
+        (0.000999, "9.99e-4"),
+        (-12_345, "-12,300"),
+        (1 / 3, "0.333"),
+    ],
+)
 def test_three_significant_digits(value, text):
     """Zeros stay where they are digits of a rounded number, and go where the number is exact.
 
@@ -17,10 +44,20 @@ def test_three_significant_digits(value, text):
     assert format_number(value) == text
 
 
-@pytest.mark.parametrize("value, unit, text", [
-    (80 * 10**9, "GB", "80 GB"), (107_814_649_856, None, "100 GiB"), (107_814_649_856, "GB", "108 GB"), (2**30, None, "1 GiB"),
-    (2**30 - 1, None, "1,020 MiB"), (0, None, "0 B"), (1023, None, "1,020 B"), (2_800_000_000_000, "TB", "2.8 TB"),
-    (5 * 2**70, None, "5,120 EiB")])
+@pytest.mark.parametrize(
+    "value, unit, text",
+    [
+        (80 * 10**9, "GB", "80 GB"),
+        (107_814_649_856, None, "100 GiB"),
+        (107_814_649_856, "GB", "108 GB"),
+        (2**30, None, "1 GiB"),
+        (2**30 - 1, None, "1,020 MiB"),
+        (0, None, "0 B"),
+        (1023, None, "1,020 B"),
+        (2_800_000_000_000, "TB", "2.8 TB"),
+        (5 * 2**70, None, "5,120 EiB"),
+    ],
+)
 def test_bytes(value, unit, text):
     """Mutation: choose the unit from the rounded value alone (2^30 would be 1,020 MiB)."""
     assert format_bytes(value, unit) == text
@@ -35,16 +72,38 @@ def test_rounding_never_leaves_a_thousand_of_a_smaller_unit():
     assert format_as(999.6e6, "bandwidth") == "1.00 GB/s"
 
 
-@pytest.mark.parametrize("value, text", [(12_288, "12,288"), (999_999, "999,999"), (1_000_000, "1M"), (174_604_259_328, "175B"),
-                                         (15 * 10**12, "15T"), (3.1429e23, "3.14e23"), (0.5, "0.5")])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (12_288, "12,288"),
+        (999_999, "999,999"),
+        (1_000_000, "1M"),
+        (174_604_259_328, "175B"),
+        (15 * 10**12, "15T"),
+        (3.1429e23, "3.14e23"),
+        (0.5, "0.5"),
+    ],
+)
 def test_counts(value, text):
     """Mutation: print 12,288 as 12.3K, or 3.14e23 as 314,000,000,000T."""
     assert format_count(value) == text
 
 
-@pytest.mark.parametrize("seconds, text", [
-    (0, "0 seconds"), (1e-6, "1 microsecond"), (0.25, "250 milliseconds"), (1, "1 second"), (90, "1.5 minutes"), (3600, "1 hour"),
-    (2_458_944, "28.5 days"), (365 * 86_400, "1 year"), (1.125e10, "357 years"), (1e15, "3.17e7 years")])
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0 seconds"),
+        (1e-6, "1 microsecond"),
+        (0.25, "250 milliseconds"),
+        (1, "1 second"),
+        (90, "1.5 minutes"),
+        (3600, "1 hour"),
+        (2_458_944, "28.5 days"),
+        (365 * 86_400, "1 year"),
+        (1.125e10, "357 years"),
+        (1e15, "3.17e7 years"),
+    ],
+)
 def test_durations(seconds, text):
     """Years of 365 days, so that a reader with a pocket calculator finds the same.
 
@@ -54,40 +113,92 @@ def test_durations(seconds, text):
 
 def test_percent_moves_the_point_in_the_digits():
     """Mutation: format_number(value * 100): 0.29 * 100 is 28.999999999999996 and would be 29.0%."""
-    assert [format_as(k / 100, "percent") for k in range(1, 101)] == [f"{k}%" for k in range(1, 101)]
+    assert [format_as(k / 100, "percent") for k in range(1, 101)] == [
+        f"{k}%" for k in range(1, 101)
+    ]
     assert format_as(0.12345, "percent") == "12.3%" and format_as(12, "percent") == "1,200%"
 
 
 def test_an_unknown_style_is_named():
     """Mutation: fall back to a default style."""
-    with pytest.raises(ValueError, match="'gigs' is no way to print a number; there are exact, number"):
+    with pytest.raises(
+        ValueError, match="'gigs' is no way to print a number; there are exact, number"
+    ):
         format_as(1, "gigs")
 
 
-@pytest.mark.parametrize("text, value", [
-    ("12,288", 12_288), ("175B", 175_000_000_000), ("300e9", 300_000_000_000), ("1.5T", 1_500_000_000_000),
-    ("0.27t", 270_000_000_000), (" 1_000 ", 1000), ("1 000", 1000), ("40%", 0.4), ("0.4", 0.4), ("5.", 5), (".5", 0.5), ("-3", -3),
-    ("7k", 7000), ("1,000.5", 1000.5)])
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("12,288", 12_288),
+        ("175B", 175_000_000_000),
+        ("300e9", 300_000_000_000),
+        ("1.5T", 1_500_000_000_000),
+        ("0.27t", 270_000_000_000),
+        (" 1_000 ", 1000),
+        ("1 000", 1000),
+        ("40%", 0.4),
+        ("0.4", 0.4),
+        ("5.", 5),
+        (".5", 0.5),
+        ("-3", -3),
+        ("7k", 7000),
+        ("1,000.5", 1000.5),
+    ],
+)
 def test_typed_numbers(text, value):
-    """Mutation: multiply by the suffix in floats (0.27 * 1e12 is 270,000,000,000.00003), or take 12,288 for 12.288."""
+    """Mutation: multiply by the suffix in floats (0.27 * 1e12 is 270,000,000,000.00003), or take
+    12,288 for 12.288."""
     typed = parse_number(text)
     assert typed == value and type(typed) is type(value)
 
 
-@pytest.mark.parametrize("text, style, value", [
-    ("64 MiB", "bytes", 2**26), ("64MiB", "bytes", 2**26), ("1.5 kB", "bytes", 1500), ("64B", "bytes", 64), ("4096", "bytes", 4096),
-    ("2k", "bytes", 2000), ("450 GB/s", "bandwidth", 450e9), ("989 TFLOP/s", "rate", 989e12), ("3.4 µs", "short duration", 3.4e-6),
-    ("3.4us", "short duration", 3.4e-6), ("12 ms", "short duration", 0.012), ("2 s", "short duration", 2), ("64 MiB", "exact", "64 MiB"),
-    ("3 GB", "bandwidth", "3 GB"), ("MiB", "bytes", "MiB"), ("64 MiBs", "bytes", "64 MiBs")])
+@pytest.mark.parametrize(
+    "text, style, value",
+    [
+        ("64 MiB", "bytes", 2**26),
+        ("64MiB", "bytes", 2**26),
+        ("1.5 kB", "bytes", 1500),
+        ("64B", "bytes", 64),
+        ("4096", "bytes", 4096),
+        ("2k", "bytes", 2000),
+        ("450 GB/s", "bandwidth", 450e9),
+        ("989 TFLOP/s", "rate", 989e12),
+        ("3.4 µs", "short duration", 3.4e-6),
+        ("3.4us", "short duration", 3.4e-6),
+        ("12 ms", "short duration", 0.012),
+        ("2 s", "short duration", 2),
+        ("64 MiB", "exact", "64 MiB"),
+        ("3 GB", "bandwidth", "3 GB"),
+        ("MiB", "bytes", "MiB"),
+        ("64 MiBs", "bytes", "64 MiBs"),
+    ],
+)
 def test_typed_units(text, style, value):
     """A unit is taken where the quantity is printed in one, and only a unit of that style.
 
-    Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units taken everywhere."""
+    Mutations: 64B as 64 billion bytes; 3.4 * 1e-6, which is another float than 3.4e-6; units taken
+    everywhere."""
     assert parse_number(text, style) == value
 
 
-@pytest.mark.parametrize("text", ["", "abc", ".", "NaN", "Infinity", "1,2", "0x10", "1.1.1", "12 GB", "1e", "--1",
-                                  "\u0661\u0662"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "abc",
+        ".",
+        "NaN",
+        "Infinity",
+        "1,2",
+        "0x10",
+        "1.1.1",
+        "12 GB",
+        "1e",
+        "--1",
+        "\u0661\u0662",
+    ],
+)
 def test_what_is_no_number_stays_text(text):
     """The registry then refuses it with its own sentence.
 
@@ -96,14 +207,27 @@ def test_what_is_no_number_stays_text(text):
 
 
 def test_what_stands_in_a_box_can_be_typed_again():
-    """Mutation: show 175B for 174,604,259,328 parameters; leaving the box would change the value."""
+    """Mutation: show 175B for 174,604,259,328 parameters; leaving the box would change the
+    value."""
     for style in ("exact", "count", "percent"):
         for value in (1, 12_288, 300_000_000_000, 174_604_259_328, 2**53 - 1, 0.4, 0.123456):
             assert parse_number(format_to_type(value, style)) == value
-    for style, value in (("bytes", 2**26), ("bandwidth", 450e9), ("short duration", 3.4e-6), ("rate", 989e12), ("bytes", 123_456_789)):
+    for style, value in (
+        ("bytes", 2**26),
+        ("bandwidth", 450e9),
+        ("short duration", 3.4e-6),
+        ("rate", 989e12),
+        ("bytes", 123_456_789),
+    ):
         assert parse_number(format_to_type(value, style), style) == value
-    assert format_to_type(2**26, "bytes") == "64 MiB" and format_to_type(3.4e-6, "short duration") == "3.4 µs"
-    assert format_to_type(300_000_000_000, "count") == "300B" and format_to_type(174_604_259_328, "count") == "174,604,259,328"
+    assert (
+        format_to_type(2**26, "bytes") == "64 MiB"
+        and format_to_type(3.4e-6, "short duration") == "3.4 µs"
+    )
+    assert (
+        format_to_type(300_000_000_000, "count") == "300B"
+        and format_to_type(174_604_259_328, "count") == "174,604,259,328"
+    )
 
 
 def test_every_style_prints_something_with_digits_or_words():

@@ -17,7 +17,8 @@ def traces(figure):
 
 
 def test_a_roof_has_a_slope_a_ridge_and_a_ceiling():
-    """Mutations: bandwidth for the ridge; the slope and the ceiling exchanged; the last machine in colour and not the first."""
+    """Mutations: bandwidth for the ridge; the slope and the ceiling exchanged; the last machine in
+    colour and not the first."""
     figure = roofline_figure("Roofs", [MINE, CARD])
     mine = traces(figure)["this machine"]
     start, ridge, end = zip(mine.x, mine.y)
@@ -30,20 +31,26 @@ def test_a_roof_has_a_slope_a_ridge_and_a_ceiling():
 
 
 def test_points_and_roofs_lie_inside_the_axes():
-    """Mutations: axes that end at the roofs, so that a rate above them (a wrong measurement) is not seen; a value in the place of
-    its logarithm."""
+    """Mutations: axes that end at the roofs, so that a rate above them (a wrong measurement) is not
+    seen; a value in the place of its logarithm."""
     points = [Point("one row", 0.5, 1.9e10), Point("too good", 85.0, 1e15)]
     figure = roofline_figure("Roofs", [MINE], points)
     x, y = figure.layout.xaxis.range, figure.layout.yaxis.range
     for trace in figure.data:
         for intensity, rate in zip(trace.x, trace.y):
-            assert x[0] <= math.log10(intensity) <= x[1] and y[0] <= math.log10(rate) <= y[1], trace.name
+            assert x[0] <= math.log10(intensity) <= x[1] and y[0] <= math.log10(rate) <= y[1], (
+                trace.name
+            )
     assert "0.5 FLOP/byte, 19 GFLOP/s" in traces(figure)["one row"].hovertemplate
-    assert [round(math.log10(tick)) for tick in figure.layout.yaxis.tickvals] == sorted({round(math.log10(t)) for t in figure.layout.yaxis.tickvals})
+    assert [round(math.log10(tick)) for tick in figure.layout.yaxis.tickvals] == sorted(
+        {round(math.log10(t)) for t in figure.layout.yaxis.tickvals}
+    )
     assert "1 TFLOP/s" in figure.layout.yaxis.ticktext
 
 
 def test_nothing_to_draw():
     """Mutation: an IndexError or an empty figure."""
-    with pytest.raises(ValueError, match=r"roofs = \[\]: a roofline needs the roof of at least one machine"):
+    with pytest.raises(
+        ValueError, match=r"roofs = \[\]: a roofline needs the roof of at least one machine"
+    ):
         roofline_figure("Roofs", [])

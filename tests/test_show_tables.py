@@ -4,31 +4,42 @@ import pytest
 
 from shardlab.show.tables import Table
 
-BYTES = Table(["part", "predicted", "so"],
-              [["parameters", 2448896, "equal"], ["step | counters", 160, "4 | 4"], ["none", "–", ""]])
+BYTES = Table(
+    ["part", "predicted", "so"],
+    [["parameters", 2448896, "equal"], ["step | counters", 160, "4 | 4"], ["none", "–", ""]],
+)
 
 
 def test_numbers_stand_to_the_right():
-    """Mutation: the alignment taken from the first row, or the first column set to the right because a name starts with a digit."""
+    """Mutation: the alignment taken from the first row, or the first column set to the right
+    because a name starts with a digit."""
     assert BYTES._repr_markdown_().splitlines()[1] == "| :-- | --: | :-- |"
     mixed = Table(["layers", "time"], [["3", "1 day"], ["12", "never"]])
     assert mixed._repr_markdown_().splitlines()[1] == "| :-- | :-- |"
 
 
 def test_a_bar_in_a_cell_does_not_start_a_new_one():
-    """Mutation: the escape left out; the row then has more cells than the head, and Markdown drops them."""
+    """Mutation: the escape left out; the row then has more cells than the head, and Markdown drops
+    them."""
     assert "| step \\| counters | 160 | 4 \\| 4 |" in BYTES._repr_markdown_()
 
 
 def test_whole_numbers_have_all_their_digits():
-    """Mutation: numbers printed to three digits, so that a table of exact bytes could hide a difference."""
+    """Mutation: numbers printed to three digits, so that a table of exact bytes could hide a
+    difference."""
     assert "| parameters | 2,448,896 | equal |" in BYTES._repr_markdown_()
 
 
 def test_text_is_aligned():
     """Mutation: padding on the wrong side, or the rule as wide as the head only."""
-    assert repr(Table(["part", "bytes"], [["parameters", 2448896], ["steps", 160]])).splitlines() == [
-        "part            bytes", "----------  ---------", "parameters  2,448,896", "steps             160"]
+    assert repr(
+        Table(["part", "bytes"], [["parameters", 2448896], ["steps", 160]])
+    ).splitlines() == [
+        "part            bytes",
+        "----------  ---------",
+        "parameters  2,448,896",
+        "steps             160",
+    ]
 
 
 def test_a_row_of_another_length_is_refused():

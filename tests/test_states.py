@@ -8,7 +8,9 @@ from shardlab import formulas  # noqa: E402
 from shardlab.formulas import RECIPES, evaluate  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 
-CONFIG = GPTConfig(layers=2, hidden=40, heads=5, key_value_heads=1, feed_forward=72, vocabulary=61, max_sequence=9)
+CONFIG = GPTConfig(
+    layers=2, hidden=40, heads=5, key_value_heads=1, feed_forward=72, vocabulary=61, max_sequence=9
+)
 PARTS = ["parameter_bytes", "gradient_bytes", "optimizer_bytes", "step_counter_bytes"]
 
 
@@ -37,33 +39,48 @@ def weigh(model, optimizer):
     bytes_of = lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors)
     parameters = list(model.parameters())
     states = [state for parameter in parameters for state in optimizer.state[parameter].items()]
-    return dict(parameter_bytes=bytes_of(parameters), gradient_bytes=bytes_of(p.grad for p in parameters),
-                optimizer_bytes=bytes_of(t for name, t in states if name != "step"),
-                step_counter_bytes=bytes_of(t for name, t in states if name == "step"))
+    return dict(
+        parameter_bytes=bytes_of(parameters),
+        gradient_bytes=bytes_of(p.grad for p in parameters),
+        optimizer_bytes=bytes_of(t for name, t in states if name != "step"),
+        step_counter_bytes=bytes_of(t for name, t in states if name == "step"),
+    )
 
 
 def test_moments_one_by_one():
-    """Adam keeps two tensors of each parameter's size and momentum one: the first, and what comes after it, read off a real step.
+    """Adam keeps two tensors of each parameter's size and momentum one: the first, and what comes
+    after it, read off a real step.
 
     Mutations: the second moment counted for momentum too; both moments in the first."""
-    for name, moments in (("fp32 Adam", ["exp_avg", "exp_avg_sq"]), ("bf16, no master", ["exp_avg", "exp_avg_sq"]),
-                          ("fp32 SGD momentum", ["momentum_buffer"])):
+    for name, moments in (
+        ("fp32 Adam", ["exp_avg", "exp_avg_sq"]),
+        ("bf16, no master", ["exp_avg", "exp_avg_sq"]),
+        ("fp32 SGD momentum", ["momentum_buffer"]),
+    ):
         model, optimizer = train_one_step(name)
-        want = evaluate(["first_moment_element_bytes", "other_moment_element_bytes"], **RECIPES[name].quantities)
+        want = evaluate(
+            ["first_moment_element_bytes", "other_moment_element_bytes"], **RECIPES[name].quantities
+        )
         for parameter in model.parameters():
-            state = {key: value for key, value in optimizer.state[parameter].items() if key != "step"}
+            state = {
+                key: value for key, value in optimizer.state[parameter].items() if key != "step"
+            }
             assert list(state) == moments
             sizes = [value.untyped_storage().nbytes() for value in state.values()]
-            assert [sizes[0], sum(sizes[1:])] == [each * parameter.numel() for each in want.values()]
+            assert [sizes[0], sum(sizes[1:])] == [
+                each * parameter.numel() for each in want.values()
+            ]
 
 
 VERIFIED = [name for name, recipe in RECIPES.items() if recipe.verified]
 
 
 def test_states_of_a_training_run():
-    """Every recipe that is marked verified, to the byte, after a real step of a model with odd sizes and grouped keys.
+    """Every recipe that is marked verified, to the byte, after a real step of a model with odd
+    sizes and grouped keys.
 
-    Mutations: momentum counted as two moments; step counters of SGD not zero; gradients of the autocast recipe taken as 16-bit."""
+    Mutations: momentum counted as two moments; step counters of SGD not zero; gradients of the
+    autocast recipe taken as 16-bit."""
     assert VERIFIED == ["fp32 Adam", "autocast Adam", "fp32 SGD momentum", "bf16, no master"]
     for name in VERIFIED:
         given = {**CONFIG.quantities(), **RECIPES[name].quantities}
@@ -76,19 +93,44 @@ def test_states_of_a_training_run():
 
 @pytest.mark.parametrize("gpus_per_copy", [1, 2, 3, 7])
 def test_share_of_one_gpu(gpus_per_copy):
-    """The flat states of a real model, dealt out as evenly as torch can: the fullest share is what the formula says.
+    """The flat states of a real model, dealt out as evenly as torch can: the fullest share is what
+    the formula says.
 
-    Mutation: floor in the place of ceil in parameters_per_gpu (an element would belong to nobody)."""
+    Mutation: floor in the place of ceil in parameters_per_gpu (an element would belong to
+    nobody)."""
     model, optimizer = train_one_step("fp32 Adam")
-    moments = [[optimizer.state[p][name].flatten() for p in model.parameters()] for name in ("exp_avg", "exp_avg_sq")]
-    tensors = [[p.detach().flatten() for p in model.parameters()], [p.grad.flatten() for p in model.parameters()], *moments]
+    moments = [
+        [optimizer.state[p][name].flatten() for p in model.parameters()]
+        for name in ("exp_avg", "exp_avg_sq")
+    ]
+    tensors = [
+        [p.detach().flatten() for p in model.parameters()],
+        [p.grad.flatten() for p in model.parameters()],
+        *moments,
+    ]
     shares = [torch.cat(kind).tensor_split(gpus_per_copy) for kind in tensors]
-    fullest = max(sum(share[rank].numel() * share[rank].element_size() for share in shares) for rank in range(gpus_per_copy))
-    given = {**CONFIG.quantities(), **RECIPES["fp32 Adam"].quantities, "gpus_per_copy": gpus_per_copy}
+    fullest = max(
+        sum(share[rank].numel() * share[rank].element_size() for share in shares)
+        for rank in range(gpus_per_copy)
+    )
+    given = {
+        **CONFIG.quantities(),
+        **RECIPES["fp32 Adam"].quantities,
+        "gpus_per_copy": gpus_per_copy,
+    }
     assert formulas.states_bytes_per_gpu(**given) == fullest
     parts = ["parameter_bytes_per_gpu", "gradient_bytes_per_gpu", "moment_bytes_per_gpu"]
-    of_rank_0 = [share[0].numel() * share[0].element_size() for share in shares]  # torch makes the first shares the larger ones
-    assert list(evaluate(parts, **given).values()) == [of_rank_0[0], of_rank_0[1], of_rank_0[2] + of_rank_0[3]]
-    master = torch.cat(tensors[0]).to(torch.float32, copy=True)  # what a recipe with a master copy keeps for 16-bit parameters
-    assert formulas.master_bytes_per_gpu(**{**given, "master_element_bytes": 4}) == master.tensor_split(gpus_per_copy)[0].numel() * 4
+    # torch makes the first shares the larger ones
+    of_rank_0 = [share[0].numel() * share[0].element_size() for share in shares]
+    assert list(evaluate(parts, **given).values()) == [
+        of_rank_0[0],
+        of_rank_0[1],
+        of_rank_0[2] + of_rank_0[3],
+    ]
+    # what a recipe with a master copy keeps for 16-bit parameters
+    master = torch.cat(tensors[0]).to(torch.float32, copy=True)
+    assert (
+        formulas.master_bytes_per_gpu(**{**given, "master_element_bytes": 4})
+        == master.tensor_split(gpus_per_copy)[0].numel() * 4
+    )
     assert formulas.master_bytes_per_gpu(**given) == 0

@@ -8,10 +8,13 @@ from shardlab.text import CharTokenizer, UnknownToken, batches, load_text
 
 
 def test_text_is_the_book_alone():
-    """Plain characters, from title to end. Must catch: a distributor's header, or an end-of-file byte, that came with the
-    bytes; a file that is not packaged. (Carriage returns that a checkout on Windows adds are gone after reading.)"""
+    """Plain characters, from title to end. Must catch: a distributor's header, or an end-of-file
+    byte, that came with the bytes; a file that is not packaged. (Carriage returns that a checkout
+    on Windows adds are gone after reading.)"""
     text = load_text()
-    assert text.lstrip().startswith("ALICE'S ADVENTURES IN WONDERLAND") and text.endswith("THE END\n")
+    assert text.lstrip().startswith("ALICE'S ADVENTURES IN WONDERLAND") and text.endswith(
+        "THE END\n"
+    )
     assert len(text) == 148_410 and set(text) <= set(map(chr, range(32, 127))) | {"\n"}
     assert text.count("CHAPTER") == 12
     for word in ("Gutenberg", "EDITION", "License"):
@@ -19,7 +22,8 @@ def test_text_is_the_book_alone():
 
 
 def test_tokenizer_gives_the_text_back():
-    """Must catch: an alphabet in the order of a set, which differs from run to run; characters numbered from 1."""
+    """Must catch: an alphabet in the order of a set, which differs from run to run; characters
+    numbered from 1."""
     text = load_text()
     tokenizer = CharTokenizer(text)
     tokens = tokenizer.encode(text)
@@ -30,13 +34,17 @@ def test_tokenizer_gives_the_text_back():
 
 
 def test_batches_are_windows_and_the_next_tokens():
-    """Must catch: targets equal to inputs; a last window that never comes, or that runs past the text; two batches
-    alike."""
+    """Must catch: targets equal to inputs; a last window that never comes, or that runs past the
+    text; two batches alike."""
     tokens, seen = torch.arange(100, 110), set()
     stream = batches(tokens, batch=4, sequence=7, generator=torch.Generator().manual_seed(0))
     for _ in range(20):
         inputs, targets = next(stream)
-        assert inputs.shape == targets.shape == (4, 7) and inputs.is_contiguous() and targets.is_contiguous()
+        assert (
+            inputs.shape == targets.shape == (4, 7)
+            and inputs.is_contiguous()
+            and targets.is_contiguous()
+        )
         assert torch.equal(targets, inputs + 1)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         seen |= set(inputs[:, 0].tolist())
@@ -46,8 +54,8 @@ def test_batches_are_windows_and_the_next_tokens():
 
 
 def test_the_generator_decides():
-    """Equal seeds, equal batches, whatever happens to PyTorch's own generator. Must catch: randint without the
-    generator."""
+    """Equal seeds, equal batches, whatever happens to PyTorch's own generator. Must catch: randint
+    without the generator."""
     tokens = torch.arange(1000)
     first = batches(tokens, 2, 5, torch.Generator().manual_seed(7))
     torch.manual_seed(0)
@@ -59,16 +67,25 @@ def test_the_generator_decides():
 
 
 def test_bad_input_is_refused():
-    """One sentence with the value and the rule, at the call and not at the first batch. Must catch: a negative token
-    that decodes from the alphabet's end; a check that waits until the generator is asked."""
+    """One sentence with the value and the rule, at the call and not at the first batch. Must catch:
+    a negative token that decodes from the alphabet's end; a check that waits until the generator is
+    asked."""
     tokenizer = CharTokenizer("abc")
     with pytest.raises(UnknownToken, match="'d' is not one of the 3 characters"):
         tokenizer.encode("abcd")
     for number in (3, -1):
         with pytest.raises(UnknownToken, match=f"token {number} is not one of 0 ... 2"):
             tokenizer.decode(torch.tensor([0, number]))
-    for name, value, words in (("sequence", 10, "at most 9"), ("sequence", 0, "at least 1"), ("batch", 0, "at least 1"),
-                               ("batch", 1.5, "whole number")):
+    for name, value, words in (
+        ("sequence", 10, "at most 9"),
+        ("sequence", 0, "at least 1"),
+        ("batch", 0, "at least 1"),
+        ("batch", 1.5, "whole number"),
+    ):
         with pytest.raises(InvalidQuantity, match=f"{name} = {value}: .*{words}") as caught:
-            batches(torch.arange(10), **{"batch": 2, "sequence": 5, name: value}, generator=torch.Generator())
+            batches(
+                torch.arange(10),
+                **{"batch": 2, "sequence": 5, name: value},
+                generator=torch.Generator(),
+            )
         assert (caught.value.quantity, caught.value.value) == (name, value)

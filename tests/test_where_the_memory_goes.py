@@ -1,4 +1,5 @@
-"""What the chapter on memory says of its small GPT, held against the ledger: its moments, and habits that move bytes."""
+"""What the chapter on memory says of its small GPT, held against the ledger: its moments, and
+habits that move bytes."""
 
 import pytest
 
@@ -14,12 +15,22 @@ from shardlab.measure.weigh import weigh  # noqa: E402
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CONFIG = GPTConfig(layers=4, hidden=256, heads=4, max_sequence=256)
-GIVEN = quantities(recipe="fp32 Adam", **CONFIG.quantities(), microbatch=2, sequence=256, accumulation_steps=1, first_step=0,
-                   optimizer_mode=0, dropout=0, fused_attention=1)
+GIVEN = quantities(
+    recipe="fp32 Adam",
+    **CONFIG.quantities(),
+    microbatch=2,
+    sequence=256,
+    accumulation_steps=1,
+    first_step=0,
+    optimizer_mode=0,
+    dropout=0,
+    fused_attention=1,
+)
 
 
 def watched(loop, **how):
-    """The ledger of loop(model, optimizer, ledger), after one step that makes the optimizer's states."""
+    """The ledger of loop(model, optimizer, ledger), after one step that makes the optimizer's
+    states."""
     with FakeTensorMode():  # counts the same, and the vocabulary is large
         model = GPT(CONFIG)
         optimizer = torch.optim.AdamW(model.parameters(), **how)
@@ -48,36 +59,59 @@ def formula(name, **changes):
 
 
 def test_every_moment_of_the_table():
-    """The chapter's table: the loss, and then the most that is live in the head, in the layers, at the embedding, in the optimizer.
+    """The chapter's table: the loss, and then the most that is live in the head, in the layers, at
+    the embedding, in the optimizer.
 
-    Mutation: a term dropped from any of the five formulas, such as the batch in step_floor_bytes; MOMENTS in another order."""
+    Mutation: a term dropped from any of the five formulas, such as the batch in step_floor_bytes;
+    MOMENTS in another order."""
     timeline = watched(step).timeline
     operations = [moment.operation for moment in timeline]
     total = [moment.bytes.total for moment in timeline]
     loss = operations.index("_log_softmax_backward_data")
-    head = operations.index("native_layer_norm_backward")  # the last norm, and with it the head, is done
-    layers = operations.index("slice_backward")            # the position table's gradient: the layers are done
+    # the last norm, and with it the head, is done
+    head = operations.index("native_layer_norm_backward")
+    # the position table's gradient: the layers are done
+    layers = operations.index("slice_backward")
     update = next(line for line, moment in enumerate(timeline) if moment.phase == "optimizer")
     assert timeline[loss].bytes.gradients == 0
     assert {
         "loss_peak_bytes": total[loss],
-        "head_peak_bytes": max(total[loss + 1:head + 1]),
-        "layers_peak_bytes": max(total[head + 1:layers]),
+        "head_peak_bytes": max(total[loss + 1 : head + 1]),
+        "layers_peak_bytes": max(total[head + 1 : layers]),
         "embedding_peak_bytes": max(total[layers:update]),
         "optimizer_peak_bytes": max(total[update:]),
-    } == evaluate(["loss_peak_bytes", "head_peak_bytes", "layers_peak_bytes", "embedding_peak_bytes", "optimizer_peak_bytes"], **GIVEN)
+    } == evaluate(
+        [
+            "loss_peak_bytes",
+            "head_peak_bytes",
+            "layers_peak_bytes",
+            "embedding_peak_bytes",
+            "optimizer_peak_bytes",
+        ],
+        **GIVEN,
+    )
 
 
 def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model():
-    """Mutation: optimizer_loop_elements without one of its maxima; foreach counted with two tensors a parameter."""
-    highest = {mode: max(moment.bytes.total for moment in watched(step, foreach=mode).timeline if moment.phase == "optimizer")
-               for mode in (False, True)}
-    assert highest == {mode: formula("optimizer_peak_bytes", optimizer_mode=int(mode)) for mode in (False, True)}
+    """Mutation: optimizer_loop_elements without one of its maxima; foreach counted with two tensors
+    a parameter."""
+    highest = {
+        mode: max(
+            moment.bytes.total
+            for moment in watched(step, foreach=mode).timeline
+            if moment.phase == "optimizer"
+        )
+        for mode in (False, True)
+    }
+    assert highest == {
+        mode: formula("optimizer_peak_bytes", optimizer_mode=int(mode)) for mode in (False, True)
+    }
     assert highest[False] > highest[True]
 
 
 def test_a_name_keeps_the_logits():
     """Mutation: next_token_loss goes over logits.exp().log(), which backward keeps."""
+
     def named(model, optimizer, ledger):
         tokens, targets = batch(), batch()
         logits = model(tokens)
@@ -87,7 +121,9 @@ def test_a_name_keeps_the_logits():
 
 
 def test_gradients_that_are_zeroed_stay():
-    """Mutation: step_floor_bytes without the gradients of earlier microbatches; set_to_none not passed on."""
+    """Mutation: step_floor_bytes without the gradients of earlier microbatches; set_to_none not
+    passed on."""
+
     def twice(model, optimizer, ledger):
         for _ in range(2):
             step(model, optimizer, set_to_none=False)
@@ -126,7 +162,9 @@ def test_relu_keeps_one_inner_tensor_where_gelu_keeps_two(in_place):
     inner = 4 * 64 * 1024
 
     def kept(nonlinearity):
-        layers = torch.nn.Sequential(torch.nn.Linear(256, 1024), nonlinearity, torch.nn.Linear(1024, 256))
+        layers = torch.nn.Sequential(
+            torch.nn.Linear(256, 1024), nonlinearity, torch.nn.Linear(1024, 256)
+        )
         return sum(line.activations for line in weigh(layers, torch.zeros(64, 256)))
 
     assert kept(torch.nn.GELU()) - kept(torch.nn.ReLU(inplace=in_place)) == inner

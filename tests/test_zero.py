@@ -1,8 +1,10 @@
-"""ZeRO against the plain model on the whole batch: outputs, every gradient, every parameter; bytes kept and sent against the formulas.
+"""ZeRO against the plain model on the whole batch: outputs, every gradient, every parameter; bytes
+kept and sent against the formulas.
 
-Each rank draws its model from a seed of its own, so that only rank 0's values, handed out, give the plain model's. Sums over ranks
-are made in another order than the plain model's over the batch, hence 1e-12 and not equality; float64 throughout. Which plain
-model is meant: a mean over the whole batch, of which each rank has an equal part.
+Each rank draws its model from a seed of its own, so that only rank 0's values, handed out, give the
+plain model's. Sums over ranks are made in another order than the plain model's over the batch,
+hence 1e-12 and not equality; float64 throughout. Which plain model is meant: a mean over the whole
+batch, of which each rank has an equal part.
 """
 
 import math
@@ -78,10 +80,12 @@ def three(worlds):
     return worlds(3)
 
 
-# --- models: two GPTs, and one with every trap -------------------------------------------------------------------------
+# --- models: two GPTs, and one with every trap ----------------------------------------------------
+
 
 class Adapted(nn.Module):
-    """A frozen weight beside two small trained ones, whose gradients are there before backward is through with the frozen one."""
+    """A frozen weight beside two small trained ones, whose gradients are there before backward is
+    through with the frozen one."""
 
     def __init__(self):
         super().__init__()
@@ -90,12 +94,14 @@ class Adapted(nn.Module):
         self.frozen.requires_grad_(False)
 
     def forward(self, x):
-        assert not self.frozen.weight.requires_grad  # or its gradient would be computed, for nothing
+        # or its gradient would be computed, for nothing
+        assert not self.frozen.weight.requires_grad
         return self.shared(self.frozen(x)) + self.up(self.down(x))
 
 
 class Traps(nn.Module):
-    """Odd sizes, a number as a parameter; a weight and a module shared by units; a unit used twice, one frozen, one unused."""
+    """Odd sizes, a number as a parameter; a weight and a module shared by units; a unit used twice,
+    one frozen, one unused."""
 
     def __init__(self):
         super().__init__()
@@ -105,7 +111,10 @@ class Traps(nn.Module):
         self.register_buffer("shift", torch.full((7,), 0.1))
         self.frozen = nn.Linear(7, 7).requires_grad_(False)
         self.twice, self.adapted = nn.Linear(7, 7), Adapted()
-        self.unused, self.last = nn.Linear(3, 2), nn.Sequential(nn.LayerNorm(7), nn.Linear(7, 7), nn.Linear(7, 3))
+        self.unused, self.last = (
+            nn.Linear(3, 2),
+            nn.Sequential(nn.LayerNorm(7), nn.Linear(7, 7), nn.Linear(7, 3)),
+        )
         self.adapted.shared = self.last[1]
 
     def forward(self, x):  # [B, 5]
@@ -124,15 +133,38 @@ def random_values(make, seed):
 
 
 TIED = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
-GATED = dict(layers=3, hidden=7, heads=7, key_value_heads=1, feed_forward=19, vocabulary=13, max_sequence=5, biases=0, gated_mlp=1,
-             tied_head=0)  # its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
-MODELS = {"tied": lambda: GPT(GPTConfig(**TIED)), "gated": lambda: GPT(GPTConfig(**GATED)), "traps": Traps}
+GATED = dict(
+    layers=3,
+    hidden=7,
+    heads=7,
+    key_value_heads=1,
+    feed_forward=19,
+    vocabulary=13,
+    max_sequence=5,
+    biases=0,
+    gated_mlp=1,
+    # its units have 126, 525 and 98 parameters: 2, 3 and 4 ranks each fail to divide some
+    tied_head=0,
+)
+MODELS = {
+    "tied": lambda: GPT(GPTConfig(**TIED)),
+    "gated": lambda: GPT(GPTConfig(**GATED)),
+    "traps": Traps,
+}
 
 
 def units_of(model):
     if isinstance(model, GPT):
         return [model.embedding, *model.blocks, model.head]
-    return [model.first, model.other, model.frozen, model.twice, model.adapted, model.unused, model.last]
+    return [
+        model.first,
+        model.other,
+        model.frozen,
+        model.twice,
+        model.adapted,
+        model.unused,
+        model.last,
+    ]
 
 
 def output_of(model, batch):
@@ -140,7 +172,11 @@ def output_of(model, batch):
 
 
 def mean_loss(model, output, batch):
-    return next_token_loss(output, batch[:, 1:]) if isinstance(model, GPT) else (output - 1).pow(2).mean()
+    return (
+        next_token_loss(output, batch[:, 1:])
+        if isinstance(model, GPT)
+        else (output - 1).pow(2).mean()
+    )
 
 
 def loss_of(model, batch):
@@ -157,7 +193,9 @@ def batches(model, count, size, seed=1):
 def shard(stage, model, optimizer_cls, bucket_bytes=6000, **kwargs):
     """The optimizer under the stage. Buckets are small, so that there are several."""
     if stage < 3:
-        return (stage1, stage2)[stage - 1].ShardedOptimizer(model.parameters(), optimizer_cls, bucket_bytes=bucket_bytes, **kwargs)
+        return (stage1, stage2)[stage - 1].ShardedOptimizer(
+            model.parameters(), optimizer_cls, bucket_bytes=bucket_bytes, **kwargs
+        )
     stage3.fully_shard(model, units_of(model))
     return optimizer_cls(model.parameters(), **kwargs)
 
@@ -165,7 +203,9 @@ def shard(stage, model, optimizer_cls, bucket_bytes=6000, **kwargs):
 def flats_of(stage, model, optimizer):
     """(shard, elements of the flat tensor that it is cut from), of trained parameters."""
     if stage < 3:
-        return [(shard, bucket.flat.numel()) for bucket in optimizer.buckets for shard in bucket.shards]
+        return [
+            (shard, bucket.flat.numel()) for bucket in optimizer.buckets for shard in bucket.shards
+        ]
     flats = [flat for unit in stage3.sharded_units(model) for flat in unit.sharded_unit.flats]
     return [(flat.shard, flat.full.numel()) for flat in flats if flat.shard.requires_grad]
 
@@ -181,14 +221,18 @@ def whole_gradients(stage, model, optimizer):
             full = torch.zeros_like(bucket.flat)
             own_chunk(full).copy_(torch.cat([shard.grad for shard in bucket.shards]))
             collectives.all_gather(full, own_chunk(full).clone())
-            for p, part in zip(bucket.parameters, full.split([p.numel() for p in bucket.parameters])):
+            for p, part in zip(
+                bucket.parameters, full.split([p.numel() for p in bucket.parameters])
+            ):
                 found[names[id(p)]] = part.view(p.shape)
         return found
     kept = [p.detach().clone() for p in model.parameters()]
     for p in model.parameters():
         p.data.copy_(torch.zeros_like(p) if p.grad is None else p.grad)
     with unsharded(model):
-        found = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+        found = {
+            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
+        }
     for p, value in zip(model.parameters(), kept):
         p.data.copy_(value)
     return found
@@ -209,11 +253,22 @@ def far(ours, plain):
     return (ours - plain).abs().max().item() / (scale or 1e-300)
 
 
-# --- parity ------------------------------------------------------------------------------------------------------------
+# --- parity ---------------------------------------------------------------------------------------
 
-def distances(stage, name, optimizer_cls, kwargs, steps=2, microbatches=2, fill=False, schedule=None, **shard_kwargs):
-    """Largest relative difference of outputs, gradients and parameters over the steps. `fill` gives the plain model zeros where it
-    has no gradient, as stages 1 and 2 do."""
+
+def distances(
+    stage,
+    name,
+    optimizer_cls,
+    kwargs,
+    steps=2,
+    microbatches=2,
+    fill=False,
+    schedule=None,
+    **shard_kwargs,
+):
+    """Largest relative difference of outputs, gradients and parameters over the steps. `fill` gives
+    the plain model zeros where it has no gradient, as stages 1 and 2 do."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS[name], 0), random_values(MODELS[name], 100 * me)
@@ -229,16 +284,20 @@ def distances(stage, name, optimizer_cls, kwargs, steps=2, microbatches=2, fill=
         plain_optimizer.zero_grad()
         optimizer.zero_grad()
         for batch in batches(plain, microbatches, 2 * n, seed=step):
-            part = batch[2 * me:2 * me + 2]
+            part = batch[2 * me : 2 * me + 2]
             ours_out, plain_out = output_of(ours, part), output_of(plain, batch)
-            note("output", ours_out, plain_out[2 * me:2 * me + 2])
+            note("output", ours_out, plain_out[2 * me : 2 * me + 2])
             (mean_loss(plain, plain_out, batch) / microbatches).backward()
             (mean_loss(ours, ours_out, part) / microbatches).backward()
         gradients = whole_gradients(stage, ours, optimizer)
         for key, p in plain.named_parameters():
             if p.requires_grad:
                 p.grad = torch.zeros_like(p) if p.grad is None and fill else p.grad
-                note("gradient", gradients.pop(key), torch.zeros_like(p) if p.grad is None else p.grad)
+                note(
+                    "gradient",
+                    gradients.pop(key),
+                    torch.zeros_like(p) if p.grad is None else p.grad,
+                )
         assert not gradients
         plain_optimizer.step()
         optimizer.step()
@@ -252,35 +311,55 @@ def distances(stage, name, optimizer_cls, kwargs, steps=2, microbatches=2, fill=
 
 
 def test_parity(world):
-    """Every stage, every model, SGD with momentum, two microbatches a step, two steps: nothing differs by more than rounding.
+    """Every stage, every model, SGD with momentum, two microbatches a step, two steps: nothing
+    differs by more than rounding.
 
-    Mutations: no division by the world size, or by a wrong one; parameters not handed out at the beginning; stage 1 gathers before
-    it updates; stage 2 replaces the shard's gradient where it should add; a tied weight given to one of its two units; gradients of
-    frozen parameters; the neighbour's chunk updated."""
+    Mutations: no division by the world size, or by a wrong one; parameters not handed out at the
+    beginning; stage 1 gathers before it updates; stage 2 replaces the shard's gradient where it
+    should add; a tied weight given to one of its two units; gradients of frozen parameters; the
+    neighbour's chunk updated."""
     for stage in STAGES:
         for name in MODELS:
-            for found in world.run(distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9)):
+            for found in world.run(
+                distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9)
+            ):
                 assert max(found.values()) <= 1e-12, (stage, name, found)
 
 
 def test_parity_in_small_parts(three):
-    """The same where messages are small, so that the shard of a bucket has many parts, and gradients travel from where they are.
+    """The same where messages are small, so that the shard of a bucket has many parts, and
+    gradients travel from where they are.
 
-    Mutations: parts of a chunk left out, or in another order; the same part for every shard; what comes in one part not cut."""
+    Mutations: parts of a chunk left out, or in another order; the same part for every shard; what
+    comes in one part not cut."""
     with small_parts(three):
-        for stage, options in ((1, dict(collectives=Ring())), (1, dict(collectives=Native())), (2, dict(collectives=Ring())), (3, {})):
+        for stage, options in (
+            (1, dict(collectives=Ring())),
+            (1, dict(collectives=Native())),
+            (2, dict(collectives=Ring())),
+            (3, {}),
+        ):
             for name in MODELS:
-                for found in three.run(distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9), **options):
+                for found in three.run(
+                    distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9), **options
+                ):
                     assert max(found.values()) <= 1e-12, (stage, name, options, found)
         assert all(three.run(parts_of_buckets)), "some bucket has several parts"
 
 
 def parts_of_buckets():
-    return max(len(bucket.shards) for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets) > 2
+    return (
+        max(
+            len(bucket.shards)
+            for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets
+        )
+        > 2
+    )
 
 
 def in_one_memory(stage):
-    """Relative difference of the gradients of two parameters from the plain model's, where autograd gives both the same memory."""
+    """Relative difference of the gradients of two parameters from the plain model's, where autograd
+    gives both the same memory."""
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(dist.get_rank())
     pair = nn.ParameterList([nn.Parameter(torch.zeros(31)), nn.Parameter(torch.zeros(31))])
@@ -288,15 +367,17 @@ def in_one_memory(stage):
     weights = torch.randn(31)
     (torch.stack(list(pair)).sum(0) * weights).sum().backward()
     if stage == 1:
-        assert pair[0].grad.data_ptr() == pair[1].grad.data_ptr(), "autograd has changed: take another model"
+        assert pair[0].grad.data_ptr() == pair[1].grad.data_ptr(), (
+            "autograd has changed: take another model"
+        )
     optimizer.step()
     dist.all_reduce(weights)
     return max(far(p, -weights / dist.get_world_size()) for p in pair)
 
 
 def test_gradients_in_one_memory(three):
-    """Two parameters that are stacked and summed get gradients in the same memory (as they do in PyTorch, whose accumulation of a
-    second microbatch then goes wrong). Reduced, each is the mean.
+    """Two parameters that are stacked and summed get gradients in the same memory (as they do in
+    PyTorch, whose accumulation of a second microbatch then goes wrong). Reduced, each is the mean.
 
     Mutation: the ring makes its sums in the gradients."""
     with small_parts(three):
@@ -305,21 +386,28 @@ def test_gradients_in_one_memory(three):
 
 
 def test_parity_with_adam(three):
-    """AdamW divides by the square root of the squared gradient plus 1e-8, so rounding of a gradient that is truly zero (a key's bias)
-    comes out up to 1e8 times larger: hence 1e-9. Weight decay moves an unused parameter in stages 1 and 2, whose shard mixes it with
-    used ones, as it moves a plain one whose gradient is zeros and not None; in stage 3, as a unit of its own, it stays.
+    """AdamW divides by the square root of the squared gradient plus 1e-8, so rounding of a gradient
+    that is truly zero (a key's bias) comes out up to 1e8 times larger: hence 1e-9. Weight decay
+    moves an unused parameter in stages 1 and 2, whose shard mixes it with used ones, as it moves a
+    plain one whose gradient is zeros and not None; in stage 3, as a unit of its own, it stays.
 
-    Mutation: the optimizer's step counters per rank out of step; a state that goes with another bucket's shard."""
+    Mutation: the optimizer's step counters per rank out of step; a state that goes with another
+    bucket's shard."""
     for stage in STAGES:
         for name in ("tied", "traps"):
             kwargs = dict(lr=0.01, weight_decay=0.1)
-            for found in three.run(distances, stage, name, torch.optim.AdamW, kwargs, microbatches=1, fill=stage < 3):
-                assert max(found["output"], found["parameter"]) <= 1e-9 and found["gradient"] <= 1e-9, (stage, name, found)
+            for found in three.run(
+                distances, stage, name, torch.optim.AdamW, kwargs, microbatches=1, fill=stage < 3
+            ):
+                assert (
+                    max(found["output"], found["parameter"]) <= 1e-9 and found["gradient"] <= 1e-9
+                ), (stage, name, found)
 
 
 def test_one_rank_alone():
-    """World size 1 takes the same path, and what it reduces is new memory there too. Mutation: a ring that sends to itself; chunks of a
-    group of one; a sum of one that is the gradient itself."""
+    """World size 1 takes the same path, and what it reduces is new memory there too. Mutation: a
+    ring that sends to itself; chunks of a group of one; a sum of one that is the gradient
+    itself."""
     with ranks(1, device="cpu", announce=False) as world:
         assert world.run(reduced_is_new) == [True]
         for stage in STAGES:
@@ -328,8 +416,12 @@ def test_one_rank_alone():
 
 
 def reduced_is_new():
-    given = torch.zeros(flat.SMALL_BYTES)  # too large to be put together with others, which would copy it
-    return all(chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr() for chosen in (Ring(), Native()))
+    # too large to be put together with others, which would copy it
+    given = torch.zeros(flat.SMALL_BYTES)
+    return all(
+        chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr()
+        for chosen in (Ring(), Native())
+    )
 
 
 def one_cycle(optimizer):
@@ -337,12 +429,16 @@ def one_cycle(optimizer):
 
 
 def test_schedulers(three):
-    """A scheduler that changes learning rate and momentum takes the sharded optimizer for an optimizer.
+    """A scheduler that changes learning rate and momentum takes the sharded optimizer for an
+    optimizer.
 
-    Mutation: param_groups that are copies of those of the optimizer inside: the learning rate never changes."""
+    Mutation: param_groups that are copies of those of the optimizer inside: the learning rate never
+    changes."""
     for stage in (1, 2):
         settings = dict(schedule=one_cycle, microbatches=1, steps=3)
-        for found in three.run(distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), **settings):
+        for found in three.run(
+            distances, stage, "gated", torch.optim.SGD, dict(lr=0.1, momentum=0.9), **settings
+        ):
             assert max(found.values()) <= 1e-12, (stage, found)
 
 
@@ -353,18 +449,23 @@ def in_groups(stage):
     cls = (stage1, stage2)[stage - 1].ShardedOptimizer
     models = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
     optimizers = []
-    for model, make in zip(models, (torch.optim.SGD, partial(cls, optimizer_cls=torch.optim.SGD, bucket_bytes=500))):
+    for model, make in zip(
+        models, (torch.optim.SGD, partial(cls, optimizer_cls=torch.optim.SGD, bucket_bytes=500))
+    ):
         named = dict(model.named_parameters())
-        groups = [dict(params=[p for key, p in named.items() if "bias" in key], lr=0.3),
-                  dict(params=[p for key, p in named.items() if "norm.weight" in key], weight_decay=0.2)]
+        groups = [
+            dict(params=[p for key, p in named.items() if "bias" in key], lr=0.3),
+            dict(params=[p for key, p in named.items() if "norm.weight" in key], weight_decay=0.2),
+        ]
         optimizer = make(groups, lr=0.1)
         rest = [p for key, p in named.items() if "bias" not in key and "norm.weight" not in key]
         optimizer.add_param_group(dict(params=rest, momentum=0.5))
         optimizers.append(optimizer)
     assert [{k: v for k, v in g.items() if k != "params"} for g in optimizers[0].param_groups] == [
-        {k: v for k, v in g.items() if k != "params"} for g in optimizers[1].param_groups]
+        {k: v for k, v in g.items() if k != "params"} for g in optimizers[1].param_groups
+    ]
     for step, batch in enumerate(batches(models[0], 3, 2 * n)):
-        for model, optimizer, part in zip(models, optimizers, (batch, batch[2 * me:2 * me + 2])):
+        for model, optimizer, part in zip(models, optimizers, (batch, batch[2 * me : 2 * me + 2])):
             optimizer.zero_grad(set_to_none=step == 1)
             loss_of(model, part).backward()
             optimizer.step()
@@ -375,14 +476,16 @@ def in_groups(stage):
 
 
 def test_parameter_groups(three):
-    """Mutations: buckets that mix groups; the settings of the first group for all; an added group without its hooks in stage 2."""
+    """Mutations: buckets that mix groups; the settings of the first group for all; an added group
+    without its hooks in stage 2."""
     for stage in (1, 2):
         for difference, reduced in three.run(in_groups, stage):
             assert difference <= 1e-12 and reduced
 
 
 def recomputed(reentrant):
-    """(largest difference of a gradient, gatherings of the blocks' units) with PyTorch's activation checkpointing around blocks."""
+    """(largest difference of a gradient, gatherings of the blocks' units) with PyTorch's activation
+    checkpointing around blocks."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS["gated"], 0), random_values(MODELS["gated"], 9 * me)
@@ -392,7 +495,7 @@ def recomputed(reentrant):
         sharded = unit.sharded_unit
         sharded.gather = lambda unit=unit, gather=sharded.gather: (gathered.append(unit), gather())
     batch = batches(plain, 1, 2 * n)[0]
-    part = batch[2 * me:2 * me + 2]
+    part = batch[2 * me : 2 * me + 2]
     loss_of(plain, batch).backward()
     x = ours.embedding(part[:, :-1])
     for block in ours.blocks:
@@ -404,8 +507,8 @@ def recomputed(reentrant):
 
 
 def test_with_activation_checkpointing(three):
-    """Recomputing a unit in backward finds it whole and leaves it so: gathered twice, as without. The reentrant kind computes in a
-    backward of its own and pays a third time.
+    """Recomputing a unit in backward finds it whole and leaves it so: gathered twice, as without.
+    The reentrant kind computes in a backward of its own and pays a third time.
 
     Mutation: a unit freed after the recomputed forward; a recomputed forward that gathers again."""
     for difference, counts in three.run(recomputed, False):
@@ -415,7 +518,8 @@ def test_with_activation_checkpointing(three):
 
 
 def with_both_collectives():
-    """PyTorch's own collectives in the place of the ring: chunks of one size and, with 3 ranks, others."""
+    """PyTorch's own collectives in the place of the ring: chunks of one size and, with 3 ranks,
+    others."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(me)
@@ -426,35 +530,48 @@ def with_both_collectives():
             given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
             own = torch.cat(chosen.reduce_scatter(given))
             found.append(torch.equal(torch.cat(given), kept))
-            found.append(torch.equal(own, own_chunk(n * torch.arange(size, dtype=torch.float64) + n * (n - 1) / 2)))
+            found.append(
+                torch.equal(
+                    own, own_chunk(n * torch.arange(size, dtype=torch.float64) + n * (n - 1) / 2)
+                )
+            )
             flat = torch.full((size,), -1.0)
             own_chunk(flat).fill_(me)
             chosen.all_gather(flat)
-            want = torch.cat([torch.full_like(chunk, rank) for rank, chunk in enumerate(flat.tensor_split(n))])
+            want = torch.cat(
+                [torch.full_like(chunk, rank) for rank, chunk in enumerate(flat.tensor_split(n))]
+            )
             found.append(torch.equal(flat, want))
     return all(found)
 
 
 def test_both_kinds_of_collectives(world):
-    """Mutations: the padding counted as elements; a chunk put where the one before ends without its padding; sums made in the given
-    tensors."""
+    """Mutations: the padding counted as elements; a chunk put where the one before ends without its
+    padding; sums made in the given tensors."""
     assert all(world.run(with_both_collectives))
     with small_parts(world):
         assert all(world.run(with_both_collectives))
 
 
-# --- options -------------------------------------------------------------------------------------------------------------
+# --- options --------------------------------------------------------------------------------------
+
 
 def clipped(stage, max_norm):
-    """Largest relative difference of the norms and of the parameters from the plain model's after three clipped steps."""
+    """Largest relative difference of the norms and of the parameters from the plain model's after
+    three clipped steps."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
-    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), shard(stage, ours, torch.optim.SGD, lr=0.1)
+    optimizers = (
+        torch.optim.SGD(plain.parameters(), lr=0.1),
+        shard(stage, ours, torch.optim.SGD, lr=0.1),
+    )
     worst = 0.0
     for batch in batches(plain, 3, 2 * n):
         norms = []
-        for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
+        for model, optimizer, part in zip(
+            (plain, ours), optimizers, (batch, batch[2 * me : 2 * me + 2])
+        ):
             optimizer.zero_grad()
             loss_of(model, part).backward()
             if model is plain:
@@ -474,8 +591,8 @@ def clipped(stage, max_norm):
 def test_clipping(three):
     """The norm is that of the whole mean gradient, whether it is too long or not.
 
-    Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced yet, or reduces twice; only the
-    first part of each shard."""
+    Mutations: the local norm; norms added up and not squares; stage 1 clips what is not reduced
+    yet, or reduces twice; only the first part of each shard."""
     for stage in STAGES:
         for max_norm in (0.05, 100.0):
             assert max(three.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
@@ -484,7 +601,8 @@ def test_clipping(three):
 
 
 def on_the_host_or_not(stage):
-    """Whether the parameters are the same bit by bit with optimizer states on the host, and with shards there."""
+    """Whether the parameters are the same bit by bit with optimizer states on the host, and with
+    shards there."""
     torch.set_default_dtype(torch.float32)
     ends = []
     for offloaded in (False, True):
@@ -493,7 +611,12 @@ def on_the_host_or_not(stage):
             stage3.fully_shard(model, units_of(model), shard_device="cpu" if offloaded else None)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         else:
-            optimizer = shard(stage, model, on_the_host(torch.optim.AdamW) if offloaded else torch.optim.AdamW, lr=0.1)
+            optimizer = shard(
+                stage,
+                model,
+                on_the_host(torch.optim.AdamW) if offloaded else torch.optim.AdamW,
+                lr=0.1,
+            )
         for batch in batches(model, 3, 2):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
@@ -504,15 +627,18 @@ def on_the_host_or_not(stage):
 
 
 def test_offload(three):
-    """On a CPU host and device are one memory, so this shows that the copies go the right way, and nothing about a GPU.
+    """On a CPU host and device are one memory, so this shows that the copies go the right way, and
+    nothing about a GPU.
 
-    Mutations: parameters not copied back; the host's gradient from the step before; clipping that sees no gradient."""
+    Mutations: parameters not copied back; the host's gradient from the step before; clipping that
+    sees no gradient."""
     for stage in STAGES:
         assert all(three.run(on_the_host_or_not, stage)), stage
 
 
 def ahead_or_not():
-    """(same parameters bit by bit, bytes sent by both, most bytes whole at a time, gatherings done by the thread)."""
+    """(same parameters bit by bit, bytes sent by both, most bytes whole at a time, gatherings done
+    by the thread)."""
     torch.set_default_dtype(torch.float32)
     ends, sizes, most, by_thread = [], [], [], 0
     for ahead in (False, True):
@@ -530,7 +656,9 @@ def ahead_or_not():
                 with Ledger(model) as ledger:
                     loss_of(model, batch).backward()
                 optimizer.step()
-                if step == 2:  # evaluations in between, from which it learns that a forward follows a forward; then a change
+                # evaluations in between, from which it learns that a forward follows a forward;
+                # then a change
+                if step == 2:
                     with torch.no_grad():
                         loss_of(model, batch)
                         loss_of(model, batch)
@@ -548,10 +676,12 @@ def ahead_or_not():
 
 
 def test_gathering_ahead(three):
-    """The same numbers, one unit more at a time; all but the first unit of each forward and backward is there before it is asked for,
-    from the second step on. After two evaluations it guesses that a forward follows, and gathers in vain.
+    """The same numbers, one unit more at a time; all but the first unit of each forward and
+    backward is there before it is asked for, from the second step on. After two evaluations it
+    guesses that a forward follows, and gathers in vain.
 
-    Mutations: a unit gathered before the step used after it; messages of both gatherings on one connection."""
+    Mutations: a unit gathered before the step used after it; messages of both gatherings on one
+    connection."""
     block = sum(p.numel() for p in MODELS["gated"]().blocks[0].parameters())
     for same, (without, with_it), most, by_thread in three.run(ahead_or_not):
         assert same and most == [4 * block, 8 * block]
@@ -560,18 +690,21 @@ def test_gathering_ahead(three):
 
 
 def in_16_bits():
-    """(output equals the 16-bit model's and shards hold what 16 bits cannot, distance of the gradients, dtypes that rest, bytes sent, flat sizes)."""
+    """(output equals the 16-bit model's and shards hold what 16 bits cannot, distance of the
+    gradients, dtypes that rest, bytes sent, flat sizes)."""
     torch.set_default_dtype(torch.float32)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS["gated"], 0).bfloat16(), random_values(MODELS["gated"], me)
     stage3.fully_shard(ours, units_of(ours), compute_dtype=torch.bfloat16)
     batch = batches(plain, 1, 2 * n)[0]
-    part = batch[2 * me:2 * me + 2]
+    part = batch[2 * me : 2 * me + 2]
     loss_of(plain, batch).backward()
     with CommunicationLog() as log:
         output = output_of(ours, part)
         mean_loss(ours, output, part).backward()
-    same = torch.equal(output, output_of(plain, part)) and all((p != p.bfloat16()).any() for p in ours.parameters())
+    same = torch.equal(output, output_of(plain, part)) and all(
+        (p != p.bfloat16()).any() for p in ours.parameters()
+    )
     sizes = [size for _, size in flats_of(3, ours, None)]
     gradients = whole_gradients(3, ours, None)
     worst = max(far(gradients[key], p.grad.float()) for key, p in plain.named_parameters())
@@ -580,20 +713,30 @@ def in_16_bits():
 
 
 def test_16_bits_over_fp32_shards(three):
-    """Shards and their gradients rest in fp32, bf16 travels and computes. Gradients are sums of numbers with 8 bits.
+    """Shards and their gradients rest in fp32, bf16 travels and computes. Gradients are sums of
+    numbers with 8 bits.
 
     Mutation: shards rounded once and for all; gradients that travel in fp32."""
     for me, (same, worst, dtypes, nbytes, sizes) in enumerate(three.run(in_16_bits)):
-        given = dict(zero_stage=3, data_parallel=three.world_size, rank=me, accumulation_steps=1, parameter_element_bytes=2,
-                     gradient_element_bytes=2)
+        given = dict(
+            zero_stage=3,
+            data_parallel=three.world_size,
+            rank=me,
+            accumulation_steps=1,
+            parameter_element_bytes=2,
+            gradient_element_bytes=2,
+        )
         assert same and worst < 0.05 and dtypes == {torch.float32}
         assert nbytes == summed(["zero_sent_bytes"], sizes, **given)[0]
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
 
-OPTIMIZERS = {"fp32 Adam": (torch.optim.AdamW, {}), "bf16, no master": (torch.optim.AdamW, {}),
-              "fp32 SGD momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9))}
+OPTIMIZERS = {
+    "fp32 Adam": (torch.optim.AdamW, {}),
+    "bf16, no master": (torch.optim.AdamW, {}),
+    "fp32 SGD momentum": (torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
+}
 KEPT = ("zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes")
 
 
@@ -604,8 +747,9 @@ def summed(targets, sizes, **given):
 
 
 def weighed(stage, recipe):
-    """(elements of the flat tensors; bytes of parameters and gradients when backward is done, of optimizer states and gradients after
-    the step; bytes gathered when backward is done) on this rank, by the ledger."""
+    """(elements of the flat tensors; bytes of parameters and gradients when backward is done, of
+    optimizer states and gradients after the step; bytes gathered when backward is done) on this
+    rank, by the ledger."""
     torch.set_default_dtype(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
     model = random_values(MODELS["gated"], 0)
     cls, kwargs = OPTIMIZERS[recipe]
@@ -617,23 +761,33 @@ def weighed(stage, recipe):
     torch.set_default_dtype(torch.float32)
     done = [moment.bytes for moment in ledger.timeline if moment.phase == "backward"][-1]
     sizes = [size for _, size in flats_of(stage, model, optimizer)]
-    return sizes, (done.parameters, done.gradients, ledger.bytes.optimizer, ledger.bytes.gradients), done.gathered
+    return (
+        sizes,
+        (done.parameters, done.gradients, ledger.bytes.optimizer, ledger.bytes.gradients),
+        done.gathered,
+    )
 
 
 def test_bytes_of_each_rank(world):
-    """Of every rank, to the byte, in every stage and recipe, with flat tensors that the ranks do not divide; the model's parameters
-    are all in them.
+    """Of every rank, to the byte, in every stage and recipe, with flat tensors that the ranks do
+    not divide; the model's parameters are all in them.
 
-    Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in stage 2; a flat tensor of gradients
-    kept alive by a view that is the shard's gradient; gathered parameters kept after backward."""
+    Mutations: ceil_div for floor_div; the last shards the larger ones; whole gradients kept in
+    stage 2; a flat tensor of gradients kept alive by a view that is the shard's gradient; gathered
+    parameters kept after backward."""
     n, parameters = world.world_size, sum(p.numel() for p in MODELS["gated"]().parameters())
     for stage in STAGES:
         for recipe in OPTIMIZERS:
             for me, (sizes, kept, gathered) in enumerate(world.run(weighed, stage, recipe)):
-                given = dict(zero_stage=stage, data_parallel=n, rank=me, **RECIPES[recipe].quantities)
+                given = dict(
+                    zero_stage=stage, data_parallel=n, rank=me, **RECIPES[recipe].quantities
+                )
                 want = list(summed(KEPT, sizes, **given))
-                want[2] += evaluate(["zero_step_counter_bytes"], zero_flat_tensors=len(sizes), **given)["zero_step_counter_bytes"]
-                want += summed(["zero_gradient_bytes"], sizes, **{**given, "zero_stage": 2})  # stage 1 has reduced them
+                want[2] += evaluate(
+                    ["zero_step_counter_bytes"], zero_flat_tensors=len(sizes), **given
+                )["zero_step_counter_bytes"]
+                # stage 1 has reduced them
+                want += summed(["zero_gradient_bytes"], sizes, **{**given, "zero_stage": 2})
                 assert (list(kept), gathered) == (want, 0), (stage, recipe, me)
                 assert sum(sizes) == parameters
                 total = summed(["zero_states_bytes"], sizes, **given)[0]
@@ -641,7 +795,8 @@ def test_bytes_of_each_rank(world):
 
 
 def sent(stage, microbatches):
-    """(elements of the flat tensors, bytes that this rank sent in a step of so many microbatches)."""
+    """(elements of the flat tensors, bytes that this rank sent in a step of so many
+    microbatches)."""
     torch.set_default_dtype(torch.float32)
     model = random_values(MODELS["tied"], 0)
     if stage == 0:
@@ -659,18 +814,27 @@ def sent(stage, microbatches):
 
 
 def test_bytes_on_the_wire(world):
-    """What each rank sends in a step of one and of three microbatches, to the byte: 2 Psi, (k + 1) Psi and 3k Psi, of which n ranks
-    send (n - 1)/n.
+    """What each rank sends in a step of one and of three microbatches, to the byte: 2 Psi, (k + 1)
+    Psi and 3k Psi, of which n ranks send (n - 1)/n.
 
-    Mutations: stage 1 reduces in every backward; stage 3 gathers once, or three times, a microbatch; stage 2 taken for stage 1."""
+    Mutations: stage 1 reduces in every backward; stage 3 gathers once, or three times, a
+    microbatch; stage 2 taken for stage 1."""
     n = world.world_size
     for stage in (0, *STAGES):
         for k in (1, 3):
             for me, (sizes, nbytes) in enumerate(world.run(sent, stage, k)):
-                given = dict(zero_stage=stage, data_parallel=n, rank=me, accumulation_steps=k, parameter_element_bytes=4,
-                             gradient_element_bytes=4)
+                given = dict(
+                    zero_stage=stage,
+                    data_parallel=n,
+                    rank=me,
+                    accumulation_steps=k,
+                    parameter_element_bytes=4,
+                    gradient_element_bytes=4,
+                )
                 assert nbytes == summed(["zero_sent_bytes"], sizes, **given)[0], (stage, k, me)
-                (elements,) = summed(["zero_traffic_parameters"], sizes, zero_stage=stage, accumulation_steps=k)
+                (elements,) = summed(
+                    ["zero_traffic_parameters"], sizes, zero_stage=stage, accumulation_steps=k
+                )
                 assert elements == sum(sizes) * {0: 2, 1: 2, 2: k + 1, 3: 3 * k}[stage]
 
 
@@ -697,54 +861,81 @@ def whole_at_a_time():
         loss = model(torch.ones(1, 128)).sum()
         after_forward = ledger.bytes.gathered
         loss.backward()
-    most = {phase: max(moment.bytes.gathered for moment in ledger.timeline if moment.phase == phase) for phase in ("forward", "backward")}
+    most = {
+        phase: max(moment.bytes.gathered for moment in ledger.timeline if moment.phase == phase)
+        for phase in ("forward", "backward")
+    }
     peak = ledger.peak.bytes
-    return most, after_forward, ledger.bytes.gathered, peak.total - peak.parameters - peak.gradients, ledger.peak.phase
+    return (
+        most,
+        after_forward,
+        ledger.bytes.gathered,
+        peak.total - peak.parameters - peak.gradients,
+        ledger.peak.phase,
+    )
 
 
 def test_what_is_whole_at_a_time(world):
-    """Stage 3 has one unit and the root whole, in forward and in backward; between them, while the graph is there, nothing. At its
-    fullest it has besides the root's gradient and twice the unit's, within what travels (a chunk that arrives, a chunk that is kept)
-    and the activations of one token.
+    """Stage 3 has one unit and the root whole, in forward and in backward; between them, while the
+    graph is there, nothing. At its fullest it has besides the root's gradient and twice the unit's,
+    within what travels (a chunk that arrives, a chunk that is kept) and the activations of one
+    token.
 
-    Mutations: reshard left out after forward, or after backward; autograd keeps a copy of a weight (views made with .clone()); the
-    parameters freed only when their gradients have been reduced."""
+    Mutations: reshard left out after forward, or after backward; autograd keeps a copy of a weight
+    (views made with .clone()); the parameters freed only when their gradients have been reduced."""
     unit, root = 128 * 128, 128 * 64
     for me, (most, after_forward, after, beside, phase) in enumerate(world.run(whole_at_a_time)):
-        given = dict(zero_unit_parameters=unit, zero_root_parameters=root, parameter_element_bytes=4, gradient_element_bytes=4)
+        given = dict(
+            zero_unit_parameters=unit,
+            zero_root_parameters=root,
+            parameter_element_bytes=4,
+            gradient_element_bytes=4,
+        )
         want = evaluate(["zero_gathered_bytes", "zero_transient_bytes"], **given)
-        assert most == dict(forward=want["zero_gathered_bytes"], backward=want["zero_gathered_bytes"])
+        assert most == dict(
+            forward=want["zero_gathered_bytes"], backward=want["zero_gathered_bytes"]
+        )
         assert (after_forward, after, phase) == (0, 0, "backward")
         travelling = 2 * 4 * -(-unit // world.world_size)
         assert 0 <= beside - want["zero_transient_bytes"] <= travelling + 4 * 128 * 20
 
 
-# --- what else can happen ------------------------------------------------------------------------------------------------
+# --- what else can happen -------------------------------------------------------------------------
+
 
 class Broken(Exception):
     pass
 
 
 def after_a_broken_backward(stage):
-    """Largest difference of a parameter after a step that follows on a backward that raised midway."""
+    """Largest difference of a parameter after a step that follows on a backward that raised
+    midway."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS["gated"], 0), random_values(MODELS["gated"], me)
-    optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), shard(stage, ours, torch.optim.SGD, lr=0.1)
+    optimizers = (
+        torch.optim.SGD(plain.parameters(), lr=0.1),
+        shard(stage, ours, torch.optim.SGD, lr=0.1),
+    )
     first, batch = batches(plain, 2, 2 * n)
 
     def explode(_):
         raise Broken
 
-    handle = ours.blocks[1].register_forward_hook(lambda module, args, output: output.register_hook(explode) and None)
+    handle = ours.blocks[1].register_forward_hook(
+        lambda module, args, output: output.register_hook(explode) and None
+    )
     try:
-        loss_of(ours, first[2 * me:2 * me + 2]).backward()
+        loss_of(ours, first[2 * me : 2 * me + 2]).backward()
     except Broken:
         handle.remove()
     with torch.no_grad():
-        for p in (*plain.parameters(), *ours.parameters()):  # what was gathered before is no longer right
+        # what was gathered before is no longer right
+        for p in (*plain.parameters(), *ours.parameters()):
             p.mul_(0.5)
-    for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
+    for model, optimizer, part in zip(
+        (plain, ours), optimizers, (batch, batch[2 * me : 2 * me + 2])
+    ):
         optimizer.zero_grad()
         loss_of(model, part).backward()
         optimizer.step()
@@ -753,7 +944,8 @@ def after_a_broken_backward(stage):
 
 
 def test_after_a_broken_backward(three):
-    """Mutations: zero_grad leaves the count of arrived gradients; a unit that stays "in backward" and is never gathered anew."""
+    """Mutations: zero_grad leaves the count of arrived gradients; a unit that stays "in backward"
+    and is never gathered anew."""
     for stage in STAGES:
         assert max(three.run(after_a_broken_backward, stage)) <= 1e-12, stage
 
@@ -772,7 +964,8 @@ def stepped_in_between(stage):
 
 
 def test_a_step_between_forward_and_backward(three):
-    """Autograd objects, as it does on a plain model: what it kept is not what backward would compute with.
+    """Autograd objects, as it does on a plain model: what it kept is not what backward would
+    compute with.
 
     Mutation: increment_version left out of a step; save_for_backward left out of Gathered."""
     for stage in STAGES:
@@ -789,7 +982,10 @@ def resumed(stage):
         optimizer = shard(stage, model, torch.optim.AdamW, lr=0.1)
         for step, batch in enumerate(batches(model, 4, 2)):
             if restart and step == 2:
-                saved = {key: value.clone() for key, value in model.state_dict().items()}, optimizer.state_dict()
+                saved = (
+                    {key: value.clone() for key, value in model.state_dict().items()},
+                    optimizer.state_dict(),
+                )
                 model = random_values(MODELS["tied"], 5)
                 optimizer = shard(stage, model, torch.optim.AdamW, lr=0.3)
                 model.load_state_dict(saved[0])
@@ -804,13 +1000,15 @@ def resumed(stage):
 
 
 def test_state_of_the_shard(three):
-    """Mutation: after loading, param_groups that are still those from before: what a scheduler changes there reaches nobody."""
+    """Mutation: after loading, param_groups that are still those from before: what a scheduler
+    changes there reaches nobody."""
     for stage in STAGES:
         assert all(three.run(resumed, stage)), stage
 
 
 def filled_from_meta():
-    """A model that was never whole: built on meta, its units filled one by one; and the same, plain."""
+    """A model that was never whole: built on meta, its units filled one by one; and the same,
+    plain."""
     torch.set_default_dtype(torch.float32)
     with torch.device("meta"):
         ours = MODELS["gated"]()
@@ -828,11 +1026,16 @@ def filled_from_meta():
         drawn = [p.normal_() for unit in units_of(drawn) for p in unit.parameters()]  # by rank 0
     with unsharded(ours):
         assert all(map(torch.equal, ours.parameters(), drawn))
-        return most, [p.detach().clone() for p in ours.parameters()], ours(torch.zeros(1, 3, dtype=torch.long)).isfinite().all().item()
+        return (
+            most,
+            [p.detach().clone() for p in ours.parameters()],
+            ours(torch.zeros(1, 3, dtype=torch.long)).isfinite().all().item(),
+        )
 
 
 def test_filled_from_meta(three):
-    """Units are whole one at a time; rank 0's values are everyone's, in the plain model's order and with its statistics.
+    """Units are whole one at a time; rank 0's values are everyone's, in the plain model's order and
+    with its statistics.
 
     Mutations: every rank keeps its own values; a unit left open."""
     plain, found = MODELS["gated"](), three.run(filled_from_meta)
@@ -856,14 +1059,17 @@ def test_buffers(three):
 
 
 def made_twice(stage):
-    """Largest difference of a parameter, and what the first optimizer says, when a cell that makes one has run twice."""
+    """Largest difference of a parameter, and what the first optimizer says, when a cell that makes
+    one has run twice."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
     first, second = (shard(stage, ours, torch.optim.SGD, lr=0.1) for _ in range(2))
     optimizers = torch.optim.SGD(plain.parameters(), lr=0.1), second
     for batch in batches(plain, 2, 2 * n):
-        for model, optimizer, part in zip((plain, ours), optimizers, (batch, batch[2 * me:2 * me + 2])):
+        for model, optimizer, part in zip(
+            (plain, ours), optimizers, (batch, batch[2 * me : 2 * me + 2])
+        ):
             optimizer.zero_grad()
             loss_of(model, part).backward()
             optimizer.step()
@@ -874,10 +1080,13 @@ def made_twice(stage):
 
 
 def test_an_optimizer_made_twice(three):
-    """The second one trains; the first refuses. Mutation: hooks of the first that take the gradients away from the second."""
+    """The second one trains; the first refuses. Mutation: hooks of the first that take the
+    gradients away from the second."""
     for stage in (1, 2):
         for difference, sentence in three.run(made_twice, stage):
-            assert difference <= 1e-12 and sentence.startswith("a parameter was moved after the sharded optimizer was made")
+            assert difference <= 1e-12 and sentence.startswith(
+                "a parameter was moved after the sharded optimizer was made"
+            )
 
 
 def refusals():
@@ -891,13 +1100,22 @@ def refusals():
     moved = nn.Linear(3, 2)
     late = stage1.ShardedOptimizer(moved.parameters(), torch.optim.SGD, lr=0.1)
     moved.double()
-    tries = [lambda: cls(model.parameters(), "AdamW"), lambda: cls(model.parameters(), torch.optim.Adafactor),
-             lambda: cls(model.parameters(), torch.optim.SGD, bucket_bytes=0), lambda: cls([], torch.optim.SGD),
-             lambda: cls([p, p], torch.optim.SGD), lambda: cls([nn.Parameter(torch.ones(2), False)], torch.optim.SGD),
-             lambda: cls(nowhere.parameters(), torch.optim.SGD), late.step,
-             lambda: late.load_state_dict(dict(state={0: dict(momentum_buffer=torch.ones(99))}, param_groups=late.param_groups)),
-             lambda: stage3.fully_shard(nowhere), lambda: stage3.fully_shard(sharded),
-             lambda: stage3.fully_shard(nn.Sequential(nn.Linear(2, 2)), [nn.Linear(2, 2)])]
+    tries = [
+        lambda: cls(model.parameters(), "AdamW"),
+        lambda: cls(model.parameters(), torch.optim.Adafactor),
+        lambda: cls(model.parameters(), torch.optim.SGD, bucket_bytes=0),
+        lambda: cls([], torch.optim.SGD),
+        lambda: cls([p, p], torch.optim.SGD),
+        lambda: cls([nn.Parameter(torch.ones(2), False)], torch.optim.SGD),
+        lambda: cls(nowhere.parameters(), torch.optim.SGD),
+        late.step,
+        lambda: late.load_state_dict(
+            dict(state={0: dict(momentum_buffer=torch.ones(99))}, param_groups=late.param_groups)
+        ),
+        lambda: stage3.fully_shard(nowhere),
+        lambda: stage3.fully_shard(sharded),
+        lambda: stage3.fully_shard(nn.Sequential(nn.Linear(2, 2)), [nn.Linear(2, 2)]),
+    ]
     found = []
     for attempt in tries:
         try:
@@ -911,7 +1129,9 @@ def refusals():
 def test_bad_input(three):
     """Each is refused with the value and the rule. Mutation: any of the checks left out."""
     for found in three.run(refusals):
-        for sentence, start in zip(found, (
+        for sentence, start in zip(
+            found,
+            (
                 "TypeError: optimizer_cls = 'AdamW': it must be a class of optimizers",
                 "TypeError: optimizer_cls = Adafactor: it looks at more than one element at a time",
                 "ValueError: bucket_bytes = 0: it must be above 0",
@@ -923,5 +1143,8 @@ def test_bad_input(three):
                 "ValueError: momentum_buffer has 99 elements, this rank's shard",
                 "ValueError: the module is on the meta device: say where its shards shall be",
                 "ValueError: Sequential is sharded already",
-                "ValueError: the unit Linear is no part of Sequential"), strict=True):
+                "ValueError: the unit Linear is no part of Sequential",
+            ),
+            strict=True,
+        ):
             assert sentence.startswith(start), sentence

@@ -1,11 +1,19 @@
-"""Formulas of ZeRO that no run of a few ranks can show: seconds against a clock on the plans, known figures, what is refused."""
+"""Formulas of ZeRO that no run of a few ranks can show: seconds against a clock on the plans, known
+figures, what is refused."""
 
 import math
 
 import pytest
 
 from shardlab import collective_plans as plans
-from shardlab.formulas import RECIPES, InvalidQuantity, evaluate, zero_sent_bytes, zero_states_bytes, zero_traffic_parameters
+from shardlab.formulas import (
+    RECIPES,
+    InvalidQuantity,
+    evaluate,
+    zero_sent_bytes,
+    zero_states_bytes,
+    zero_traffic_parameters,
+)
 
 LATENCY, BANDWIDTH = 3e-6, 25e9
 
@@ -18,40 +26,87 @@ def clock(plan, chunk_bytes):
 @pytest.mark.parametrize("stage", range(4))
 @pytest.mark.parametrize("n, k, flats", [(1, 1, 1), (2, 3, 2), (4, 1, 5), (8, 4, 3)])
 def test_seconds(stage, n, k, flats):
-    """16-bit parameters, 32-bit gradients, flat tensors of one size: what a clock on the plans shows; compute hides between nothing
-    and all of the shorter.
+    """16-bit parameters, 32-bit gradients, flat tensors of one size: what a clock on the plans
+    shows; compute hides between nothing and all of the shorter.
 
-    Mutations: parameters' bytes for gradients'; stage 0 gathers parameters; one latency for all flat tensors."""
+    Mutations: parameters' bytes for gradients'; stage 0 gathers parameters; one latency for all
+    flat tensors."""
     size = 840 * n
-    given = dict(zero_stage=stage, accumulation_steps=k, data_parallel=n, parameters=flats * size, zero_flat_tensors=flats,
-                 parameter_element_bytes=2, gradient_element_bytes=4, latency_seconds=LATENCY, link_bytes_per_second=BANDWIDTH)
+    given = dict(
+        zero_stage=stage,
+        accumulation_steps=k,
+        data_parallel=n,
+        parameters=flats * size,
+        zero_flat_tensors=flats,
+        parameter_element_bytes=2,
+        gradient_element_bytes=4,
+        latency_seconds=LATENCY,
+        link_bytes_per_second=BANDWIDTH,
+    )
     reductions, gatherings = {0: (1, 1), 1: (1, 1), 2: (k, 1), 3: (k, 2 * k)}[stage]
-    took = flats * (reductions * clock(plans.ring_reduce_scatter(n), 4 * size / n)
-                    + gatherings * clock(plans.ring_all_gather(n), (4 if stage == 0 else 2) * size / n))
+    took = flats * (
+        reductions * clock(plans.ring_reduce_scatter(n), 4 * size / n)
+        + gatherings * clock(plans.ring_all_gather(n), (4 if stage == 0 else 2) * size / n)
+    )
     targets = ["zero_communication_seconds", "zero_step_seconds", "zero_overlapped_step_seconds"]
     for compute in (0, 1e-5, 10):
-        found = evaluate(targets, forward_seconds=compute / 3, backward_seconds=2 * compute / 3, **given)
+        found = evaluate(
+            targets, forward_seconds=compute / 3, backward_seconds=2 * compute / 3, **given
+        )
         assert math.isclose(found["zero_communication_seconds"], took, rel_tol=1e-12, abs_tol=1e-18)
-        assert math.isclose(found["zero_step_seconds"], k * compute + took, rel_tol=1e-12, abs_tol=1e-18)
-        assert math.isclose(found["zero_overlapped_step_seconds"], max(k * compute, took), rel_tol=1e-12, abs_tol=1e-18)
+        assert math.isclose(
+            found["zero_step_seconds"], k * compute + took, rel_tol=1e-12, abs_tol=1e-18
+        )
+        assert math.isclose(
+            found["zero_overlapped_step_seconds"],
+            max(k * compute, took),
+            rel_tol=1e-12,
+            abs_tol=1e-18,
+        )
 
 
 def test_published_figures():
-    """5B parameters on 16 GPUs at 16 bytes each: 80, 23.75, 14.4 (14.375) and 5.0 GB; the ZeRO paper's 7.5B on 64 in its Figure 1:
-    120, 31.4, 16.6 and 1.9 GB (1.875); traffic of one microbatch 2, 2, 2 and 3 Psi.
+    """5B parameters on 16 GPUs at 16 bytes each: 80, 23.75, 14.4 (14.375) and 5.0 GB; the ZeRO
+    paper's 7.5B on 64 in its Figure 1: 120, 31.4, 16.6 and 1.9 GB (1.875); traffic of one
+    microbatch 2, 2, 2 and 3 Psi.
 
     Mutation: stage 1 divides the gradients too, or stage 2 the parameters."""
-    for parameters, degree, gigabytes in ((5, 16, (80, 23.75, 14.375, 5.0)), (7.5, 64, (120, 31.40625, 16.640625, 1.875))):
-        given = dict(parameters=int(parameters * 1e9), data_parallel=degree, rank=0, **RECIPES["bf16 + fp32 master"].quantities)
-        assert tuple(zero_states_bytes(zero_stage=stage, **given) / 1e9 for stage in range(4)) == gigabytes
-    assert [zero_traffic_parameters(zero_stage=stage, parameters=1, accumulation_steps=1) for stage in range(4)] == [2, 2, 2, 3]
+    for parameters, degree, gigabytes in (
+        (5, 16, (80, 23.75, 14.375, 5.0)),
+        (7.5, 64, (120, 31.40625, 16.640625, 1.875)),
+    ):
+        given = dict(
+            parameters=int(parameters * 1e9),
+            data_parallel=degree,
+            rank=0,
+            **RECIPES["bf16 + fp32 master"].quantities,
+        )
+        assert (
+            tuple(zero_states_bytes(zero_stage=stage, **given) / 1e9 for stage in range(4))
+            == gigabytes
+        )
+    assert [
+        zero_traffic_parameters(zero_stage=stage, parameters=1, accumulation_steps=1)
+        for stage in range(4)
+    ] == [2, 2, 2, 3]
 
 
-@pytest.mark.parametrize("given, sentence", [
-    (dict(rank=4, data_parallel=4), "rank = 4 is no rank of a data-parallel group of 4: ranks count from 0."),
-    (dict(zero_stage=4), "zero_stage = 4: zero_stage must be a whole number of at least 0 and at most 3.")])
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (
+            dict(rank=4, data_parallel=4),
+            "rank = 4 is no rank of a data-parallel group of 4: ranks count from 0.",
+        ),
+        (
+            dict(zero_stage=4),
+            "zero_stage = 4: zero_stage must be a whole number of at least 0 and at most 3.",
+        ),
+    ],
+)
 def test_bad_input(given, sentence):
-    """Mutation: the rule or the range left out: a shard of a rank that does not exist, a stage 4 that is stage 3."""
+    """Mutation: the rule or the range left out: a shard of a rank that does not exist, a stage 4
+    that is stage 3."""
     with pytest.raises(InvalidQuantity) as caught:
         evaluate(["zero_states_bytes"], **given)
     assert str(caught.value) == sentence
@@ -59,18 +114,28 @@ def test_bad_input(given, sentence):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_stages_side_by_side(recipe):
-    """The formulas of single stages are those with the stage as a quantity, of each rank, where ranks divide the elements and where
-    they do not; and these are held against runs in test_zero.py.
+    """The formulas of single stages are those with the stage as a quantity, of each rank, where
+    ranks divide the elements and where they do not; and these are held against runs in
+    test_zero.py.
 
-    Mutations: gradients sharded in stage 1; parameters gathered once in stage 3, or gradients sent k times in stage 1."""
+    Mutations: gradients sharded in stage 1; parameters gathered once in stage 3, or gradients sent
+    k times in stage 1."""
     for n, rank, k in ((1, 0, 1), (4, 0, 1), (4, 3, 5), (3, 1, 2)):
-        given = dict(parameters=1_003, data_parallel=n, rank=rank, accumulation_steps=k, **RECIPES[recipe].quantities)
+        given = dict(
+            parameters=1_003,
+            data_parallel=n,
+            rank=rank,
+            accumulation_steps=k,
+            **RECIPES[recipe].quantities,
+        )
         for stage in range(4):
-            assert evaluate([f"zero_bytes_in_stage_{stage}"], **given)[f"zero_bytes_in_stage_{stage}"] == zero_states_bytes(
-                zero_stage=stage, **given)
+            assert evaluate([f"zero_bytes_in_stage_{stage}"], **given)[
+                f"zero_bytes_in_stage_{stage}"
+            ] == zero_states_bytes(zero_stage=stage, **given)
             if stage:
-                assert evaluate([f"zero_sent_in_stage_{stage}"], **given)[f"zero_sent_in_stage_{stage}"] == zero_sent_bytes(
-                    zero_stage=stage, **given)
+                assert evaluate([f"zero_sent_in_stage_{stage}"], **given)[
+                    f"zero_sent_in_stage_{stage}"
+                ] == zero_sent_bytes(zero_stage=stage, **given)
 
 
 def test_against_a_card():
@@ -83,13 +148,28 @@ def test_against_a_card():
 
 @pytest.mark.parametrize("stage", range(4))
 def test_tokens_that_hide_the_traffic(stage):
-    """With so many tokens in each of k microbatches, 6 operations for each parameter and token take as long as the collectives do
-    without latency, whatever the model's size.
+    """With so many tokens in each of k microbatches, 6 operations for each parameter and token take
+    as long as the collectives do without latency, whatever the model's size.
 
-    Mutations: k left out; 2 operations in the place of 6; the datasheet's rate in the place of the achieved one."""
+    Mutations: k left out; 2 operations in the place of 6; the datasheet's rate in the place of the
+    achieved one."""
     for parameters, k in ((10**9, 1), (7 * 10**9, 4)):
-        given = dict(zero_stage=stage, parameters=parameters, data_parallel=16, accumulation_steps=k, zero_flat_tensors=3, latency_seconds=0,
-                     link_bytes_per_second=50e9, **RECIPES["bf16 + fp32 gradients"].quantities)
-        tokens = evaluate(["zero_hiding_tokens"], flops_per_second=300e12, utilisation=0.4, **given)["zero_hiding_tokens"]
+        given = dict(
+            zero_stage=stage,
+            parameters=parameters,
+            data_parallel=16,
+            accumulation_steps=k,
+            zero_flat_tensors=3,
+            latency_seconds=0,
+            link_bytes_per_second=50e9,
+            **RECIPES["bf16 + fp32 gradients"].quantities,
+        )
+        tokens = evaluate(
+            ["zero_hiding_tokens"], flops_per_second=300e12, utilisation=0.4, **given
+        )["zero_hiding_tokens"]
         computing = k * 6 * parameters * tokens / (0.4 * 300e12)
-        assert math.isclose(computing, evaluate(["zero_communication_seconds"], **given)["zero_communication_seconds"], rel_tol=1e-12)
+        assert math.isclose(
+            computing,
+            evaluate(["zero_communication_seconds"], **given)["zero_communication_seconds"],
+            rel_tol=1e-12,
+        )

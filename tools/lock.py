@@ -1,8 +1,10 @@
-"""Write constraints.txt: one tested version of every package the book, the labs and the tests install.
+"""Write constraints.txt: one tested version of every package the book, the labs and the tests
+install.
 
-``make lock`` runs this with uv, which resolves for every supported Python at once and writes an environment marker where
-the newest version differs between them. Torch is not moved by it: change its line in constraints.txt by hand, and only
-together with a run of the labs. What torch brings along for CUDA is left to torch.
+``make lock`` runs this with uv, which resolves for every supported Python at once and writes an
+environment marker where the newest version differs between them. Torch is not moved by it: change
+its line in constraints.txt by hand, and only together with a run of the labs. What torch brings
+along for CUDA is left to torch.
 """
 
 import re
@@ -13,7 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = re.compile(r"(nvidia-|cuda-|triton\b)")
-# One look on every Python: what the theme's metadata ask for, and its code does not, is passed over (see Makefile).
+# One look on every Python: what the theme's metadata ask for, and its code does not, is passed over
+# (see Makefile).
 THEME = re.compile(r"(sphinx-book|pydata-sphinx)-theme==")
 HEADER = """\
 # The tested versions, written by `make lock`. Python 3.10 to 3.13; where the newest version of a package needs a newer
@@ -23,17 +26,32 @@ HEADER = """\
 
 def main() -> None:
     constraints = ROOT / "constraints.txt"
-    torch = next(line for line in constraints.read_text().splitlines() if line.startswith("torch=="))
+    torch = next(
+        line for line in constraints.read_text().splitlines() if line.startswith("torch==")
+    )
     with tempfile.TemporaryDirectory() as folder:
         pinned = Path(folder) / "torch.txt"
         pinned.write_text(torch + "\n")
         resolved = subprocess.run(
             [
-                *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.10"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "uv",
+                    "pip",
+                    "compile",
+                    "--quiet",
+                    "--universal",
+                    "--python-version",
+                    "3.10",
+                ),
                 *("--no-header", "--no-annotate", "--all-extras", "--constraint", pinned),
                 *("pyproject.toml", "src/pyproject.toml"),
             ],
-            cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
         ).stdout.splitlines()
     kept = []
     for line in resolved:

@@ -1,4 +1,5 @@
-"""Take the picture of the book's first page that README.md shows: ``.venv/bin/python tools/screenshot.py``."""
+"""Take the picture of the book's first page that README.md shows: ``.venv/bin/python
+tools/screenshot.py``."""
 
 import shutil
 import sys
@@ -15,7 +16,9 @@ def main() -> None:
     if program is None:
         sys.exit("no Chromium or Chrome found")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(viewport={"width": 1280, "height": 860}, color_scheme="light")
         page.goto((ROOT / "build" / "html" / "index.html").as_uri())
         page.evaluate("document.fonts.ready")

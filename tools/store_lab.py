@@ -1,8 +1,10 @@
-"""Run a lab and store it with its outputs, the same bytes for the same outputs: ``make store LAB=labs/01-name.ipynb``.
+"""Run a lab and store it with its outputs, the same bytes for the same outputs: ``make store
+LAB=labs/01-name.ipynb``.
 
-What changes from run to run without meaning is dropped or numbered: the state of widgets (megabytes; a stored widget is
-dead anyway), times, ids of cells and widgets, versions of the kernel. A cell that fails leaves the file as it was. The lab runs
-on the CPU, in a copy of its folder without your own predictions.
+What changes from run to run without meaning is dropped or numbered: the state of widgets
+(megabytes; a stored widget is dead anyway), times, ids of cells and widgets, versions of the
+kernel. A cell that fails leaves the file as it was. The lab runs on the CPU, in a copy of its
+folder without your own predictions.
 """
 
 import argparse
@@ -26,8 +28,9 @@ CELL_TIMEOUT_SECONDS = 600
 
 
 class QuietOutput(OutputWidget):
-    """What an Output widget shows, kept here. nbclient also sends it to the kernel, and on a busy machine that can cost it the
-    kernel's next answer, so that it waits for nothing until the cell's time is up. A stored widget is dead anyway."""
+    """What an Output widget shows, kept here. nbclient also sends it to the kernel, and on a busy
+    machine that can cost it the kernel's next answer, so that it waits for nothing until the cell's
+    time is up. A stored widget is dead anyway."""
 
     def sync_state(self) -> None:
         pass
@@ -35,8 +38,11 @@ class QuietOutput(OutputWidget):
 
 def normalise(notebook: nbformat.NotebookNode) -> None:
     """Leave in `notebook` only what a reader sees; in place."""
-    needs = {"shardlab": notebook.metadata["shardlab"]} if "shardlab" in notebook.metadata else {}  # for shardlab doctor
-    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}, **needs})
+    # for shardlab doctor
+    needs = {"shardlab": notebook.metadata["shardlab"]} if "shardlab" in notebook.metadata else {}
+    notebook.metadata = nbformat.from_dict(
+        {"kernelspec": KERNEL, "language_info": {"name": "python"}, **needs}
+    )
     notebook.nbformat, notebook.nbformat_minor = 4, 5  # the first with cell ids
     models = {}
     for number, cell in enumerate(notebook.cells, start=1):
@@ -46,16 +52,25 @@ def normalise(notebook: nbformat.NotebookNode) -> None:
         if "outputs" in cell:
             cell.outputs = [output for output in cell.outputs if output.get("data") != EMPTIED]
         for output in cell.get("outputs", []):
-            output.pop("metadata", None) if output.output_type == "stream" else output.update(metadata={})
+            (
+                output.pop("metadata", None)
+                if output.output_type == "stream"
+                else output.update(metadata={})
+            )
             view = output.get("data", {}).get(WIDGET_VIEW)
             if view:
                 view["model_id"] = models.setdefault(view["model_id"], f"widget-{len(models) + 1}")
 
 
 def copy_place(path: Path, folder: Path) -> Path:
-    """Copy what a lab at `path` finds around it into `folder`: its own folder without labs and predictions, the recordings."""
+    """Copy what a lab at `path` finds around it into `folder`: its own folder without labs and
+    predictions, the recordings."""
     place = folder / path.parent.name
-    copytree(path.parent, place, ignore=ignore_patterns("*.ipynb", "*.predictions.json", ".ipynb_checkpoints"))
+    copytree(
+        path.parent,
+        place,
+        ignore=ignore_patterns("*.ipynb", "*.predictions.json", ".ipynb_checkpoints"),
+    )
     recordings = path.parent.parent / "measured"
     if recordings.is_dir():
         copytree(recordings, folder / "measured")
@@ -63,17 +78,25 @@ def copy_place(path: Path, folder: Path) -> Path:
 
 
 def store(path: Path) -> None:
-    """Execute the lab at `path` in a copy of its folder and write it back. Raises CellExecutionError when a cell fails."""
+    """Execute the lab at `path` in a copy of its folder and write it back. Raises
+    CellExecutionError when a cell fails."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if has_tag(cell, "install"):
             cell.source = INSTALL_CELL
             cell.metadata["tags"] = ["install", "hide-input"]  # folded in the book
-    # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops the state.
+    # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops
+    # the state.
     with TemporaryDirectory() as folder:
         place = copy_place(path.resolve(), Path(folder))
-        client = NotebookClient(notebook, timeout=CELL_TIMEOUT_SECONDS, kernel_name=KERNEL["name"], record_timing=False,
-                                coalesce_streams=True, resources={"metadata": {"path": str(place)}})
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_TIMEOUT_SECONDS,
+            kernel_name=KERNEL["name"],
+            record_timing=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(place)}},
+        )
         client.widget_registry["@jupyter-widgets/output"]["OutputModel"] = QuietOutput
         client.execute()
     normalise(notebook)
@@ -83,8 +106,11 @@ def store(path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run a lab and store it with its outputs.")
-    parser.add_argument("labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb")
-    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")  # one thread: the same sums on every machine
+    parser.add_argument(
+        "labs", nargs="+", type=Path, metavar="LAB", help="for example labs/01-name.ipynb"
+    )
+    # one thread: the same sums on every machine
+    os.environ.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
     for path in parser.parse_args().labs:
         if not path.is_file():
             parser.error(f"{path}: no such lab")

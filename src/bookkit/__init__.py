@@ -13,17 +13,46 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``slim``     the same page in fewer bytes
-- ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the book
-- ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab, and the wheel
+- ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
+  book
+- ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab,
+  and the wheel
 """
 
 __version__ = "0.1.0"
 
 
 def setup(app):
-    # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is loaded (see build.py).
-    from bookkit import address, boxes, build, diffs, explorer, formulas, look, mathml, offline, recorded, shards, stepper
+    # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is
+    # loaded (see build.py).
+    from bookkit import (
+        address,
+        boxes,
+        build,
+        diffs,
+        explorer,
+        formulas,
+        look,
+        mathml,
+        offline,
+        recorded,
+        shards,
+        stepper,
+    )
 
-    for part in (build, mathml, boxes, explorer, stepper, shards, formulas, diffs, recorded, look, offline, address):
+    for part in (
+        build,
+        mathml,
+        boxes,
+        explorer,
+        stepper,
+        shards,
+        formulas,
+        diffs,
+        recorded,
+        look,
+        offline,
+        address,
+    ):
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,12 +1,14 @@
 """Buttons that lead out of the book, and what the book carries for those who cannot follow them.
 
-``_address.yml`` says where the repository is; where it does not, GitHub's own variables do while GitHub builds the book.
-With an address there are buttons for the repository, for an issue about the page, and for the lab on Colab. Without one
-there is no dead button: the lab's page says in one sentence how to run it, and the book carries the shardlab wheel.
-In both cases the learner's edition of a lab can be downloaded from the lab's page. It stands in the link itself (a
-``data:`` address), because a browser that reads the book from a disk would show a linked notebook as text.
+``_address.yml`` says where the repository is; where it does not, GitHub's own variables do while
+GitHub builds the book. With an address there are buttons for the repository, for an issue about the
+page, and for the lab on Colab. Without one there is no dead button: the lab's page says in one
+sentence how to run it, and the book carries the shardlab wheel. In both cases the learner's edition
+of a lab can be downloaded from the lab's page. It stands in the link itself (a ``data:`` address),
+because a browser that reads the book from a disk would show a linked notebook as text.
 
-A chapter names its lab in its front matter: ``lab: labs/01-does-it-fit``. Its header leads to the lab's page, and to Colab.
+A chapter names its lab in its front matter: ``lab: labs/01-does-it-fit``. Its header leads to the
+lab's page, and to Colab.
 """
 
 import base64
@@ -60,13 +62,17 @@ class Address:
 
 
 def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str]) -> Address:
-    """The address that `settings` (of _address.yml) give, else the one in GitHub's variables, else none.
+    """The address that `settings` (of _address.yml) give, else the one in GitHub's variables, else
+    none.
 
     Raises InvalidAddress for a setting that is unknown or no repository's address.
     """
     unknown = sorted(set(settings) - {"repository", "branch", "learner_branch"})
     if unknown:
-        raise InvalidAddress(f"_address.yml: {unknown[0]!r} is unknown; it may hold repository, branch, learner_branch")
+        raise InvalidAddress(
+            f"_address.yml: {unknown[0]!r} is unknown; it may hold repository, branch,"
+            " learner_branch"
+        )
     repository = settings.get("repository") or ""
     host = urlsplit(repository).hostname or ""
     provider = next((name for name in PROVIDERS if name in host), "")
@@ -77,20 +83,31 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
         return Address()
     repository = repository.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.:-]+(/[\w.-]+){2,}", repository):
-        raise InvalidAddress(f"_address.yml: repository is {repository!r}; it must look like https://github.com/you/your-book")
+        raise InvalidAddress(
+            f"_address.yml: repository is {repository!r}; it must look like"
+            " https://github.com/you/your-book"
+        )
     if not provider:
-        raise InvalidAddress(f"_address.yml: repository is {repository!r}; its host must be GitHub or GitLab")
-    return Address(repository, settings.get("branch") or "main", settings.get("learner_branch") or "", provider)
+        raise InvalidAddress(
+            f"_address.yml: repository is {repository!r}; its host must be GitHub or GitLab"
+        )
+    return Address(
+        repository, settings.get("branch") or "main", settings.get("learner_branch") or "", provider
+    )
 
 
 # ---------------------------------------------------------------- what the book carries
 
 
 def find_wheel(folder: Path) -> Path | None:
-    """The one shardlab wheel in `folder`; None if there is none. Raises ExtensionError for several."""
+    """The one shardlab wheel in `folder`; None if there is none. Raises ExtensionError for
+    several."""
     wheels = sorted(folder.glob("shardlab-*.whl"))
     if len(wheels) > 1:
-        raise ExtensionError(f"{folder} holds {len(wheels)} shardlab wheels; which one should the book carry? make clean")
+        raise ExtensionError(
+            f"{folder} holds {len(wheels)} shardlab wheels; which one should the book carry? make"
+            " clean"
+        )
     return wheels[0] if wheels else None
 
 
@@ -98,7 +115,13 @@ def chapter_lab(app, docname: str) -> str:
     """Docname of the lab that a chapter names in its front matter, or ""."""
     lab = app.env.metadata.get(docname, {}).get("lab", "")
     if lab and lab not in app.env.found_docs:
-        logger.warning("lab is %r; there is no such page in the book", lab, location=docname, type="bookkit", subtype="lab")
+        logger.warning(
+            "lab is %r; there is no such page in the book",
+            lab,
+            location=docname,
+            type="bookkit",
+            subtype="lab",
+        )
         return ""
     return lab
 
@@ -117,7 +140,8 @@ def notebook_name(lab: str) -> str:
 
 
 def lab_links(app, lab: str) -> list[Link]:
-    """The ways to run `lab`, addressed from its page: on Colab, where that is possible, and by download."""
+    """The ways to run `lab`, addressed from its page: on Colab, where that is possible, and by
+    download."""
     name = notebook_name(lab)
     address: Address = app.config.bookkit_address
     notebook = write_learner_edition(
@@ -132,8 +156,13 @@ def lab_links(app, lab: str) -> list[Link]:
         up = "../" * lab.count("/")
         links.append(Link("Download shardlab", f"{up}{DOWNLOADS}/{wheel}", wheel))
     else:
-        logger.warning("no shardlab wheel in %s: make book puts one there", app.config.bookkit_wheel_folder,
-                       location=lab, type="bookkit", subtype="wheel")
+        logger.warning(
+            "no shardlab wheel in %s: make book puts one there",
+            app.config.bookkit_wheel_folder,
+            location=lab,
+            type="bookkit",
+            subtype="wheel",
+        )
     return links
 
 
@@ -141,7 +170,8 @@ def lab_links(app, lab: str) -> list[Link]:
 
 
 def _read_settings(app, config):
-    """The one place where the file and the hosting service's variables are read; and the wheel's name."""
+    """The one place where the file and the hosting service's variables are read; and the wheel's
+    name."""
     wheel = find_wheel(Path(app.srcdir, config.bookkit_wheel_folder))
     config.bookkit_wheel = wheel.name if wheel else ""
     path = Path(app.srcdir) / "_address.yml"
@@ -168,12 +198,24 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
         colab = app.config.bookkit_address.colab(notebook_name(lab))
         links = [*([Link("Open in Colab", colab)] if colab else []), page]
         buttons = [
-            {"type": "link", "text": link.text, "tooltip": link.text, "url": link.address, "icon": "fas fa-rocket",
-             "label": f"lab-link-{number}"}
+            {
+                "type": "link",
+                "text": link.text,
+                "tooltip": link.text,
+                "url": link.address,
+                "icon": "fas fa-rocket",
+                "label": f"lab-link-{number}",
+            }
             for number, link in enumerate(links)
         ]
         context["header_buttons"].append(
-            {"type": "group", "tooltip": "Run the lab", "icon": "fas fa-rocket", "buttons": buttons, "label": "lab-menu"}
+            {
+                "type": "group",
+                "tooltip": "Run the lab",
+                "icon": "fas fa-rocket",
+                "buttons": buttons,
+                "label": "lab-menu",
+            }
         )
 
 
@@ -184,11 +226,15 @@ def _add_lab_paragraph(app, doctree, docname):
     links = lab_links(app, docname)
     anchors = " ".join(
         f'<a class="lab-link" href="{escape(link.address)}"'
-        + (f' download="{escape(link.download)}"' if link.download else "") + f">{escape(link.text)}</a>"
+        + (f' download="{escape(link.download)}"' if link.download else "")
+        + f">{escape(link.text)}</a>"
         for link in links
     )
     if links[0].download:
-        hint = "To run this lab on Colab, download both, upload both there, and run the first cell: it installs the wheel."
+        hint = (
+            "To run this lab on Colab, download both, upload both there, and run the first cell: it"
+            " installs the wheel."
+        )
     else:
         hint = "The notebook's first cell installs shardlab where it is missing."
     hint += " The notebook is the learner's edition, without the answers that stand on this page."
@@ -213,6 +259,7 @@ def setup(app):
     app.add_config_value("bookkit_wheel_folder", "build/wheel", "html")
     app.add_config_value("bookkit_wheel", "", "html")  # the wheel's name, found in that folder
     app.connect("config-inited", _read_settings, priority=900)
-    app.connect("html-page-context", _add_lab_menu, priority=700)  # after the theme has made the list
+    # after the theme has made the list
+    app.connect("html-page-context", _add_lab_menu, priority=700)
     app.connect("doctree-resolved", _add_lab_paragraph)
     app.connect("build-finished", _copy_wheel)

@@ -4,11 +4,11 @@
     How many bytes does Adam keep for each parameter?
     ```
 
-``predict``, ``measured``, ``which-number`` and ``wild``; each takes an optional title after its name, which follows the
-label. The label and the mark say which box it is without any colour.
+``predict``, ``measured``, ``which-number`` and ``wild``; each takes an optional title after its
+name, which follows the label. The label and the mark say which box it is without any colour.
 
-A notebook has no directives outside the book. There a quotation that begins with a label, ``> **Predict.** How many?``,
-is the box.
+A notebook has no directives outside the book. There a quotation that begins with a label, ``>
+**Predict.** How many?``, is the box.
 """
 
 from docutils import nodes
@@ -23,12 +23,18 @@ LABELS = {
     "wild": "In the wild",
 }
 
-# Drawn on a 24 x 24 grid. As in the figures, what is predicted is an outline and what is measured is filled.
+# Drawn on a 24 x 24 grid. As in the figures, what is predicted is an outline and what is measured
+# is filled.
 MARKS = {
     "predict": '<path d="M3.5 20v-7h4v7zM10 20V8.5h4V20zM16.5 20V4h4v16z"/>',
-    "measured": '<path d="M3 20.5V12.5h5v8zM9.5 20.5V8h5v12.5zM16 20.5v-17h5v17z" fill="currentColor" stroke="none"/>',
-    "which-number": '<path d="M12 3v18M6.5 21h11M4 7.5 12 5l8 2.5M4 7.5 1.5 14a3 3 0 0 0 5 0L4 7.5'
-                    'M20 7.5 17.5 14a3 3 0 0 0 5 0L20 7.5"/>',
+    "measured": (
+        '<path d="M3 20.5V12.5h5v8zM9.5 20.5V8h5v12.5zM16 20.5v-17h5v17z" fill="currentColor"'
+        ' stroke="none"/>'
+    ),
+    "which-number": (
+        '<path d="M12 3v18M6.5 21h11M4 7.5 12 5l8 2.5M4 7.5 1.5 14a3 3 0 0 0 5 0L4 7.5'
+        'M20 7.5 17.5 14a3 3 0 0 0 5 0L20 7.5"/>'
+    ),
     "wild": '<path d="M5 21c0-9 5-15 15-17 .5 9-4 14.5-11.5 14.5M5 21c1.5-5 4.5-8.5 9-11"/>',
 }
 
@@ -55,7 +61,9 @@ class Box(SphinxDirective):
 
     def run(self):
         self.assert_has_content()
-        title, messages = self.state.inline_text(self.arguments[0], self.lineno) if self.arguments else ([], [])
+        title, messages = (
+            self.state.inline_text(self.arguments[0], self.lineno) if self.arguments else ([], [])
+        )
         box = new_box(self.name, title, self.options.get("class", []))
         self.set_source_info(box)
         self.add_name(box)
@@ -74,7 +82,8 @@ class QuotedBox(SphinxTransform):
             first = quotation[0] if len(quotation) else None
             if not isinstance(first, nodes.paragraph):
                 continue
-            said = [node for node in first if node.astext()]  # MyST puts empty text before what is bold
+            # MyST puts empty text before what is bold
+            said = [node for node in first if node.astext()]
             if not said or not isinstance(said[0], nodes.strong):
                 continue
             kind = self.kinds.get(said[0].astext().rstrip(".:?"))

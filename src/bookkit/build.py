@@ -1,22 +1,24 @@
 """Build the book: what ``jupyter-book build`` does, with the pages in the folder one asks for.
 
-``python -m bookkit SOURCE OUTPUT`` reads ``_config.yml`` and ``_toc.yml`` through Jupyter Book and builds with Sphinx;
-a warning is an error, and a reference that leads nowhere is a warning. Doctrees and the execution cache lie beside
-OUTPUT, so that the second build is quick.
+``python -m bookkit SOURCE OUTPUT`` reads ``_config.yml`` and ``_toc.yml`` through Jupyter Book and
+builds with Sphinx; a warning is an error, and a reference that leads nowhere is a warning. Doctrees
+and the execution cache lie beside OUTPUT, so that the second build is quick.
 """
 
 import argparse
 import hashlib
-from pathlib import Path
 import sys
+from pathlib import Path
 
 SOURCES = Path(__file__).resolve().parents[1]
 
 
 def build_book(source, output, quiet=True, overrides=None):
-    """Build the book in folder ``source`` into folder ``output``; raise ``BuildFailed`` on any error or warning."""
-    # Where JupyterLab is installed too, jsonschema compiles 39 grammars for this module when it is imported: a second
-    # and a half of every build, for checks of addresses no notebook asks for. It does without where it is not there.
+    """Build the book in folder ``source`` into folder ``output``; raise ``BuildFailed`` on any
+    error or warning."""
+    # Where JupyterLab is installed too, jsonschema compiles 39 grammars for this module when it is
+    # imported: a second and a half of every build, for checks of addresses no notebook asks for. It
+    # does without where it is not there.
     sys.modules.setdefault("rfc3987_syntax", None)
     from jupyter_book.sphinx import build_sphinx
 
@@ -39,7 +41,8 @@ def build_book(source, output, quiet=True, overrides=None):
         quiet=quiet,
     )
     if result != 0:
-        # Sphinx would take the pages it has written for good and not warn again: let it read all of them next time.
+        # Sphinx would take the pages it has written for good and not warn again: let it read all of
+        # them next time.
         (doctrees / "environment.pickle").unlink(missing_ok=True)
         raise BuildFailed(f"the book in {source} was not built: see the messages above")
 
@@ -49,17 +52,24 @@ class BuildFailed(Exception):
 
 
 def sources_digest(*roots):
-    """Digest of everything in these folders a page can show or compute with: code, data tables, recordings, styles."""
+    """Digest of everything in these folders a page can show or compute with: code, data tables,
+    recordings, styles."""
     digest = hashlib.sha256()
     for root in roots:
         for path in sorted(root.rglob("*")):
-            if path.suffix in {".py", ".csv", ".json", ".css", ".js", ".html", ".svg"} and path.is_file():
-                digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+            if (
+                path.suffix in {".py", ".csv", ".json", ".css", ".js", ".html", ".svg"}
+                and path.is_file()
+            ):
+                digest.update(
+                    path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes()
+                )
     return digest.hexdigest()[:16]
 
 
 def _notice_sources(app, config):
-    """Pages are read again, and their cells run again, when ``src/`` or ``measured/`` changed: both caches look at pages."""
+    """Pages are read again, and their cells run again, when ``src/`` or ``measured/`` changed: both
+    caches look at pages."""
     config.bookkit_sources = sources_digest(SOURCES, Path(app.srcdir) / "measured")
     if not config.nb_execution_cache_path:
         cache = Path(app.outdir).parent / "jupyter_cache" / config.bookkit_sources
@@ -67,14 +77,16 @@ def _notice_sources(app, config):
 
 
 def _remove_old_pages(app, exception):
-    """A page that was renamed or taken out would stay in the built book, and be read, linked and copied with it."""
+    """A page that was renamed or taken out would stay in the built book, and be read, linked and
+    copied with it."""
     if exception or app.builder.format != "html":
         return
     output = Path(app.outdir)
     kept = {*app.env.found_docs, "search", "genindex", *app.config.html_additional_pages}
     for page in output.rglob("*.html"):
         name = page.relative_to(output).with_suffix("").as_posix()
-        if name not in kept and not name.startswith("_"):  # _static holds what themes and extensions ship
+        # _static holds what themes and extensions ship
+        if name not in kept and not name.startswith("_"):
             page.unlink()
 
 

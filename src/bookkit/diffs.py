@@ -1,4 +1,5 @@
-"""What changes from one class or function to the next, computed from the source while the book is built.
+"""What changes from one class or function to the next, computed from the source while the book is
+built.
 
     ```{source-diff} ../src/shardlab/data_parallel.py
     :from: PerTensor
@@ -7,12 +8,13 @@
     What to look at.
     ```
 
-shows the whole of both, line by line: what only the first has, what only the second has, what both have. ``:from:`` and
-``:to:`` name a class, a function, or a method (``Parcel.settle``) of the file, as ``:pyobject:`` of literalinclude does;
-``:into:`` names another file, in which ``:to:`` is looked for; ``:context: 2`` folds what both have, but for 2 lines around each
-change. What goes is marked - and what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is cut
-off on a phone. A name that the file lacks, or two that are equal, is a warning, which stops the build. A change in the file makes the
-page stale.
+shows the whole of both, line by line: what only the first has, what only the second has, what both
+have. ``:from:`` and ``:to:`` name a class, a function, or a method (``Parcel.settle``) of the file,
+as ``:pyobject:`` of literalinclude does; ``:into:`` names another file, in which ``:to:`` is looked
+for; ``:context: 2`` folds what both have, but for 2 lines around each change. What goes is marked -
+and what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is
+cut off on a phone. A name that the file lacks, or two that are equal, is a warning, which stops the
+build. A change in the file makes the page stale.
 """
 
 import ast
@@ -39,26 +41,34 @@ class NoDiff(ValueError):
 
 
 class source_diff(nodes.General, nodes.Element):
-    """A diff in a page: `lines` are pairs (a key of SIGNS, HTML of a line), `label` says it in words."""
+    """A diff in a page: `lines` are pairs (a key of SIGNS, HTML of a line), `label` says it in
+    words."""
 
 
 def source_of(code, name):
-    """The source of a class, function or method of that name, decorators included, moved to the left; NoDiff if there is none."""
+    """The source of a class, function or method of that name, decorators included, moved to the
+    left; NoDiff if there is none."""
     place = ast.parse(code)
     for part in name.split("."):
-        place = next((node for node in getattr(place, "body", []) if getattr(node, "name", None) == part), None)
+        place = next(
+            (node for node in getattr(place, "body", []) if getattr(node, "name", None) == part),
+            None,
+        )
         if place is None:
             raise NoDiff(f"there is no class, function or method {name}.")
     first = min([place.lineno, *(decorator.lineno for decorator in place.decorator_list)])
-    return dedent("\n".join(code.splitlines()[first - 1:place.end_lineno]))
+    return dedent("\n".join(code.splitlines()[first - 1 : place.end_lineno]))
 
 
 def compare(before, after):
-    """Pairs (a key of SIGNS, line number in its text) of the diff from one text to the other, what goes before what comes."""
+    """Pairs (a key of SIGNS, line number in its text) of the diff from one text to the other, what
+    goes before what comes."""
     ours, theirs = before.splitlines(), after.splitlines()
     if ours == theirs:
         raise NoDiff("the two are equal.")
-    for _, first, last, start, end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
+    for _, first, last, start, end in SequenceMatcher(
+        None, ours, theirs, autojunk=False
+    ).get_opcodes():
         if ours[first:last] == theirs[start:end]:
             yield from (("both", number) for number in range(start, end))
         else:
@@ -67,14 +77,19 @@ def compare(before, after):
 
 
 def coloured(text):
-    """Each line of Python as HTML, its indent in front of every element. What spans lines, such as a docstring, is closed at the
-    end of each."""
-    lines = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).removesuffix("\n").split("\n")
+    """Each line of Python as HTML, its indent in front of every element. What spans lines, such as
+    a docstring, is closed at the end of each."""
+    lines = (
+        highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True))
+        .removesuffix("\n")
+        .split("\n")
+    )
     return [re.sub(r"^((?:<[^>]*>)+)( +)", r"\2\1", line) for line in lines]
 
 
 def folded(lines, context):
-    """The lines, with what both have folded into one pair ("gap", words), but for so many lines around each change."""
+    """The lines, with what both have folded into one pair ("gap", words), but for so many lines
+    around each change."""
     shown, near = [], [number for number, (kind, _) in enumerate(lines) if kind != "both"]
     close = {number + step for number in near for step in range(-context, context + 1)}
     for number, line in enumerate(lines):
@@ -84,16 +99,23 @@ def folded(lines, context):
             shown[-1] = ("gap", shown[-1][1] + 1)
         else:
             shown.append(("gap", 1))
-    return [(kind, f"{text} line{'s' * (text != 1)} as before" if kind == "gap" else text) for kind, text in shown]
+    return [
+        (kind, f"{text} line{'s' * (text != 1)} as before" if kind == "gap" else text)
+        for kind, text in shown
+    ]
 
 
 def diff(code, before, after, other=None, context=None):
-    """(lines, words) of a source_diff from the one name to the other, which may be in other code."""
+    """(lines, words) of a source_diff from the one name to the other, which may be in other
+    code."""
     texts = [source_of(code, before), source_of(code if other is None else other, after)]
     pairs = list(compare(*texts))
     old, new = map(coloured, texts)
     count = {kind: sum(one == kind for one, _ in pairs) for kind in SIGNS}
-    words = f"{count['out']} line{'s' * (count['out'] != 1)} out, {count['in']} in, {count['both']} as before"
+    words = (
+        f"{count['out']} line{'s' * (count['out'] != 1)} out, {count['in']} in, {count['both']} as"
+        " before"
+    )
     lines = [(kind, old[number] if kind == "out" else new[number]) for kind, number in pairs]
     return lines if context is None else folded(lines, context), words
 
@@ -101,8 +123,12 @@ def diff(code, before, after, other=None, context=None):
 class SourceDiffDirective(SphinxDirective):
     required_arguments = 1
     has_content = True
-    option_spec = {"from": directives.unchanged_required, "to": directives.unchanged_required, "into": directives.unchanged_required,
-                   "context": directives.nonnegative_int}
+    option_spec = {
+        "from": directives.unchanged_required,
+        "to": directives.unchanged_required,
+        "into": directives.unchanged_required,
+        "context": directives.nonnegative_int,
+    }
 
     def run(self):
         _, path = self.env.relfn2path(self.arguments[0])
@@ -114,14 +140,32 @@ class SourceDiffDirective(SphinxDirective):
             first, second = (Path(file).read_text(encoding="utf-8") for file in (path, into))
             lines, words = diff(first, before, after, second, self.options.get("context"))
         except (OSError, SyntaxError, NoDiff) as error:
-            logger.warning("source-diff %s, %r to %r: %s", self.arguments[0], before, after, error, location=self.get_location(),
-                           type="bookkit", subtype="diff")
+            logger.warning(
+                "source-diff %s, %r to %r: %s",
+                self.arguments[0],
+                before,
+                after,
+                error,
+                location=self.get_location(),
+                type="bookkit",
+                subtype="diff",
+            )
             return []
         caption = nodes.container(classes=["source-diff-caption"])
-        names = (before, after) if path == into else (f"{Path(path).name}: {before}", f"{Path(into).name}: {after}")
+        names = (
+            (before, after)
+            if path == into
+            else (f"{Path(path).name}: {before}", f"{Path(into).name}: {after}")
+        )
         counted = nodes.inline(words, f" \N{EN DASH} {words}", classes=["source-diff-count"])
-        caption += nodes.paragraph("", "", nodes.literal(names[0], names[0]), nodes.Text(" \N{RIGHTWARDS ARROW} "),
-                                   nodes.literal(names[1], names[1]), counted)
+        caption += nodes.paragraph(
+            "",
+            "",
+            nodes.literal(names[0], names[0]),
+            nodes.Text(" \N{RIGHTWARDS ARROW} "),
+            nodes.literal(names[1], names[1]),
+            counted,
+        )
         self.state.nested_parse(self.content, self.content_offset, caption)
         node = source_diff(lines=lines, label=f"From {names[0]} to {names[1]}: {words}")
         self.set_source_info(node)
@@ -129,7 +173,8 @@ class SourceDiffDirective(SphinxDirective):
 
 
 def _visit_html(writer, node):
-    """A row for each line: sign and indent, then the rest, which goes on below itself where it breaks."""
+    """A row for each line: sign and indent, then the rest, which goes on below itself where it
+    breaks."""
     rows = []
     for kind, line in node["lines"]:
         if kind == "gap":
@@ -138,10 +183,15 @@ def _visit_html(writer, node):
         tag = {"both": "span", "out": "del", "in": "ins"}[kind]
         indent = len(line) - len(line.lstrip(" "))
         # No classes: there are hundreds of lines on a page. The style sheet goes by place.
-        rows.append(f'<{tag}><span><span>{SIGNS[kind]}</span> {" " * indent}</span><span>{line[indent:]}</span>\n</{tag}>')
+        rows.append(
+            f"<{tag}><span><span>{SIGNS[kind]}</span>"
+            f" {' ' * indent}</span><span>{line[indent:]}</span>\n</{tag}>"
+        )
     label = escape(node["label"])
-    writer.body.append(f'<div class="highlight-diff"><div class="highlight"><pre role="group" aria-label="{label}">'
-                       + "".join(rows) + "</pre></div></div>\n")
+    writer.body.append(
+        '<div class="highlight-diff"><div class="highlight"><pre role="group"'
+        f' aria-label="{label}">' + "".join(rows) + "</pre></div></div>\n"
+    )
     raise nodes.SkipNode
 
 
@@ -155,6 +205,8 @@ def _add_style(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.add_node(source_diff, html=(_visit_html, None), text=(_visit_other, None), latex=(_visit_other, None))
+    app.add_node(
+        source_diff, html=(_visit_html, None), text=(_visit_other, None), latex=(_visit_other, None)
+    )
     app.add_directive("source-diff", SourceDiffDirective)
     app.connect("html-page-context", _add_style)

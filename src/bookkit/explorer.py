@@ -1,19 +1,21 @@
-"""The ``{explorer}`` directive: one card with controls, a picture and a sentence, live without a server.
+"""The ``{explorer}`` directive: one card with controls, a picture and a sentence, live without a
+server.
 
     ```{explorer} does-it-fit
     ```
 
-What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from the formulas. This module
-writes the card, with everything in it that needs no script: menus and controls, the sentence for the start, the equations
-behind "Why?", and a table for print and for readers without JavaScript. ``static/explorer.js`` makes it live while the rest
-of the page is still being read; ``static/pictures.js``, ``static/timeline.js`` and ``static/curves.js`` draw.
+What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from
+the formulas. This module writes the card, with everything in it that needs no script: menus and
+controls, the sentence for the start, the equations behind "Why?", and a table for print and for
+readers without JavaScript. ``static/explorer.js`` makes it live while the rest of the page is still
+being read; ``static/pictures.js``, ``static/timeline.js`` and ``static/curves.js`` draw.
 """
 
+import json
+import re
 from functools import partial
 from html import escape
-import json
 from pathlib import Path
-import re
 
 from docutils import nodes
 from sphinx.util import logging
@@ -40,32 +42,54 @@ class ExplorerDirective(SphinxDirective):
     def run(self):
         name = self.arguments[0]
         if name not in EXPLORERS:
-            logger.warning("no explorer is named %r; there are %s", name, ", ".join(EXPLORERS), location=self.get_location(),
-                           type="bookkit", subtype="explorer")
+            logger.warning(
+                "no explorer is named %r; there are %s",
+                name,
+                ", ".join(EXPLORERS),
+                location=self.get_location(),
+                type="bookkit",
+                subtype="explorer",
+            )
             return []
         if any(node["name"] == name for node in self.state.document.findall(explorer)):
-            logger.warning("explorer %r stands on this page already", name, location=self.get_location(), type="bookkit",
-                           subtype="explorer")
+            logger.warning(
+                "explorer %r stands on this page already",
+                name,
+                location=self.get_location(),
+                type="bookkit",
+                subtype="explorer",
+            )
             return []
         node = explorer(name=name)
         self.set_source_info(node)
         return [node]
 
 
-# --- the card ------------------------------------------------------------------------------------------------------------
+# --- the card -------------------------------------------------------------------------------------
+
 
 def card(spec, sheet=None, script=None):
-    """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula sheet, or None; ``script`` is that of
-    the script which brings the equations behind "Why?" when they are asked for; without one they stand in the card."""
+    """The explorer as HTML. ``sheet`` gives the address of a formula or quantity on a formula
+    sheet, or None; ``script`` is that of the script which brings the equations behind "Why?" when
+    they are asked for; without one they stand in the card."""
     ident, start = f"explorer-{spec.name}", spec.start()
     computed = spec.compute(start)
-    data = json.dumps(data_of(spec), separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(data_of(spec), separators=(",", ":"), ensure_ascii=False).replace(
+        "<", "\\u003c"
+    )
     menus = "".join(_menu(ident, spec, menu) for menu in spec.menus)
     controls = _controls(spec, start)
-    pictures = "".join(f'<p class="explorer-caption">{escape(picture.title)}</p><div class="explorer-drawing"></div>'
-                       for picture in spec.pictures)
-    equations = (f'<details class="explorer-why" data-script="{escape(script)}"><summary>Why?</summary></details>' if script else
-                 f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>')
+    pictures = "".join(
+        f'<p class="explorer-caption">{escape(picture.title)}</p><div'
+        ' class="explorer-drawing"></div>'
+        for picture in spec.pictures
+    )
+    equations = (
+        '<details class="explorer-why"'
+        f' data-script="{escape(script)}"><summary>Why?</summary></details>'
+        if script
+        else f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>'
+    )
     return f"""
 <div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
@@ -95,69 +119,105 @@ def unbroken(text):
 
 
 def initials(name):
-    """The ids of an explorer's controls begin with these: each id stands five times or more on the page."""
+    """The ids of an explorer's controls begin with these: each id stands five times or more on the
+    page."""
     return "".join(word[0] for word in name.split("-"))
 
 
 def _menu(ident, spec, menu):
     chosen = spec.begin[menu.kind]
-    options = "".join(f'<option{" selected" if name == chosen else ""}>{escape(name)}</option>' for name in menu.names)
-    return (f'<div class="explorer-menu"><label for="{ident}-{menu.kind}">{escape(menu.label)}</label>'
-            f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}">'
-            f'<option value="" hidden>own values</option>{options}</select></div>')
+    options = "".join(
+        f"<option{' selected' if name == chosen else ''}>{escape(name)}</option>"
+        for name in menu.names
+    )
+    return (
+        f'<div class="explorer-menu"><label for="{ident}-{menu.kind}">{escape(menu.label)}</label>'
+        f'<select id="{ident}-{menu.kind}" data-kind="{menu.kind}">'
+        f'<option value="" hidden>own values</option>{options}</select></div>'
+    )
 
 
 def _controls(spec, start):
     """The controls, in groups that fold where the explorer has groups."""
-    made = {control.quantity: (_choice if isinstance(control, Choice) else _control)(f"{initials(spec.name)}{place}", control,
-                                                                                    start[control.quantity])
-            for place, control in enumerate(spec.controls)}
+    made = {
+        control.quantity: (_choice if isinstance(control, Choice) else _control)(
+            f"{initials(spec.name)}{place}", control, start[control.quantity]
+        )
+        for place, control in enumerate(spec.controls)
+    }
     groups = "".join(
-        f'<details class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
-        f'<div class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
-        for group in spec.groups)
+        "<details"
+        f' class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
+        "<div"
+        f' class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
+        for group in spec.groups
+    )
     return "".join(made.values()) + groups
 
 
 def _control(ident, control, value):
-    """A box and a slider of one name. The slider moves over positions of the list of stops; the script says how many there are."""
+    """A box and a slider of one name. The slider moves over positions of the list of stops; the
+    script says how many there are."""
     text = escape(format_to_type(value, control.style))
-    return (f'<div class="explorer-control" data-quantity="{control.quantity}"><label id="{ident}-label" for="{ident}">'
-            f"{escape(control.label)}</label>"
-            f'<input type="text" id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label"></div>')
+    return (
+        f'<div class="explorer-control" data-quantity="{control.quantity}"><label'
+        f' id="{ident}-label" for="{ident}">{escape(control.label)}</label><input type="text"'
+        f' id="{ident}" value="{text}"><input type="range" aria-labelledby="{ident}-label"></div>'
+    )
 
 
 def _choice(ident, control, value):
-    """One button for each option, of which one is down. The value of a button is its place in the list."""
+    """One button for each option, of which one is down. The value of a button is its place in the
+    list."""
     options = "".join(
-        f'<label><input type="radio" name="{ident}" value="{place}"{" checked" if option == value else ""}>'
-        f"<span>{escape(words)}</span></label>" for place, (option, words) in enumerate(control.options))
-    return (f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span id="{ident}-label">'
-            f'{escape(control.label)}</span><div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-label">{options}</div></div>')
+        f'<label><input type="radio" name="{ident}"'
+        f' value="{place}"{" checked" if option == value else ""}>'
+        f"<span>{escape(words)}</span></label>"
+        for place, (option, words) in enumerate(control.options)
+    )
+    return (
+        f'<div class="explorer-control explorer-choice" data-quantity="{control.quantity}"><span'
+        f' id="{ident}-label">{escape(control.label)}</span><div class="explorer-options"'
+        f' role="radiogroup" aria-labelledby="{ident}-label">{options}</div></div>'
+    )
 
 
 def _table(spec):
-    heads = "".join(f'<th scope="col" class="number">{escape(head)}</th>' for head, _, _ in spec.table.columns)
+    heads = "".join(
+        f'<th scope="col" class="number">{escape(head)}</th>' for head, _, _ in spec.table.columns
+    )
     width = len(spec.table.columns)
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th>'
-        + ("".join(f'<td class="number">{escape(text)}</td>' for text in texts) if len(texts) == width
-           else f'<td colspan="{width}">{escape(texts[0])}</td>') + "</tr>"
-        for name, texts in spec.rows())
+        + (
+            "".join(f'<td class="number">{escape(text)}</td>' for text in texts)
+            if len(texts) == width
+            else f'<td colspan="{width}">{escape(texts[0])}</td>'
+        )
+        + "</tr>"
+        for name, texts in spec.rows()
+    )
     kind = next(menu.label for menu in spec.menus if menu.kind == spec.table.kind)
-    return (f'<table class="table"><caption>{escape(spec.table.caption)}</caption>'
-            f'<thead><tr><th scope="col">{escape(kind)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table>')
+    return (
+        f'<table class="table"><caption>{escape(spec.table.caption)}</caption><thead><tr><th'
+        f' scope="col">{escape(kind)}</th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    )
 
 
-# --- why -------------------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------
+
 
 def marked_equation(name):
-    """MathML of a formula. Every symbol stands in an element with ``data-quantity``, where the script puts numbers."""
+    """MathML of a formula. Every symbol stands in an element with ``data-quantity``, where the
+    script puts numbers."""
     formula = BOOK.formulas[name]
     places = [name, *formula.needs]
 
-    def place(need):  # a digit in front where the symbol has one: it asks for a dot after another number
-        return ("0_" if BOOK.find(need).symbol[0].isdigit() else "") + rf"\text{{@{places.index(need)}@}}"
+    # a digit in front where the symbol has one: it asks for a dot after another number
+    def place(need):
+        return (
+            "0_" if BOOK.find(need).symbol[0].isdigit() else ""
+        ) + rf"\text{{@{places.index(need)}@}}"
 
     markup = to_mathml(latex(name, symbol=place), display=False)
     placed = r"(<msub><mn>0</mn>)?<mtext>@(\d+)@</mtext>(?(1)</msub>)"
@@ -165,7 +225,11 @@ def marked_equation(name):
 
 
 def _marked(name):
-    symbol = to_mathml(BOOK.find(name).symbol, display=False).removeprefix("<math>").removesuffix("</math>")
+    symbol = (
+        to_mathml(BOOK.find(name).symbol, display=False)
+        .removeprefix("<math>")
+        .removesuffix("</math>")
+    )
     return f'<mrow data-quantity="{name}">{symbol}</mrow>'
 
 
@@ -177,17 +241,39 @@ def why(spec, sheet):
         found, style = BOOK.find(name), default_style(name)
         text = escape(format_as(computed[name], style))
         address = sheet(name) if sheet else None
-        meaning = f'<a href="{escape(address)}">{escape(found.meaning)}</a>' if address else escape(found.meaning)
-        return f'<li data-quantity="{name}" data-style="{style}">{math}<p>{meaning}: <span class="explorer-value">{text}</span></p></li>'
+        meaning = (
+            f'<a href="{escape(address)}">{escape(found.meaning)}</a>'
+            if address
+            else escape(found.meaning)
+        )
+        return (
+            f'<li data-quantity="{name}" data-style="{style}">{math}<p>{meaning}: <span'
+            f' class="explorer-value">{text}</span></p></li>'
+        )
 
-    given = "".join(item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs)
-    equations = "".join(item(name, f'<div class="math-scroll">{marked_equation(name)}</div>') for name in spec.explained)
+    given = "".join(
+        item(name, to_mathml(BOOK.find(name).symbol, display=False)) for name in spec.inputs
+    )
+    equations = "".join(
+        item(name, f'<div class="math-scroll">{marked_equation(name)}</div>')
+        for name in spec.explained
+    )
     rest = [name for name in spec.formulas if name not in spec.explained]
     place = sheet(rest[0]) if sheet and rest else None
-    where = f'<a href="{escape(place.partition("#")[0])}">formula sheets</a>' if place else "formula sheets"
-    more = f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>" if rest else ""
-    return (f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
-            f'<p>Computed, each from what stands before it</p><ol>{equations}</ol>{more}</div>')
+    where = (
+        f'<a href="{escape(place.partition("#")[0])}">formula sheets</a>'
+        if place
+        else "formula sheets"
+    )
+    more = (
+        f"<p>{len(rest)} more formulas stand behind these; they are on the {where}.</p>"
+        if rest
+        else ""
+    )
+    return (
+        f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
+        f"<p>Computed, each from what stands before it</p><ol>{equations}</ol>{more}</div>"
+    )
 
 
 def anchor(name):
@@ -195,21 +281,30 @@ def anchor(name):
     return f"formula-{name.replace('_', '-')}"
 
 
-# --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
+# --- in a Sphinx build ----------------------------------------------------------------------------
+
 
 def sheet_address(builder, page, name):
-    """Where a formula or quantity stands on a formula sheet, seen from a page; None where none prints it."""
+    """Where a formula or quantity stands on a formula sheet, seen from a page; None where none
+    prints it."""
     sheet = getattr(builder.env, "bookkit_formula_sheets", {}).get(name)
     return f"{builder.get_relative_uri(page, sheet)}#{anchor(name)}" if sheet else None
 
 
 def _visit_html(writer, node):
-    """The card, and beside the page a script with its equations: most readers never ask for them."""
+    """The card, and beside the page a script with its equations: most readers never ask for
+    them."""
     builder, page, spec = writer.builder, writer.builder.current_docname, EXPLORERS[node["name"]]
-    sheet, script = partial(sheet_address, builder, page), f"_static/why/{page.replace('/', '-')}-{spec.name}.js"
+    sheet, script = (
+        partial(sheet_address, builder, page),
+        f"_static/why/{page.replace('/', '-')}-{spec.name}.js",
+    )
     path = Path(builder.outdir) / script
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"BOOK.why({json.dumps(spec.name)}, {json.dumps(why(spec, sheet), ensure_ascii=False)});\n", encoding="utf-8")
+    path.write_text(
+        f"BOOK.why({json.dumps(spec.name)}, {json.dumps(why(spec, sheet), ensure_ascii=False)});\n",
+        encoding="utf-8",
+    )
     writer.body.append(card(spec, sheet, "../" * page.count("/") + script))
     raise nodes.SkipNode
 
@@ -224,13 +319,22 @@ def _add_scripts(app, pagename, templatename, context, doctree):
     if names:
         app.add_css_file("explorer.css", priority=810)
         kinds = {picture.kind for name in names for picture in EXPLORERS[name].pictures}
-        drawing = [script for script, drawn in (("pictures.js", {"memory"}), ("timeline.js", {"timeline", "time"}),
-                                                ("curves.js", {"curves"})) if kinds & drawn]
+        drawing = [
+            script
+            for script, drawn in (
+                ("pictures.js", {"memory"}),
+                ("timeline.js", {"timeline", "time"}),
+                ("curves.js", {"curves"}),
+            )
+            if kinds & drawn
+        ]
         for place, script in enumerate(("formulas.js", "svg.js", *drawing, "explorer.js")):
             app.add_js_file(script, priority=810 + place)
 
 
 def setup(app):
-    app.add_node(explorer, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None))
+    app.add_node(
+        explorer, html=(_visit_html, None), text=(_visit_text, None), latex=(_visit_text, None)
+    )
     app.add_directive("explorer", ExplorerDirective)
     app.connect("html-page-context", _add_scripts)

@@ -1,4 +1,5 @@
-"""What the script of an explorer reads: its specification as JSON, and its formulas as JavaScript."""
+"""What the script of an explorer reads: its specification as JSON, and its formulas as
+JavaScript."""
 
 import json
 import re
@@ -11,32 +12,59 @@ from shardlab.show.spec import AtLeast, Product, Ratio, default_style
 
 
 def functions_of(spec):
-    """Calls of BOOK.define, one a line: the function behind the card, and for each picture of curves that of its lines."""
+    """Calls of BOOK.define, one a line: the function behind the card, and for each picture of
+    curves that of its lines."""
     functions = {spec.name: javascript(spec.targets, spec.inputs, short=True)}
     for picture in spec.pictures:
         if picture.kind == "curves":
-            functions[_model(spec, picture)] = javascript([line.quantity for line in picture.lines], spec.sweep(picture)[1], short=True)
-    return "\n".join(f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv, floorDiv) "
-                     f"{{ return {rjsmin.jsmin(code)} }});" for name, code in functions.items())
+            functions[_model(spec, picture)] = javascript(
+                [line.quantity for line in picture.lines], spec.sweep(picture)[1], short=True
+            )
+    return "\n".join(
+        f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv,"
+        f" floorDiv) {{ return {rjsmin.jsmin(code)} }});"
+        for name, code in functions.items()
+    )
 
 
 def data_of(spec):
-    """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the presets' and the stops'."""
+    """The specification as explorer.js reads it. Texts name quantities and styles; numbers are the
+    presets' and the stops'."""
+
     def words(pieces):
-        return [dict(text=_styled(piece.text), **{name: pairs for name in ("when", "unless") if (pairs := getattr(piece, name))})
-                for piece in pieces]
+        return [
+            dict(
+                text=_styled(piece.text),
+                **{name: pairs for name in ("when", "unless") if (pairs := getattr(piece, name))},
+            )
+            for piece in pieces
+        ]
 
     return dict(
-        name=spec.name, inputs=spec.inputs, outputs=spec.outputs,
-        controls=[dict(quantity=control.quantity, stops=_stops(control.stops), **({} if control.style == "exact" else {"style": control.style}))
-                  for control in spec.controls],
+        name=spec.name,
+        inputs=spec.inputs,
+        outputs=spec.outputs,
+        controls=[
+            dict(
+                quantity=control.quantity,
+                stops=_stops(control.stops),
+                **({} if control.style == "exact" else {"style": control.style}),
+            )
+            for control in spec.controls
+        ],
         menus=[dict(kind=menu.kind, **_presets(spec, menu)) for menu in spec.menus],
-        links=[_link(found) for found in spec.links], values=spec.start(), chosen=spec.chosen_at_start(),
-        pictures=[_picture(spec, drawn) for drawn in spec.pictures], sentence=words(spec.sentence), detail=words(spec.detail))
+        links=[_link(found) for found in spec.links],
+        values=spec.start(),
+        chosen=spec.chosen_at_start(),
+        pictures=[_picture(spec, drawn) for drawn in spec.pictures],
+        sentence=words(spec.sentence),
+        detail=words(spec.detail),
+    )
 
 
 def _styled(text):
-    """The text with a style for every number: {parameter_bytes} as {parameter_bytes:decimal bytes}."""
+    """The text with a style for every number: {parameter_bytes} as {parameter_bytes:decimal
+    bytes}."""
     return re.sub(r"\{(\w+)\}", lambda match: f"{{{match[1]}:{default_style(match[1])}}}", text)
 
 
@@ -44,8 +72,13 @@ def _presets(spec, menu):
     """A table: the quantities that a choice sets, and a row of values for each choice."""
     presets = {name: spec.preset(menu.kind, name) for name in menu.names}
     quantities = list(next(iter(presets.values())))
-    assert all(list(preset) == quantities for preset in presets.values()), f"{spec.name}: presets of {menu.kind} that set different quantities"
-    return dict(quantities=quantities, presets={name: list(preset.values()) for name, preset in presets.items()})
+    assert all(list(preset) == quantities for preset in presets.values()), (
+        f"{spec.name}: presets of {menu.kind} that set different quantities"
+    )
+    return dict(
+        quantities=quantities,
+        presets={name: list(preset.values()) for name, preset in presets.items()},
+    )
 
 
 def _model(spec, curves):
@@ -56,23 +89,76 @@ def _model(spec, curves):
 def _picture(spec, drawn):
     if drawn.kind == "curves":
         return dict(
-            kind="curves", model=_model(spec, drawn), sweep=drawn.sweep, stops=drawn.stops, corners=drawn.corners, point=drawn.point,
-            words=_styled(drawn.words), above=drawn.above, marks=[[name, _styled(words)] for name, words in drawn.marks],
+            kind="curves",
+            model=_model(spec, drawn),
+            sweep=drawn.sweep,
+            stops=drawn.stops,
+            corners=drawn.corners,
+            point=drawn.point,
+            words=_styled(drawn.words),
+            above=drawn.above,
+            marks=[[name, _styled(words)] for name, words in drawn.marks],
             note=drawn.note and [drawn.note[0], _styled(drawn.note[1])] or None,
-            **{name: dict(words=axis.words, style=axis.style, unit=axis.unit, log=axis.scale == "log", ticks=axis.ticks)
-               for name, axis in (("x", drawn.x), ("y", drawn.y))},
-            lines=[dict(quantity=line.quantity, label=_styled(line.label), when=line.when, unless=line.unless, colour=stroke.colour,
-                        dash=" ".join(map(str, stroke.dash)) or "none", mark=stroke.mark) for line, stroke in zip(drawn.lines, LINES)])
+            **{
+                name: dict(
+                    words=axis.words,
+                    style=axis.style,
+                    unit=axis.unit,
+                    log=axis.scale == "log",
+                    ticks=axis.ticks,
+                )
+                for name, axis in (("x", drawn.x), ("y", drawn.y))
+            },
+            lines=[
+                dict(
+                    quantity=line.quantity,
+                    label=_styled(line.label),
+                    when=line.when,
+                    unless=line.unless,
+                    colour=stroke.colour,
+                    dash=" ".join(map(str, stroke.dash)) or "none",
+                    mark=stroke.mark,
+                )
+                for line, stroke in zip(drawn.lines, LINES)
+            ],
+        )
     if drawn.kind == "memory":
-        return dict(kind="memory", parts=[_part(part) for part in drawn.parts], total=drawn.total, capacity=drawn.capacity,
-                    spare=drawn.spare, over=drawn.over, least=drawn.least)
+        return dict(
+            kind="memory",
+            parts=[_part(part) for part in drawn.parts],
+            total=drawn.total,
+            capacity=drawn.capacity,
+            spare=drawn.spare,
+            over=drawn.over,
+            least=drawn.least,
+        )
     if drawn.kind == "timeline":
-        kinds = list(dict.fromkeys((part.label, part.colour) for column in drawn.columns for part in column.parts))
-        return dict(kind="timeline", capacity=drawn.capacity, kinds=kinds, columns=[
-            dict(name=column.name, phase=column.phase, total=column.total, when=column.when,
-                 parts=[[part.quantity, kinds.index((part.label, part.colour))] for part in column.parts])
-            for column in drawn.columns])
-    return dict(kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most)
+        kinds = list(
+            dict.fromkeys(
+                (part.label, part.colour) for column in drawn.columns for part in column.parts
+            )
+        )
+        return dict(
+            kind="timeline",
+            capacity=drawn.capacity,
+            kinds=kinds,
+            columns=[
+                dict(
+                    name=column.name,
+                    phase=column.phase,
+                    total=column.total,
+                    when=column.when,
+                    parts=[
+                        [part.quantity, kinds.index((part.label, part.colour))]
+                        for part in column.parts
+                    ],
+                )
+                for column in drawn.columns
+            ],
+        )
+    return dict(
+        kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most
+    )
 
 
 def _part(part):

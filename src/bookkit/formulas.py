@@ -1,23 +1,28 @@
-"""Numbers and equations out of the formula registry: no formula and no number that follows from one is written in a page.
+"""Numbers and equations out of the formula registry: no formula and no number that follows from one
+is written in a page.
 
     {bytes}`states_bytes(parameters=175_000_000_000, recipe="fp32 Adam") as TB`      2.8 TB
-    {number}`training_days(model="GPT-3 175B", gpu="A100 SXM 80GB", tokens=300e9, gpus=1024, utilisation=0.4)`      28.5 days
+    {number}`training_days(model="GPT-3 175B", gpu="A100 SXM 80GB", tokens=300e9, gpus=1024, utilisation=0.4)`      28.5
+    days
 
-The text is a call with keywords; model=, recipe= and gpu= name presets. After it may stand ``as`` and a style of
-``shardlab.show.format``; without one, bytes are GiB and everything else is printed as its unit asks. The call and its exact value
-appear on hover. A call that is wrong is a warning with page and line, and so stops the build.
+The text is a call with keywords; model=, recipe= and gpu= name presets. After it may stand ``as``
+and a style of ``shardlab.show.format``; without one, bytes are GiB and everything else is printed
+as its unit asks. The call and its exact value appear on hover. A call that is wrong is a warning
+with page and line, and so stops the build.
 
     ```{given} small
     model="GPT-2 124M", layers=4, recipe="fp32 Adam", microbatch=2, sequence=256
     ```
 
-prints nothing and gives these quantities a name for the rest of the page: ``{bytes}`logit_bytes(small, microbatch=4)```.
+prints nothing and gives these quantities a name for the rest of the page:
+``{bytes}`logit_bytes(small, microbatch=4)```.
 
     ```{equation} achieved_flops_per_second training_seconds
     :numbered:
     ```
 
-typesets the formulas, with what they mean below; ``{formula-sheet}`` prints what the registry and the presets hold, all or parts.
+typesets the formulas, with what they mean below; ``{formula-sheet}`` prints what the registry and
+the presets hold, all or parts.
 """
 
 import ast
@@ -33,7 +38,18 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.explorer import anchor, sheet_address, unbroken
-from shardlab.formulas import BOOK, EXACT_LIMIT, GPUS, LINKS, MODELS, PRESETS, RECIPES, InvalidQuantity, evaluate, quantities
+from shardlab.formulas import (
+    BOOK,
+    EXACT_LIMIT,
+    GPUS,
+    LINKS,
+    MODELS,
+    PRESETS,
+    RECIPES,
+    InvalidQuantity,
+    evaluate,
+    quantities,
+)
 from shardlab.formulas.registry import show
 from shardlab.formulas.render import right_hand_side, width
 from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
@@ -53,17 +69,22 @@ STYLES_OF_UNIT = {
 
 
 class WrongCall(ValueError):
-    """A role's text is no call of a formula, or its value cannot be printed so. The message says why."""
+    """A role's text is no call of a formula, or its value cannot be printed so. The message says
+    why."""
 
 
-# --- numbers -------------------------------------------------------------------------------------------------------------
+# --- numbers --------------------------------------------------------------------------------------
+
 
 def read_call(text, named=None):
-    """(name, keywords, style or None) of a role's text; `named` holds the quantities that have a name on the page."""
+    """(name, keywords, style or None) of a role's text; `named` holds the quantities that have a
+    name on the page."""
     match = re.fullmatch(r"(?s)\s*(\w+\s*\(.*\))\s*(?:(?:as\s+)?(\S.*?))?\s*", text)
     if not match:
-        raise WrongCall(f"{text!r} is no call of a formula with keywords, such as "
-                        'states_bytes(parameters=1000, recipe="fp32 Adam").')
+        raise WrongCall(
+            f"{text!r} is no call of a formula with keywords, such as "
+            'states_bytes(parameters=1000, recipe="fp32 Adam").'
+        )
     try:
         call = ast.parse(match[1], mode="eval").body
         given = {}
@@ -81,7 +102,8 @@ def read_call(text, named=None):
 
 
 def compute(text, named=None):
-    """(printed, origin) of a role's text: the number with its unit, and the call with the exact value for the hover."""
+    """(printed, origin) of a role's text: the number with its unit, and the call with the exact
+    value for the hover."""
     name, given, style = read_call(text, named)
     try:
         found = BOOK.find(name)
@@ -91,12 +113,21 @@ def compute(text, named=None):
     own_style = "days" if found.unit == "days" else STYLE_OF_UNIT.get(found.unit, "count")
     allowed = ANY_UNIT | STYLES_OF_UNIT.get(found.unit, set())
     if style is not None and style not in STYLES:
-        raise WrongCall(f"{style!r} is no way to print a number; there are {', '.join(sorted(allowed))} for {found.unit}.")
+        raise WrongCall(
+            f"{style!r} is no way to print a number; there are {', '.join(sorted(allowed))} for"
+            f" {found.unit}."
+        )
     if style is not None and style not in allowed:
         raise WrongCall(f"{name} is in {found.unit}, which cannot be printed as {style!r}.")
     style = style or own_style
-    printed = format_as(value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value, style)
-    said = ", ".join(f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}" for key, what in _needed(name, given).items())
+    printed = format_as(
+        value * SECONDS[found.unit] if found.unit in SECONDS and style not in ANY_UNIT else value,
+        style,
+    )
+    said = ", ".join(
+        f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}"
+        for key, what in _needed(name, given).items()
+    )
     unit = "" if found.unit in ("count", "fraction") else f" {found.unit}"
     exactly = show(value) if isinstance(value, int) else format_as(value, "number")
     return printed, f"computed: {name}({said}) = {exactly}{unit}"
@@ -105,8 +136,13 @@ def compute(text, named=None):
 def _needed(name, given):
     """The keywords that the value depends on: a page names what holds for all its numbers once."""
     needed = BOOK.resolve([name], list(quantities(**given)))[1]
-    return {key: what for key, what in given.items()
-            if key in needed or key in PRESETS and any(part in needed and part not in given for part in quantities(**{key: what}))}
+    return {
+        key: what
+        for key, what in given.items()
+        if key in needed
+        or key in PRESETS
+        and any(part in needed and part not in given for part in quantities(**{key: what}))
+    }
 
 
 class computed(nodes.inline):
@@ -122,13 +158,16 @@ class NumberRole(SphinxRole):
             if self.name == "bytes" and not origin.endswith(" bytes"):
                 raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
         except WrongCall as wrong:
-            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="number")
+            logger.warning(
+                "%s", wrong, location=self.get_location(), type="bookkit", subtype="number"
+            )
             return [nodes.literal(self.text, self.text)], []
         return [computed(self.rawtext, unbroken(printed), origin=origin)], []
 
 
 class GivenDirective(SphinxDirective):
-    """``{given} name``: quantities that calls below on this page take by that name. Prints nothing."""
+    """``{given} name``: quantities that calls below on this page take by that name. Prints
+    nothing."""
 
     required_arguments = 1
     has_content = True
@@ -140,12 +179,15 @@ class GivenDirective(SphinxDirective):
                 raise WrongCall(f"{{given}} {self.arguments[0]} stands on this page already.")
             named[self.arguments[0]] = read_call(f"given({' '.join(self.content)})", named)[1]
         except WrongCall as wrong:
-            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="number")
+            logger.warning(
+                "%s", wrong, location=self.get_location(), type="bookkit", subtype="number"
+            )
         return []
 
 
 def _visit_computed(writer, node):
-    origin = escape(node["origin"], quote=False).replace("'", "&#39;")  # it is full of quotation marks
+    # it is full of quotation marks
+    origin = escape(node["origin"], quote=False).replace("'", "&#39;")
     writer.body.append(f"""<span class="computed" title='{origin}'>""")
 
 
@@ -153,7 +195,8 @@ def _depart_computed(writer, node):
     writer.body.append("</span>")
 
 
-# --- equations -------------------------------------------------------------------------------------------------------------
+# --- equations ------------------------------------------------------------------------------------
+
 
 class code_name(nodes.literal):
     """A name in code, written without the classes that would be most of a formula sheet's bytes."""
@@ -188,7 +231,8 @@ def _depart_link(writer, node):
 class EquationDirective(SphinxDirective):
     """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean.
 
-    ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:`` leaves the meanings out.
+    ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
+    leaves the meanings out.
     """
 
     required_arguments = 1
@@ -199,8 +243,13 @@ class EquationDirective(SphinxDirective):
         names = self.arguments[0].split()
         unknown = [name for name in names if name not in BOOK.formulas]
         if unknown:
-            logger.warning("no formula is named %s", ", ".join(unknown), location=self.get_location(), type="bookkit",
-                           subtype="equation")
+            logger.warning(
+                "no formula is named %s",
+                ", ".join(unknown),
+                location=self.get_location(),
+                type="bookkit",
+                subtype="equation",
+            )
             return []
         found = equation(names, self.env.docname)
         self.set_source_info(found)
@@ -222,9 +271,16 @@ ROOM = 58  # characters of a formula that the column of text has room for
 
 
 def equation(names, docname):
-    """One block of mathematics with the formulas, aligned at their equals signs; sums too long for a line go on in the next."""
-    rows = [row for name in names for row in _rows(BOOK.formulas[name].symbol, right_hand_side(name))]
-    text = rows[0].replace("&", "", 1) if len(rows) == 1 else r"\begin{aligned}" + r" \\ ".join(rows) + r"\end{aligned}"
+    """One block of mathematics with the formulas, aligned at their equals signs; sums too long for
+    a line go on in the next."""
+    rows = [
+        row for name in names for row in _rows(BOOK.formulas[name].symbol, right_hand_side(name))
+    ]
+    text = (
+        rows[0].replace("&", "", 1)
+        if len(rows) == 1
+        else r"\begin{aligned}" + r" \\ ".join(rows) + r"\end{aligned}"
+    )
     return nodes.math_block(text, text, docname=docname, number=None, label=None, nowrap=False)
 
 
@@ -239,10 +295,13 @@ def _rows(left, right):
 
 
 def _terms(text):
-    """The terms of a sum, each with its sign; what stands in brackets or in an environment stays together."""
+    """The terms of a sum, each with its sign; what stands in brackets or in an environment stays
+    together."""
     terms, depth = [""], 0
     for token in re.findall(r"\\[a-zA-Z]+|\\.|[{}]|.", text, re.DOTALL):
-        depth += {"{": 1, "}": -1, r"\left": 1, r"\right": -1, r"\begin": 1, r"\end": -1}.get(token, 0)
+        depth += {"{": 1, "}": -1, r"\left": 1, r"\right": -1, r"\begin": 1, r"\end": -1}.get(
+            token, 0
+        )
         if depth == 0 and token in "+-" and terms[-1].strip():
             terms.append("")
         terms[-1] += token
@@ -258,26 +317,39 @@ def _meanings(names):
         yield nodes.Text("; " if index < len(names) - 1 else ".")
 
 
-# --- the formula sheet -------------------------------------------------------------------------------------------------------
+# --- the formula sheet ----------------------------------------------------------------------------
+
 
 class FormulaSheetDirective(SphinxDirective):
-    """``{formula-sheet} [part ...]``: sections for what is given, for each module of formulas, and for the presets; a part is one of
-    these, none are all. In a book with sheets, each formula stands on just one of them: what a sheet forgets is a warning."""
+    """``{formula-sheet} [part ...]``: sections for what is given, for each module of formulas, and
+    for the presets; a part is one of these, none are all. In a book with sheets, each formula
+    stands on just one of them: what a sheet forgets is a warning."""
 
     optional_arguments = 1
     final_argument_whitespace = True
 
     def run(self):
         groups = list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
-        sections = {"given": self._given, **{group: partial(self._group, group) for group in groups},
-                    "recipes": self._recipes, "models": self._models, "gpus": self._gpus, "links": self._links}
+        sections = {
+            "given": self._given,
+            **{group: partial(self._group, group) for group in groups},
+            "recipes": self._recipes,
+            "models": self._models,
+            "gpus": self._gpus,
+            "links": self._links,
+        }
         parts = self.arguments[0].split() if self.arguments else list(sections)
         unknown = [part for part in parts if part not in sections]
         if unknown:
-            self._warn(f"no part of the formula sheet is named {', '.join(unknown)}; there are {', '.join(sections)}")
+            self._warn(
+                f"no part of the formula sheet is named {', '.join(unknown)}; there are"
+                f" {', '.join(sections)}"
+            )
             return []
-        printed = [*(BOOK.quantities if "given" in parts else ()),
-                   *(name for name, formula in BOOK.formulas.items() if formula.group in parts)]
+        printed = [
+            *(BOOK.quantities if "given" in parts else ()),
+            *(name for name, formula in BOOK.formulas.items() if formula.group in parts),
+        ]
         sheets = _sheets(self.env)
         twice = [name for name in printed if sheets.get(name, self.env.docname) != self.env.docname]
         if twice:
@@ -286,7 +358,9 @@ class FormulaSheetDirective(SphinxDirective):
         return [sections[part]() for part in parts]
 
     def _warn(self, sentence):
-        logger.warning("%s", sentence, location=self.get_location(), type="bookkit", subtype="sheet")
+        logger.warning(
+            "%s", sentence, location=self.get_location(), type="bookkit", subtype="sheet"
+        )
 
     def _section(self, ident, title, *content):
         section = nodes.section("", nodes.title(title, title), *content, ids=[ident])
@@ -303,70 +377,168 @@ class FormulaSheetDirective(SphinxDirective):
         rows = []
         for quantity in BOOK.quantities.values():
             name = self._anchored(nodes.inline("", "", _code(quantity.name)), quantity.name)
-            rows.append([_math(quantity.symbol), name, quantity.meaning, quantity.unit, _range(quantity)])
-        return self._section("given", "What is given", _text("Every other number in the book follows from these."),
-                             _table(["Symbol", "Name in code", "Meaning", "Unit", "Range"], rows, "given"))
+            rows.append(
+                [_math(quantity.symbol), name, quantity.meaning, quantity.unit, _range(quantity)]
+            )
+        return self._section(
+            "given",
+            "What is given",
+            _text("Every other number in the book follows from these."),
+            _table(["Symbol", "Name in code", "Meaning", "Unit", "Range"], rows, "given"),
+        )
 
     def _group(self, group):
-        title, _, rest = importlib.import_module(f"shardlab.formulas.{group}").__doc__.partition(":")
+        title, _, rest = importlib.import_module(f"shardlab.formulas.{group}").__doc__.partition(
+            ":"
+        )
         first = rest.split("\n\n")[0].strip()  # the rest of a docstring is for who reads the code
         intro = _text(first[:1].upper() + first[1:])
-        entries = [self._entry(formula) for formula in BOOK.formulas.values() if formula.group == group]
+        entries = [
+            self._entry(formula) for formula in BOOK.formulas.values() if formula.group == group
+        ]
         return self._section(f"sheet-{group}", title.strip(), intro, *entries)
 
     def _entry(self, formula):
         links = [formula_link("", "", _code(need), name=need) for need in formula.needs]
         from_these = [node for link in links for node in (link, nodes.Text(", "))][:-1]
         said = nodes.Text(f". Unit: {formula.unit}. Source: {formula.source}. Measured by ")
-        facts = nodes.paragraph("", "", nodes.Text("From "), *from_these, said, _code(formula.measured_by), nodes.Text("."),
-                                classes=["formula-facts"])
+        facts = nodes.paragraph(
+            "",
+            "",
+            nodes.Text("From "),
+            *from_these,
+            said,
+            _code(formula.measured_by),
+            nodes.Text("."),
+            classes=["formula-facts"],
+        )
         meaning = nodes.Text(f" \N{EN DASH} {formula.meaning}")
         name = nodes.paragraph("", "", _code(formula.name), meaning, classes=["formula-name"])
-        entry = nodes.container("", name, equation([formula.name], self.env.docname), facts, classes=["formula"])
+        entry = nodes.container(
+            "", name, equation([formula.name], self.env.docname), facts, classes=["formula"]
+        )
         return self._anchored(entry, formula.name)
 
     def _recipes(self):
-        rows, tests = [], dict.fromkeys(recipe.verified for recipe in RECIPES.values() if recipe.verified)
+        rows, tests = (
+            [],
+            dict.fromkeys(recipe.verified for recipe in RECIPES.values() if recipe.verified),
+        )
         for recipe in RECIPES.values():
             had = recipe.quantities
             moments = f"{had['optimizer_moments']} × {had['moment_element_bytes']}"
-            rows.append([recipe.name, str(had["parameter_element_bytes"]), str(had["gradient_element_bytes"]),
-                         str(had["master_element_bytes"] or "\N{EN DASH}"), moments,
-                         compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
-                         "yes" if recipe.verified else "not yet",
-                         f"{recipe.note} ({recipe.source})"])
-        heads = ["Recipe", "Parameter", "Gradient", "Master copy", "Moments", "All", "Held against a run?", "What it is"]
-        proof = nodes.paragraph("", "", nodes.Text("Held against a run by "), *(_code(test) for test in tests),
-                                nodes.Text(". The others are as their sources state them."))
-        return self._section("sheet-recipes", "Recipes", _text("Bytes for one parameter, by recipe."),
-                             _table(heads, rows, "recipes", numeric=range(1, 6)), proof)
+            rows.append(
+                [
+                    recipe.name,
+                    str(had["parameter_element_bytes"]),
+                    str(had["gradient_element_bytes"]),
+                    str(had["master_element_bytes"] or "\N{EN DASH}"),
+                    moments,
+                    compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
+                    "yes" if recipe.verified else "not yet",
+                    f"{recipe.note} ({recipe.source})",
+                ]
+            )
+        heads = [
+            "Recipe",
+            "Parameter",
+            "Gradient",
+            "Master copy",
+            "Moments",
+            "All",
+            "Held against a run?",
+            "What it is",
+        ]
+        proof = nodes.paragraph(
+            "",
+            "",
+            nodes.Text("Held against a run by "),
+            *(_code(test) for test in tests),
+            nodes.Text(". The others are as their sources state them."),
+        )
+        return self._section(
+            "sheet-recipes",
+            "Recipes",
+            _text("Bytes for one parameter, by recipe."),
+            _table(heads, rows, "recipes", numeric=range(1, 6)),
+            proof,
+        )
 
     def _models(self):
         shape = ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary")
-        rows = [[model.name, *(f"{model.quantities[name]:,}" for name in shape),
-                 compute(f'parameters(model="{model.name}") exact')[0], model.source] for model in MODELS.values()]
-        heads = ["Model", "Layers", "Hidden size", "Heads", "Key-value heads", "MLP size", "Vocabulary", "Parameters",
-                 "Shape from"]
-        return self._section("sheet-models", "Models", _text("Parameters are computed from the shape, with the formulas above."),
-                             _table(heads, rows, "models", numeric=range(1, 8)))
+        rows = [
+            [
+                model.name,
+                *(f"{model.quantities[name]:,}" for name in shape),
+                compute(f'parameters(model="{model.name}") exact')[0],
+                model.source,
+            ]
+            for model in MODELS.values()
+        ]
+        heads = [
+            "Model",
+            "Layers",
+            "Hidden size",
+            "Heads",
+            "Key-value heads",
+            "MLP size",
+            "Vocabulary",
+            "Parameters",
+            "Shape from",
+        ]
+        return self._section(
+            "sheet-models",
+            "Models",
+            _text("Parameters are computed from the shape, with the formulas above."),
+            _table(heads, rows, "models", numeric=range(1, 8)),
+        )
 
     def _gpus(self):
         rows = []
         for gpu in GPUS.values():
             memory, rate = gpu.quantities["gpu_memory_bytes"], gpu.quantities["flops_per_second"]
-            rows.append([gpu.name, *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
-                         format_as(rate / 1e12, "number"), format_as(gpu.quantities["memory_bytes_per_second"] / 1e12, "number"),
-                         f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}."])
-        intro = _text("What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it.")
-        heads = ["GPU", "Memory, GB", "The same, GiB", "Dense TFLOP/s", "Bandwidth, TB/s", "Source, and how it was read"]
-        return self._section("sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 5)))
+            rows.append(
+                [
+                    gpu.name,
+                    *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
+                    format_as(rate / 1e12, "number"),
+                    format_as(gpu.quantities["memory_bytes_per_second"] / 1e12, "number"),
+                    f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}.",
+                ]
+            )
+        intro = _text(
+            "What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it."
+        )
+        heads = [
+            "GPU",
+            "Memory, GB",
+            "The same, GiB",
+            "Dense TFLOP/s",
+            "Bandwidth, TB/s",
+            "Source, and how it was read",
+        ]
+        return self._section(
+            "sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 5))
+        )
 
     def _links(self):
-        rows = [[link.name, format_as(link.quantities["link_bytes_per_second"] / 1e9, "number"),
-                 format_as(link.quantities["latency_seconds"] * 1e6, "number"), f"{link.source}."] for link in LINKS.values()]
-        intro = _text("What vendors print for one direction, and the latency that NCCL reckons with; neither is measured here.")
+        rows = [
+            [
+                link.name,
+                format_as(link.quantities["link_bytes_per_second"] / 1e9, "number"),
+                format_as(link.quantities["latency_seconds"] * 1e6, "number"),
+                f"{link.source}.",
+            ]
+            for link in LINKS.values()
+        ]
+        intro = _text(
+            "What vendors print for one direction, and the latency that NCCL reckons with; neither"
+            " is measured here."
+        )
         heads = ["Link", "Each way, GB/s", "Latency, \N{MICRO SIGN}s", "Source"]
-        return self._section("sheet-links", "Links", intro, _table(heads, rows, "links", numeric=range(1, 3)))
+        return self._section(
+            "sheet-links", "Links", intro, _table(heads, rows, "links", numeric=range(1, 3))
+        )
 
 
 def _code(text):
@@ -390,11 +562,14 @@ def _range(quantity):
 
 def _table(heads, rows, name, numeric=()):
     """A table of texts and nodes; columns in ``numeric`` are right-aligned."""
+
     def row(cells):
         entries = []
         for column, cell in enumerate(cells):
             inner = nodes.paragraph("", "", nodes.Text(cell) if isinstance(cell, str) else cell)
-            entries.append(nodes.entry("", inner, classes=["text-right"] if column in numeric else []))
+            entries.append(
+                nodes.entry("", inner, classes=["text-right"] if column in numeric else [])
+            )
         return nodes.row("", *entries)
 
     group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
@@ -411,18 +586,27 @@ def _sheets(env):
 
 
 def _forget_sheet(app, env, docname):
-    env.bookkit_formula_sheets = {name: sheet for name, sheet in _sheets(env).items() if sheet != docname}
+    env.bookkit_formula_sheets = {
+        name: sheet for name, sheet in _sheets(env).items() if sheet != docname
+    }
 
 
 def _merge_sheets(app, env, docnames, other):
-    _sheets(env).update({name: sheet for name, sheet in _sheets(other).items() if sheet in docnames})
+    _sheets(env).update(
+        {name: sheet for name, sheet in _sheets(other).items() if sheet in docnames}
+    )
 
 
 def _check_sheets(app, env):
     forgotten = [name for name in (*BOOK.quantities, *BOOK.formulas) if name not in _sheets(env)]
     if _sheets(env) and forgotten:
-        logger.warning("no formula sheet prints %s", ", ".join(forgotten), location=next(iter(_sheets(env).values())),
-                       type="bookkit", subtype="sheet")
+        logger.warning(
+            "no formula sheet prints %s",
+            ", ".join(forgotten),
+            location=next(iter(_sheets(env).values())),
+            type="bookkit",
+            subtype="sheet",
+        )
 
 
 def setup(app):

@@ -1,16 +1,16 @@
 """How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
 
-``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to the theme's style
-sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour is defined once for figures and
-pages.
+``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to
+the theme's style sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour
+is defined once for figures and pages.
 """
 
 import json
-from pathlib import Path
 import re
+from pathlib import Path
 
-from markupsafe import Markup
 import rjsmin
+from markupsafe import Markup
 
 from bookkit.icons import ICONS, svg
 from shardlab.show.palette import MEMORY, PAGE, TIMELINE
@@ -28,7 +28,9 @@ THEME_SCRIPT = """(function (root) {
 
 
 def palette_css():
-    """The page, and two variables for each quantity: its fill and the line around it, in light and in dark."""
+    """The page, and two variables for each quantity: its fill and the line around it, in light and
+    in dark."""
+
     def declarations(mode):
         yield f"  --page: {getattr(PAGE, mode)};\n  --line-strong: {PAGE.line};\n"
         for kind, palette in (("memory", MEMORY), ("timeline", TIMELINE)):
@@ -36,26 +38,40 @@ def palette_css():
                 variable = f"--{kind}-{name.replace('_', '-')}"
                 yield f"  {variable}: {getattr(swatch, mode)};\n  {variable}-line: {swatch.line};\n"
 
-    return (f":root {{\n{''.join(declarations('light'))}}}\n"
-            f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n")
+    return (
+        f":root {{\n{''.join(declarations('light'))}}}\n"
+        f"html[data-theme=dark] {{\n{''.join(declarations('dark'))}}}\n"
+    )
 
 
 # Between a formula and the mark after it browsers would end a line.
-MATH_AND_MARK = re.compile(r"<math\b[^>]*>(?:(?!</math>).)*</math>[.,;:!?)\u2019\u201d]+", re.DOTALL)
+MATH_AND_MARK = re.compile(
+    r"<math\b[^>]*>(?:(?!</math>).)*</math>[.,;:!?)\u2019\u201d]+", re.DOTALL
+)
 
 # Faces, as CSS writes a font, and what a page has that shows them; "" stands on every page.
-FACES = {"1em 'Book Serif'": "", "600 1em 'Book Serif'": "", "1em 'Book Sans'": "", "1em 'Book Code'": r"<(?:code|pre)\b",
-         "italic 1em 'Book Serif'": r"<em\b", "1em 'STIX Two Math'": r"<math\b"}
+FACES = {
+    "1em 'Book Serif'": "",
+    "600 1em 'Book Serif'": "",
+    "1em 'Book Sans'": "",
+    "1em 'Book Code'": r"<(?:code|pre)\b",
+    "italic 1em 'Book Serif'": r"<em\b",
+    "1em 'STIX Two Math'": r"<math\b",
+}
 
 
 def font_script(body):
-    """Asks for the faces of a page before it is laid out: one that comes later is not shown (book.css)."""
+    """Asks for the faces of a page before it is laid out: one that comes later is not shown
+    (book.css)."""
     faces = [face for face, shows in FACES.items() if re.search(shows, body)]
-    return Markup(f"{json.dumps(faces, separators=(',', ':'))}.forEach(function(f){{document.fonts.load(f).catch(function(){{}})}})")
+    return Markup(
+        f"{json.dumps(faces, separators=(',', ':'))}.forEach(function(f){{document.fonts.load(f).catch(function(){{}})}})"
+    )
 
 
 def _icon(*names):
-    """The first of the icons ``names`` (ours, or the theme's name for one) that is known, as inline SVG; or nothing."""
+    """The first of the icons ``names`` (ours, or the theme's name for one) that is known, as inline
+    SVG; or nothing."""
     for name in names:
         if name and name in ICONS:
             return Markup(svg(name))
@@ -63,19 +79,23 @@ def _icon(*names):
 
 
 def with_sections(contents, sections):
-    """The book's contents, with the sections of the page one is on under its entry; both are HTML of Sphinx's making.
+    """The book's contents, with the sections of the page one is on under its entry; both are HTML
+    of Sphinx's making.
 
     (The theme shows a page's sections in the right margin, which here belongs to notes.)
     """
-    current = re.search(r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL)
+    current = re.search(
+        r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL
+    )
     inner = re.search(r"</a>(.*)</li>", sections or "", flags=re.DOTALL)
     if not current or not inner:
         return contents
-    return Markup(contents[:current.end()] + inner.group(1) + contents[current.end():])
+    return Markup(contents[: current.end()] + inner.group(1) + contents[current.end() :])
 
 
 def _without_roles(body):
-    """docutils calls a bibliography a list, which has no items: take off the roles that tell a screen reader nonsense."""
+    """docutils calls a bibliography a list, which has no items: take off the roles that tell a
+    screen reader nonsense."""
     body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
@@ -86,7 +106,9 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_theme_script"] = Markup(rjsmin.jsmin(THEME_SCRIPT))
     context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
-        context["body"] = MATH_AND_MARK.sub(r'<span class="kept">\g<0></span>', _without_roles(context["body"]))
+        context["body"] = MATH_AND_MARK.sub(
+            r'<span class="kept">\g<0></span>', _without_roles(context["body"])
+        )
         if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
             app.add_css_file("cells.css", priority=802)
 

@@ -1,18 +1,19 @@
-r"""LaTeX formulas become MathML while the book is built, so that a page needs no script to show them.
+r"""LaTeX formulas become MathML while the book is built, so that a page needs no script to show
+them.
 
-``to_mathml(latex, display)`` reads the part of LaTeX the book uses and refuses the rest with ``UnsupportedMath``: a
-command that is not in the tables below, a brace that is not closed, a ``&`` outside an alignment. Nothing is passed
-through in the hope that it will do. In a build the refusal is a warning with page, line and formula, and a warning
-stops the build.
+``to_mathml(latex, display)`` reads the part of LaTeX the book uses and refuses the rest with
+``UnsupportedMath``: a command that is not in the tables below, a brace that is not closed, a ``&``
+outside an alignment. Nothing is passed through in the hope that it will do. In a build the refusal
+is a warning with page, line and formula, and a warning stops the build.
 
-The output is MathML Core, the part that browsers draw: alignment of columns is left to the style sheet (classes
-``aligned``, ``cases``, ``matrix`` on ``mtable``), bold and script letters are their own Unicode characters, and every
-delimiter outside ``\left ... \right`` is kept from stretching.
+The output is MathML Core, the part that browsers draw: alignment of columns is left to the style
+sheet (classes ``aligned``, ``cases``, ``matrix`` on ``mtable``), bold and script letters are their
+own Unicode characters, and every delimiter outside ``\left ... \right`` is kept from stretching.
 """
 
+import re
 from dataclasses import dataclass
 from html import escape
-import re
 
 from docutils import nodes
 from sphinx.util import logging
@@ -22,14 +23,15 @@ logger = logging.getLogger(__name__)
 
 
 class UnsupportedMath(ValueError):
-    """A formula uses something ``to_mathml`` does not know; the message names it and shows the formula."""
+    """A formula uses something ``to_mathml`` does not know; the message names it and shows the
+    formula."""
 
 
 def to_mathml(latex: str, display: bool) -> str:
     r"""Translate a formula to one ``<math>`` element.
 
-    ``latex`` is what stands between the dollars, ``display`` says whether it stands on a line of its own.
-    Raises ``UnsupportedMath``.
+    ``latex`` is what stands between the dollars, ``display`` says whether it stands on a line of
+    its own. Raises ``UnsupportedMath``.
 
     >>> to_mathml(r"4\Psi", display=False)
     '<math><mn>4</mn><mi mathvariant="normal">Ψ</mi></math>'
@@ -40,70 +42,242 @@ def to_mathml(latex: str, display: bool) -> str:
 
 # ---------------------------------------------------------------- what is known
 
-GREEK = {name: chr(0x3B1 + i) for i, name in enumerate(
-    "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho varsigma sigma tau "
-    "upsilon varphi chi psi omega".split())} | {"epsilon": "ϵ", "phi": "ϕ", "vartheta": "ϑ"}
-CAPITAL_GREEK = {"Gamma": "Γ", "Delta": "Δ", "Theta": "Θ", "Lambda": "Λ", "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ",
-                 "Upsilon": "Υ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω"}
-SYMBOLS = {"infty": "∞", "partial": "∂", "nabla": "∇", "ell": "ℓ", "emptyset": "∅", "forall": "∀", "exists": "∃",
-           "ldots": "…", "dots": "…", "cdots": "⋯", "vdots": "⋮", "ddots": "⋱", "top": "⊤", "bot": "⊥", "prime": "′",
-           "degree": "°", "#": "#", "%": "%", "$": "$", "&": "&", "_": "_"}
+GREEK = {
+    name: chr(0x3B1 + i)
+    for i, name in enumerate(
+        "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho"
+        " varsigma sigma tau upsilon varphi chi psi omega".split()
+    )
+} | {"epsilon": "ϵ", "phi": "ϕ", "vartheta": "ϑ"}
+CAPITAL_GREEK = {
+    "Gamma": "Γ",
+    "Delta": "Δ",
+    "Theta": "Θ",
+    "Lambda": "Λ",
+    "Xi": "Ξ",
+    "Pi": "Π",
+    "Sigma": "Σ",
+    "Upsilon": "Υ",
+    "Phi": "Φ",
+    "Psi": "Ψ",
+    "Omega": "Ω",
+}
+SYMBOLS = {
+    "infty": "∞",
+    "partial": "∂",
+    "nabla": "∇",
+    "ell": "ℓ",
+    "emptyset": "∅",
+    "forall": "∀",
+    "exists": "∃",
+    "ldots": "…",
+    "dots": "…",
+    "cdots": "⋯",
+    "vdots": "⋮",
+    "ddots": "⋱",
+    "top": "⊤",
+    "bot": "⊥",
+    "prime": "′",
+    "degree": "°",
+    "#": "#",
+    "%": "%",
+    "$": "$",
+    "&": "&",
+    "_": "_",
+}
 OPERATORS = {
-    "cdot": "⋅", "times": "×", "div": "÷", "pm": "±", "mp": "∓", "ast": "∗", "star": "⋆", "circ": "∘", "bullet": "∙",
-    "oplus": "⊕", "otimes": "⊗", "odot": "⊙", "cup": "∪", "cap": "∩", "setminus": "∖", "land": "∧", "wedge": "∧",
-    "lor": "∨", "vee": "∨", "neg": "¬", "lnot": "¬",
-    "le": "≤", "leq": "≤", "ge": "≥", "geq": "≥", "ne": "≠", "neq": "≠", "ll": "≪", "gg": "≫", "approx": "≈",
-    "sim": "∼", "simeq": "≃", "equiv": "≡", "propto": "∝", "in": "∈", "notin": "∉", "ni": "∋", "subset": "⊂",
-    "subseteq": "⊆", "supset": "⊃", "supseteq": "⊇", "mid": "∣", "parallel": "∥", "perp": "⊥", "coloneqq": "≔",
-    "to": "→", "rightarrow": "→", "leftarrow": "←", "gets": "←", "leftrightarrow": "↔", "mapsto": "↦",
-    "Rightarrow": "⇒", "implies": "⟹", "Leftarrow": "⇐", "Leftrightarrow": "⇔", "iff": "⟺", "longrightarrow": "⟶",
-    "uparrow": "↑", "downarrow": "↓", "colon": ":",
+    "cdot": "⋅",
+    "times": "×",
+    "div": "÷",
+    "pm": "±",
+    "mp": "∓",
+    "ast": "∗",
+    "star": "⋆",
+    "circ": "∘",
+    "bullet": "∙",
+    "oplus": "⊕",
+    "otimes": "⊗",
+    "odot": "⊙",
+    "cup": "∪",
+    "cap": "∩",
+    "setminus": "∖",
+    "land": "∧",
+    "wedge": "∧",
+    "lor": "∨",
+    "vee": "∨",
+    "neg": "¬",
+    "lnot": "¬",
+    "le": "≤",
+    "leq": "≤",
+    "ge": "≥",
+    "geq": "≥",
+    "ne": "≠",
+    "neq": "≠",
+    "ll": "≪",
+    "gg": "≫",
+    "approx": "≈",
+    "sim": "∼",
+    "simeq": "≃",
+    "equiv": "≡",
+    "propto": "∝",
+    "in": "∈",
+    "notin": "∉",
+    "ni": "∋",
+    "subset": "⊂",
+    "subseteq": "⊆",
+    "supset": "⊃",
+    "supseteq": "⊇",
+    "mid": "∣",
+    "parallel": "∥",
+    "perp": "⊥",
+    "coloneqq": "≔",
+    "to": "→",
+    "rightarrow": "→",
+    "leftarrow": "←",
+    "gets": "←",
+    "leftrightarrow": "↔",
+    "mapsto": "↦",
+    "Rightarrow": "⇒",
+    "implies": "⟹",
+    "Leftarrow": "⇐",
+    "Leftrightarrow": "⇔",
+    "iff": "⟺",
+    "longrightarrow": "⟶",
+    "uparrow": "↑",
+    "downarrow": "↓",
+    "colon": ":",
 }
 LARGE = {"sum": "∑", "prod": "∏", "coprod": "∐", "bigcup": "⋃", "bigcap": "⋂", "bigoplus": "⨁"}
 INTEGRALS = {"int": "∫", "iint": "∬", "oint": "∮"}
 FUNCTIONS = "arg cos det dim exp gcd ker lg ln log sin tan tanh cosh sinh Pr".split()
 LIMITS = "max min sup inf lim argmax argmin".split()
-OPENING = {"(": "(", "[": "[", r"\{": "{", r"\lbrace": "{", r"\lceil": "⌈", r"\lfloor": "⌊", r"\langle": "⟨",
-           r"\lvert": "|", r"\lVert": "‖", r"\lbrack": "["}
-CLOSING = {")": ")", "]": "]", r"\}": "}", r"\rbrace": "}", r"\rceil": "⌉", r"\rfloor": "⌋", r"\rangle": "⟩",
-           r"\rvert": "|", r"\rVert": "‖", r"\rbrack": "]"}
+OPENING = {
+    "(": "(",
+    "[": "[",
+    r"\{": "{",
+    r"\lbrace": "{",
+    r"\lceil": "⌈",
+    r"\lfloor": "⌊",
+    r"\langle": "⟨",
+    r"\lvert": "|",
+    r"\lVert": "‖",
+    r"\lbrack": "[",
+}
+CLOSING = {
+    ")": ")",
+    "]": "]",
+    r"\}": "}",
+    r"\rbrace": "}",
+    r"\rceil": "⌉",
+    r"\rfloor": "⌋",
+    r"\rangle": "⟩",
+    r"\rvert": "|",
+    r"\rVert": "‖",
+    r"\rbrack": "]",
+}
 EITHER = {"|": "|", r"\|": "‖", r"\vert": "|", r"\Vert": "‖", "/": "/"}
-SPACES = {",": "0.1667em", ":": "0.2222em", ">": "0.2222em", ";": "0.2778em", "!": "-0.1667em", "quad": "1em",
-          "qquad": "2em"}
+SPACES = {
+    ",": "0.1667em",
+    ":": "0.2222em",
+    ">": "0.2222em",
+    ";": "0.2778em",
+    "!": "-0.1667em",
+    "quad": "1em",
+    "qquad": "2em",
+}
 ACCENTS = {"hat": "^", "bar": "¯", "tilde": "~", "vec": "→", "dot": "˙", "ddot": "¨"}
-STRETCHED = {"overline": ("mover", "¯"), "underline": ("munder", "_"), "widehat": ("mover", "^"),
-             "widetilde": ("mover", "~"), "overrightarrow": ("mover", "→")}
+STRETCHED = {
+    "overline": ("mover", "¯"),
+    "underline": ("munder", "_"),
+    "widehat": ("mover", "^"),
+    "widetilde": ("mover", "~"),
+    "overrightarrow": ("mover", "→"),
+}
 BRACES = {"underbrace": ("munder", "⏟"), "overbrace": ("mover", "⏞")}
 SIZES = {"big": "1.2em", "Big": "1.8em", "bigg": "2.4em", "Bigg": "3em"}
 SIGNS = {"+": "+", "-": "−", r"\pm": "±", r"\mp": "∓"}
-PLAIN_OPERATORS = {"+": "+", "-": "−", "*": "∗", "=": "=", "<": "<", ">": ">", ":": ":", ",": ",", ";": ";", "!": "!"}
+PLAIN_OPERATORS = {
+    "+": "+",
+    "-": "−",
+    "*": "∗",
+    "=": "=",
+    "<": "<",
+    ">": ">",
+    ":": ":",
+    ",": ",",
+    ";": ";",
+    "!": "!",
+}
 
-# First code points of the mathematical alphabets: capitals, small letters, digits; and the letters that stand apart.
+# First code points of the mathematical alphabets: capitals, small letters, digits; and the letters
+# that stand apart.
 ALPHABETS = {
     "mathbf": (0x1D400, 0x1D41A, 0x1D7CE, {}),
     "mathit": (0x1D434, 0x1D44E, None, {"h": "ℎ"}),
     "boldsymbol": (0x1D468, 0x1D482, None, {}),
-    "mathbb": (0x1D538, 0x1D552, 0x1D7D8, {"C": "ℂ", "H": "ℍ", "N": "ℕ", "P": "ℙ", "Q": "ℚ", "R": "ℝ", "Z": "ℤ"}),
-    "mathcal": (0x1D49C, 0x1D4B6, None, {"B": "ℬ", "E": "ℰ", "F": "ℱ", "H": "ℋ", "I": "ℐ", "L": "ℒ", "M": "ℳ",
-                                         "R": "ℛ", "e": "ℯ", "g": "ℊ", "o": "ℴ"}),
+    "mathbb": (
+        0x1D538,
+        0x1D552,
+        0x1D7D8,
+        {"C": "ℂ", "H": "ℍ", "N": "ℕ", "P": "ℙ", "Q": "ℚ", "R": "ℝ", "Z": "ℤ"},
+    ),
+    "mathcal": (
+        0x1D49C,
+        0x1D4B6,
+        None,
+        {
+            "B": "ℬ",
+            "E": "ℰ",
+            "F": "ℱ",
+            "H": "ℋ",
+            "I": "ℐ",
+            "L": "ℒ",
+            "M": "ℳ",
+            "R": "ℛ",
+            "e": "ℯ",
+            "g": "ℊ",
+            "o": "ℴ",
+        },
+    ),
 }
-TEXT = {"text": "", "textrm": "", "mbox": "", "textit": "math-italic", "textbf": "math-bold", "texttt": "math-code"}
+TEXT = {
+    "text": "",
+    "textrm": "",
+    "mbox": "",
+    "textit": "math-italic",
+    "textbf": "math-bold",
+    "texttt": "math-code",
+}
 NAMES = {"mathrm": "", "operatorname": "", "mathsf": "math-sans", "mathtt": "math-code"}
 ALIGNED = {"aligned", "align", "align*", "split", "alignat", "eqnarray"}
-TABLES = ALIGNED | {"gathered", "gather", "gather*", "cases", "array", "matrix", "pmatrix", "bmatrix", "vmatrix"}
+TABLES = ALIGNED | {
+    "gathered",
+    "gather",
+    "gather*",
+    "cases",
+    "array",
+    "matrix",
+    "pmatrix",
+    "bmatrix",
+    "vmatrix",
+}
 FENCES = {"cases": ("{", ""), "pmatrix": ("(", ")"), "bmatrix": ("[", "]"), "vmatrix": ("|", "|")}
 UNWRAPPED = {"equation", "equation*", "displaymath", "math"}
 
-TOKEN = re.compile(r"""
+TOKEN = re.compile(
+    r"""
       \\[A-Za-z]+\*?            # a command by name
     | \\.                       # a command of one character: \, \{ \\ ...
     | \d+(?:\{,\}\d{3})*(?:\.\d+)?  # a number; {,} groups its digits
     | \s+
     | .
-    """, re.VERBOSE | re.DOTALL)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 
 
 # ---------------------------------------------------------------- from tokens to markup
+
 
 @dataclass(frozen=True)
 class Atom:
@@ -166,7 +340,8 @@ class _Parser:
     # -- rows and scripts
 
     def formula(self):
-        """The whole formula; lines separated by a line break or an empty line become the rows of a table."""
+        """The whole formula; lines separated by a line break or an empty line become the rows of a
+        table."""
         rows = self.rows(stop=None)
         if not rows:
             self.refuse("nothing")
@@ -197,7 +372,8 @@ class _Parser:
         return [row for row in rows if any(row)]
 
     def row(self, stops):
-        """Atoms up to one of the tokens in ``stops``, which is not taken; signs and spaces as their places ask."""
+        """Atoms up to one of the tokens in ``stops``, which is not taken; signs and spaces as their
+        places ask."""
         atoms = []
         while (token := self.peek()) is not None and token not in stops:
             if token in {"}", "&", "\\\\", r"\right", r"\end", r"\middle"}:
@@ -238,7 +414,9 @@ class _Parser:
                 above = (above or "") + self.argument()
         if below is None and above is None:
             return base
-        under, over, both = ("munder", "mover", "munderover") if base.limits else ("msub", "msup", "msubsup")
+        under, over, both = (
+            ("munder", "mover", "munderover") if base.limits else ("msub", "msup", "msubsup")
+        )
         if above is None:
             markup = f"<{under}>{base.markup}{below}</{under}>"
         elif below is None:
@@ -248,13 +426,14 @@ class _Parser:
         return Atom(markup, function=base.function, operator=base.operator)
 
     def argument(self):
-        """What a command or a script applies to: a group in braces, or the next single thing. One element."""
+        """What a command or a script applies to: a group in braces, or the next single thing. One
+        element."""
         token = self.peek()
         if token == "{":
             return self.group()
         if token is not None and token[0].isdigit():  # x^10 is x^1 0
             self.take()
-            self.tokens[self.position:self.position] = [token[1:]] if token[1:] else []
+            self.tokens[self.position : self.position] = [token[1:]] if token[1:] else []
             return f"<mn>{token[0]}</mn>"
         return self.atom().markup
 
@@ -309,7 +488,11 @@ class _Parser:
         if name in FUNCTIONS:
             return Atom(f"<mi>{name}</mi>", function=True)
         if name in LIMITS:
-            return Atom(f'<mo movablelimits="true" lspace="0" rspace="0">{name}</mo>', limits=True, function=True)
+            return Atom(
+                f'<mo movablelimits="true" lspace="0" rspace="0">{name}</mo>',
+                limits=True,
+                function=True,
+            )
         if name in SPACES:
             return Atom(_space(SPACES[name]), bracket=True)
         if name == " ":
@@ -323,7 +506,10 @@ class _Parser:
         if name in {"frac", "dfrac", "tfrac"}:
             markup = f"<mfrac>{self.argument()}{self.argument()}</mfrac>"
             if name != "frac":
-                markup = f'<mstyle displaystyle="{str(name == "dfrac").lower()}" scriptlevel="0">{markup}</mstyle>'
+                markup = (
+                    f'<mstyle displaystyle="{str(name == "dfrac").lower()}"'
+                    f' scriptlevel="0">{markup}</mstyle>'
+                )
             return Atom(markup)
         if name == "binom":
             markup = f'<mfrac linethickness="0">{self.argument()}{self.argument()}</mfrac>'
@@ -338,7 +524,9 @@ class _Parser:
             return Atom(f'<{tag}>{self.argument()}<mo stretchy="true">{mark}</mo></{tag}>')
         if name in BRACES:
             tag, mark = BRACES[name]
-            return Atom(f'<{tag}>{self.argument()}<mo stretchy="true">{mark}</mo></{tag}>', limits=True)
+            return Atom(
+                f'<{tag}>{self.argument()}<mo stretchy="true">{mark}</mo></{tag}>', limits=True
+            )
         if name in {"overset", "underset", "stackrel"}:
             script, base = self.argument(), self.argument()
             tag = "munder" if name == "underset" else "mover"
@@ -366,23 +554,34 @@ class _Parser:
 
     def plain(self, raw):
         """Text as written: escaped characters become themselves, a formula inside is refused."""
-        text = re.sub(r"\\([ _%&#${}])", r"\1", raw).replace("~", "\N{NO-BREAK SPACE}").replace("--", "–")
+        text = (
+            re.sub(r"\\([ _%&#${}])", r"\1", raw)
+            .replace("~", "\N{NO-BREAK SPACE}")
+            .replace("--", "–")
+        )
         if "\\" in text or re.search(r"(?<!\\)\$", raw):
             self.refuse(f"'{raw}' inside text")
         return text.replace("{", "").replace("}", "")
 
     def name(self, command):
-        r"""``\mathrm{GiB}``, ``\operatorname{softmax}``, ``\mathtt{zero\_stage}``: letters that are one word."""
+        r"""``\mathrm{GiB}``, ``\operatorname{softmax}``, ``\mathtt{zero\_stage}``: letters that are
+        one word."""
         raw = self.raw_group()
         text = self.plain(re.sub(r"\\text(?:rm|tt)?(?=\{)", "", raw)).strip()
         if not text:
             self.refuse(rf"nothing in '\{command}'")
         words = escape(text.replace(" ", "\N{NO-BREAK SPACE}"))
         look = NAMES.get(command, "")
-        attributes = (f' class="{look}"' if look else "") + (' mathvariant="normal"' if len(text) == 1 else "")
+        attributes = (f' class="{look}"' if look else "") + (
+            ' mathvariant="normal"' if len(text) == 1 else ""
+        )
         function = command.startswith("operatorname")
         if command == "operatorname*":
-            return Atom(f'<mo movablelimits="true" lspace="0" rspace="0">{words}</mo>', limits=True, function=True)
+            return Atom(
+                f'<mo movablelimits="true" lspace="0" rspace="0">{words}</mo>',
+                limits=True,
+                function=True,
+            )
         return Atom(f"<mi{attributes}>{words}</mi>", function=function)
 
     def alphabet(self, command):
@@ -408,10 +607,13 @@ class _Parser:
             degree = _join(self.row({"]"}), wrap=True)
             self.expect("]")
         radicand = self.argument()
-        return Atom(f"<msqrt>{radicand}</msqrt>" if degree is None else f"<mroot>{radicand}{degree}</mroot>")
+        return Atom(
+            f"<msqrt>{radicand}</msqrt>" if degree is None else f"<mroot>{radicand}{degree}</mroot>"
+        )
 
     def bracket(self):
-        r"""The delimiter after ``\left``, ``\middle``, ``\right`` or ``\big``; a dot stands for none."""
+        r"""The delimiter after ``\left``, ``\middle``, ``\right`` or ``\big``; a dot stands for
+        none."""
         token = self.take()
         for known in (OPENING, CLOSING, EITHER):
             if token in known:
@@ -434,8 +636,12 @@ class _Parser:
     def sized(self, size):
         bracket = self.bracket()
         opening = bracket in OPENING.values()
-        return Atom(f'<mo stretchy="true" symmetric="true" lspace="0" rspace="0" minsize="{size}" maxsize="{size}">'
-                    f"{bracket}</mo>", bracket=opening, operator=opening)
+        return Atom(
+            f'<mo stretchy="true" symmetric="true" lspace="0" rspace="0" minsize="{size}"'
+            f' maxsize="{size}">{bracket}</mo>',
+            bracket=opening,
+            operator=opening,
+        )
 
     def environment(self, kind):
         if kind in UNWRAPPED:
@@ -454,7 +660,12 @@ class _Parser:
             self.raw_group()
         rows = self.environment_rows(kind)
         base = "aligned" if kind in ALIGNED else kind.rstrip("*").replace("gathered", "gather")
-        base = {"gather": "gathered", "pmatrix": "matrix", "bmatrix": "matrix", "vmatrix": "matrix"}.get(base, base)
+        base = {
+            "gather": "gathered",
+            "pmatrix": "matrix",
+            "bmatrix": "matrix",
+            "vmatrix": "matrix",
+        }.get(base, base)
         table = _table(base, rows, alignment)
         return Atom(_fenced(FENCES[kind][0], table, FENCES[kind][1]) if kind in FENCES else table)
 
@@ -474,7 +685,11 @@ def _join(atoms, wrap=False):
 
 def _one(markup):
     """Primes followed by a superscript are two elements; a script must be one."""
-    return f"<mrow>{markup}</mrow>" if markup.startswith("<mo>′") and not markup.endswith("′</mo>") else markup
+    return (
+        f"<mrow>{markup}</mrow>"
+        if markup.startswith("<mo>′") and not markup.endswith("′</mo>")
+        else markup
+    )
 
 
 def _space(width):
@@ -483,7 +698,11 @@ def _space(width):
 
 def _text(text, look):
     spaced = text.replace(" ", "\N{NO-BREAK SPACE}")  # spaces at either end would be dropped
-    return f'<mtext class="{look}">{escape(spaced)}</mtext>' if look else f"<mtext>{escape(spaced)}</mtext>"
+    return (
+        f'<mtext class="{look}">{escape(spaced)}</mtext>'
+        if look
+        else f"<mtext>{escape(spaced)}</mtext>"
+    )
 
 
 def _delimiter(character, form):
@@ -491,25 +710,38 @@ def _delimiter(character, form):
 
 
 def _fenced(left, markup, right):
-    opening = f'<mo form="prefix" fence="true" stretchy="true" symmetric="true">{left}</mo>' if left else ""
-    closing = f'<mo form="postfix" fence="true" stretchy="true" symmetric="true">{right}</mo>' if right else ""
+    opening = (
+        f'<mo form="prefix" fence="true" stretchy="true" symmetric="true">{left}</mo>'
+        if left
+        else ""
+    )
+    closing = (
+        f'<mo form="postfix" fence="true" stretchy="true" symmetric="true">{right}</mo>'
+        if right
+        else ""
+    )
     return f"<mrow>{opening}{markup}{closing}</mrow>"
 
 
 def _table(kind, rows, alignment=None):
     """An ``mtable``; in ``aligned`` columns alternate between right and left, as LaTeX has it."""
+
     def cell(markup, column):
-        if kind == "aligned" and column % 2:  # "& - c": an operation, whose left side stands in the cell before
+        # "& - c": an operation, whose left side stands in the cell before
+        if kind == "aligned" and column % 2:
             markup = re.sub(r'^<mo(?: form="prefix")?>', '<mo form="infix">', markup)
         side = f' class="{alignment[column]}"' if alignment and column < len(alignment) else ""
         return f"<mtd{side}>{markup}</mtd>"
 
-    body = "".join("<mtr>" + "".join(cell(c, i) for i, c in enumerate(row)) + "</mtr>" for row in rows)
+    body = "".join(
+        "<mtr>" + "".join(cell(c, i) for i, c in enumerate(row)) + "</mtr>" for row in rows
+    )
     style = ' displaystyle="true"' if kind in {"aligned", "gathered"} else ""
     return f'<mtable class="{kind}"{style}>{body}</mtable>'
 
 
 # ---------------------------------------------------------------- in a Sphinx build
+
 
 def _markup(writer, node, latex, display):
     try:
@@ -525,7 +757,8 @@ def _visit_inline(writer, node):
 
 
 def _visit_block(writer, node):
-    parts = [part for part in node.astext().split("\n\n") if part.strip()]  # an empty line starts a new line
+    # an empty line starts a new line
+    parts = [part for part in node.astext().split("\n\n") if part.strip()]
     math = _markup(writer, node, r" \\ ".join(parts), display=True)
     writer.body.append(writer.starttag(node, "div", CLASS="math-block"))
     writer.body.append(f'<div class="math-scroll">{math}</div>')

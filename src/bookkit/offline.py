@@ -1,27 +1,33 @@
-"""Offline by construction: a page asks for nothing outside the book, and the book carries only what a page asks for.
+"""Offline by construction: a page asks for nothing outside the book, and the book carries only what
+a page asks for.
 
 Four things happen here.
 
-1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side bars, search box and
-   colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets that match nothing.
-2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments and white space, and
+1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side
+bars, search box and
+   colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets
+   that match nothing.
+2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments
+and white space, and
    pages what nobody reads (``slim.py``).
-3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the page; the one local
-   copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets view, which would be a
-   dead slider, becomes a sentence.
-4. Every page is read once more, and anything it would load from elsewhere is a warning, which stops the build.
+3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
+page; the one local
+   copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets
+   view, which would be a dead slider, becomes a sentence.
+4. Every page is read once more, and anything it would load from elsewhere is a warning, which stops
+the build.
 """
 
+import json
+import re
 from html import escape
 from html.parser import HTMLParser
-import json
 from pathlib import Path
-import re
 from urllib.parse import unquote, urlsplit
 
-from docutils import nodes
 import rcssmin
 import rjsmin
+from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
 
@@ -32,7 +38,9 @@ logger = logging.getLogger(__name__)
 PLOTLY = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
-LIVE_IN_THE_LAB = "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
+LIVE_IN_THE_LAB = (
+    "This control is live in the lab: open the notebook in Jupyter or Colab to move it."
+)
 
 OURS = Path(__file__).parent / "static"
 
@@ -40,30 +48,51 @@ OURS = Path(__file__).parent / "static"
 SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js", "sphinx_highlight.js"}
 UNUSED_SCRIPTS = {"scripts/sphinx-book-theme.js", "design-tabs.js"}
 UNUSED_STYLES = {"styles/theme.css"}
-THEME_STYLES = ("styles/pydata-sphinx-theme.css", "styles/sphinx-book-theme.css", "sphinx-design.min.css", "basic.css",
-                "mystnb*.css", "pygments.css")
+THEME_STYLES = (
+    "styles/pydata-sphinx-theme.css",
+    "styles/sphinx-book-theme.css",
+    "sphinx-design.min.css",
+    "basic.css",
+    "mystnb*.css",
+    "pygments.css",
+)
 
-# The theme's rules stand in a cascade layer of their own: whatever book.css says then counts, however it is said.
+# The theme's rules stand in a cascade layer of their own: whatever book.css says then counts,
+# however it is said.
 LAYER = "@layer theme{"
 
-# What templates/ takes the place of. A theme that no longer has these needs a new look at templates/.
+# What templates/ takes the place of. A theme that no longer has these needs a new look at
+# templates/.
 THEME_PARTS = {
-    "static/webpack-macros.html": ("macro head_pre_assets()", "macro head_js_preload()", "macro body_post()"),
-    "layout.html": ("block css", "block extrahead", "block docs_body", "block docs_main", "block docs_toc",
-                    "_webpack.head_pre_assets()"),
+    "static/webpack-macros.html": (
+        "macro head_pre_assets()",
+        "macro head_js_preload()",
+        "macro body_post()",
+    ),
+    "layout.html": (
+        "block css",
+        "block extrahead",
+        "block docs_body",
+        "block docs_main",
+        "block docs_toc",
+        "_webpack.head_pre_assets()",
+    ),
 }
 
 
 # ---------------------------------------------------------------- stored outputs
 
+
 class OfflineMime:
-    """MyST-NB plugin for two kinds of stored output; found through the entry point ``myst_nb.mime_renderers``."""
+    """MyST-NB plugin for two kinds of stored output; found through the entry point
+    ``myst_nb.mime_renderers``."""
 
     mime_priority_overrides = [("html", PLOTLY, 1), ("html", WIDGET, 2)]
 
     @staticmethod
     def handle_mime(renderer, data, inline):
-        """Nodes for a plotly figure or a widget; None for anything else, and in books that do not use bookkit."""
+        """Nodes for a plotly figure or a widget; None for anything else, and in books that do not
+        use bookkit."""
         environment = getattr(renderer.renderer, "sphinx_env", None)
         if inline or environment is None or "bookkit_sources" not in environment.config:
             return None
@@ -75,7 +104,8 @@ class OfflineMime:
 
 
 def figure_html(figure):
-    """A place for a stored plotly figure: its data, its height, so that nothing jumps, a sentence without scripts."""
+    """A place for a stored plotly figure: its data, its height, so that nothing jumps, a sentence
+    without scripts."""
     parts = {key: figure[key] for key in ("data", "layout", "config") if key in figure}
     layout = parts.get("layout", {})
     parts["layout"] = {key: value for key, value in layout.items() if key != "template"}
@@ -93,10 +123,13 @@ def figure_html(figure):
 
 
 def _has_figures(doctree):
-    return doctree is not None and any('class="plotly-figure"' in node.astext() for node in doctree.findall(nodes.raw))
+    return doctree is not None and any(
+        'class="plotly-figure"' in node.astext() for node in doctree.findall(nodes.raw)
+    )
 
 
 # ---------------------------------------------------------------- what a page loads
+
 
 def _name(asset):
     return str(getattr(asset, "filename", asset) or "").removeprefix("_static/").split("?")[0]
@@ -111,8 +144,10 @@ def _select_assets(app, pagename, templatename, context, doctree):
         name, body = _name(script), attributes.get("body", "")
         unused = (
             name in UNUSED_SCRIPTS
-            or name in SEARCH_SCRIPTS and not search
-            or body.startswith("DOCUMENTATION_OPTIONS.") and not search
+            or name in SEARCH_SCRIPTS
+            and not search
+            or body.startswith("DOCUMENTATION_OPTIONS.")
+            and not search
             or attributes.get("type") == WIDGET_STATE
             or (name, body) in seen
         )
@@ -121,24 +156,32 @@ def _select_assets(app, pagename, templatename, context, doctree):
             kept.append(script)
     context["script_files"][:] = kept
     if "css_files" in context:
-        context["css_files"][:] = [style for style in context["css_files"] if _name(style) not in UNUSED_STYLES]
+        context["css_files"][:] = [
+            style for style in context["css_files"] if _name(style) not in UNUSED_STYLES
+        ]
 
 
 def _add_figure_scripts(app, pagename, templatename, context, doctree):
     if _has_figures(doctree):
         plotly = context["pathto"]("_static/plotly.min.js", 1)
-        app.add_js_file("figures.js", loading_method="defer", priority=802, **{"data-plotly": plotly})
+        app.add_js_file(
+            "figures.js", loading_method="defer", priority=802, **{"data-plotly": plotly}
+        )
 
 
 def _copy_plotly(app):
-    """plotly.js out of the installed plotly: exactly the version that understands the stored figures."""
+    """plotly.js out of the installed plotly: exactly the version that understands the stored
+    figures."""
     if app.builder.format != "html":
         return
     import plotly
 
     source = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
     if not source.exists():
-        raise ExtensionError(f"bookkit: plotly {plotly.__version__} has no {source.name} where it used to be: {source}")
+        raise ExtensionError(
+            f"bookkit: plotly {plotly.__version__} has no {source.name} where it used to be:"
+            f" {source}"
+        )
     target = Path(app.outdir) / "_static" / "plotly.min.js"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists() or target.stat().st_size != source.stat().st_size:
@@ -146,7 +189,8 @@ def _copy_plotly(app):
 
 
 def _check_theme(app):
-    """The templates here replace parts of the theme: say so plainly when those parts are not what they were."""
+    """The templates here replace parts of the theme: say so plainly when those parts are not what
+    they were."""
     if app.builder.format != "html":
         return
     import pydata_sphinx_theme
@@ -157,19 +201,31 @@ def _check_theme(app):
         missing = [part for part in parts if part not in text]
         if missing:
             raise ExtensionError(
-                f"bookkit: pydata-sphinx-theme {pydata_sphinx_theme.__version__} has no {missing[0]!r} in {name}; "
-                "src/bookkit/templates replaces it. Install the version in constraints.txt, or bring the templates up "
-                "to date."
+                f"bookkit: pydata-sphinx-theme {pydata_sphinx_theme.__version__} has no"
+                f" {missing[0]!r} in {name}; src/bookkit/templates replaces it. Install the version"
+                " in constraints.txt, or bring the templates up to date."
             )
 
 
 # ---------------------------------------------------------------- after the build
 
-class _References(HTMLParser):
-    """Collects what a page refers to (any attribute that could be an address), and the words its markup uses."""
 
-    LOADING = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"),
-               ("audio", "src"), ("embed", "src"), ("object", "data"), ("image", "href"), ("use", "href")}
+class _References(HTMLParser):
+    """Collects what a page refers to (any attribute that could be an address), and the words its
+    markup uses."""
+
+    LOADING = {
+        ("script", "src"),
+        ("img", "src"),
+        ("iframe", "src"),
+        ("source", "src"),
+        ("video", "src"),
+        ("audio", "src"),
+        ("embed", "src"),
+        ("object", "data"),
+        ("image", "href"),
+        ("use", "href"),
+    }
 
     def __init__(self):
         super().__init__()
@@ -183,7 +239,10 @@ class _References(HTMLParser):
         for name, value in attributes.items():
             self.addresses.add(value)
             loads = (tag, name) in self.LOADING or (
-                tag == "link" and name == "href" and re.search(r"stylesheet|preload|prefetch|preconnect|icon", relation))
+                tag == "link"
+                and name == "href"
+                and re.search(r"stylesheet|preload|prefetch|preconnect|icon", relation)
+            )
             if loads:
                 self.loaded.add(value)
             if name == "srcset":
@@ -211,27 +270,38 @@ def _local(address, folder):
 
 
 def _pages(output):
-    return [path for path in sorted(output.rglob("*.html")) if output / "_static" not in path.parents]
+    return [
+        path for path in sorted(output.rglob("*.html")) if output / "_static" not in path.parents
+    ]
 
 
 def _references_of_pages(output, cache):
-    """Page -> what it refers to; pages that have not changed since the last build are taken from the file ``cache``."""
+    """Page -> what it refers to; pages that have not changed since the last build are taken from
+    the file ``cache``."""
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
     pages = {}
     for path in _pages(output):
-        name, stamp = path.relative_to(output).as_posix(), [path.stat().st_mtime_ns, path.stat().st_size]
+        name, stamp = (
+            path.relative_to(output).as_posix(),
+            [path.stat().st_mtime_ns, path.stat().st_size],
+        )
         pages[name] = known.get(name, {})
         if pages[name].get("stamp") != stamp:
             references = _References()
             references.feed(path.read_text(encoding="utf-8"))
-            pages[name] = {"stamp": stamp, "addresses": sorted(references.addresses),
-                           "loaded": sorted(references.loaded), "words": sorted(references.words)}
+            pages[name] = {
+                "stamp": stamp,
+                "addresses": sorted(references.addresses),
+                "loaded": sorted(references.loaded),
+                "words": sorted(references.words),
+            }
     cache.write_text(json.dumps(pages), encoding="utf-8")
     return pages
 
 
 def _tidy(app, exception):
-    """Slim the pages and the theme's style sheets, delete what nothing refers to, and look for addresses outside the book."""
+    """Slim the pages and the theme's style sheets, delete what nothing refers to, and look for
+    addresses outside the book."""
     if exception or app.builder.format != "html":
         return
     output = Path(app.outdir).resolve()
@@ -241,13 +311,20 @@ def _tidy(app, exception):
         if (slim := slim_page(page)) != page:
             path.write_text(slim, encoding="utf-8")
     used, words = set(), set()
-    for page, references in _references_of_pages(output, Path(app.doctreedir) / "references.json").items():
+    for page, references in _references_of_pages(
+        output, Path(app.doctreedir) / "references.json"
+    ).items():
         folder = (output / page).parent
         words.update(references["words"])
         used.update(_local(address, folder) for address in references["addresses"])
         for address in filter(_is_external, references["loaded"]):
-            logger.warning("%s would load %s: a page must not ask for anything outside the book", page, address,
-                           type="bookkit", subtype="offline")
+            logger.warning(
+                "%s would load %s: a page must not ask for anything outside the book",
+                page,
+                address,
+                type="bookkit",
+                subtype="offline",
+            )
     for script in static.rglob("*.js"):
         if script in used and script.name != "plotly.min.js":
             words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
@@ -261,10 +338,16 @@ def _tidy(app, exception):
             continue
         for address in sorted(_css_addresses(sheet.read_text(encoding="utf-8"))):
             if _is_external(address):
-                logger.warning("%s would load %s: a page must not ask for anything outside the book",
-                               sheet.relative_to(output), address, type="bookkit", subtype="offline")
+                logger.warning(
+                    "%s would load %s: a page must not ask for anything outside the book",
+                    sheet.relative_to(output),
+                    address,
+                    type="bookkit",
+                    subtype="offline",
+                )
             used.add(_local(address, sheet.parent))
-    for source in OURS.glob("*.*s"):  # .css and .js; who reads them finds them, with their comments, in the repository
+    # .css and .js; who reads them finds them, with their comments, in the repository
+    for source in OURS.glob("*.*s"):
         if static / source.name in used:
             text = source.read_text(encoding="utf-8")
             text = rcssmin.cssmin(text) if source.suffix == ".css" else rjsmin.jsmin(text)
@@ -279,7 +362,8 @@ def _tidy(app, exception):
 
 
 def slim_css(text, words):
-    """Style sheet without comments, fonts, ``!important``, and rules for classes and ids that are not in ``words``."""
+    """Style sheet without comments, fonts, ``!important``, and rules for classes and ids that are
+    not in ``words``."""
     text = re.sub(r"/\*.*?\*/|\s*!important", "", text, flags=re.DOTALL)
     return "".join(_slim_rules(text, words))
 
@@ -302,7 +386,8 @@ def _slim_rules(text, words):
 
 
 def _rules(text):
-    """(prelude, body) of each rule of a style sheet; the body of a statement such as ``@import`` is None."""
+    """(prelude, body) of each rule of a style sheet; the body of a statement such as ``@import`` is
+    None."""
     position = 0
     while match := re.compile(r"[^{};]*[{;]").match(text, position):
         prelude = match.group()[:-1].strip()
@@ -318,7 +403,7 @@ def _rules(text):
                 break
         else:
             raise ExtensionError(f"bookkit: a rule of a style sheet is not closed: {prelude[:80]}")
-        yield prelude, text[start:brace.start()]
+        yield prelude, text[start : brace.start()]
         position = brace.end()
 
 

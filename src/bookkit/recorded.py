@@ -1,4 +1,5 @@
-"""What only a GPU can show: numbers out of the recordings in ``measured/``, or the plain words that there are none yet.
+"""What only a GPU can show: numbers out of the recordings in ``measured/``, or the plain words that
+there are none yet.
 
     {recorded}`step.peak optimizer=foreach`      536,550,616 bytes on NVIDIA H200, 2026-11-21
 
@@ -13,9 +14,10 @@
     ```{recordings}
     ```
 
-The role is one number. The directive is a *Measured* box: a table of the rows of these names in every recording on a GPU, beside what
-the formula says. ``{race}`` is such a box of times and peaks over PyTorch's, which need no GPU. ``{recordings}`` lists the recordings
-themselves. ``bookkit/build.py`` reads pages again when ``measured/`` changed.
+The role is one number. The directive is a *Measured* box: a table of the rows of these names in
+every recording on a GPU, beside what the formula says. ``{race}`` is such a box of times and peaks
+over PyTorch's, which need no GPU. ``{recordings}`` lists the recordings themselves.
+``bookkit/build.py`` reads pages again when ``measured/`` changed.
 """
 
 from pathlib import Path
@@ -33,29 +35,44 @@ SAID = NOT_RECORDED[:1].upper() + NOT_RECORDED[1:]
 
 
 def _recordings(env, location, kind="gpu"):
-    """The recordings on such devices beside the book's pages, newest first; a damaged file is a warning that names it."""
+    """The recordings on such devices beside the book's pages, newest first; a damaged file is a
+    warning that names it."""
     try:
-        return [found for found in read_all(Path(env.srcdir) / "measured") if found.hardware.kind == kind]
+        return [
+            found
+            for found in read_all(Path(env.srcdir) / "measured")
+            if found.hardware.kind == kind
+        ]
     except InvalidRecording as error:
         logger.warning("measured/%s", error, location=location, type="bookkit", subtype="recorded")
         return []
 
 
 class RecordedRole(SphinxRole):
-    """One recorded number: a row's name, then words such as optimizer=foreach that its case must have."""
+    """One recorded number: a row's name, then words such as optimizer=foreach that its case must
+    have."""
 
     def run(self):
         name, *case = self.text.split()
         given = dict(word.split("=", 1) for word in case if "=" in word)
         if len(given) != len(case):
-            logger.warning("%r: a row's name, then words such as optimizer=foreach", self.text, location=self.get_location(),
-                           type="bookkit", subtype="recorded")
-        return [nodes.inline(self.rawtext, recorded(_recordings(self.env, self.get_location()), name, **given))], []
+            logger.warning(
+                "%r: a row's name, then words such as optimizer=foreach",
+                self.text,
+                location=self.get_location(),
+                type="bookkit",
+                subtype="recorded",
+            )
+        return [
+            nodes.inline(
+                self.rawtext, recorded(_recordings(self.env, self.get_location()), name, **given)
+            )
+        ], []
 
 
 class RecordedDirective(SphinxDirective):
-    """A *Measured* box with the rows of these names, and among words such as optimizer=loop with such a case; its content says what to
-    look at."""
+    """A *Measured* box with the rows of these names, and among words such as optimizer=loop with
+    such a case; its content says what to look at."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -63,25 +80,51 @@ class RecordedDirective(SphinxDirective):
 
     def run(self):
         words = self.arguments[0].split()
-        names, given = [word for word in words if "=" not in word], {tuple(word.split("=", 1)) for word in words if "=" in word}
+        names, given = (
+            [word for word in words if "=" not in word],
+            {tuple(word.split("=", 1)) for word in words if "=" in word},
+        )
         tables = []
         for recording in _recordings(self.env, self.get_location()):
-            rows = [row for row in recording.rows
-                    if row.name in names and given <= {(name, str(value)) for name, value in row.case.items()}]
+            rows = [
+                row
+                for row in recording.rows
+                if row.name in names
+                and given <= {(name, str(value)) for name, value in row.case.items()}
+            ]
             if rows:
-                said = f"{recording.label[:1].upper()}{recording.label[1:]}, torch {recording.versions['torch']}, by "
-                tables += [nodes.paragraph("", "", nodes.Text(said), nodes.literal("", recording.command), nodes.Text(":")),
-                           _table(rows)]
+                said = (
+                    f"{recording.label[:1].upper()}{recording.label[1:]}, torch"
+                    f" {recording.versions['torch']}, by "
+                )
+                tables += [
+                    nodes.paragraph(
+                        "",
+                        "",
+                        nodes.Text(said),
+                        nodes.literal("", recording.command),
+                        nodes.Text(":"),
+                    ),
+                    _table(rows),
+                ]
         box = new_box("measured")
         self.set_source_info(box)
         self.state.nested_parse(self.content, self.content_offset, box)
-        box += tables or [nodes.paragraph("", "", nodes.Text(f"{SAID}: "), nodes.literal("", "make gpu"),
-                                          nodes.Text(" on a machine with one writes the recording that this box shows."))]
+        box += tables or [
+            nodes.paragraph(
+                "",
+                "",
+                nodes.Text(f"{SAID}: "),
+                nodes.literal("", "make gpu"),
+                nodes.Text(" on a machine with one writes the recording that this box shows."),
+            )
+        ]
         return [box]
 
 
 class RaceDirective(SphinxDirective):
-    """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of `python -m bench --record`."""
+    """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of
+    `python -m bench --record`."""
 
     required_arguments = 1
     has_content = True
@@ -91,7 +134,14 @@ class RaceDirective(SphinxDirective):
         box = new_box("measured")
         self.set_source_info(box)
         self.state.nested_parse(self.content, self.content_offset, box)
-        found = next((found for found in _recordings(self.env, self.get_location(), "cpu") if found.find(f"{group}.step")), None)
+        found = next(
+            (
+                found
+                for found in _recordings(self.env, self.get_location(), "cpu")
+                if found.find(f"{group}.step")
+            ),
+            None,
+        )
         if found is None:
             box += nodes.paragraph("", "This edition holds no recording of this race.")
             return [box]
@@ -100,29 +150,72 @@ class RaceDirective(SphinxDirective):
             (peak,) = found.find(f"{group}.peak", what=row.case["what"])
             same = f"{row.case['identical_low']:.2f} to {row.case['identical_high']:.2f}"
             cells.append([row.case["what"], f"{row.value:.2f}", same, f"{peak.value:.2f}"])
-        box += _plain_table(["Ours over PyTorch's", "Step time", "Ours over ours", "Peak bytes"], cells, numeric=range(1, 4))
-        box += nodes.paragraph("", "", nodes.Text(f"{found.label[:1].upper()}{found.label[1:]}, torch {found.versions['torch']}, by "),
-                               nodes.literal("", found.command), nodes.Text("."))
+        box += _plain_table(
+            ["Ours over PyTorch's", "Step time", "Ours over ours", "Peak bytes"],
+            cells,
+            numeric=range(1, 4),
+        )
+        box += nodes.paragraph(
+            "",
+            "",
+            nodes.Text(
+                f"{found.label[:1].upper()}{found.label[1:]}, torch {found.versions['torch']}, by "
+            ),
+            nodes.literal("", found.command),
+            nodes.Text("."),
+        )
         return [box]
 
 
 def _table(rows):
-    """What, what the formula says, what was recorded; the rest in the last column where they differ."""
+    """What, what the formula says, what was recorded; the rest in the last column where they
+    differ."""
     cells = []
     for row in rows:
         style = STYLE_OF_UNIT.get(row.unit, "number")
-        show = lambda value: format_as(value, style) + ("" if row.unit in STYLE_OF_UNIT or row.unit in ("count", "ratio") else f" {row.unit}")
+        show = lambda value: (
+            format_as(value, style)
+            + (
+                ""
+                if row.unit in STYLE_OF_UNIT or row.unit in ("count", "ratio")
+                else f" {row.unit}"
+            )
+        )
         formula = "" if row.predicted is None else show(row.predicted)
-        rest = "" if row.predicted is None else "equal" if row.predicted == row.value else f"{row.value - row.predicted:+,} {row.unit}"
+        rest = (
+            ""
+            if row.predicted is None
+            else (
+                "equal"
+                if row.predicted == row.value
+                else f"{row.value - row.predicted:+,} {row.unit}"
+            )
+        )
         case = ", ".join(str(value) for value in row.case.values())
-        cells.append([f"{row.name.replace('.', ', ').replace('_', ' ')}{f' ({case})' if case else ''}", formula, show(row.value), rest])
+        cells.append(
+            [
+                f"{row.name.replace('.', ', ').replace('_', ' ')}{f' ({case})' if case else ''}",
+                formula,
+                show(row.value),
+                rest,
+            ]
+        )
     return _plain_table(["What", "Formula", "Recorded", "Rest"], cells, numeric=range(1, 4))
 
 
 def _plain_table(heads, rows, numeric=()):
     def row(cells):
-        return nodes.row("", *(nodes.entry("", nodes.paragraph("", cell), classes=["text-right"] if column in numeric else [])
-                               for column, cell in enumerate(cells)))
+        return nodes.row(
+            "",
+            *(
+                nodes.entry(
+                    "",
+                    nodes.paragraph("", cell),
+                    classes=["text-right"] if column in numeric else [],
+                )
+                for column, cell in enumerate(cells)
+            ),
+        )
 
     group = nodes.tgroup("", *(nodes.colspec(colwidth=1) for _ in heads), cols=len(heads))
     group += [nodes.thead("", row(heads)), nodes.tbody("", *map(row, rows))]
@@ -135,11 +228,26 @@ class RecordingsDirective(SphinxDirective):
     def run(self):
         found = _recordings(self.env, self.get_location())
         if not found:
-            return [nodes.paragraph("", f"Nothing in this edition has been recorded on a GPU: pages that need it say \"{NOT_RECORDED}\".")]
-        rows = [[f"{recording.hardware.count} × {recording.hardware.device}", recording.date,
-                 ", ".join(f"{name} {version}" for name, version in recording.versions.items()), recording.command,
-                 str(len(recording.rows))] for recording in found]
-        return [_plain_table(["Hardware", "Date", "Versions", "Command", "Rows"], rows, numeric=[4])]
+            return [
+                nodes.paragraph(
+                    "",
+                    "Nothing in this edition has been recorded on a GPU: pages that need it say"
+                    f' "{NOT_RECORDED}".',
+                )
+            ]
+        rows = [
+            [
+                f"{recording.hardware.count} × {recording.hardware.device}",
+                recording.date,
+                ", ".join(f"{name} {version}" for name, version in recording.versions.items()),
+                recording.command,
+                str(len(recording.rows)),
+            ]
+            for recording in found
+        ]
+        return [
+            _plain_table(["Hardware", "Date", "Versions", "Command", "Rows"], rows, numeric=[4])
+        ]
 
 
 def setup(app):

@@ -1,13 +1,15 @@
-"""The ``{shards}`` directive: who holds which shard under ZeRO, move by move, live without a server.
+"""The ``{shards}`` directive: who holds which shard under ZeRO, move by move, live without a
+server.
 
     ```{shards} 1
     :ranks: 4
     ```
 
-The argument is the stage that is shown first, the option on how many ranks; the reader chooses others, and one or two
-microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves, words and numbers are data
-(``shardlab.show.shard_steps``): those of the first picture stand in the card, the others in a script that is fetched when the
-reader asks for another. Without a script, and on paper, a table says the same moves.
+The argument is the stage that is shown first, the option on how many ranks; the reader chooses
+others, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
+draws what it shows. Moves, words and numbers are data (``shardlab.show.shard_steps``): those of the
+first picture stand in the card, the others in a script that is fetched when the reader asks for
+another. Without a script, and on paper, a table says the same moves.
 """
 
 from docutils import nodes
@@ -16,7 +18,15 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from shardlab.show.shard_steps import LOOK, MICROBATCHES, RANKS, first_number, name_of, page_data, shard_steps
+from shardlab.show.shard_steps import (
+    LOOK,
+    MICROBATCHES,
+    RANKS,
+    first_number,
+    name_of,
+    page_data,
+    shard_steps,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,32 +44,53 @@ class ShardsDirective(SphinxDirective):
 
     def run(self):
         try:
-            node = shards(stage=directives.nonnegative_int(self.arguments[0]), ranks=self.options.get("ranks", 4))
+            node = shards(
+                stage=directives.nonnegative_int(self.arguments[0]),
+                ranks=self.options.get("ranks", 4),
+            )
             shard_steps(node["stage"], node["ranks"], 1)
             if next(self.state.document.findall(shards), None) is not None:
                 raise ValueError("who holds which shard stands on this page already.")
         except ValueError as wrong:
-            logger.warning("shards: %s", wrong, location=self.get_location(), type="bookkit", subtype="shards")
+            logger.warning(
+                "shards: %s", wrong, location=self.get_location(), type="bookkit", subtype="shards"
+            )
             return []
         self.set_source_info(node)
         return [node]
 
 
 def card(stage, ranks, source):
-    """The card as HTML, at the update; `source` is the address of the script with all other pictures."""
+    """The card as HTML, at the update; `source` is the address of the script with all other
+    pictures."""
     data, steps = page_data(stage, ranks, 1), shard_steps(stage, ranks, 1)
     first = {key: value for key, value in data.items() if key != "say"}  # the table says it
     stages = {f"stage {number}": number for number in range(4)}
     counts = {name_of(0, count).partition(", ")[2]: count for count in MICROBATCHES}
-    menus = (stepper.radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
-             + stepper.radio_buttons(IDENT, "n", "Ranks", {n: n for n in RANKS}, ranks)
-             + stepper.radio_buttons(IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts))))
-    return stepper.frame(IDENT, data["title"], LOOK, menus, "Move", steps, first_number(stage, 1),
-                         {name_of(stage, 1): {ranks: first}}, source, f"The moves of a training step in stage {stage} on {ranks} ranks.")
+    menus = (
+        stepper.radio_buttons(IDENT, "stage", "Stage", stages, f"stage {stage}")
+        + stepper.radio_buttons(IDENT, "n", "Ranks", {n: n for n in RANKS}, ranks)
+        + stepper.radio_buttons(
+            IDENT, "microbatches", "Microbatches in a step", counts, next(iter(counts))
+        )
+    )
+    return stepper.frame(
+        IDENT,
+        data["title"],
+        LOOK,
+        menus,
+        "Move",
+        steps,
+        first_number(stage, 1),
+        {name_of(stage, 1): {ranks: first}},
+        source,
+        f"The moves of a training step in stage {stage} on {ranks} ranks.",
+    )
 
 
 def script():
-    """Every stage, number of ranks and of microbatches. What does not depend on the ranks stands there once."""
+    """Every stage, number of ranks and of microbatches. What does not depend on the ranks stands
+    there once."""
     packed = {}
     for stage in range(4):
         for microbatches in MICROBATCHES:
@@ -68,7 +99,8 @@ def script():
             packed[name_of(stage, microbatches)] = {
                 "all": {key: value for key, value in some.items() if key not in ("shards", "say")},
                 "sentences": [sentence for sentence, _ in some["say"]],
-                "details": {n: [detail for _, detail in data["say"]] for n, data in every.items()}}
+                "details": {n: [detail for _, detail in data["say"]] for n, data in every.items()},
+            }
     return f"BOOK.steppers.add(BOOK.steppers.kinds.shards.unpack({stepper.json_of(packed)}));\n"
 
 
@@ -84,7 +116,9 @@ def _add_scripts(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.add_node(shards, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None))
+    app.add_node(
+        shards, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None)
+    )
     app.add_directive("shards", ShardsDirective)
     app.connect("builder-inited", lambda app: stepper.write_script(app, SCRIPT, script()))
     app.connect("html-page-context", _add_scripts)

@@ -4,16 +4,17 @@
     :ranks: 4
     ```
 
-The argument is the collective that is shown first, the option on how many ranks; the reader chooses others. The card has the look
-and the habits of an explorer (``explorer.py``). Moves and words are data (``shardlab.show.collective_steps``): those of the first
-picture stand in the card, the others in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
+The argument is the collective that is shown first, the option on how many ranks; the reader chooses
+others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
+data (``shardlab.show.collective_steps``): those of the first picture stand in the card, the others
+in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
 ``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
 """
 
-from html import escape
 import json
-from pathlib import Path
 import re
+from html import escape
+from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -43,39 +44,59 @@ class StepperDirective(SphinxDirective):
             if any(node["name"] == name for node in self.state.document.findall(stepper)):
                 raise ValueError(f"stepper {name!r} stands on this page already.")
         except ValueError as wrong:
-            logger.warning("%s", wrong, location=self.get_location(), type="bookkit", subtype="stepper")
+            logger.warning(
+                "%s", wrong, location=self.get_location(), type="bookkit", subtype="stepper"
+            )
             return []
         node = stepper(name=name, ranks=ranks)
         self.set_source_info(node)
         return [node]
 
 
-# --- the card ------------------------------------------------------------------------------------------------------------
+# --- the card -------------------------------------------------------------------------------------
 
 BUTTONS = {  # 24 x 24, lines only, like the book's icons
-    "first": ("First", "M17 6l-7 6 7 6M7 6v12"), "back": ("One step back", "M15 6l-7 6 7 6"), "play": ("Play", None),
-    "forward": ("One step forward", "M9 6l7 6-7 6"), "last": ("Last", "M7 6l7 6-7 6M17 6v12"),
+    "first": ("First", "M17 6l-7 6 7 6M7 6v12"),
+    "back": ("One step back", "M15 6l-7 6 7 6"),
+    "play": ("Play", None),
+    "forward": ("One step forward", "M9 6l7 6-7 6"),
+    "last": ("Last", "M7 6l7 6-7 6M17 6v12"),
 }
 PLAY, PAUSE = "M8 5l11 7-11 7z", "M9 5.5v13M15 5.5v13"
 
 
 def card(name, ranks, source):
-    """The stepper as HTML, at its first step; `source` is the address of the script with all the others."""
+    """The stepper as HTML, at its first step; `source` is the address of the script with all the
+    others."""
     ident, steps = f"stepper-{name.replace(' ', '-')}", stepper_steps(name, ranks)
-    options = "".join(f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES)
-    first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}  # the table says it
+    options = "".join(
+        f"<option{' selected' if key == name else ''}>{key}</option>" for key in COLLECTIVES
+    )
+    # the table says it
+    first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}
     look = f"""<span class="stepper-look">{escape(COLLECTIVES[name].look)}</span> Arrows are what this step sends:
 + is added, = is put in place."""
     menus = f"""<div class="explorer-menu"><label for="{ident}-name">Collective</label>
 <select id="{ident}-name">{options}</select></div>
 {radio_buttons(ident, "n", "Ranks", {n: n for n in RANKS}, ranks)}"""
-    return frame(ident, title(name), look, menus, "Step", steps, 1, {name: {ranks: first}}, source,
-                 f"The steps of {_a(name)} on {ranks} ranks.")
+    return frame(
+        ident,
+        title(name),
+        look,
+        menus,
+        "Step",
+        steps,
+        1,
+        {name: {ranks: first}},
+        source,
+        f"The steps of {_a(name)} on {ranks} ranks.",
+    )
 
 
 def frame(ident, heading, look, menus, step, steps, number, first, source, caption):
-    """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen (both HTML), `step` what a step
-    is called; it is shown at step `number`. `first` are the data of the first picture."""
+    """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
+    (both HTML), `step` what a step is called; it is shown at step `number`. `first` are the data of
+    the first picture."""
     return f"""
 <div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{heading}</p>
@@ -99,8 +120,11 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
 
 def radio_buttons(ident, key, label, choices, chosen):
     """Buttons of which one is pressed; `choices`: value -> what is written on it."""
-    buttons = "".join(f'<label><input type="radio" name="{ident}-{key}" value="{value}"{" checked" if value == chosen else ""}>'
-                      f"<span>{text}</span></label>" for value, text in choices.items())
+    buttons = "".join(
+        f'<label><input type="radio" name="{ident}-{key}"'
+        f' value="{value}"{" checked" if value == chosen else ""}><span>{text}</span></label>'
+        for value, text in choices.items()
+    )
     return f"""<div class="explorer-menu"><span id="{ident}-{key}">{label}</span>
 <div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">{buttons}</div></div>"""
 
@@ -116,24 +140,35 @@ def title(name):
 
 def _button(name):
     words, path = BUTTONS[name]
-    paths = f'<path d="{path}"/>' if path else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
+    paths = (
+        f'<path d="{path}"/>'
+        if path
+        else f'<path class="play" d="{PLAY}"/><path class="pause" d="{PAUSE}"/>'
+    )
     kind = f'data-to="{name}"' if path else 'class="stepper-play"'
-    return (f'<button type="button" {kind} aria-label="{words}">'
-            f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true">{paths}</svg></button>')
+    return (
+        f'<button type="button" {kind} aria-label="{words}">'
+        f'<svg class="icon" viewBox="0 0 24 24" aria-hidden="true">{paths}</svg></button>'
+    )
 
 
 def table(steps, caption):
     """What each step does, and how far it comes; stepper.js reads its first words here."""
-    rows = "".join(f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>" for step in steps)
-    return (f'<table class="table"><caption>{caption}</caption><thead><tr>'
-            f'<th scope="col">What it does</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>')
+    rows = "".join(
+        f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>" for step in steps
+    )
+    return (
+        f'<table class="table"><caption>{caption}</caption><thead><tr><th scope="col">What it'
+        f' does</th><th scope="col">How far it is</th></tr></thead><tbody>{rows}</tbody></table>'
+    )
 
 
 def _a(name):
     return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"
 
 
-# --- in a Sphinx build ---------------------------------------------------------------------------------------------------------
+# --- in a Sphinx build ----------------------------------------------------------------------------
+
 
 def _visit_html(writer, node):
     page = writer.builder.current_docname

@@ -8,8 +8,12 @@ from pathlib import Path
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m shardlab", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    doctor = commands.add_parser("doctor", help="try what the labs need, and say what to do about what is missing")
-    doctor.add_argument("folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here")
+    doctor = commands.add_parser(
+        "doctor", help="try what the labs need, and say what to do about what is missing"
+    )
+    doctor.add_argument(
+        "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
+    )
     asked = parser.parse_args()
 
     from .doctor import examine  # here, so that --help needs no torch

@@ -1,15 +1,18 @@
 """Who sends which chunk to whom: the plan of every collective, as data.
 
     ring_all_reduce(3)                     a plan: a list of steps, each a list of moves
-    ring_all_reduce(3)[0]                  [Move(0, 1, 2, "+="), Move(1, 2, 0, "+="), Move(2, 0, 1, "+=")]
+    ring_all_reduce(3)[0]                  [Move(0, 1, 2, "+="), Move(1, 2, 0, "+="), Move(2, 0, 1,
+                                           "+=")]
     follow(ring_all_reduce(3), have)       what every rank holds after every step
 
-collectives.py runs these lists, the stepper in the chapter draws them, the formulas count them. A plan knows neither tensors nor
-sizes, so this module needs no torch. It is written for ranks 0 ... n - 1 of one group.
+collectives.py runs these lists, the stepper in the chapter draws them, the formulas count them. A
+plan knows neither tensors nor sizes, so this module needs no torch. It is written for ranks 0 ... n
+- 1 of one group.
 
-A move is one message: chunk c of rank `source` goes to rank `target`, which adds it to its own chunk c (`+=`) or puts it in the
-place of its own (`=`). The moves of one step travel at the same time; a rank begins a step when its moves of the step before are
-done. Each link is used by one message at a time, each way, so the number of steps is the number of times that a latency is paid.
+A move is one message: chunk c of rank `source` goes to rank `target`, which adds it to its own
+chunk c (`+=`) or puts it in the place of its own (`=`). The moves of one step travel at the same
+time; a rank begins a step when its moves of the step before are done. Each link is used by one
+message at a time, each way, so the number of steps is the number of times that a latency is paid.
 """
 
 from typing import NamedTuple
@@ -25,39 +28,56 @@ class Move(NamedTuple):
 Plan = list[list[Move]]
 
 
-# --- around a ring: every rank sends to its right and receives from its left in every step --------------------------
+# --- around a ring: every rank sends to its right and receives from its left in every step --------
+
 
 def ring_reduce_scatter(n: int) -> Plan:
-    """Chunk c sets out at rank c + 1, collects every rank's part on its way, and ends complete at rank c."""
-    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "+=") for rank in range(n)]
-            for step in range(1, n)]
+    """Chunk c sets out at rank c + 1, collects every rank's part on its way, and ends complete at
+    rank c."""
+    return [
+        [Move(rank, (rank + 1) % n, (rank - step) % n, "+=") for rank in range(n)]
+        for step in range(1, n)
+    ]
 
 
 def ring_all_gather(n: int) -> Plan:
     """Chunk c sets out complete at rank c, and every rank keeps a copy."""
-    return [[Move(rank, (rank + 1) % n, (rank - step) % n, "=") for rank in range(n)]
-            for step in range(n - 1)]
+    return [
+        [Move(rank, (rank + 1) % n, (rank - step) % n, "=") for rank in range(n)]
+        for step in range(n - 1)
+    ]
 
 
 def ring_all_reduce(n: int) -> Plan:
-    """Once around to add up, once around to hand out: Patarasuk and Yuan 2009. Nobody can send less; the steps grow with n."""
+    """Once around to add up, once around to hand out: Patarasuk and Yuan 2009. Nobody can send
+    less; the steps grow with n."""
     return ring_reduce_scatter(n) + ring_all_gather(n)
 
 
-# --- along a tree: after step k, 2^k ranks are in the know -----------------------------------------------------------
+# --- along a tree: after step k, 2^k ranks are in the know ----------------------------------------
+
 
 def tree_broadcast(n: int, root: int = 0) -> Plan:
-    """In each step every rank that has the message (chunk 0 is all of it) sends it to one that has not."""
+    """In each step every rank that has the message (chunk 0 is all of it) sends it to one that has
+    not."""
     plan, known = [], 1
     while known < n:
-        plan.append([Move((root + place) % n, (root + place + known) % n, 0, "=") for place in range(min(known, n - known))])
+        plan.append(
+            [
+                Move((root + place) % n, (root + place + known) % n, 0, "=")
+                for place in range(min(known, n - known))
+            ]
+        )
         known *= 2
     return plan
 
 
 def tree_reduce(n: int, root: int = 0) -> Plan:
     """The broadcast, run backwards, adds up."""
-    return [[Move(target, source, 0, "+=") for source, target, *_ in moves] for moves in reversed(tree_broadcast(n, root))]
+    return [
+        [Move(target, source, 0, "+=") for source, target, *_ in moves]
+        for moves in reversed(tree_broadcast(n, root))
+    ]
 
 
 def tree_all_reduce(n: int) -> Plan:
@@ -65,14 +85,19 @@ def tree_all_reduce(n: int) -> Plan:
     return tree_reduce(n) + tree_broadcast(n)
 
 
-# --- by way of rank 0, whose link everything passes ------------------------------------------------------------------
+# --- by way of rank 0, whose link everything passes -----------------------------------------------
+
 
 def naive_all_reduce(n: int) -> Plan:
-    """All send everything to rank 0, which adds it up and sends the sum to all, one after the other."""
-    return [[Move(rank, 0, 0, "+=")] for rank in range(1, n)] + [[Move(0, rank, 0, "=")] for rank in range(1, n)]
+    """All send everything to rank 0, which adds it up and sends the sum to all, one after the
+    other."""
+    return [[Move(rank, 0, 0, "+=")] for rank in range(1, n)] + [
+        [Move(0, rank, 0, "=")] for rank in range(1, n)
+    ]
 
 
-# --- one to all, all to one, all to all ------------------------------------------------------------------------------
+# --- one to all, all to one, all to all -----------------------------------------------------------
+
 
 def scatter(n: int, root: int = 0) -> Plan:
     """The root sends chunk c to rank c, one after the other."""
@@ -81,17 +106,25 @@ def scatter(n: int, root: int = 0) -> Plan:
 
 def gather(n: int, root: int = 0) -> Plan:
     """The scatter, run backwards."""
-    return [[Move(target, source, chunk, "=") for source, target, chunk, _ in moves] for moves in reversed(scatter(n, root))]
+    return [
+        [Move(target, source, chunk, "=") for source, target, chunk, _ in moves]
+        for moves in reversed(scatter(n, root))
+    ]
 
 
 def all_to_all(n: int) -> Plan:
-    """In step k each rank sends to the one k places to its right. Chunk n * s + t is what rank s has for rank t."""
-    return [[Move(rank, (rank + step) % n, n * rank + (rank + step) % n, "=") for rank in range(n)] for step in range(1, n)]
+    """In step k each rank sends to the one k places to its right. Chunk n * s + t is what rank s
+    has for rank t."""
+    return [
+        [Move(rank, (rank + step) % n, n * rank + (rank + step) % n, "=") for rank in range(n)]
+        for step in range(1, n)
+    ]
 
 
 def barrier(n: int) -> Plan:
-    """Dissemination (Hensgen, Finkel and Manber 1988): after step k a rank has heard, through others, from the 2^k ranks to its
-    left. What travels is the sender's token; that a rank sends it says that all it waited for have come."""
+    """Dissemination (Hensgen, Finkel and Manber 1988): after step k a rank has heard, through
+    others, from the 2^k ranks to its left. What travels is the sender's token; that a rank sends it
+    says that all it waited for have come."""
     plan, distance = [], 1
     while distance < n:
         plan.append([Move(rank, (rank + distance) % n, rank, "=") for rank in range(n)])
@@ -99,16 +132,17 @@ def barrier(n: int) -> Plan:
     return plan
 
 
-# --- what a plan does ------------------------------------------------------------------------------------------------
+# --- what a plan does -----------------------------------------------------------------------------
 
-Holdings = list[dict[int, frozenset[int]]]  # of each rank: its chunks, and the ranks whose parts are in each of them
+# of each rank: its chunks, and the ranks whose parts are in each of them
+Holdings = list[dict[int, frozenset[int]]]
 
 
 def follow(plan: Plan, have: Holdings) -> list[Holdings]:
     """What every rank holds before the first step and after each.
 
-    Raises ValueError, with the step and the move, if a rank sends what it does not have, sends a chunk in the step in which it
-    receives it, or adds a part that is in the sum already.
+    Raises ValueError, with the step and the move, if a rank sends what it does not have, sends a
+    chunk in the step in which it receives it, or adds a part that is in the sum already.
     """
     pictures = [have]
     for number, moves in enumerate(plan, 1):
@@ -118,11 +152,19 @@ def follow(plan: Plan, have: Holdings) -> list[Holdings]:
             source, target, chunk, operator = move
             arriving, there = before[source].get(chunk), after[target].get(chunk, frozenset())
             if arriving is None:
-                raise ValueError(f"step {number}, {move}: rank {source} does not have chunk {chunk}.")
+                raise ValueError(
+                    f"step {number}, {move}: rank {source} does not have chunk {chunk}."
+                )
             if (target, chunk) in sent:
-                raise ValueError(f"step {number}, {move}: rank {target} sends chunk {chunk} while it receives it.")
+                raise ValueError(
+                    f"step {number}, {move}: rank {target} sends chunk {chunk} while it"
+                    " receives it."
+                )
             if operator == "+=" and arriving & there:
-                raise ValueError(f"step {number}, {move}: rank {target} has the part of rank {min(arriving & there)} already.")
+                raise ValueError(
+                    f"step {number}, {move}: rank {target} has the part of rank"
+                    f" {min(arriving & there)} already."
+                )
             after[target][chunk] = arriving | there if operator == "+=" else arriving
         pictures.append(after)
     return pictures

@@ -1,6 +1,7 @@
 """What this machine can do for the labs: everything is tried, nothing is guessed from a version.
 
-A lab says in its notebook's metadata what it needs; without that it is one process that runs anywhere:
+A lab says in its notebook's metadata what it needs; without that it is one process that runs
+anywhere:
 
     "shardlab": {"ranks": 4, "needs_gpu": ["the allocator's account"]}
 """
@@ -32,7 +33,9 @@ ENOUGH = "nothing to do"
 
 
 class Finding(NamedTuple):
-    """One row: what was tried, what was found, what to do about it. Where `fit` is False a lab that needs it cannot run."""
+    """One row: what was tried, what was found, what to do about it. Where `fit` is False a lab that
+    needs it cannot run."""
+
     question: str
     here: str
     do: str
@@ -41,6 +44,7 @@ class Finding(NamedTuple):
 
 class Lab(NamedTuple):
     """What a lab says that it needs."""
+
     name: str
     ranks: int
     needs_gpu: tuple[str, ...]
@@ -49,22 +53,41 @@ class Lab(NamedTuple):
 def examine(folder: Path) -> tuple[str, bool]:
     """(the report, whether the labs can run here). `folder` is where the labs are."""
     findings = [python(), *packages(), *machine(), started_ranks(), nccl(), links()]
-    report = [repr(Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings]))]
+    report = [
+        repr(
+            Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
+        )
+    ]
     rows = [lab_row(lab, findings) for lab in labs_in(folder)]
     if rows:
         report += ["", repr(Table(["lab", "here it", "because"], rows))]
     else:
-        report += ["", f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER looks elsewhere."]
+        report += [
+            "",
+            (
+                f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
+                " looks elsewhere."
+            ),
+        ]
     return "\n".join(report), all(finding.fit for finding in findings)
 
 
-# --- what is tried ------------------------------------------------------------------------------------------------------------
+# --- what is tried --------------------------------------------------------------------------------
+
 
 def python() -> Finding:
     low, high = (".".join(map(str, one)) for one in PYTHONS)
     fit = sys.version_info[:2] >= PYTHONS[0]
     tried = fit and sys.version_info[:2] <= PYTHONS[1]
-    advice = ENOUGH if tried else f"the labs were tested with {low} to {high}" if fit else f"install Python {low} or newer"
+    advice = (
+        ENOUGH
+        if tried
+        else (
+            f"the labs were tested with {low} to {high}"
+            if fit
+            else f"install Python {low} or newer"
+        )
+    )
     return Finding("Python", platform.python_version(), advice, fit)
 
 
@@ -73,7 +96,8 @@ def packages() -> Iterator[Finding]:
     fine = []
     for line in requires("shardlab") or ():
         wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):  # for the book's authors, or another system
+        # for the book's authors, or another system
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
             continue
         try:
             found = version(wanted.name)
@@ -89,19 +113,35 @@ def packages() -> Iterator[Finding]:
 
 def machine() -> Iterator[Finding]:
     device, why_not = find_device()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     memory = memory_bytes(torch.device("cpu"))
     needed = RANKS * GIB_A_RANK
     enough = memory is None or memory / 2**30 > needed
-    yield Finding("CPU", f"{cores} core{'s' * (cores > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
-                  ENOUGH if enough else f"{RANKS} ranks want {needed:g} GiB: close other programs")
+    yield Finding(
+        "CPU",
+        f"{cores} core{'s' * (cores > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
+        ENOUGH if enough else f"{RANKS} ranks want {needed:g} GiB: close other programs",
+    )
     if device.type == "cuda":
         names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
         yield Finding("GPU", names, ENOUGH)
     else:
-        refused = torch.cuda.is_available() or torch.version.cuda is not None and os.path.exists("/proc/driver/nvidia")
-        yield Finding("GPU", why_not, "look at the driver, or take a PyTorch built for this GPU" if refused else
-                      "nothing: labs run on the CPU and replay what only a GPU shows")
+        refused = (
+            torch.cuda.is_available()
+            or torch.version.cuda is not None
+            and os.path.exists("/proc/driver/nvidia")
+        )
+        yield Finding(
+            "GPU",
+            why_not,
+            (
+                "look at the driver, or take a PyTorch built for this GPU"
+                if refused
+                else "nothing: labs run on the CPU and replay what only a GPU shows"
+            ),
+        )
 
 
 def started_ranks() -> Finding:
@@ -112,10 +152,24 @@ def started_ranks() -> Finding:
             sums = world.run(add_up)
             seconds, where = perf_counter() - begin, world.places
     except Exception as error:
-        return Finding(f"{RANKS} ranks", str(error).splitlines()[0], "if it is not plain what to do, report this line", fit=False)
+        return Finding(
+            f"{RANKS} ranks",
+            str(error).splitlines()[0],
+            "if it is not plain what to do, report this line",
+            fit=False,
+        )
     if sums != [RANKS * (RANKS - 1) / 2] * RANKS:
-        return Finding(f"{RANKS} ranks", f"their sum is wrong: {sums}", "report this: its collectives err", fit=False)
-    return Finding(f"{RANKS} ranks", f"{where}, by {start_method()}; their first sum after {seconds:.1f} s", ENOUGH)
+        return Finding(
+            f"{RANKS} ranks",
+            f"their sum is wrong: {sums}",
+            "report this: its collectives err",
+            fit=False,
+        )
+    return Finding(
+        f"{RANKS} ranks",
+        f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
+        ENOUGH,
+    )
 
 
 def add_up() -> float:
@@ -131,10 +185,21 @@ def add_up() -> float:
 def nccl() -> Finding:
     gpus = torch.cuda.device_count()
     if not gpus or not dist.is_nccl_available():
-        return Finding("NCCL", "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch", "nothing: ranks use gloo")
+        return Finding(
+            "NCCL",
+            "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch",
+            "nothing: ranks use gloo",
+        )
     found = ".".join(map(str, torch.cuda.nccl.version()))
-    return Finding("NCCL", f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
-                   ENOUGH if gpus > 1 else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing")
+    return Finding(
+        "NCCL",
+        f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
+        (
+            ENOUGH
+            if gpus > 1
+            else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
+        ),
+    )
 
 
 def links() -> Finding:
@@ -145,7 +210,8 @@ def links() -> Finding:
         return Finding("slow links", "no", f"nothing, or as root: {error}")
 
 
-# --- labs ---------------------------------------------------------------------------------------------------------------------
+# --- labs -----------------------------------------------------------------------------------------
+
 
 def labs_in(folder: Path) -> Iterator[Lab]:
     """The labs of a folder, in the order of their names."""

@@ -1,4 +1,5 @@
-"""Files that are on the disk when they are said to be, and that are what was written when they are used.
+"""Files that are on the disk when they are said to be, and that are what was written when they are
+used.
 
     written = write(path, content)         # [size, SHA-256]
     content = read(path, *written)         # Damaged, if one bit is another
@@ -20,7 +21,8 @@ class Damaged(RuntimeError):
 
 
 class Hashed:
-    """A file, with the size and SHA-256 of what was to be written. A file read again would bless what went wrong on its way."""
+    """A file, with the size and SHA-256 of what was to be written. A file read again would bless
+    what went wrong on its way."""
 
     def __init__(self, file):
         self.file, self.size, self.sha256, self.flush = file, 0, hashlib.sha256(), file.flush
@@ -45,9 +47,14 @@ def read(path: Path, size: int, sha256: str):
         raise Damaged(f"{path.parent.name}/{path.name} is missing.")
     content = path.read_bytes()
     if len(content) != size:
-        raise Damaged(f"{path.parent.name}/{path.name} has {len(content):,} bytes, {size:,} were saved.")
+        raise Damaged(
+            f"{path.parent.name}/{path.name} has {len(content):,} bytes, {size:,} were saved."
+        )
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise Damaged(f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was saved.")
+        raise Damaged(
+            f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was"
+            " saved."
+        )
     return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
 
 
@@ -65,7 +72,10 @@ def read_json(path: Path) -> dict:
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}.") from None
     if digest(content) != sha256:
-        raise Damaged(f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was saved.")
+        raise Damaged(
+            f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was"
+            " saved."
+        )
     return content
 
 

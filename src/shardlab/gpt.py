@@ -1,12 +1,15 @@
-"""The plain GPT that every technique of the book is compared with. It does not know that parallelism exists.
+"""The plain GPT that every technique of the book is compared with. It does not know that
+parallelism exists.
 
 Letters at the end of a line give the shape that the line makes:
 
     B  sequences in the batch       A  query heads                     D  size of one head, H / A
-    S  tokens in a sequence         G  key-value heads, one a group    R  query heads in a group, A / G
+    S  tokens in a sequence         G  key-value heads, one a group    R  query heads in a group, A
+       / G
     H  hidden size                  F  inner size of the MLP           V  vocabulary
 
-In GPT-2 every query head has its own key and value: G = A, R = 1. Llama 2 70B has A = 64 query heads in G = 8 groups.
+In GPT-2 every query head has its own key and value: G = A, R = 1. Llama 2 70B has A = 64 query
+heads in G = 8 groups.
 """
 
 import math
@@ -26,23 +29,27 @@ def require(fits: bool, name: str, value, rule: str) -> None:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The sizes of a GPT, under the names the formulas use, and how to run it. The defaults are GPT-2 124M.
+    """The sizes of a GPT, under the names the formulas use, and how to run it. The defaults are
+    GPT-2 124M.
 
-    Raises InvalidQuantity, one sentence with the value and the rule, when it is made from sizes that do not fit.
+    Raises InvalidQuantity, one sentence with the value and the rule, when it is made from sizes
+    that do not fit.
     """
+
     layers: int = 12
     hidden: int = 768
     heads: int = 12
     key_value_heads: int | None = None  # None: as many as heads
-    feed_forward: int | None = None     # None: 4 * hidden
+    feed_forward: int | None = None  # None: 4 * hidden
     vocabulary: int = 50_257
     max_sequence: int = 1024
-    learned_positions: int = 1          # 1: a learned table of positions, 0: rotary
-    biases: int = 1                     # 1: biases and LayerNorm, 0: no biases and RMSNorm
-    gated_mlp: int = 0                  # 1: SwiGLU, 0: GELU
-    tied_head: int = 1                  # 1: the head's weight is the embedding's
+    learned_positions: int = 1  # 1: a learned table of positions, 0: rotary
+    biases: int = 1  # 1: biases and LayerNorm, 0: no biases and RMSNorm
+    gated_mlp: int = 0  # 1: SwiGLU, 0: GELU
+    tied_head: int = 1  # 1: the head's weight is the embedding's
     dropout: float = 0.0
-    fused_attention: bool = True        # False: attention scores [B, A, S, S] stand in memory, as with dropout
+    # False: attention scores [B, A, S, S] stand in memory, as with dropout
+    fused_attention: bool = True
 
     def __post_init__(self):
         given = self.quantities()
@@ -52,26 +59,43 @@ class GPTConfig:
             given["feed_forward"] = 4 * validate(hidden=self.hidden)["hidden"]
         for name, value in validate(**given).items():
             object.__setattr__(self, name, int(value))  # the one way to complete a frozen dataclass
-        require(self.learned_positions or self.hidden // self.heads % 2 == 0, "heads", self.heads,
-                "rotary positions turn pairs, so hidden / heads must be even.")
-        require(isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1, "dropout", self.dropout,
-                "dropout must be a number of at least 0 and below 1.")
-        require(isinstance(self.fused_attention, bool), "fused_attention", self.fused_attention,
-                "fused_attention must be True or False.")
+        require(
+            self.learned_positions or self.hidden // self.heads % 2 == 0,
+            "heads",
+            self.heads,
+            "rotary positions turn pairs, so hidden / heads must be even.",
+        )
+        require(
+            isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1,
+            "dropout",
+            self.dropout,
+            "dropout must be a number of at least 0 and below 1.",
+        )
+        require(
+            isinstance(self.fused_attention, bool),
+            "fused_attention",
+            self.fused_attention,
+            "fused_attention must be True or False.",
+        )
 
     @classmethod
     def from_preset(cls, model: str, **changes) -> "GPTConfig":
-        """A model of formulas.MODELS; `changes` replace its fields: from_preset("GPT-2 124M", layers=2)."""
+        """A model of formulas.MODELS; `changes` replace its fields: from_preset("GPT-2 124M",
+        layers=2)."""
         return cls(**{**quantities(model=model), **changes})
 
     def quantities(self) -> dict[str, int]:
         """What the formulas take: parameters(**config.quantities())."""
-        return {field.name: getattr(self, field.name) for field in fields(self)
-                if field.name not in ("dropout", "fused_attention")}
+        return {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in ("dropout", "fused_attention")
+        }
 
 
 class Dropout(nn.Module):
-    """Zeroes a share p of the elements in training. native_dropout keeps one byte an element on every device."""
+    """Zeroes a share p of the elements in training. native_dropout keeps one byte an element on
+    every device."""
 
     def __init__(self, p: float):
         super().__init__()
@@ -84,12 +108,14 @@ class Dropout(nn.Module):
 
 
 class _NormalizeRMS(torch.autograd.Function):
-    """x / sqrt(mean(x * x) + eps) * weight. It has its own backward so that every device keeps the same for it: x and
-    one number a token. Where PyTorch has no kernel for it, as on CPU, F.rms_norm keeps the normalized x too."""
+    """x / sqrt(mean(x * x) + eps) * weight. It has its own backward so that every device keeps the
+    same for it: x and one number a token. Where PyTorch has no kernel for it, as on CPU, F.rms_norm
+    keeps the normalized x too."""
 
     @staticmethod
     def forward(ctx, x, weight, eps):
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # 16 bits are too few for the sum of squares
+        # 16 bits are too few for the sum of squares
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
         scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)  # [B, S, 1]
         ctx.save_for_backward(x, weight, scale)
         return (wide * scale * weight).to(x.dtype)  # [B, S, H]
@@ -120,12 +146,15 @@ def make_norm(config: GPTConfig) -> nn.Module:
 
 
 def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns queries [B, S, G, R, D] and keys [B, S, G, 1, D] by angles that grow with the position (Su et al. 2021).
+    """Turns queries [B, S, G, R, D] and keys [B, S, G, 1, D] by angles that grow with the position
+    (Su et al. 2021).
 
-    Elements i and i + D/2 of a head are a pair. The angles are computed each time: no buffer to save, move or fill.
+    Elements i and i + D/2 of a head are a pair. The angles are computed each time: no buffer to
+    save, move or fill.
     """
     sequence, size = q.shape[1], q.shape[-1]
-    exact = dict(dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)  # bf16 cannot count beyond 256
+    # bf16 cannot count beyond 256
+    exact = dict(dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
     speeds = 10_000 ** (-torch.arange(0, size, 2, **exact) / size)  # [D/2]
     angles = torch.arange(sequence, **exact)[:, None, None, None] * speeds  # [S, 1, 1, D/2]
     cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
@@ -138,8 +167,9 @@ def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The rows of the qkv weight are ordered by group: the R queries, the key and the value of
-    one key-value head, then those of the next. So a slice of the rows can be a number of whole heads."""
+    """Causal self-attention. The rows of the qkv weight are ordered by group: the R queries, the
+    key and the value of one key-value head, then those of the next. So a slice of the rows can be a
+    number of whole heads."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -148,42 +178,56 @@ class Attention(nn.Module):
         self.rotary = not config.learned_positions
         self.fused = config.fused_attention
         bias = bool(config.biases)
-        self.qkv = nn.Linear(config.hidden, (config.heads + 2 * config.key_value_heads) * self.head_size, bias)
+        self.qkv = nn.Linear(
+            config.hidden, (config.heads + 2 * config.key_value_heads) * self.head_size, bias
+        )
         self.output = nn.Linear(config.hidden, config.hidden, bias)
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        # G, here the -1, is what the weight makes it: with half of the rows, this is an attention of half the heads.
-        qkv = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_size))  # [B, S, G, R + 2, D]
-        q, k, v = qkv.split([self.queries_per_group, 1, 1], dim=3)  # views: [B, S, G, R, D] and twice [B, S, G, 1, D]
+        # G, here the -1, is what the weight makes it: with half of the rows, this is an attention
+        # of half the heads.
+        # [B, S, G, R + 2, D]
+        qkv = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_size))
+        # views: [B, S, G, R, D] and twice [B, S, G, 1, D]
+        q, k, v = qkv.split([self.queries_per_group, 1, 1], dim=3)
         if self.rotary:
-            (q, k), v = rotate(q, k), v.contiguous()  # q and k are new tensors; with a new v, the memory of qkv is free
-        q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))  # [B, A, S, D] and twice [B, G, S, D]
+            # q and k are new tensors; with a new v, the memory of qkv is free
+            (q, k), v = rotate(q, k), v.contiguous()
+        # [B, A, S, D] and twice [B, G, S, D]
+        q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))
         if self.fused and not (self.training and self.dropout.p):
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.queries_per_group > 1)
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=self.queries_per_group > 1
+            )
         else:
             mixed = self.unfused(q, k, v)
         return self.output(mixed.transpose(1, 2).flatten(2))  # [B, S, H]
 
     def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The same in small steps, with dropout on the weights. Queries that share a key are rows of one product."""
+        """The same in small steps, with dropout on the weights. Queries that share a key are rows
+        of one product."""
         grouped, sequence = (*k.shape[:2], -1), q.shape[2]
         future = torch.full((sequence, sequence), -math.inf, dtype=q.dtype, device=q.device).triu(1)
         q = q / math.sqrt(self.head_size)
         scores = q.reshape(*grouped, self.head_size) @ k.transpose(-2, -1)  # [B, G, R * S, S]
-        weights = torch.softmax(scores.reshape(*q.shape[:3], sequence) + future, dim=-1)  # [B, A, S, S]
+        # [B, A, S, S]
+        weights = torch.softmax(scores.reshape(*q.shape[:3], sequence) + future, dim=-1)
         mixed = self.dropout(weights).reshape(*grouped, sequence) @ v  # [B, G, R * S, D]
         return mixed.reshape(q.shape)  # [B, A, S, D]
 
 
 class MLP(nn.Module):
-    """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x)), which is SwiGLU (Shazeer 2020)."""
+    """down(gelu(up(x))), or with a gate down(silu(gate(x)) * up(x)), which is SwiGLU (Shazeer
+    2020)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
         bias = bool(config.biases)
         self.up = nn.Linear(config.hidden, config.feed_forward, bias)
-        self.gate = nn.Linear(config.hidden, config.feed_forward, bias) if config.gated_mlp else None
+        self.gate = (
+            nn.Linear(config.hidden, config.feed_forward, bias) if config.gated_mlp else None
+        )
         self.down = nn.Linear(config.feed_forward, config.hidden, bias)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -222,8 +266,12 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:  # [B, S]
         sequence = tokens.shape[1]
-        require(sequence <= self.max_sequence, "sequence", sequence,
-                f"a sequence must not be longer than max_sequence = {self.max_sequence}.")
+        require(
+            sequence <= self.max_sequence,
+            "sequence",
+            sequence,
+            f"a sequence must not be longer than max_sequence = {self.max_sequence}.",
+        )
         x = self.tokens(tokens)  # [B, S, H]
         if self.positions is not None:
             x = x + self.positions[:sequence]
@@ -245,8 +293,9 @@ class Head(nn.Module):
 class GPT(nn.Module):
     """Embedding, an ordered list of blocks, head: each takes one tensor and returns one.
 
-    Device and dtype are PyTorch's defaults: `with torch.device("meta"):` builds the shapes of any size without memory.
-    To fill such a model, call `model.to_empty(device=...)` and then `model.initialise()`.
+    Device and dtype are PyTorch's defaults: `with torch.device("meta"):` builds the shapes of any
+    size without memory. To fill such a model, call `model.to_empty(device=...)` and then
+    `model.initialise()`.
     """
 
     def __init__(self, config: GPTConfig):
@@ -259,8 +308,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def initialise(self) -> None:
-        """Draws every parameter as GPT-2 does: standard deviation 0.02, and less where a layer adds to the residual
-        stream, because 2L such additions pile up. The tie is made here because to_empty breaks it."""
+        """Draws every parameter as GPT-2 does: standard deviation 0.02, and less where a layer adds
+        to the residual stream, because 2L such additions pile up. The tie is made here because
+        to_empty breaks it."""
         if self.config.tied_head:
             self.head.scores.weight = self.embedding.tokens.weight
         for name, parameter in self.named_parameters():
@@ -281,7 +331,8 @@ class GPT(nn.Module):
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats, of logits [B, S, V] against the tokens that came next, targets [B, S]. In fp32 at
-    least: bf16 has no number between 4 and 4.03, too coarse to see a loss fall."""
+    """Mean cross-entropy, in nats, of logits [B, S, V] against the tokens that came next, targets
+    [B, S]. In fp32 at least: bf16 has no number between 4 and 4.03, too coarse to see a loss
+    fall."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

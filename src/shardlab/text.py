@@ -1,10 +1,11 @@
-"""The labs' training data: a public-domain text, a tokenizer that knows its characters, random windows of it.
+"""The labs' training data: a public-domain text, a tokenizer that knows its characters, random
+windows of it.
 
 Letters: N tokens in the text, B windows in a batch, S tokens in a window.
 """
 
+from collections.abc import Iterator
 from importlib import resources
-from typing import Iterator
 
 import torch
 from torch import Tensor
@@ -17,12 +18,14 @@ class UnknownToken(ValueError):
 
 
 def load_text() -> str:
-    """Alice's Adventures in Wonderland (Lewis Carroll, 1865). Its origin is told in shardlab/data/README.md."""
+    """Alice's Adventures in Wonderland (Lewis Carroll, 1865). Its origin is told in
+    shardlab/data/README.md."""
     return resources.files("shardlab").joinpath("data", "alice.txt").read_text(encoding="ascii")
 
 
 class CharTokenizer:
-    """One token per character. The alphabet is the sorted set of the characters of `text`: equal texts number alike."""
+    """One token per character. The alphabet is the sorted set of the characters of `text`: equal
+    texts number alike."""
 
     def __init__(self, text: str):
         self.alphabet = sorted(set(text))
@@ -37,27 +40,42 @@ class CharTokenizer:
         try:
             return torch.tensor([self.numbers[character] for character in text], dtype=torch.int64)
         except KeyError as error:
-            raise UnknownToken(f"{error.args[0]!r} is not one of the {self.vocabulary} characters of the text "
-                               "this tokenizer was made from.") from None
+            raise UnknownToken(
+                f"{error.args[0]!r} is not one of the {self.vocabulary} characters of the text "
+                "this tokenizer was made from."
+            ) from None
 
     def decode(self, tokens: Tensor) -> str:
         """The text of tokens [N]; UnknownToken for a number outside 0 ... vocabulary - 1."""
         numbers = tokens.tolist()
         for number in numbers:
             if not 0 <= number < self.vocabulary:
-                raise UnknownToken(f"token {number} is not one of 0 ... {self.vocabulary - 1}, the tokens there are.")
+                raise UnknownToken(
+                    f"token {number} is not one of 0 ... {self.vocabulary - 1}, the tokens there"
+                    " are."
+                )
         return "".join(self.alphabet[number] for number in numbers)
 
 
-def batches(tokens: Tensor, batch: int, sequence: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Endless (inputs, targets), both [B, S] int64: random windows of tokens [N], targets one token further on.
+def batches(
+    tokens: Tensor, batch: int, sequence: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (inputs, targets), both [B, S] int64: random windows of tokens [N], targets one token
+    further on.
 
-    The generator alone decides which windows come, so two loops with equally seeded generators see the same batches.
+    The generator alone decides which windows come, so two loops with equally seeded generators see
+    the same batches.
     """
     for name, value, most in (("batch", batch, None), ("sequence", sequence, len(tokens) - 1)):
         if not isinstance(value, int) or value < 1 or (most is not None and value > most):
-            limit = "" if most is None else f" and at most {most:,}, one less than the text's tokens"
-            raise InvalidQuantity(name, value, f"{name} = {value}: {name} must be a whole number of at least 1{limit}.")
+            limit = (
+                "" if most is None else f" and at most {most:,}, one less than the text's tokens"
+            )
+            raise InvalidQuantity(
+                name,
+                value,
+                f"{name} = {value}: {name} must be a whole number of at least 1{limit}.",
+            )
 
     def windows():
         places = tokens.unfold(0, sequence + 1, 1)  # [N - S, S + 1], a view: every window there is

@@ -1,4 +1,5 @@
-"""Fixtures for tests of the built pages: every page is opened once, and the tests ask what was found."""
+"""Fixtures for tests of the built pages: every page is opened once, and the tests ask what was
+found."""
 
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from shardlab.show.explorers import EXPLORERS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
-SPOILS = """
+SPOILS = (
+    """
 <style>
   html[data-theme=light] .pale-in-light { color: #bbb } html[data-theme=dark] .pale-in-dark { color: #555 }
   @media print { html, body { background: black !important } .explorer-fallback { display: none !important } }
@@ -21,16 +23,21 @@ SPOILS = """
 <img src="https://example.org/counter.png" alt=""><img src="missing.png" alt="">
 <script>console.error("spoiled on the console")</script><script>nowhere.spoiled()</script>
 <p class="pale-in-light">pale in light</p><p class="pale-in-dark">pale in dark</p>
-<p style="width: 900px">too wide</p><div style="overflow: auto; white-space: nowrap">""" + 200 * "cut-off " + """</div>
+<p style="width: 900px">too wide</p><div style="overflow: auto; white-space: nowrap">"""
+    + 200 * "cut-off "
+    + """</div>
 <p id="late"></p><script>document.getElementById("late").textContent = "written by a script"</script>
 <p>\\(x\\)</p><button class="nameless"></button><button tabindex="-1">skipped</button>
 <button class="blind" style="outline: none !important">no focus to be seen</button>
 """
+)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an explorer stands: a book's folder, the book's address over http, the page's path from there."""
+    """Where an explorer stands: a book's folder, the book's address over http, the page's path from
+    there."""
+
     folder: Path
     server: str
     path: str
@@ -42,13 +49,17 @@ class Place:
 def with_explorers(folder, server):
     """Explorer -> Place on the first page of a built book that has it."""
     texts = {path: (folder / path).read_text(encoding="utf-8") for path in page_paths(folder)}
-    found = {name: next((path for path, text in texts.items() if f'id="explorer-{name}"' in text), None) for name in EXPLORERS}
+    found = {
+        name: next((path for path, text in texts.items() if f'id="explorer-{name}"' in text), None)
+        for name in EXPLORERS
+    }
     return {name: Place(folder, server, path) for name, path in found.items() if path}
 
 
 @pytest.fixture(scope="session")
 def explorer_places(book_html, book_server, serve, tmp_path_factory):
-    """Explorer -> Place. Those for which no chapter is written yet get a small book, with the real one's configuration and sheets."""
+    """Explorer -> Place. Those for which no chapter is written yet get a small book, with the real
+    one's configuration and sheets."""
     places = with_explorers(book_html, book_server)
     if not (homeless := [name for name in EXPLORERS if name not in places]):
         yield places
@@ -57,11 +68,16 @@ def explorer_places(book_html, book_server, serve, tmp_path_factory):
     (source / "chapters").mkdir(parents=True)
     for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
         copy(path, source)
-    sheets = [copy(path, source / "chapters") for path in sorted((ROOT / "chapters").glob("formula-sheet*.md"))]
+    sheets = [
+        copy(path, source / "chapters")
+        for path in sorted((ROOT / "chapters").glob("formula-sheet*.md"))
+    ]
     cards = "\n\n".join(f"```{{explorer}} {name}\n```" for name in homeless)
     (source / "index.md").write_text(f"# Explorers\n\n{cards}\n", encoding="utf-8")
     files = "".join(f"  - file: chapters/{Path(path).stem}\n" for path in sheets)
-    (source / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{files}", encoding="utf-8")
+    (source / "_toc.yml").write_text(
+        f"format: jb-book\nroot: index\nchapters:\n{files}", encoding="utf-8"
+    )
     output = source.parent / "html"
     subprocess.run([sys.executable, "-m", "bookkit", str(source), str(output)], check=True)
     with serve(output) as address:
@@ -76,7 +92,8 @@ def paths(book_html):
 
 @pytest.fixture(scope="session")
 def homes(book_html, book_server):
-    """Where the book's folder is, without a slash at the end, for a reader of files and for a reader on the web."""
+    """Where the book's folder is, without a slash at the end, for a reader of files and for a
+    reader on the web."""
     return {"file": book_html.as_uri(), "http": book_server}
 
 
@@ -93,7 +110,10 @@ def spoiled(book_html, tmp_path_factory):
     folder = tmp_path_factory.mktemp("spoiled") / "html"
     copytree(book_html, folder)
     page = folder / SPOILED_PAGE
-    page.write_text(page.read_text(encoding="utf-8").replace("</article>", f"{SPOILS}</article>"), encoding="utf-8")
+    page.write_text(
+        page.read_text(encoding="utf-8").replace("</article>", f"{SPOILS}</article>"),
+        encoding="utf-8",
+    )
     return page.as_uri()
 
 

@@ -1,4 +1,5 @@
-"""Readers who see differently, or have no pointer: axe-core in light and dark, and the keyboard alone."""
+"""Readers who see differently, or have no pointer: axe-core in light and dark, and the keyboard
+alone."""
 
 import pytest
 from conftest import SPOILED_PAGE
@@ -19,7 +20,8 @@ NUMBER_CONTROLS = """() => {
   return count;
 }"""
 
-# What has the focus: {walk, name, seen, inView, kind, value, card}; `card` is all an explorer shows. Null for the page itself.
+# What has the focus: {walk, name, seen, inView, kind, value, card}; `card` is all an explorer
+# shows. Null for the page itself.
 FOCUSED = """() => {
   const node = document.activeElement;
   if (!node || node === document.body || node === document.documentElement) return null;
@@ -39,12 +41,18 @@ FOCUSED = """() => {
 VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(
   control => control.type === "radio" ? control.checked : control.value)"""
 
-# The keys that move a control of each kind. A choice may show what was shown before (two GPUs with the same memory): then the next.
-KEYS = {"range": ["ArrowRight", "ArrowLeft"], "text": ["ArrowUp", "ArrowDown"], "radio": ["ArrowRight", "ArrowLeft"],
-        "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8]}
+# The keys that move a control of each kind. A choice may show what was shown before (two GPUs with
+# the same memory): then the next.
+KEYS = {
+    "range": ["ArrowRight", "ArrowLeft"],
+    "text": ["ArrowUp", "ArrowDown"],
+    "radio": ["ArrowRight", "ArrowLeft"],
+    "select-one": [*["ArrowDown"] * 4, *["ArrowUp"] * 8],
+}
 
 
-# Each control is moved from where the card starts: far out, a move may change nothing that one sees.
+# Each control is moved from where the card starts: far out, a move may change nothing that one
+# sees.
 AS_BEFORE = """walk => {
   const node = document.querySelector(`[data-walk="${walk}"]`);
   if (node.matches("input, select")) node.closest(".explorer").querySelector(".explorer-reset").click();
@@ -70,20 +78,26 @@ def moved_by_keys(page, focused) -> list[str]:
         page.keyboard.press(key)
         after = page.evaluate(FOCUSED)
         values.add(after["value"])
-        if len(values) > 1 and after["card"] != focused["card"]:  # the card alone may change later, when a ghost goes
+        # the card alone may change later, when a ghost goes
+        if len(values) > 1 and after["card"] != focused["card"]:
             return []
     if focused["kind"] not in KEYS:
         return []
-    return [f"no key moves {name}" if len(values) == 1 else f"nothing is drawn or said anew: {name}"]
+    return [
+        f"no key moves {name}" if len(values) == 1 else f"nothing is drawn or said anew: {name}"
+    ]
 
 
 def walk(page, address: str) -> list[str]:
-    """Go through the page at `address` with the Tab key, moving every control of its explorers; what is wrong on the way."""
+    """Go through the page at `address` with the Tab key, moving every control of its explorers;
+    what is wrong on the way."""
     open_page(page, address)
     before = page.evaluate(VALUES)
     open_all(page)
     count = page.evaluate(NUMBER_CONTROLS)
-    names = page.eval_on_selector_all("[data-walk]", "nodes => nodes.map(node => node.outerHTML.slice(0, 120))")
+    names = page.eval_on_selector_all(
+        "[data-walk]", "nodes => nodes.map(node => node.outerHTML.slice(0, 120))"
+    )
     reached, problems = set(), []
     for _ in range(count + 10):
         page.keyboard.press("Tab")
@@ -109,7 +123,9 @@ def walk(page, address: str) -> list[str]:
             page.keyboard.press("Enter")
             if not page.locator(".explorer-python:visible").count():
                 problems.append("Copy as Python shows no Python")
-    return problems + [f"Tab does not reach {names[k]}" for k in range(count) if k not in reached][:8]
+    return (
+        problems + [f"Tab does not reach {names[k]}" for k in range(count) if k not in reached][:8]
+    )
 
 
 # ---------------------------------------------------------------- the book
@@ -117,12 +133,14 @@ def walk(page, address: str) -> list[str]:
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_axe_finds_nothing_grave(visits, mode):
-    """Must catch: text too pale for its page (in that mode only), a button without a name, a list whose children are none."""
+    """Must catch: text too pale for its page (in that mode only), a button without a name, a list
+    whose children are none."""
     assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
 
 
 def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
-    """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a trap for Tab."""
+    """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
+    trap for Tab."""
     with new_context(browser) as context:
         page = context.new_page()
         problems = {path: walk(page, f"{homes['file']}/{path}") for path in paths}
@@ -132,8 +150,10 @@ def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
 # ---------------------------------------------------------------- what the tests above can see
 
 
-@pytest.mark.parametrize(("mode", "words"), [
-    ("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")])
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")],
+)
 def test_a_spoiled_page_is_seen(spoiled_visit, mode, words):
     """Must catch: axe not run in one of the modes, its findings thrown away."""
     assert words in "\n".join(getattr(spoiled_visit, mode))
@@ -141,7 +161,9 @@ def test_a_spoiled_page_is_seen(spoiled_visit, mode, words):
 
 def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
     """Must catch: both looks taken in the same mode."""
-    assert "pale-in-dark" not in "\n".join(spoiled_visit.light) and "pale-in-light" not in "\n".join(spoiled_visit.dark)
+    assert "pale-in-dark" not in "\n".join(
+        spoiled_visit.light
+    ) and "pale-in-light" not in "\n".join(spoiled_visit.dark)
 
 
 SPOIL_KEYS = """() => {
@@ -157,6 +179,11 @@ def test_a_spoiled_walk_is_seen(browser, spoiled):
         page = context.new_page()
         page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
         problems = "\n".join(walk(page, spoiled))
-    for words in ('Tab does not reach <button tabindex="-1"', 'see the focus on <button class="blind"', 'no key moves <input type="range"',
-                  "nothing is drawn or said anew: <select", "Reset does not bring back"):
+    for words in (
+        'Tab does not reach <button tabindex="-1"',
+        'see the focus on <button class="blind"',
+        'no key moves <input type="range"',
+        "nothing is drawn or said anew: <select",
+        "Reset does not bring back",
+    ):
         assert words in problems, SPOILED_PAGE

@@ -1,4 +1,5 @@
-"""The explorers as a reader meets them: keys, typing, dragging, refusals, reset, Python, paper, no script, a phone."""
+"""The explorers as a reader meets them: keys, typing, dragging, refusals, reset, Python, paper, no
+script, a phone."""
 
 import math
 import random
@@ -36,7 +37,10 @@ class Card:
         return next(control for control in self.spec.controls if control.quantity == quantity)
 
     def unfold(self):
-        self.root.evaluate("root => root.querySelectorAll('.explorer-group').forEach(group => { group.open = true; })")
+        self.root.evaluate(
+            "root => root.querySelectorAll('.explorer-group').forEach(group => { group.open ="
+            " true; })"
+        )
 
     def type(self, quantity, text):
         self.box(quantity).fill(text)
@@ -48,11 +52,13 @@ class Card:
         position = list(control.stops).index(stop)
         if isinstance(control, Choice):
             buttons = self.find(f".explorer-control[data-quantity={quantity}] [type=radio]")
-            buttons.nth(position).evaluate("button => { button.checked = true; button.dispatchEvent(new Event('change')); }")
+            buttons.nth(position).evaluate(
+                "button => { button.checked = true; button.dispatchEvent(new Event('change')); }"
+            )
             return
         self.slider(quantity).evaluate(
-            "(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); "
-            "slider.dispatchEvent(new Event('change')); }",
+            "(slider, position) => { slider.value = position; slider.dispatchEvent(new"
+            " Event('input')); slider.dispatchEvent(new Event('change')); }",
             position,
         )
 
@@ -61,17 +67,30 @@ class Card:
 
     @property
     def state(self):
-        """(words with ordinary spaces, visible refusals by control, values in the boxes and choices by control) in one look."""
-        words, errors, values = self.root.evaluate("""root => {
+        """(words with ordinary spaces, visible refusals by control, values in the boxes and choices
+        by control) in one look."""
+        words, errors, values = self.root.evaluate(
+            """root => {
           const rows = [...root.querySelectorAll(".explorer-control")], by = (rows, text) => Object.fromEntries(
             rows.map(row => [row.dataset.quantity, text(row)]));
           const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility(); // the script makes them
           return [[...root.querySelectorAll(".explorer-words p")].map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
             by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
             by(rows, row => row.querySelector("[type=text]") ? row.querySelector("[type=text]").value
-              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))]; }""")
-        return words, errors, {name: value if isinstance(value, str) else str([*self.control(name).stops, "own"][value])
-                               for name, value in values.items()}
+              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))]; }"""
+        )
+        return (
+            words,
+            errors,
+            {
+                name: (
+                    value
+                    if isinstance(value, str)
+                    else str([*self.control(name).stops, "own"][value])
+                )
+                for name, value in values.items()
+            },
+        )
 
     @property
     def words(self):
@@ -83,7 +102,9 @@ class Card:
 
     @property
     def pictures(self):
-        return self.find(".explorer-drawing").evaluate_all("places => places.map(place => place.innerHTML)")
+        return self.find(".explorer-drawing").evaluate_all(
+            "places => places.map(place => place.innerHTML)"
+        )
 
     def expected_words(self, values):
         shown = self.spec.compute(values)
@@ -92,20 +113,25 @@ class Card:
 
 @pytest.fixture
 def open_card(browser, explorer_places):
-    """open_card(name, **options of the browser's context) opens the page with that explorer, as a file."""
+    """open_card(name, **options of the browser's context) opens the page with that explorer, as a
+    file."""
     contexts = []
 
     def open_it(name, **options):
-        contexts.append(browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options}))
+        contexts.append(
+            browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options})
+        )
         page = contexts[-1].new_page()
         page.watch = Watch.of(page)
         page.add_init_script(
-            "addEventListener('explorer:ready', event => (window.readyWhile ||= []).push(document.readyState), true)"
+            "addEventListener('explorer:ready', event => (window.readyWhile ||="
+            " []).push(document.readyState), true)"
         )
         page.goto(explorer_places[name].address())
         if options.get("java_script_enabled", True):
             page.wait_for_function(
-                "[...document.querySelectorAll('.explorer-drawing svg')].every(svg => svg.hasAttribute('width'))"
+                "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
+                " svg.hasAttribute('width'))"
             )
         return Card(page, name)
 
@@ -121,20 +147,25 @@ def card(request, open_card):
     assert not card.page.watch.errors
 
 
-# --- alive -----------------------------------------------------------------------------------------------------------
+# --- alive ----------------------------------------------------------------------------------------
 
 
 def test_it_is_alive_while_the_page_is_still_read(card):
     """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
-    assert card.page.evaluate("window.readyWhile") == ["loading"] * card.page.locator(".explorer").count()
+    assert (
+        card.page.evaluate("window.readyWhile")
+        == ["loading"] * card.page.locator(".explorer").count()
+    )
     assert float(card.root.get_attribute("data-ready")) > 0
     assert card.words == card.expected_words(card.spec.start())
 
 
 def test_the_page_says_what_python_says(card):
-    """A random walk over sliders and menus: what follows from a move, the sentence, the refusal and its place, at each of 80 steps.
+    """A random walk over sliders and menus: what follows from a move, the sentence, the refusal and
+    its place, at each of 80 steps.
 
-    Mutations: round the ratio's follower down; let gpus follow gpus_per_copy; say `when` for `unless`."""
+    Mutations: round the ratio's follower down; let gpus follow gpus_per_copy; say `when` for
+    `unless`."""
     spec, chance = card.spec, random.Random(card.name)
     values, chosen, shown, refusals = spec.start(), {}, card.words, 0
     for _ in range(80):
@@ -156,8 +187,12 @@ def test_the_page_says_what_python_says(card):
             refusals += 1
         words, errors, boxes = card.state
         assert words == shown and errors == sentences
-        assert {name: parse_number(text, card.control(name).style) for name, text in boxes.items()} == {name: values[name] for name in boxes}
-    assert refusals < 80 and (refusals > 0 or not {"heads", "gpus"} & {control.quantity for control in spec.controls}), "often refused"
+        assert {
+            name: parse_number(text, card.control(name).style) for name, text in boxes.items()
+        } == {name: values[name] for name in boxes}
+    assert refusals < 80 and (
+        refusals > 0 or not {"heads", "gpus"} & {control.quantity for control in spec.controls}
+    ), "often refused"
 
 
 def test_no_setting_shows_nonsense(card):
@@ -173,18 +208,23 @@ def test_no_setting_shows_nonsense(card):
     for menu in card.spec.menus:
         for name in menu.names:
             card.choose(menu.kind, name)
-            assert not re.search(r"NaN|undefined|null|Infinity", card.root.inner_text() + "".join(card.pictures)), name
+            assert not re.search(
+                r"NaN|undefined|null|Infinity", card.root.inner_text() + "".join(card.pictures)
+            ), name
 
 
-# --- keys ------------------------------------------------------------------------------------------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 
 def test_every_control_by_keyboard_alone(card):
-    """Tab reaches each slider, box, menu and button; an arrow key moves each of them, and the card says something else.
+    """Tab reaches each slider, box, menu and button; an arrow key moves each of them, and the card
+    says something else.
 
     Mutations: tabindex="-1" on the boxes; a slider drawn with divs; no ArrowUp in the boxes."""
     kinds = lambda control: ("radio",) if isinstance(control, Choice) else ("range", "text")
-    wanted = {f"{control.quantity} {kind}" for control in card.spec.controls for kind in kinds(control)}
+    wanted = {
+        f"{control.quantity} {kind}" for control in card.spec.controls for kind in kinds(control)
+    }
     groups = {group.title: group.folded for group in card.spec.groups}
     wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?", *groups}
     reached = set()
@@ -209,12 +249,15 @@ def test_every_control_by_keyboard_alone(card):
             if groups.get(here):
                 card.page.keyboard.press("Enter")  # unfolds it
             continue
-        key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(here.rpartition(" ")[2], "ArrowDown")
+        key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(
+            here.rpartition(" ")[2], "ArrowDown"
+        )
         seen = lambda: (card.state[:2], card.pictures)
         before = seen()
         for _ in range(8):  # the next presets of a menu may have the same quantities
             card.page.keyboard.press(key)
-            card.page.wait_for_function("!document.querySelector('.ghosted')")  # a ghost alone is no answer
+            # a ghost alone is no answer
+            card.page.wait_for_function("!document.querySelector('.ghosted')")
             if seen() != before:
                 break
         assert seen() != before, f"{key} does nothing at {here}"
@@ -234,7 +277,7 @@ def test_arrow_keys_in_a_box_go_to_the_next_stop(open_card):
     assert box.input_value() == "32"
 
 
-# --- typing ----------------------------------------------------------------------------------------------------------
+# --- typing ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -257,14 +300,17 @@ def test_typed_values(open_card, name, quantity, text, value, shown):
     card.type(quantity, text)
     assert card.box(quantity).input_value() == shown
     assert card.words == card.expected_words(card.spec.move(card.spec.start(), quantity, value))
-    stops = list(next(control.stops for control in card.spec.controls if control.quantity == quantity))
+    stops = list(
+        next(control.stops for control in card.spec.controls if control.quantity == quantity)
+    )
     below = max(index for index, stop in enumerate(stops) if stop <= value)
     assert card.slider(quantity).input_value() == str(below)
     assert card.slider(quantity).get_attribute("aria-valuetext") == shown
 
 
 def test_typing_is_not_interrupted(open_card):
-    """While a reader types, the box keeps what was typed; an empty box is no mistake yet, but one that is left empty is.
+    """While a reader types, the box keeps what was typed; an empty box is no mistake yet, but one
+    that is left empty is.
 
     Mutation: write the box at every input, or refuse an empty box at once."""
     card = open_card("does-it-fit")
@@ -282,7 +328,7 @@ def test_typing_is_not_interrupted(open_card):
     assert card.errors == ["layers = nothing: layers must be a whole number of at least 1."]
 
 
-# --- refusals --------------------------------------------------------------------------------------------------------
+# --- refusals -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -293,39 +339,78 @@ def test_typing_is_not_interrupted(open_card):
             "heads",
             "30",
             "heads",
-            "heads = 30 does not divide hidden = 4,096: every head takes hidden / heads columns, so heads must divide hidden.",
+            (
+                "heads = 30 does not divide hidden = 4,096: every head takes hidden / heads"
+                " columns, so heads must divide hidden."
+            ),
         ),
         (
             "does-it-fit",
             "hidden",
             "4097",
             "heads",
-            "heads = 32 does not divide hidden = 4,097: every head takes hidden / heads columns, so heads must divide hidden.",
+            (
+                "heads = 32 does not divide hidden = 4,097: every head takes hidden / heads"
+                " columns, so heads must divide hidden."
+            ),
         ),
-        ("does-it-fit", "layers", "0", "layers", "layers = 0: layers must be a whole number of at least 1."),
-        ("does-it-fit", "layers", "-12", "layers", "layers = -12: layers must be a whole number of at least 1."),
-        ("does-it-fit", "layers", "2.5", "layers", "layers = 2.5: layers must be a whole number of at least 1."),
-        ("does-it-fit", "layers", "many", "layers", "layers = many: layers must be a whole number of at least 1."),
+        (
+            "does-it-fit",
+            "layers",
+            "0",
+            "layers",
+            "layers = 0: layers must be a whole number of at least 1.",
+        ),
+        (
+            "does-it-fit",
+            "layers",
+            "-12",
+            "layers",
+            "layers = -12: layers must be a whole number of at least 1.",
+        ),
+        (
+            "does-it-fit",
+            "layers",
+            "2.5",
+            "layers",
+            "layers = 2.5: layers must be a whole number of at least 1.",
+        ),
+        (
+            "does-it-fit",
+            "layers",
+            "many",
+            "layers",
+            "layers = many: layers must be a whole number of at least 1.",
+        ),
         (
             "does-it-fit",
             "layers",
             "100T",
             "layers",
-            "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused.",
+            (
+                "parameters = 2.02e+22: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
+                " exact, so it is refused."
+            ),
         ),
         (
             "fits-and-how-long",
             "gpus_per_copy",
             "3",
             "data_parallel",
-            "data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024: the degrees must multiply to the number of GPUs.",
+            (
+                "data_parallel = 128 copies of 3 GPUs each do not make gpus = 1,024: the degrees"
+                " must multiply to the number of GPUs."
+            ),
         ),
         (
             "fits-and-how-long",
             "parameters",
             "9e18",
             "parameters",
-            "parameters = 9.00e+18: from 2^53 = 9,007,199,254,740,992 on a count is no longer exact, so it is refused.",
+            (
+                "parameters = 9.00e+18: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
+                " exact, so it is refused."
+            ),
         ),
         (
             "fits-and-how-long",
@@ -344,9 +429,11 @@ def test_typing_is_not_interrupted(open_card):
     ],
 )
 def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, place, sentence):
-    """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it takes everything back.
+    """One sentence, Python's; the last valid picture and sentence stay and are marked; mending it
+    takes everything back.
 
-    Mutations: draw what could not be computed; mark the control that moved; leave aria-invalid behind."""
+    Mutations: draw what could not be computed; mark the control that moved; leave aria-invalid
+    behind."""
     card = open_card(name)
     pictures, words = card.pictures, card.words
     card.type(quantity, text)
@@ -358,7 +445,10 @@ def test_a_refusal_stands_beside_its_control(open_card, name, quantity, text, pl
     assert card.errors == [sentence] and card.error(place).is_visible()
     for control in (card.box(place), card.slider(place)):
         assert control.get_attribute("aria-invalid") == "true"
-        assert card.page.locator(f"[id='{control.get_attribute('aria-describedby')}']").text_content() == sentence
+        assert (
+            card.page.locator(f"[id='{control.get_attribute('aria-describedby')}']").text_content()
+            == sentence
+        )
     assert card.find("[aria-invalid]").count() == 2
     assert card.pictures == pictures and card.words == words
     assert card.find(".explorer-stale").is_visible()
@@ -380,36 +470,57 @@ def test_a_refusal_without_a_control_stands_where_it_can_be_mended(open_card):
     for quantity, value in (("heads", 100), ("hidden", 8200)):
         card.type(quantity, str(value))
         values = card.spec.move(values, quantity, value, chosen)
-    with pytest.raises(InvalidQuantity, match="key_value_heads = 13 does not divide heads = 100") as refused:
+    with pytest.raises(
+        InvalidQuantity, match="key_value_heads = 13 does not divide heads = 100"
+    ) as refused:
         card.spec.compute(values)
-    assert card.error("heads").text_content() == str(refused.value) and card.error("heads").is_visible()
+    assert (
+        card.error("heads").text_content() == str(refused.value)
+        and card.error("heads").is_visible()
+    )
 
 
 def test_what_is_refused_is_not_folded_away(open_card):
-    """The head count does not divide what the hidden size is now; its control lies in a group that starts folded.
+    """The head count does not divide what the hidden size is now; its control lies in a group that
+    starts folded.
 
     Mutations: all groups open at the start; the refusal written where nobody sees it."""
     card = open_card("where-the-memory-goes")
     groups = "groups => groups.map(group => group.open)"
-    assert card.find(".explorer-group").evaluate_all(groups) == [not group.folded for group in card.spec.groups] == [True, True, False]
+    assert (
+        card.find(".explorer-group").evaluate_all(groups)
+        == [not group.folded for group in card.spec.groups]
+        == [True, True, False]
+    )
     card.slide("heads", 12)
-    assert card.errors == ["heads = 12 does not divide hidden = 1,600: every head takes hidden / heads columns, so heads must divide hidden."]
-    assert card.find(".explorer-group").evaluate_all(groups) == [True] * 3 and card.error("heads").is_visible()
+    assert card.errors == [
+        "heads = 12 does not divide hidden = 1,600: every head takes hidden / heads columns, so"
+        " heads must divide hidden."
+    ]
+    assert (
+        card.find(".explorer-group").evaluate_all(groups) == [True] * 3
+        and card.error("heads").is_visible()
+    )
 
 
 def test_the_sentence_is_announced_once_the_reader_rests(open_card):
-    """A screen reader hears one sentence for a whole drag, politely; and the refusal where there is one.
+    """A screen reader hears one sentence for a whole drag, politely; and the refusal where there is
+    one.
 
     Mutation: make the visible sentence live; it would be read at every step."""
     card = open_card("does-it-fit")
     status = card.find("[role=status]")
-    assert card.find("[aria-live], [role=alert], output, [role=status]").count() == 1 and status.text_content() == ""
+    assert (
+        card.find("[aria-live], [role=alert], output, [role=status]").count() == 1
+        and status.text_content() == ""
+    )
     for layers in (40, 50, 60):
         card.slide("layers", layers)
         assert status.text_content() == ""
     shown = card.spec.compute(card.spec.move(card.spec.start(), "layers", 60))
     card.page.wait_for_function(
-        "id => document.querySelector(id + ' [role=status]').textContent", arg="#explorer-does-it-fit"
+        "id => document.querySelector(id + ' [role=status]').textContent",
+        arg="#explorer-does-it-fit",
     )
     assert status.text_content() == card.spec.say(shown)
     card.type("heads", "7")
@@ -419,11 +530,12 @@ def test_the_sentence_is_announced_once_the_reader_rests(open_card):
     )
 
 
-# --- menus, reset, Python --------------------------------------------------------------------------------------------
+# --- menus, reset, Python -------------------------------------------------------------------------
 
 
 def test_menus_set_values_and_show_when_they_are_left(card):
-    """Mutation: leave the menu on the preset when a value moved, or forget that values came back to it."""
+    """Mutation: leave the menu on the preset when a value moved, or forget that values came back to
+    it."""
     for menu in card.spec.menus:
         chooser = card.find(f"[data-kind={menu.kind}]")
         assert chooser.evaluate(
@@ -434,17 +546,29 @@ def test_menus_set_values_and_show_when_they_are_left(card):
             assert chooser.input_value() == name
     card.find(".explorer-reset").click()
     card.unfold()
-    moved, kind = next((control, menu.kind) for control in card.spec.controls for menu in card.spec.menus
-                       if control.quantity in card.spec.preset(menu.kind, card.spec.begin[menu.kind]))
+    moved, kind = next(
+        (control, menu.kind)
+        for control in card.spec.controls
+        for menu in card.spec.menus
+        if control.quantity in card.spec.preset(menu.kind, card.spec.begin[menu.kind])
+    )
     chooser, start = card.find(f"[data-kind={kind}]"), card.spec.start()[moved.quantity]
     card.slide(moved.quantity, next(stop for stop in reversed(moved.stops) if stop != start))
-    assert chooser.input_value() == "" and chooser.evaluate("menu => menu.selectedOptions[0].text") == "own values"
-    card.slide(moved.quantity, start) if isinstance(moved, Choice) else card.type(moved.quantity, str(start))
+    assert (
+        chooser.input_value() == ""
+        and chooser.evaluate("menu => menu.selectedOptions[0].text") == "own values"
+    )
+    (
+        card.slide(moved.quantity, start)
+        if isinstance(moved, Choice)
+        else card.type(moved.quantity, str(start))
+    )
     assert chooser.input_value() == card.spec.begin[kind]
 
 
 def test_reset(card):
-    """Also the name of a preset with the same quantities as another: an H100 has the memory of an A100.
+    """Also the name of a preset with the same quantities as another: an H100 has the memory of an
+    A100.
 
     Mutation: forget the menus, the presets last chosen, or the refusal."""
     pictures, words = card.pictures, card.words
@@ -458,26 +582,32 @@ def test_reset(card):
         card.choose(menu.kind, (twins or menu.names)[0])
     for control in card.spec.controls:
         card.slide(control.quantity, control.stops[-1])
-    if boxes := [control.quantity for control in card.spec.controls if not isinstance(control, Choice)]:
+    if boxes := [
+        control.quantity for control in card.spec.controls if not isinstance(control, Choice)
+    ]:
         card.type(boxes[0], "nonsense")
         assert card.errors
     assert card.words != words
     card.find(".explorer-reset").click()
     assert card.words == words and card.pictures == pictures and card.errors == []
-    assert [card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus] == list(
-        card.spec.chosen_at_start().values()
-    )
+    assert [
+        card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus
+    ] == list(card.spec.chosen_at_start().values())
 
 
 def test_copy_as_python(card):
-    """What is shown runs, and gives the page's numbers; so does what the page shows after one more move.
+    """What is shown runs, and gives the page's numbers; so does what the page shows after one more
+    move.
 
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
     card.find(".explorer-copy").click()
     card.page.wait_for_function(  # a browser may take its time over the clipboard
-        "name => ['Copied', 'Press Ctrl+C to copy'].includes(document.querySelector(name).textContent)",
-        arg=f"#explorer-{card.spec.name} .explorer-copy", polling=50)
+        "name => ['Copied', 'Press Ctrl+C to"
+        " copy'].includes(document.querySelector(name).textContent)",
+        arg=f"#explorer-{card.spec.name} .explorer-copy",
+        polling=50,
+    )
     tried = 0
     while tried < 12:
         menu, control = chance.choice(card.spec.menus), chance.choice(card.spec.controls)
@@ -497,11 +627,12 @@ def test_copy_as_python(card):
         assert card.words == f"{card.spec.say(shown)} {card.spec.say_detail(shown)}"
 
 
-# --- the picture -----------------------------------------------------------------------------------------------------
+# --- the picture ----------------------------------------------------------------------------------
 
 
 def test_the_bar_is_to_scale(open_card):
-    """Widths of the parts are as their bytes, from zero; the line stands at the capacity; what is over begins there.
+    """Widths of the parts are as their bytes, from zero; the line stands at the capacity; what is
+    over begins there.
 
     Mutation: start the bar at the axis' margin plus one part, or draw the capacity in GiB."""
     card = open_card("does-it-fit")
@@ -521,31 +652,42 @@ def test_the_bar_is_to_scale(open_card):
         line = float(re.match(r"M([\d.]+)", card.find(".capacity").get_attribute("d"))[1])
         assert line - boxes[0][0] == pytest.approx(shown["gpu_memory_bytes"] * scale, abs=0.01)
         over = card.find(".over")
-        assert over.get_attribute("visibility") == ("visible" if shown["overflow_bytes"] else "hidden")
-        assert float(over.get_attribute("width")) == pytest.approx(shown["overflow_bytes"] * scale, abs=0.01)
+        assert over.get_attribute("visibility") == (
+            "visible" if shown["overflow_bytes"] else "hidden"
+        )
+        assert float(over.get_attribute("width")) == pytest.approx(
+            shown["overflow_bytes"] * scale, abs=0.01
+        )
 
 
 def test_the_bar_of_one_parameter_is_to_scale(open_card):
-    """Tensor by tensor in bytes, on an axis that does not jump while the recipes take 20 bytes at most.
+    """Tensor by tensor in bytes, on an axis that does not jump while the recipes take 20 bytes at
+    most.
 
-    Mutations: an axis as long as the bar; ticks at every tenth of it; a line of a card that nobody chose."""
+    Mutations: an axis as long as the bar; ticks at every tenth of it; a line of a card that nobody
+    chose."""
     card = open_card("bytes-per-parameter")
     widths = {}
     for recipe in card.spec.menus[0].names:
         card.choose("recipe", recipe)
         shown = card.spec.compute(card.spec.choose(card.spec.start(), "recipe", recipe))
-        boxes = card.find(".part").evaluate_all("nodes => nodes.map(node => +node.getAttribute('width'))")
+        boxes = card.find(".part").evaluate_all(
+            "nodes => nodes.map(node => +node.getAttribute('width'))"
+        )
         for width, part in zip(boxes, card.spec.pictures[0].parts, strict=True):
             widths.setdefault(shown[part.quantity], set()).add(round(width, 2))
     assert {bytes_: len(found) for bytes_, found in widths.items()} == dict.fromkeys(widths, 1)
     assert max(widths[4]) == pytest.approx(2 * max(widths[2]), abs=0.02) and widths[0] == {0}
-    ticks = card.find("svg .tick").evaluate_all("nodes => nodes.filter(node => node.checkVisibility({visibilityProperty: true})).map("
-                                                "node => node.textContent)")
+    ticks = card.find("svg .tick").evaluate_all(
+        "nodes => nodes.filter(node => node.checkVisibility({visibilityProperty: true})).map("
+        "node => node.textContent)"
+    )
     assert ticks == ["0", "4 B", "8 B", "12 B", "16 B", "20 B"]
     assert not card.find(".capacity").get_attribute("d")
 
 
-# [name, strong, then for each path of parts and for the hatch [y, height] where it has a box over that name, else [0, 0]]
+# [name, strong, then for each path of parts and for the hatch [y, height] where it has a box over
+# that name, else [0, 0]]
 COLUMNS = """drawing => {
   const boxes = [...drawing.querySelectorAll("path.part, path.over")].map(path => [...path.getAttribute("d").matchAll(
     /M([-\\d.]+) ([-\\d.]+)h([\\d.]+)v([-\\d.e]+)H/g)].map(found => found.slice(1).map(Number)));
@@ -553,12 +695,21 @@ COLUMNS = """drawing => {
     ...boxes.map(path => (path.find(([x, y, wide]) => Math.abs(x + wide / 2 - text.getAttribute("x")) < wide / 2) || [0, 0, 0, 0]).filter((_, k) => k % 2))]); }"""
 
 
-@pytest.mark.parametrize("moves", [{}, dict(fused_attention=0), dict(microbatch=64, optimizer_mode=1), dict(dropout=0.1, sequence=8192)])
+@pytest.mark.parametrize(
+    "moves",
+    [
+        {},
+        dict(fused_attention=0),
+        dict(microbatch=64, optimizer_mode=1),
+        dict(dropout=0.1, sequence=8192),
+    ],
+)
 def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
-    """A column for each moment that there is, its parts from zero up, the highest marked, the card's line at its height, and what is
-    above the line hatched.
+    """A column for each moment that there is, its parts from zero up, the highest marked, the
+    card's line at its height, and what is above the line hatched.
 
-    Mutations: parts from the top down; a column of fused attention; the hatch from zero; the last column marked; a logarithmic axis."""
+    Mutations: parts from the top down; a column of fused attention; the hatch from zero; the last
+    column marked; a logarithmic axis."""
     card, values = open_card("where-the-memory-goes"), EXPLORERS["where-the-memory-goes"].start()
     for quantity, value in moves.items():
         values = card.spec.move(values, quantity, value)
@@ -568,16 +719,26 @@ def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
     line = float(re.match(r"M[\d.]+ ([\d.]+)H", drawing.locator(".capacity").get_attribute("d"))[1])
     zero = max(y + height for _, _, *parts in drawing.evaluate(COLUMNS) for y, height in parts)
     scale = (zero - line) / shown["gpu_memory_bytes"]
-    kinds = list(dict.fromkeys((part.label, part.colour) for column in picture.columns for part in column.parts))
-    for column, (name, strong, *boxes) in zip(picture.shown(shown), drawing.evaluate(COLUMNS), strict=True):
+    kinds = list(
+        dict.fromkeys(
+            (part.label, part.colour) for column in picture.columns for part in column.parts
+        )
+    )
+    for column, (name, strong, *boxes) in zip(
+        picture.shown(shown), drawing.evaluate(COLUMNS), strict=True
+    ):
         assert name == column.name and strong == (shown[column.total] == shown["peak_bytes"])
         start = 0
         for part in column.parts:
             y, height = boxes[kinds.index((part.label, part.colour))]
             if shown[part.quantity]:
                 start += shown[part.quantity]
-                assert height == pytest.approx(shown[part.quantity] * scale, abs=0.02) and y == pytest.approx(zero - start * scale, abs=0.02)
-        assert boxes[-1][1] == pytest.approx(max(0, start - shown["gpu_memory_bytes"]) * scale, abs=0.02)
+                assert height == pytest.approx(
+                    shown[part.quantity] * scale, abs=0.02
+                ) and y == pytest.approx(zero - start * scale, abs=0.02)
+        assert boxes[-1][1] == pytest.approx(
+            max(0, start - shown["gpu_memory_bytes"]) * scale, abs=0.02
+        )
 
 
 def test_a_card_far_above_is_named_and_not_drawn(open_card):
@@ -586,7 +747,10 @@ def test_a_card_far_above_is_named_and_not_drawn(open_card):
     card.choose("model", "GPT-2 124M")
     card.slide("microbatch", 1)
     drawing = card.find(".explorer-drawing >> nth=1")
-    assert not drawing.locator(".capacity").get_attribute("d") and "80 GB card: far above" in drawing.text_content()
+    assert (
+        not drawing.locator(".capacity").get_attribute("d")
+        and "80 GB card: far above" in drawing.text_content()
+    )
     tops = [min(y for y, height in parts if height) for _, _, *parts in drawing.evaluate(COLUMNS)]
     assert min(tops) < 80, "the columns fill the picture"
 
@@ -601,7 +765,10 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     for gpus in (1024, 2048, 4096):
         card.slide("gpus", gpus)
         places.append(at())
-    assert places[0] - places[1] == pytest.approx(places[1] - places[2], abs=0.01) and places[0] - places[1] > 5
+    assert (
+        places[0] - places[1] == pytest.approx(places[1] - places[2], abs=0.01)
+        and places[0] - places[1] > 5
+    )
     card.find(".explorer-reset").click()
     shown = card.spec.compute(card.spec.start())
     card.type("utilisation", str(0.4 * shown["training_days"] / 365))
@@ -609,13 +776,17 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     marks = (
         card.find(".explorer-drawing >> nth=1")
         .locator("path.axis")
-        .evaluate_all("nodes => nodes.slice(1).map(node => +node.getAttribute('d').match(/M([\\d.]+)/)[1])")
+        .evaluate_all(
+            "nodes => nodes.slice(1).map(node => +node.getAttribute('d').match(/M([\\d.]+)/)[1])"
+        )
     )
-    assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)  # the first tick is the bar's zero
+    # the first tick is the bar's zero
+    assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)
 
 
 def test_the_ghost_of_the_picture_before(open_card):
-    """It appears with the first move of a drag, stays where the picture was, and goes after the release.
+    """It appears with the first move of a drag, stays where the picture was, and goes after the
+    release.
 
     Mutation: take the ghost anew at every step of the drag, or never take it away."""
     card = open_card("does-it-fit", reduced_motion="no-preference")
@@ -633,17 +804,23 @@ def test_the_ghost_of_the_picture_before(open_card):
         card.page.mouse.move(box["x"] + box["width"] * share, middle)
     layers = parse_number(card.box("layers").input_value())
     assert layers > 80
-    now = card.spec.compute(card.spec.move(card.spec.start(), "layers", layers))["states_bytes_per_gpu"]
+    now = card.spec.compute(card.spec.move(card.spec.start(), "layers", layers))[
+        "states_bytes_per_gpu"
+    ]
     end = float(re.search(r"H([\d.]+)V", ghost.get_attribute("d"))[1])
-    assert (end - 1) / card.find(".part").evaluate_all(total) == pytest.approx(before / now, rel=1e-3)
+    assert (end - 1) / card.find(".part").evaluate_all(total) == pytest.approx(
+        before / now, rel=1e-3
+    )
     card.page.mouse.up()
     card.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
     calm = open_card("does-it-fit", reduced_motion="reduce")
     calm.slide("layers", 64)
-    calm.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''", timeout=600)
+    calm.page.wait_for_function(
+        "document.querySelectorAll('.ghost')[1].getAttribute('d') === ''", timeout=600
+    )
 
 
-# --- curves ----------------------------------------------------------------------------------------------------------
+# --- curves ---------------------------------------------------------------------------------------
 
 CURVES = """drawing => {
   const seen = text => text.textContent, numbers = text => (text.match(/-?[\\d.]+/g) || []).map(Number);
@@ -668,46 +845,84 @@ WITH_CURVES = [name for name, spec in EXPLORERS.items() if spec.pictures[0].kind
 
 
 def places(card, values):
-    """(lines as drawn, their Python values by stop, what was drawn) of an explorer's first picture."""
+    """(lines as drawn, their Python values by stop, what was drawn) of an explorer's first
+    picture."""
     shown, curves = card.spec.compute(values), card.spec.pictures[0]
-    return shown, curves, list(card.spec.swept(curves, shown)), card.find(".explorer-drawing >> nth=0").evaluate(CURVES)
+    return (
+        shown,
+        curves,
+        list(card.spec.swept(curves, shown)),
+        card.find(".explorer-drawing >> nth=0").evaluate(CURVES),
+    )
 
 
 @pytest.mark.parametrize("name", WITH_CURVES)
 def test_lines_are_to_scale(open_card, name):
-    """Every point of every line, the marked point and the ticks lie on the same two scales, which are what the axes say. A line that is
-    not there is not drawn, and no two lines have the same dashes.
+    """Every point of every line, the marked point and the ticks lie on the same two scales, which
+    are what the axes say. A line that is not there is not drawn, and no two lines have the same
+    dashes.
 
-    Mutations: a linear axis for a logarithmic one; a scale for each line; the hierarchical line drawn over the ring's with one rank on a node; the point at
-    the stop below."""
+    Mutations: a linear axis for a logarithmic one; a scale for each line; the hierarchical line
+    drawn over the ring's with one rank on a node; the point at the stop below."""
     card = open_card(name)
     values = card.spec.start()
-    moves = {"roofline": [("operation_rows", 16), ("matrix_product", 0)], "collective-cost": [("ranks_per_node", 1), ("message_bytes", 2**14)]}
-    moves = moves.get(name, [(control.quantity, control.stops[len(control.stops) // 3]) for control in card.spec.controls[:2]])
+    moves = {
+        "roofline": [("operation_rows", 16), ("matrix_product", 0)],
+        "collective-cost": [("ranks_per_node", 1), ("message_bytes", 2**14)],
+    }
+    moves = moves.get(
+        name,
+        [
+            (control.quantity, control.stops[len(control.stops) // 3])
+            for control in card.spec.controls[:2]
+        ],
+    )
     for quantity, stop in [(None, None), *moves]:
         if quantity:
             values = card.spec.move(values, quantity, stop)
             card.slide(quantity, stop)
         shown, curves, swept, drawn = places(card, values)
-        along = {axis: math.log10 if axis.scale == "log" else float for axis in (curves.x, curves.y)}
+        along = {
+            axis: math.log10 if axis.scale == "log" else float for axis in (curves.x, curves.y)
+        }
         there = [place for place, _ in curves.shown(shown)]
-        assert [line is not None for line in drawn["lines"]] == [place in there for place in range(len(curves.lines))]
+        assert [line is not None for line in drawn["lines"]] == [
+            place in there for place in range(len(curves.lines))
+        ]
         assert len(set(drawn["dashes"])) == len(there)
         found = []  # (log of the value, pixels) on each axis
         for place in there:
             line = drawn["lines"][place]
             assert len(line) == 2 * len(swept)
             for (stop_, quantities_), x, y in zip(swept, line[::2], line[1::2]):
-                found.append((along[curves.x](stop_), x, along[curves.y](quantities_[curves.lines[place].quantity]), y))
-        found.append((along[curves.x](shown[curves.sweep]), drawn["point"][0], along[curves.y](shown[curves.point]), drawn["point"][1]))
+                found.append(
+                    (
+                        along[curves.x](stop_),
+                        x,
+                        along[curves.y](quantities_[curves.lines[place].quantity]),
+                        y,
+                    )
+                )
+        found.append(
+            (
+                along[curves.x](shown[curves.sweep]),
+                drawn["point"][0],
+                along[curves.y](shown[curves.point]),
+                drawn["point"][1],
+            )
+        )
         for axis in (0, 2):
             pairs = sorted((each[axis], each[axis + 1]) for each in found)
             (low, start), (high, end) = pairs[0], pairs[-1]
             for value, pixels in pairs:
-                assert pixels == pytest.approx(start + (value - low) / (high - low) * (end - start), abs=0.15)
+                assert pixels == pytest.approx(
+                    start + (value - low) / (high - low) * (end - start), abs=0.15
+                )
         for text, y in drawn["ticks"]:
             value = parse_number(f"{text}{curves.y.unit}", curves.y.style)
-            assert y == pytest.approx(start + (along[curves.y](value) - low) / (high - low) * (end - start), abs=0.3)
+            assert y == pytest.approx(
+                start + (along[curves.y](value) - low) / (high - low) * (end - start), abs=0.3
+            )
         assert len(drawn["ticks"]) >= 3 and fill(curves.words, shown) in drawn["texts"]
         assert {fill(line.label, shown) for _, line in curves.shown(shown)} <= set(drawn["texts"])
 
@@ -715,9 +930,11 @@ def test_lines_are_to_scale(open_card, name):
 @pytest.mark.parametrize("width", [320, PHONE["width"], DESKTOP["width"]])
 @pytest.mark.parametrize("name", WITH_CURVES)
 def test_no_words_lie_over_others(open_card, name, width):
-    """Labels at the ends of lines that meet, ticks of an axis with little room, a point at either end: each can be read.
+    """Labels at the ends of lines that meet, ticks of an axis with little room, a point at either
+    end: each can be read.
 
-    Mutations: labels where the lines end; all ticks whatever the width; the words of the point not kept inside."""
+    Mutations: labels where the lines end; all ticks whatever the width; the words of the point not
+    kept inside."""
     card, chance = open_card(name, viewport={"width": width, "height": 844}), random.Random(name)
     drawing = card.find(".explorer-drawing >> nth=0")
     for _ in range(60):
@@ -726,7 +943,10 @@ def test_no_words_lie_over_others(open_card, name, width):
             card.choose(menu.kind, chance.choice(menu.names))
         else:
             control = chance.choice(card.spec.controls)
-            card.slide(control.quantity, chance.choice([*control.stops, control.stops[0], control.stops[-1]]))
+            card.slide(
+                control.quantity,
+                chance.choice([*control.stops, control.stops[0], control.stops[-1]]),
+            )
         assert not drawing.evaluate(CLASHES), card.words
         if card.errors:
             card.find(".explorer-reset").click()
@@ -744,36 +964,49 @@ def test_a_point_beyond_the_axis_is_an_arrow(open_card):
 
 
 def test_the_ghost_of_lines(open_card):
-    """While the hand moves, lines and point are seen as they were, on the scales of now; a line that did not move has no ghost.
+    """While the hand moves, lines and point are seen as they were, on the scales of now; a line
+    that did not move has no ghost.
 
-    Mutations: the ghost of the step before; lines as pixels, which a new scale would leave behind; a ghost over lines that stayed."""
+    Mutations: the ghost of the step before; lines as pixels, which a new scale would leave behind;
+    a ghost over lines that stayed."""
     card = open_card("collective-cost", reduced_motion="no-preference")
-    slide = "(slider, position) => { slider.value = position; slider.dispatchEvent(new Event('input')); }"
+    slide = (
+        "(slider, position) => { slider.value = position; slider.dispatchEvent(new"
+        " Event('input')); }"
+    )
     drawing = card.find(".explorer-drawing >> nth=0")
     before = drawing.evaluate(CURVES)
     stops = list(card.control("message_bytes").stops)
     for stop in (2**22, 2**16):
         card.slider("message_bytes").evaluate(slide, stops.index(stop))
     drawn = drawing.evaluate(CURVES)
-    assert drawn["lines"] == before["lines"] and drawn["ghost"].count("M") == 1, "only the point moved"
+    assert drawn["lines"] == before["lines"] and drawn["ghost"].count("M") == 1, (
+        "only the point moved"
+    )
     numbers = [float(text) for text in re.findall(r"-?[\d.]+", drawn["ghost"])]
     assert numbers[:2] == before["point"] and drawn["point"] != before["point"]
     ranks = list(card.control("ranks").stops)
     card.slider("ranks").evaluate(slide, ranks.index(4096))
     drawn = drawing.evaluate(CURVES)
-    assert drawn["ghost"].count("M") == len(before["lines"]) + 1 and drawn["lines"] != before["lines"]
+    assert (
+        drawn["ghost"].count("M") == len(before["lines"]) + 1 and drawn["lines"] != before["lines"]
+    )
     card.slider("ranks").evaluate("slider => slider.dispatchEvent(new Event('change'))")
-    card.page.wait_for_function("document.querySelector('#explorer-collective-cost .ghost:not(.halo)').getAttribute('d') === ''")
+    card.page.wait_for_function(
+        "document.querySelector('#explorer-collective-cost .ghost:not(.halo)').getAttribute('d')"
+        " === ''"
+    )
 
 
-# --- why -------------------------------------------------------------------------------------------------------------
+# --- why ------------------------------------------------------------------------------------------
 
 
 def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places):
-    """Every formula behind the card, once, its own value left of the equals sign, and a link that leads to the formula sheet.
+    """Every formula behind the card, once, its own value left of the equals sign, and a link that
+    leads to the formula sheet.
 
-    Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that is not there; bring the equations
-    twice when it is opened, closed and opened."""
+    Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that
+    is not there; bring the equations twice when it is opened, closed and opened."""
     assert card.find(".explorer-equations").count() == 0, "nobody has asked for them yet"
     for _ in range(3):
         card.find(".explorer-why > summary").click()
@@ -783,19 +1016,27 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places)
     card.slide(control.quantity, stop)
     shown = card.spec.compute(card.spec.move(card.spec.start(), control.quantity, stop))
     items = card.find(".explorer-equations ol > li")
-    assert items.evaluate_all("items => items.map(item => item.dataset.quantity)") == card.spec.explained
+    assert (
+        items.evaluate_all("items => items.map(item => item.dataset.quantity)")
+        == card.spec.explained
+    )
     lines = items.evaluate_all(
         """items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
       place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))"""
     )
     for name, line in zip(card.spec.explained, lines, strict=True):
-        assert line[0][0] == name and {quantity for quantity, _ in line} == {name, *BOOK.formulas[name].needs}
+        assert line[0][0] == name and {quantity for quantity, _ in line} == {
+            name,
+            *BOOK.formulas[name].needs,
+        }
         for quantity, text in line:
             if BOOK.find(quantity).whole:
                 assert text == f"{shown[quantity]:,}"
             else:
                 assert parse_number(text) == pytest.approx(shown[quantity], rel=0.005)
-    links = card.find(".explorer-equations li a").evaluate_all("links => links.map(link => link.href)")
+    links = card.find(".explorer-equations li a").evaluate_all(
+        "links => links.map(link => link.href)"
+    )
     assert len(links) == len(card.spec.explained) + len(card.spec.inputs)
     for link in set(links):
         book = explorer_places[card.name].folder
@@ -803,7 +1044,7 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places)
         assert f'id="{anchor}"' in (book / path).read_text(encoding="utf-8")
 
 
-# --- without a script, on paper, on a phone --------------------------------------------------------------------------
+# --- without a script, on paper, on a phone -------------------------------------------------------
 
 
 def table_of(card):
@@ -821,7 +1062,14 @@ def test_without_javascript_the_table_stands_there(open_card, name):
     assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
     assert card.words == card.expected_words(card.spec.start())
-    for hidden in ("input", "select", "button", ".explorer-picture", ".explorer-python", ".explorer-stale"):
+    for hidden in (
+        "input",
+        "select",
+        "button",
+        ".explorer-picture",
+        ".explorer-python",
+        ".explorer-stale",
+    ):
         for node in card.find(hidden).all():
             assert not node.is_visible(), hidden
 
@@ -843,13 +1091,16 @@ def test_on_paper_the_table_stands_below_the_picture(card):
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_on_a_phone(open_card, name):
-    """The picture comes first, its text keeps its size and stays inside, fingers find every control.
+    """The picture comes first, its text keeps its size and stays inside, fingers find every
+    control.
 
-    Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a 20 px slider."""
+    Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a
+    20 px slider."""
     card = open_card(name, viewport=PHONE, has_touch=True, is_mobile=True)
     card.unfold()
     picture, controls, menus = (
-        card.find(part).bounding_box() for part in (".explorer-picture", ".explorer-controls", ".explorer-menus")
+        card.find(part).bounding_box()
+        for part in (".explorer-picture", ".explorer-controls", ".explorer-menus")
     )
     assert picture["y"] + picture["height"] <= min(menus["y"], controls["y"]) + 1
     assert card.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
@@ -862,13 +1113,15 @@ def test_on_a_phone(open_card, name):
                 const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
                 return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale, box.left - svg.left, svg.right - box.right]; })"""
             ):
-                assert (
-                    size >= 11 and left >= -1 and right >= -1
-                ), f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
+                assert size >= 11 and left >= -1 and right >= -1, (
+                    f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
+                )
             card.find(".explorer-reset").click()
     for control in card.find("input, select, button, summary").all():
         box = control.bounding_box()
-        assert box["height"] >= 44 and box["width"] >= 44, control.evaluate("node => node.outerHTML.slice(0, 80)")
+        assert box["height"] >= 44 and box["width"] >= 44, control.evaluate(
+            "node => node.outerHTML.slice(0, 80)"
+        )
 
 
 def test_targets_with_a_pointer(card):

@@ -27,7 +27,8 @@ def phone(browser):
 
 
 def test_texts_keep_apart(phone, homes, paths, book_html):
-    """Must catch: a label of the peak in the line of the title, or longer than the figure is wide."""
+    """Must catch: a label of the peak in the line of the title, or longer than the figure is
+    wide."""
     problems = {}
     for path in paths:
         if "plotly-figure" in (book_html / path).read_text(encoding="utf-8"):
@@ -38,7 +39,10 @@ def test_texts_keep_apart(phone, homes, paths, book_html):
 
 def test_a_collision_is_seen(phone):
     """Must catch: boxes that are never compared."""
-    phone.set_content('<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">one text</text>'
-                      '<text x="30" y="22">another</text><text x="180" y="60">beyond the edge</text></svg></div>')
+    phone.set_content(
+        '<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">one'
+        ' text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
+        " edge</text></svg></div>"
+    )
     found = phone.evaluate(COLLISIONS)
     assert len(found) == 2 and "runs into" in found[0] and "beyond the edge" in found[1]

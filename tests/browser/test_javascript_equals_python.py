@@ -1,5 +1,5 @@
-"""The page's numbers are Python's: the functions generated from the formulas, their refusals, and the printed numbers, compared
-in a real page over http and from a file."""
+"""The page's numbers are Python's: the functions generated from the formulas, their refusals, and
+the printed numbers, compared in a real page over http and from a file."""
 
 import json
 import math
@@ -13,10 +13,29 @@ from shardlab.formulas.registry import show
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 
-CONFIGURATIONS = 10_000  # half from the controls' grid, half arbitrary; one in five of these with a value that has to be refused
-BAD = ["", "many", "12 GB", 0, -1, 2.5, -0.5, float("nan"), float("inf"), -float("inf"), 2**53, 2**53 + 2, 1.125e16, 3e300, 1e-7]
+# half from the controls' grid, half arbitrary; one in five of these with a value that has to be
+# refused
+CONFIGURATIONS = 10_000
+BAD = [
+    "",
+    "many",
+    "12 GB",
+    0,
+    -1,
+    2.5,
+    -0.5,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    2**53,
+    2**53 + 2,
+    1.125e16,
+    3e300,
+    1e-7,
+]
 
-# What goes to the page is written as JavaScript, since JSON has neither NaN nor infinity; what comes back is JSON.
+# What goes to the page is written as JavaScript, since JSON has neither NaN nor infinity; what
+# comes back is JSON.
 RUN = """([name, configurations]) => configurations.map(q => {
   try { return BOOK.models[name](q); }
   catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return refused.message; }
@@ -56,11 +75,19 @@ def arbitrary(spec, chance):
         quantity = BOOK.find(name).as_quantity() if name in BOOK.formulas else BOOK.quantities[name]
         if not quantity.whole:
             none = quantity.least == 0 and not quantity.above and chance.random() < 0.5
-            values[name] = 0 if none else chance.uniform(0.001, 1) if quantity.most == 1 else 10 ** chance.uniform(9, 17)
+            values[name] = (
+                0
+                if none
+                else chance.uniform(0.001, 1)
+                if quantity.most == 1
+                else 10 ** chance.uniform(9, 17)
+            )
         elif quantity.most < 10:
             values[name] = chance.randint(int(quantity.least), int(quantity.most))
         else:
-            values[name] = chance.randint(int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16)))
+            values[name] = chance.randint(
+                int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16))
+            )
     if chance.random() < 0.9:
         if "heads" in values:
             values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
@@ -83,10 +110,13 @@ def ask(page, function, *arguments):
 
 @cache
 def cases(name):
-    """(configurations, what Python says to each: every quantity, or the sentence of the refusal)."""
+    """(configurations, what Python says to each: every quantity, or the sentence of the
+    refusal)."""
     spec, chance = EXPLORERS[name], random.Random(name)
     each = CONFIGURATIONS // len(EXPLORERS) // 2
-    configurations = [make(spec, chance) for make in (from_the_grid, arbitrary) for _ in range(each)]
+    configurations = [
+        make(spec, chance) for make in (from_the_grid, arbitrary) for _ in range(each)
+    ]
     return configurations, [answer(spec, configuration) for configuration in configurations]
 
 
@@ -106,9 +136,16 @@ def differences(spec, configurations, expected, got):
             continue
         for name in (*spec.inputs, *spec.formulas):
             exact = (BOOK.formulas.get(name) or BOOK.quantities[name]).whole
-            same = python[name] == javascript[name] if exact else math.isclose(python[name], javascript[name], rel_tol=1e-12)
+            same = (
+                python[name] == javascript[name]
+                if exact
+                else math.isclose(python[name], javascript[name], rel_tol=1e-12)
+            )
             if not same:
-                yield f"{configuration}: {name} is {python[name]!r} in Python, {javascript[name]!r} on the page"
+                yield (
+                    f"{configuration}: {name} is {python[name]!r} in Python, {javascript[name]!r}"
+                    " on the page"
+                )
 
 
 @pytest.mark.parametrize("protocol", ["http", "file"])
@@ -116,11 +153,13 @@ def differences(spec, configurations, expected, got):
 def test_functions_and_refusals(open_page, name, protocol):
     """Every quantity and every refusal's sentence, on 10,000 configurations in all.
 
-    Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`; write a float as String() does;
-    take infinity for a number."""
+    Mutations: ceilDiv as Math.ceil(a * (1 / b)), or floorDiv likewise; drop the check in `exact`;
+    write a float as String() does; take infinity for a number."""
     spec, (configurations, expected) = EXPLORERS[name], cases(name)
     refused = [text for text in expected if isinstance(text, str)]
-    assert len(refused) > len(expected) / 20 and len(set(refused)) > min(100, 7 * len(spec.inputs)), "the configurations test no refusals"
+    assert len(refused) > len(expected) / 20 and len(set(refused)) > min(
+        100, 7 * len(spec.inputs)
+    ), "the configurations test no refusals"
     assert len(expected) - len(refused) > len(expected) / 2, "hardly a configuration is valid"
     got = ask(open_page(name, protocol), RUN, name, configurations)
     assert not list(differences(spec, configurations, expected, got))[:3]
@@ -132,12 +171,20 @@ SWEEP = """([model, sweep, stops, quantities, configurations]) => configurations
 }))"""
 
 
-@pytest.mark.parametrize("name, place", [(name, place) for name, spec in EXPLORERS.items() for place, picture in enumerate(spec.pictures)
-                                         if picture.kind == "curves"])
+@pytest.mark.parametrize(
+    "name, place",
+    [
+        (name, place)
+        for name, spec in EXPLORERS.items()
+        for place, picture in enumerate(spec.pictures)
+        if picture.kind == "curves"
+    ],
+)
 def test_the_lines_of_curves(open_page, name, place):
     """What lines are drawn from is what Python says at each stop, for a few dozen configurations.
 
-    Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop that is refused ends the line."""
+    Mutations: the swept quantity left out of the function's inputs, so that it is computed; a stop
+    that is refused ends the line."""
     spec, chance = EXPLORERS[name], random.Random(name)
     curves, configurations = spec.pictures[place], []
     while len(configurations) < 40:
@@ -146,23 +193,38 @@ def test_the_lines_of_curves(open_page, name, place):
         except InvalidQuantity:
             continue
     quantities = [line.quantity for line in curves.lines]
-    got = ask(open_page(name, "file"), SWEEP, f"{name}/{place}", curves.sweep, curves.stops, quantities, configurations)
+    got = ask(
+        open_page(name, "file"),
+        SWEEP,
+        f"{name}/{place}",
+        curves.sweep,
+        curves.stops,
+        quantities,
+        configurations,
+    )
     for configuration, lines in zip(configurations, got, strict=True):
         swept = dict(spec.swept(curves, configuration))
         for stop, values in zip(curves.stops, lines, strict=True):
             expected = swept.get(stop)
             assert (expected is None) == (values is None), (configuration, stop)
-            assert values is None or values == pytest.approx([expected[quantity] for quantity in quantities], rel=1e-12)
+            assert values is None or values == pytest.approx(
+                [expected[quantity] for quantity in quantities], rel=1e-12
+            )
 
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_every_kind_of_refusal_at_every_input(open_page, name):
     """One bad value at a time, at each input, with the first of several that is named.
 
-    Mutation: swap the order of two checks in `given`, or check the inputs in another order than Python."""
+    Mutation: swap the order of two checks in `given`, or check the inputs in another order than
+    Python."""
     spec = EXPLORERS[name]
     configurations = [{**spec.start(), input_: bad} for input_ in spec.inputs for bad in BAD]
-    configurations += [{**spec.start(), first: "many", second: 0} for first in spec.inputs for second in spec.inputs]
+    configurations += [
+        {**spec.start(), first: "many", second: 0}
+        for first in spec.inputs
+        for second in spec.inputs
+    ]
     expected = [answer(spec, configuration) for configuration in configurations]
     got = ask(open_page(name, "file"), RUN, name, configurations)
     assert not list(differences(spec, configurations, expected, got))[:3]
@@ -170,9 +232,39 @@ def test_every_kind_of_refusal_at_every_input(open_page, name):
 
 def numbers(chance):
     """Thousands of values of every size, ties of rounding and edges of units among them."""
-    yield from (0, 1, 2.5, 1.125, 9.995, 9.996, 999.5, 999.4999, 0.001, 0.0009995, 0.00099949, 999_999.5, 999_500, 1e6,
-                1e15, 2**53 - 1, 2**30, 2**40, 1023 * 2**20, 1024 * 1023.9, 1e16, 1e21, 1e22, 1.125e16, 1.135e16, 0.29, 86_400,
-                31_536_000, 1e-7, 1e-5, 0.0001)
+    yield from (
+        0,
+        1,
+        2.5,
+        1.125,
+        9.995,
+        9.996,
+        999.5,
+        999.4999,
+        0.001,
+        0.0009995,
+        0.00099949,
+        999_999.5,
+        999_500,
+        1e6,
+        1e15,
+        2**53 - 1,
+        2**30,
+        2**40,
+        1023 * 2**20,
+        1024 * 1023.9,
+        1e16,
+        1e21,
+        1e22,
+        1.125e16,
+        1.135e16,
+        0.29,
+        86_400,
+        31_536_000,
+        1e-7,
+        1e-5,
+        0.0001,
+    )
     for _ in range(1500):
         yield chance.randrange(2 ** chance.randint(1, 53))
         yield 10 ** chance.uniform(-12, 30)
@@ -183,15 +275,35 @@ def numbers(chance):
 def test_printed_numbers(open_page):
     """Every style, the numbers of refusals, and what stands in a box, on thousands of values.
 
-    Mutations: toFixed in the place of toPrecision; halves up in `threeDigits`; a unit chosen from the rounded value alone."""
-    values, styles, typed = list(numbers(random.Random(3))), list(STYLES), ["exact", "count", "percent", *UNITS]
-    expected = [[*(format_as(value, style) for style in styles), show(value), *(format_to_type(value, style) for style in typed)]
-                for value in values]
-    got = ask(open_page("does-it-fit", "file"), """([values, styles, typed]) => values.map(value => [
+    Mutations: toFixed in the place of toPrecision; halves up in `threeDigits`; a unit chosen from
+    the rounded value alone."""
+    values, styles, typed = (
+        list(numbers(random.Random(3))),
+        list(STYLES),
+        ["exact", "count", "percent", *UNITS],
+    )
+    expected = [
+        [
+            *(format_as(value, style) for style in styles),
+            show(value),
+            *(format_to_type(value, style) for style in typed),
+        ]
+        for value in values
+    ]
+    got = ask(
+        open_page("does-it-fit", "file"),
+        """([values, styles, typed]) => values.map(value => [
       ...styles.map(style => BOOK.format(value, style)), BOOK.show(value), ...typed.map(style => BOOK.formatToType(value, style))])""",
-              values, styles, typed)
-    wrong = [(value, style, python, page) for value, ours, theirs in zip(values, expected, got, strict=True)
-             for style, python, page in zip([*styles, "show", *typed], ours, theirs, strict=True) if python != page]
+        values,
+        styles,
+        typed,
+    )
+    wrong = [
+        (value, style, python, page)
+        for value, ours, theirs in zip(values, expected, got, strict=True)
+        for style, python, page in zip([*styles, "show", *typed], ours, theirs, strict=True)
+        if python != page
+    ]
     assert not wrong[:5]
 
 
@@ -199,13 +311,54 @@ def test_typed_numbers(open_page):
     """What a reader types is the same number, or the same text, on the page and in a lab.
 
     Mutation: parseFloat, which takes 12 out of "12 GB"; \\d without ASCII in Python."""
-    texts = ["12,288", "175B", "300e9", "1.5T", "40%", "0.27t", " 1_000 ", "1 000", "", "abc", ".", "5.", ".5", "-3", "+7", "1e400",
-             "NaN", "Infinity", "1,2", "12,2888", "0x10", "1.1.1", "12 GB", "1e-3k", "1,000.5", "\u0661", "1e", "--1", "0", "-0",
-             "00012", "9007199254740993"]
-    texts += [f"{number}{unit}" for units in UNITS.values() for unit, _, _ in units for number in ("1.5 ", "007", "3.4", "-2k ", "x")]
+    texts = [
+        "12,288",
+        "175B",
+        "300e9",
+        "1.5T",
+        "40%",
+        "0.27t",
+        " 1_000 ",
+        "1 000",
+        "",
+        "abc",
+        ".",
+        "5.",
+        ".5",
+        "-3",
+        "+7",
+        "1e400",
+        "NaN",
+        "Infinity",
+        "1,2",
+        "12,2888",
+        "0x10",
+        "1.1.1",
+        "12 GB",
+        "1e-3k",
+        "1,000.5",
+        "\u0661",
+        "1e",
+        "--1",
+        "0",
+        "-0",
+        "00012",
+        "9007199254740993",
+    ]
+    texts += [
+        f"{number}{unit}"
+        for units in UNITS.values()
+        for unit, _, _ in units
+        for number in ("1.5 ", "007", "3.4", "-2k ", "x")
+    ]
     expected = [parse_number(text, style) for text in texts for style in (None, *UNITS)]
     got = open_page("does-it-fit", "file").evaluate(
-        "([texts, styles]) => texts.flatMap(text => styles.map(style => BOOK.parse(text, style)))", [texts, [None, *UNITS]])
-    numbers = [[answer if isinstance(answer, str) else float(answer) for answer in answers] for answers in (expected, got)]
+        "([texts, styles]) => texts.flatMap(text => styles.map(style => BOOK.parse(text, style)))",
+        [texts, [None, *UNITS]],
+    )
+    numbers = [
+        [answer if isinstance(answer, str) else float(answer) for answer in answers]
+        for answers in (expected, got)
+    ]
     keys = [(text, style) for text in texts for style in (None, *UNITS)]
     assert dict(zip(keys, numbers[0], strict=True)) == dict(zip(keys, numbers[1], strict=True))

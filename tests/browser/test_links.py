@@ -1,21 +1,41 @@
-"""Every link in the built book leads somewhere: the files are read, no browser and no network is needed."""
+"""Every link in the built book leads somewhere: the files are read, no browser and no network is
+needed."""
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
-import re
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
-ADDRESSES = {("a", "href"), ("area", "href"), ("link", "href"), ("form", "action"), ("image", "href"), ("use", "href"),
-             ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("video", "src"), ("audio", "src"),
-             ("video", "poster"), ("object", "data"), ("embed", "src"), ("script", "data-plotly")}
+ADDRESSES = {
+    ("a", "href"),
+    ("area", "href"),
+    ("link", "href"),
+    ("form", "action"),
+    ("image", "href"),
+    ("use", "href"),
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("video", "src"),
+    ("audio", "src"),
+    ("video", "poster"),
+    ("object", "data"),
+    ("embed", "src"),
+    ("script", "data-plotly"),
+}
 HOST = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\.)+[a-z]{2,}")
 
 # Pages that no other page has to lead to.
-REACHED_OTHERWISE = {"genindex.html": "Sphinx writes it for the address alone; it lists what a book of prose does not have"}
+REACHED_OTHERWISE = {
+    "genindex.html": (
+        "Sphinx writes it for the address alone; it lists what a book of prose does not have"
+    )
+}
 
 
 @dataclass
@@ -42,22 +62,31 @@ class Page(HTMLParser):
             self.names.append(attributes["name"])
         for name, value in attributes.items():
             if (tag, name) in ADDRESSES:
-                self.addresses.append(("download" if tag == "a" and "download" in attributes else tag, value))
+                self.addresses.append(
+                    ("download" if tag == "a" and "download" in attributes else tag, value)
+                )
             if name == "srcset":
                 self.addresses += [(tag, part.split()[0]) for part in value.split(",")]
 
 
 def problem_of(tag: str, address: str, path: Path, folder: Path, pages: dict[Path, Page]) -> str:
-    """What is wrong with `address`, found in the page `path` of the book in `folder`; "" if nothing is."""
+    """What is wrong with `address`, found in the page `path` of the book in `folder`; "" if nothing
+    is."""
     if address != address.strip() or re.search(r"\s", address):
         return "holds a space"
     parts = urlsplit(address)
     if parts.scheme == "data":
-        return "" if tag in {"download", "img", "link"} else "a browser does not open data: as a page"
+        return (
+            "" if tag in {"download", "img", "link"} else "a browser does not open data: as a page"
+        )
     if parts.scheme or parts.netloc:
         if parts.scheme != "https":
             return "is not https"
-        return "" if HOST.fullmatch(parts.hostname or "") and not parts.port else "names no host of the web"
+        return (
+            ""
+            if HOST.fullmatch(parts.hostname or "") and not parts.port
+            else "names no host of the web"
+        )
     if parts.path.startswith("/"):
         return "begins at the root of the server, where the book need not be"
     target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
@@ -83,8 +112,11 @@ def link_problems(folder: Path) -> list[str]:
         for tag, address in page.addresses:
             if problem := problem_of(tag, address, path, folder, pages):
                 problems.append(f"{path.relative_to(folder)}: <{tag}> {address[:120]!r} {problem}")
-        problems += [f"{path.relative_to(folder)}: id {name!r} stands {count} times on the page"
-                     for name, count in Counter(page.names).items() if count > 1]
+        problems += [
+            f"{path.relative_to(folder)}: id {name!r} stands {count} times on the page"
+            for name, count in Counter(page.names).items()
+            if count > 1
+        ]
     return problems
 
 
@@ -97,8 +129,13 @@ def unreached(folder: Path) -> list[str]:
         if path in reached or path not in pages:
             continue
         reached.add(path)
-        to_do += [(path.parent / unquote(urlsplit(address).path)).resolve() for tag, address in pages[path].addresses
-                  if tag in {"a", "form"} and not urlsplit(address).netloc and not address.startswith("data:")]
+        to_do += [
+            (path.parent / unquote(urlsplit(address).path)).resolve()
+            for tag, address in pages[path].addresses
+            if tag in {"a", "form"}
+            and not urlsplit(address).netloc
+            and not address.startswith("data:")
+        ]
     return sorted(path.relative_to(folder).as_posix() for path in set(pages) - reached)
 
 
@@ -117,7 +154,10 @@ def test_every_page_is_linked(book_html):
 
 # ---------------------------------------------------------------- what the tests above can see
 
-GOOD = '<a href="#here">x</a><p id="here"><a href="b/other.html#there">x</a><a href="https://example.org/a?b=c#d">x</a></p>'
+GOOD = (
+    '<a href="#here">x</a><p id="here"><a href="b/other.html#there">x</a><a'
+    ' href="https://example.org/a?b=c#d">x</a></p>'
+)
 SPOILS = {
     '<a href="gone.html">x</a>': "leads to no file",
     '<a href="b/">x</a>': "leads to no file",
@@ -142,7 +182,9 @@ SPOILS = {
 def small_book(folder: Path, more: str = "") -> Path:
     (folder / "book" / "b").mkdir(parents=True)
     (folder / "outside.html").write_text("<p>outside</p>")
-    (folder / "book" / "b" / "other.html").write_text('<h1 id="there">there</h1><a href="../index.html">x</a>')
+    (folder / "book" / "b" / "other.html").write_text(
+        '<h1 id="there">there</h1><a href="../index.html">x</a>'
+    )
     (folder / "book" / "index.html").write_text(GOOD + more)
     return folder / "book"
 

@@ -1,7 +1,9 @@
-"""Every page as a reader meets it: from a disk and from the web, narrow, printed, without JavaScript.
+"""Every page as a reader meets it: from a disk and from the web, narrow, printed, without
+JavaScript.
 
-"Must catch" below names what was put on a copied page, or taken off it, to see the test fail; what stands in
-conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is_seen` looks whether it is found.
+"Must catch" below names what was put on a copied page, or taken off it, to see the test fail; what
+stands in conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is_seen` looks whether
+it is found.
 """
 
 from urllib.parse import unquote, urlsplit
@@ -14,7 +16,10 @@ from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, without_
 CARRIED = {
     "objects.inv": "other books made with Sphinx refer to this one through it",
     ".buildinfo": "Sphinx's own note, for the next build",
-    ".ipynb": "a learner's notebook: the page holds it in the link itself, Colab opens this file once it is published",
+    ".ipynb": (
+        "a learner's notebook: the page holds it in the link itself, Colab opens this file once it"
+        " is published"
+    ),
     "-LICENSE.txt": "a font's licence has to lie beside the font",
     ".LICENSE.txt": "a script's licence, as the theme ships it",
 }
@@ -35,7 +40,9 @@ def test_files_ask_for_nothing_outside_the_book(visits, homes):
 
 def test_files_load_without_failures_and_errors(visits):
     """Must catch: <img src="missing.png">, a script that throws, console.error in a script."""
-    assert not lines({path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()})
+    assert not lines(
+        {path: visit.watch.failed + visit.watch.errors for path, visit in visits.items()}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +59,8 @@ def web_watches(browser, homes, paths):
 
 
 def test_the_web_pages_ask_for_nothing_outside_the_book(web_watches, homes):
-    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as //cdn.example.org/x.js."""
+    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as
+    //cdn.example.org/x.js."""
     assert not lines({path: watch.outside(homes["http"]) for path, watch in web_watches.items()})
 
 
@@ -73,13 +81,16 @@ SETTLED = """async () => {
 
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_nothing_moves_while_a_page_loads(browser, homes, paths, width):
-    """What is being read stays where it is: the layout shifts of a load, as browsers count them, are at most 0.05 on every page.
+    """What is being read stays where it is: the layout shifts of a load, as browsers count them,
+    are at most 0.05 on every page.
 
-    Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there (0.28 on chapter 3 at 390 px, 0.35 on
-    the formula sheet at 768); an explorer that is drawn higher than the room kept for it."""
+    Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there
+    (0.28 on chapter 3 at 390 px, 0.35 on the formula sheet at 768); an explorer that is drawn
+    higher than the room kept for it."""
     moved = {}
     for path in paths:
-        with browser.new_context(viewport={"width": width, "height": 844}) as context:  # each anew: no font is there already
+        # each anew: no font is there already
+        with browser.new_context(viewport={"width": width, "height": 844}) as context:
             page = context.new_page()
             page.add_init_script(SHIFTS)
             page.goto(f"{homes['file']}/{path}", wait_until="load")
@@ -88,23 +99,44 @@ def test_nothing_moves_while_a_page_loads(browser, homes, paths, width):
 
 
 def test_every_page_names_its_icon(visits):
-    """Must catch: a page without <link rel="icon">, for which browsers ask the server for /favicon.ico: a 404."""
+    """Must catch: a page without <link rel="icon">, for which browsers ask the server for
+    /favicon.ico: a 404."""
     assert [path for path, visit in visits.items() if not visit.icons] == []
 
 
 def test_the_book_carries_nothing_it_does_not_use(visits, book_html, homes):
-    """Must catch: the theme's icon fonts, a style sheet that no page loads, a picture nobody shows."""
-    addresses = {address for visit in visits.values() for address in (*visit.watch.loaded, *visit.links, *visit.icons)}
-    used = {unquote(urlsplit(address).path).removeprefix(urlsplit(homes["file"]).path + "/") for address in addresses}
-    carried = {path.relative_to(book_html).as_posix() for path in book_html.rglob("*") if path.is_file()}
-    assert sorted(name for name in carried - used - set(visits) if not name.endswith(tuple(CARRIED))) == []
+    """Must catch: the theme's icon fonts, a style sheet that no page loads, a picture nobody
+    shows."""
+    addresses = {
+        address
+        for visit in visits.values()
+        for address in (*visit.watch.loaded, *visit.links, *visit.icons)
+    }
+    used = {
+        unquote(urlsplit(address).path).removeprefix(urlsplit(homes["file"]).path + "/")
+        for address in addresses
+    }
+    carried = {
+        path.relative_to(book_html).as_posix() for path in book_html.rglob("*") if path.is_file()
+    }
+    assert (
+        sorted(name for name in carried - used - set(visits) if not name.endswith(tuple(CARRIED)))
+        == []
+    )
 
 
 def test_every_font_is_our_own_and_has_its_licence(book_html):
     """Must catch: the theme's icon fonts; a font added without its licence."""
-    fonts = {path for path in book_html.rglob("*") if path.suffix in {".woff", ".woff2", ".ttf", ".otf", ".eot"}}
+    fonts = {
+        path
+        for path in book_html.rglob("*")
+        if path.suffix in {".woff", ".woff2", ".ttf", ".otf", ".eot"}
+    }
     assert fonts and {path.parent for path in fonts} == {book_html / "_static" / "fonts"}
-    licences = [path.name.removesuffix("-LICENSE.txt") for path in (book_html / "_static" / "fonts").glob("*-LICENSE.txt")]
+    licences = [
+        path.name.removesuffix("-LICENSE.txt")
+        for path in (book_html / "_static" / "fonts").glob("*-LICENSE.txt")
+    ]
     assert [path.name for path in fonts if not path.name.startswith(tuple(licences))] == []
 
 
@@ -127,9 +159,13 @@ def test_explorers_on_paper(visits):
 
 
 def test_without_javascript(browser, visits, homes):
-    """Must catch: text or a formula that only a script shows, an explorer without its table, a button that does nothing."""
+    """Must catch: text or a formula that only a script shows, an explorer without its table, a
+    button that does nothing."""
     with new_context(browser, java_script_enabled=False) as context:
-        problems = {path: without_scripts(context, f"{homes['file']}/{path}", visit.blocks) for path, visit in visits.items()}
+        problems = {
+            path: without_scripts(context, f"{homes['file']}/{path}", visit.blocks)
+            for path, visit in visits.items()
+        }
     assert not lines(problems)
 
 
@@ -138,7 +174,8 @@ def test_without_javascript(browser, visits, homes):
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_colour_mode(browser, homes, scheme):
-    """Must catch: a page that does not follow the system, a button that does not turn it, a choice the next page forgets."""
+    """Must catch: a page that does not follow the system, a button that does not turn it, a choice
+    the next page forgets."""
     with new_context(browser) as context:
         page = context.new_page()
 
@@ -164,7 +201,8 @@ def test_colour_mode(browser, homes, scheme):
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_search(browser, homes, scheme):
-    """Must catch: searchindex.js not loaded, a search box that leads nowhere, a result whose address is wrong."""
+    """Must catch: searchindex.js not loaded, a search box that leads nowhere, a result whose
+    address is wrong."""
     with new_context(browser) as context:
         page = context.new_page()
         watch = Watch.of(page)
@@ -172,27 +210,34 @@ def test_search(browser, homes, scheme):
         page.locator(".book-search input:visible").fill("optimizer")
         page.keyboard.press("Enter")
         page.wait_for_url("**/search.html?q=optimizer*")
-        found = page.locator("#search-results li a[href*='chapters/why-one-gpu']").first  # results come one by one
+        # results come one by one
+        found = page.locator("#search-results li a[href*='chapters/why-one-gpu']").first
         found.wait_for()
         found.click()
         page.wait_for_url("**/chapters/why-one-gpu*")
         assert "optimizer" in page.locator("article").inner_text()
         page.goto(f"{homes[scheme]}/search.html?q=zyzzyva")
-        page.wait_for_function("document.querySelector('#search-results').innerText.trim().length > 20")
+        page.wait_for_function(
+            "document.querySelector('#search-results').innerText.trim().length > 20"
+        )
         assert page.locator("#search-results li a").count() == 0
-    failed = [request for request in watch.failed if "ERR_ABORTED" not in request]  # the click broke it off
+    # the click broke it off
+    failed = [request for request in watch.failed if "ERR_ABORTED" not in request]
     assert [*failed, *watch.errors, *watch.outside(homes[scheme])] == []
 
 
 def test_the_front_page_shows_its_explorer_first(browser, homes):
-    """Must catch: a paragraph or a banner put before the explorer, so that one has to scroll to meet it."""
+    """Must catch: a paragraph or a banner put before the explorer, so that one has to scroll to
+    meet it."""
     with new_context(browser) as context:
         page = context.new_page()
         for window in (DESKTOP, PHONE):
             page.set_viewport_size(window)
             page.goto(f"{homes['file']}/index.html")
             box = page.locator(".explorer svg").first.bounding_box()
-            assert box["y"] + box["height"] <= window["height"], f"the picture ends at {box['y'] + box['height']:.0f} px of {window}"
+            assert box["y"] + box["height"] <= window["height"], (
+                f"the picture ends at {box['y'] + box['height']:.0f} px of {window}"
+            )
 
 
 def test_the_contents_open_on_a_phone(browser, homes):
@@ -214,16 +259,19 @@ def test_the_contents_open_on_a_phone(browser, homes):
 # ---------------------------------------------------------------- what the tests above can see
 
 
-@pytest.mark.parametrize(("look", "words"), [
-    (lambda visit: visit.watch.outside("file://"), "https://example.org/counter.png"),
-    (lambda visit: visit.watch.failed, "missing.png"),
-    (lambda visit: visit.watch.errors, "spoiled on the console"),
-    (lambda visit: visit.watch.errors, "nowhere is not defined"),
-    (lambda visit: visit.phone, "too wide"),
-    (lambda visit: visit.paper, "is printed on rgb(0, 0, 0)"),
-    (lambda visit: visit.paper, "is cut off on paper"),
-    (lambda visit: visit.explorers_on_paper, "no table"),
-])
+@pytest.mark.parametrize(
+    ("look", "words"),
+    [
+        (lambda visit: visit.watch.outside("file://"), "https://example.org/counter.png"),
+        (lambda visit: visit.watch.failed, "missing.png"),
+        (lambda visit: visit.watch.errors, "spoiled on the console"),
+        (lambda visit: visit.watch.errors, "nowhere is not defined"),
+        (lambda visit: visit.phone, "too wide"),
+        (lambda visit: visit.paper, "is printed on rgb(0, 0, 0)"),
+        (lambda visit: visit.paper, "is cut off on paper"),
+        (lambda visit: visit.explorers_on_paper, "no table"),
+    ],
+)
 def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
     """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""
     assert words in "\n".join(look(spoiled_visit))

@@ -1,4 +1,5 @@
-"""Who holds which shard, as a reader meets it: what is drawn is what every rank has; knobs, keys, paper, no script, a phone."""
+"""Who holds which shard, as a reader meets it: what is drawn is what every rank has; knobs, keys,
+paper, no script, a phone."""
 
 import json
 from pathlib import Path
@@ -6,9 +7,28 @@ from shutil import copy
 
 import pytest
 from test_stepper import Card, contrast
-from visit import BEYOND, DESKTOP, EXPLORERS_AT_REST, NO_SCRIPT_PROBLEMS, PAPER, PAPER_PROBLEMS, PHONE, Watch, axe_findings
+from visit import (
+    BEYOND,
+    DESKTOP,
+    EXPLORERS_AT_REST,
+    NO_SCRIPT_PROBLEMS,
+    PAPER,
+    PAPER_PROBLEMS,
+    PHONE,
+    Watch,
+    axe_findings,
+)
 
-from shardlab.show.shard_steps import MICROBATCHES, RANKS, UNITS, encode, first_number, name_of, page_data, shard_steps
+from shardlab.show.shard_steps import (
+    MICROBATCHES,
+    RANKS,
+    UNITS,
+    encode,
+    first_number,
+    name_of,
+    page_data,
+    shard_steps,
+)
 from shardlab.zero.moves import AllGather, AllReduce, Part, Update
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +44,12 @@ def address(tmp_path_factory):
     for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
         copy(path, folder / "book")
     (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text("# A page\n\nWords.\n\n```{shards} 1\n```\n\nMore words.\n")
-    (folder / "book" / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n")
+    (folder / "book" / "chapters" / "page.md").write_text(
+        "# A page\n\nWords.\n\n```{shards} 1\n```\n\nMore words.\n"
+    )
+    (folder / "book" / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
+    )
     build_book(folder / "book", folder / "html")
     return (folder / "html" / "chapters" / "page.html").as_uri()
 
@@ -34,14 +58,23 @@ class Shards(Card):
     """The card on an open page, and what a reader does with it."""
 
     def choose(self, stage, ranks, microbatches):
-        for group, value in (("stage", f"stage {stage}"), ("n", ranks), ("microbatches", name_of(0, microbatches).split(", ")[1])):
+        for group, value in (
+            ("stage", f"stage {stage}"),
+            ("n", ranks),
+            ("microbatches", name_of(0, microbatches).split(", ")[1]),
+        ):
             self.find(f"[name=shards-{group}][value='{value}']").check()
-            self.page.wait_for_function("""([group, value]) => document.querySelector(`[name=shards-${group}]:checked`).value === value
+            self.page.wait_for_function(
+                """([group, value]) => document.querySelector(`[name=shards-${group}]:checked`).value === value
                 && document.querySelector(".explorer-title").textContent.endsWith(
-                  document.querySelector("[name=shards-stage]:checked").value)""", arg=[group, str(value)])
-        self.page.wait_for_function("""([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
+                  document.querySelector("[name=shards-stage]:checked").value)""",
+                arg=[group, str(value)],
+            )
+        self.page.wait_for_function(
+            """([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
             && document.querySelectorAll(".stepper svg .strong").length === ranks""",
-                                    arg=[len(shard_steps(stage, ranks, microbatches)) - 1, ranks])
+            arg=[len(shard_steps(stage, ranks, microbatches)) - 1, ranks],
+        )
 
     def shows(self, stage, ranks, microbatches, number):
         step = shard_steps(stage, ranks, microbatches)[number]
@@ -53,7 +86,16 @@ def open_card(browser, address):
     contexts = []
 
     def open_it(**options):
-        contexts.append(browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce", **options}))
+        contexts.append(
+            browser.new_context(
+                **{
+                    "viewport": DESKTOP,
+                    "color_scheme": "light",
+                    "reduced_motion": "reduce",
+                    **options,
+                }
+            )
+        )
         page = contexts[-1].new_page()
         page.watch = Watch.of(page)
         page.goto(address)
@@ -73,12 +115,14 @@ def card(open_card):
     assert not card.page.watch.errors and not card.page.watch.failed
 
 
-# --- the data and the picture ------------------------------------------------------------------------------------------
+# --- the data and the picture ---------------------------------------------------------------------
+
 
 def test_the_page_has_pythons_data(card):
     """Every stage, number of ranks and of microbatches; they come when they are asked for.
 
-    Mutations: the details of one number of ranks for another; a mark read as a code; all data in the page."""
+    Mutations: the details of one number of ranks for another; a mark read as a code; all data in
+    the page."""
     assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == [name_of(1, 1)]
     card.choose(2, 4, 1)
     found = card.page.evaluate("BOOK.steppers.known")
@@ -87,14 +131,23 @@ def test_the_page_has_pythons_data(card):
             sizes = found[name_of(stage, microbatches)]
             assert sorted(map(int, sizes)) == list(RANKS)
             for ranks in RANKS:
-                assert sizes[str(ranks)] == json.loads(json.dumps(page_data(stage, ranks, microbatches))), (stage, ranks)
-    followed = card.page.evaluate(f"BOOK.steppers.kinds.shards.follow(BOOK.steppers.known['{name_of(3, 2)}'][4])")
+                assert sizes[str(ranks)] == json.loads(
+                    json.dumps(page_data(stage, ranks, microbatches))
+                ), (stage, ranks)
+    followed = card.page.evaluate(
+        f"BOOK.steppers.kinds.shards.follow(BOOK.steppers.known['{name_of(3, 2)}'][4])"
+    )
     assert ["".join(str(cell["code"]) for cell in cells) for cells in followed] == [
-        "".join(str("ABCDEF".find(letter.upper()) if letter.isalpha() else letter) for letter in encode(step))
-        for step in shard_steps(3, 4, 2)]
+        "".join(
+            str("ABCDEF".find(letter.upper()) if letter.isalpha() else letter)
+            for letter in encode(step)
+        )
+        for step in shard_steps(3, 4, 2)
+    ]
 
 
-# Of each cell: what is solid (2) or hatched (1) in the middle of each chunk, above and below, and its mark.
+# Of each cell: what is solid (2) or hatched (1) in the middle of each chunk, above and below, and
+# its mark.
 DRAWN = """n => [...document.querySelectorAll(".stepper svg g[transform]")].map(cell => {
   const box = cell.querySelector(".place").getBBox(), [solid, hatched] = [".solid", ".hatched"].map(kind => cell.querySelector(kind));
   const there = (x, y) => { const point = new DOMPoint(x, y);
@@ -114,13 +167,18 @@ def wanted(has, column, rank, n):
     return [amounts[getattr(has, column)]] * 2
 
 
-@pytest.mark.parametrize(("stage", "ranks", "microbatches"), [(0, 3, 2), (1, 4, 1), (2, 2, 2), (2, 5, 2), (3, 8, 1), (3, 4, 2)])
+@pytest.mark.parametrize(
+    ("stage", "ranks", "microbatches"),
+    [(0, 3, 2), (1, 4, 1), (2, 2, 2), (2, 5, 2), (3, 8, 1), (3, 4, 2)],
+)
 def test_what_is_drawn_is_what_every_rank_has(card, stage, ranks, microbatches):
-    """At every move: each chunk of each unit, of parameters, gradients, optimizer states and gathered parameters, on each rank; a
-    collective is marked where it fills cells, on all ranks, and nowhere else.
+    """At every move: each chunk of each unit, of parameters, gradients, optimizer states and
+    gathered parameters, on each rank; a collective is marked where it fills cells, on all ranks,
+    and nowhere else.
 
-    Mutations: rank r's shard at r + 1; old parameters solid; the shard of the first microbatch hidden behind whole gradients; units
-    and columns exchanged; a mark on one rank only; the picture of the move before."""
+    Mutations: rank r's shard at r + 1; old parameters solid; the shard of the first microbatch
+    hidden behind whole gradients; units and columns exchanged; a mark on one rank only; the picture
+    of the move before."""
     card.choose(stage, ranks, microbatches)
     columns = ("parameters", "gradients", "optimizer", "gathered")
     for step in shard_steps(stage, ranks, microbatches):
@@ -130,9 +188,20 @@ def test_what_is_drawn_is_what_every_rank_has(card, stage, ranks, microbatches):
         for number, (found, mark) in enumerate(drawn):
             rank, cell = divmod(number, 4 * len(UNITS))
             column, unit = divmod(cell, len(UNITS))
-            assert found == wanted(step.picture[unit], columns[column], rank, ranks), (step.sentence, rank, columns[column], unit)
+            assert found == wanted(step.picture[unit], columns[column], rank, ranks), (
+                step.sentence,
+                rank,
+                columns[column],
+                unit,
+            )
             if isinstance(step.move, (AllReduce, AllGather)):  # a reduce-scatter is one
-                fills = "gradients" if isinstance(step.move, AllReduce) else "gathered" if stage == 3 else "parameters"
+                fills = (
+                    "gradients"
+                    if isinstance(step.move, AllReduce)
+                    else "gathered"
+                    if stage == 3
+                    else "parameters"
+                )
                 assert (mark == "moved") == ((columns[column], unit) == (fills, step.move.unit))
             else:
                 assert mark != "moved" and (step.move or not mark)
@@ -140,37 +209,58 @@ def test_what_is_drawn_is_what_every_rank_has(card, stage, ranks, microbatches):
 
 def test_rows_are_ranks_and_columns_are_said(card):
     """Mutations: cells of a rank in two rows; units without letters; the head of another column."""
-    boxes = card.find("svg .place").evaluate_all("nodes => nodes.map(node => { const box = node.getBoundingClientRect(); "
-                                                 "return [Math.round(box.left), Math.round(box.top)]; })")
+    boxes = card.find("svg .place").evaluate_all(
+        "nodes => nodes.map(node => { const box = node.getBoundingClientRect(); "
+        "return [Math.round(box.left), Math.round(box.top)]; })"
+    )
     per_row = 4 * len(UNITS)
-    rows = [boxes[k:k + per_row] for k in range(0, len(boxes), per_row)]
-    assert len(rows) == 4 and all(len({top for _, top in row}) == 1 and row == sorted(row) for row in rows)
+    rows = [boxes[k : k + per_row] for k in range(0, len(boxes), per_row)]
+    assert len(rows) == 4 and all(
+        len({top for _, top in row}) == 1 and row == sorted(row) for row in rows
+    )
     assert [row[0][1] for row in rows] == sorted(row[0][1] for row in rows)
     words = card.find("svg text").all_text_contents()
     assert words[:5] == ["rank", "parameters", *UNITS] and words[5:9] == ["gradients", *UNITS]
-    assert words[9:13] == ["optimizer states", *UNITS] and words[13:] == ["gathered", *UNITS, "0", "1", "2", "3"]
+    assert words[9:13] == ["optimizer states", *UNITS] and words[13:] == [
+        "gathered",
+        *UNITS,
+        "0",
+        "1",
+        "2",
+        "3",
+    ]
 
 
-# --- knobs -------------------------------------------------------------------------------------------------------------
+# --- knobs ----------------------------------------------------------------------------------------
+
 
 def test_knobs(card):
-    """It begins at the update; another stage or number of microbatches begins at its own, other ranks stay where one is; Reset.
+    """It begins at the update; another stage or number of microbatches begins at its own, other
+    ranks stay where one is; Reset.
 
-    Mutations: move 10 of stage 3; the update whenever ranks change; a stage that forgets the microbatches."""
+    Mutations: move 10 of stage 3; the update whenever ranks change; a stage that forgets the
+    microbatches."""
     assert card.shows(1, 4, 1, 10) and isinstance(shard_steps(1, 4, 1)[10].move, Update)
     card.choose(3, 4, 1)
-    assert card.shows(3, 4, 1, 22) and card.find(".explorer-title").text_content() == "Who holds which shard in stage 3"
+    assert (
+        card.shows(3, 4, 1, 22)
+        and card.find(".explorer-title").text_content() == "Who holds which shard in stage 3"
+    )
     card.choose(3, 4, 2)
     assert card.shows(3, 4, 2, first_number(3, 2))
     card.step(7)
     card.choose(3, 8, 2)
     assert card.shows(3, 8, 2, 7)
     card.find("[name=shards-stage][value='stage 2']").check()
-    card.page.wait_for_function("document.querySelector('.explorer-title').textContent.endsWith('2')")
+    card.page.wait_for_function(
+        "document.querySelector('.explorer-title').textContent.endsWith('2')"
+    )
     assert card.shows(2, 8, 2, first_number(2, 2))
     card.find(".explorer-reset").click()
     assert card.shows(1, 4, 1, 10)
-    assert card.find("[type=radio]:checked").evaluate_all("nodes => nodes.map(node => node.value)") == ["stage 1", "4", "1 microbatch"]
+    assert card.find("[type=radio]:checked").evaluate_all(
+        "nodes => nodes.map(node => node.value)"
+    ) == ["stage 1", "4", "1 microbatch"]
 
 
 def test_keys(card):
@@ -178,16 +268,25 @@ def test_keys(card):
 
     Mutation: arrows on the stages step instead."""
     card.find(".explorer-picture").focus()
-    for key, number in (("ArrowRight", 11), ("ArrowLeft", 10), ("Home", 0), ("End", 13), ("Space", 13)):
+    for key, number in (
+        ("ArrowRight", 11),
+        ("ArrowLeft", 10),
+        ("Home", 0),
+        ("End", 13),
+        ("Space", 13),
+    ):
         card.page.keyboard.press(key)
         assert card.shows(1, 4, 1, number), key
     card.find("[name=shards-stage]:checked").focus()
     card.page.keyboard.press("ArrowRight")
-    card.page.wait_for_function("document.querySelector('.explorer-title').textContent.endsWith('2')")
+    card.page.wait_for_function(
+        "document.querySelector('.explorer-title').textContent.endsWith('2')"
+    )
     assert card.shows(2, 4, 1, first_number(2, 1))
 
 
-# --- everyone, everywhere -----------------------------------------------------------------------------------------------
+# --- everyone, everywhere -------------------------------------------------------------------------
+
 
 def test_nothing_below_jumps(open_card):
     """Mutation: a card as high as its sentence."""
@@ -208,9 +307,11 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
     assert not axe_findings(card.page)
     for number in (7, 10, 11):  # gradients hatched and reduced; parameters old; gathered
         card.step(number)
-        colours = card.page.evaluate("""() => [".place.held", ".solid", ".stripe", ".mark.used", ".mark.moved", ".link"].flatMap(kind =>
+        colours = card.page.evaluate(
+            """() => [".place.held", ".solid", ".stripe", ".mark.used", ".mark.moved", ".link"].flatMap(kind =>
           [...document.querySelectorAll(".stepper svg " + kind)].map(node =>
-            getComputedStyle(node)[kind === ".stripe" ? "fill" : "stroke"]))""")
+            getComputedStyle(node)[kind === ".stripe" ? "fill" : "stroke"]))"""
+        )
         page = card.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
         assert len(colours) > 40 and all(contrast(colour, page) >= 3 for colour in colours)
 
@@ -218,7 +319,9 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
 def test_without_javascript_the_table_stands_there(open_card):
     """Mutation: a dead button, or a table that a script shows."""
     card = open_card(java_script_enabled=False)
-    rows = card.find("tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    rows = card.find("tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
     assert rows == [[step.sentence, step.detail] for step in shard_steps(1, 4, 1)]
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
@@ -235,25 +338,35 @@ def test_on_paper_the_table_stands_below_the_picture(card):
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_on_a_phone(open_card, ranks):
-    """Picture, then buttons, seen together; text keeps its size, stays inside and apart; fingers find every control.
+    """Picture, then buttons, seen together; text keeps its size, stays inside and apart; fingers
+    find every control.
 
-    Mutations: a picture as wide as on a desktop; heads that run into one another; controls first."""
+    Mutations: a picture as wide as on a desktop; heads that run into one another; controls
+    first."""
     card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
     card.choose(3, ranks, 2)
     parts = (".explorer-picture", ".explorer-controls", ".explorer-words", ".explorer-menus")
     boxes = [card.find(part).bounding_box() for part in parts]
-    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in zip(boxes, boxes[1:]))
+    assert all(
+        above["y"] + above["height"] <= below["y"] + 1 for above, below in zip(boxes, boxes[1:])
+    )
     assert boxes[0]["height"] + boxes[1]["height"] <= PHONE["height"]
     assert not card.page.evaluate(BEYOND)
-    texts = card.find("svg text").evaluate_all("""texts => texts.map(text => { const box = text.getBoundingClientRect();
+    texts = card.find("svg text").evaluate_all(
+        """texts => texts.map(text => { const box = text.getBoundingClientRect();
       const svg = text.ownerSVGElement.getBoundingClientRect();
       return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left, svg.right - box.right, box.left,
-        box.right, Math.round(box.top)]; })""")
+        box.right, Math.round(box.top)]; })"""
+    )
     for words, size, left, right, *_ in texts:
         assert size >= 11 and left >= -1 and right >= -1, (words, size, left, right)
-    for one, other in ((one, other) for one in texts for other in texts if one[6] == other[6] and one[4] < other[4]):
+    for one, other in (
+        (one, other) for one in texts for other in texts if one[6] == other[6] and one[4] < other[4]
+    ):
         assert one[5] < other[4], (one, other)
     for control in card.find("input, button").all():
         if control.is_visible():
             box = control.bounding_box()
-            assert box["height"] >= 44 and box["width"] >= 40, control.evaluate("node => node.outerHTML.slice(0, 80)")
+            assert box["height"] >= 44 and box["width"] >= 40, control.evaluate(
+                "node => node.outerHTML.slice(0, 80)"
+            )

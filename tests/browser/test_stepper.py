@@ -1,10 +1,21 @@
-"""The stepper as a reader meets it: its pictures are Python's, keys, play, less motion, paper, no script, a phone."""
+"""The stepper as a reader meets it: its pictures are Python's, keys, play, less motion, paper, no
+script, a phone."""
 
 from pathlib import Path
 from shutil import copy
 
 import pytest
-from visit import BEYOND, DESKTOP, EXPLORERS_AT_REST, NO_SCRIPT_PROBLEMS, PAPER, PAPER_PROBLEMS, PHONE, Watch, axe_findings
+from visit import (
+    BEYOND,
+    DESKTOP,
+    EXPLORERS_AT_REST,
+    NO_SCRIPT_PROBLEMS,
+    PAPER,
+    PAPER_PROBLEMS,
+    PHONE,
+    Watch,
+    axe_findings,
+)
 
 from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
 
@@ -22,8 +33,12 @@ def address(tmp_path_factory):
     for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
         copy(path, folder / "book")
     (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(f"# A page\n\nWords.\n\n```{{stepper}} {FIRST}\n```\n\nMore words.\n")
-    (folder / "book" / "_toc.yml").write_text("format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n")
+    (folder / "book" / "chapters" / "page.md").write_text(
+        f"# A page\n\nWords.\n\n```{{stepper}} {FIRST}\n```\n\nMore words.\n"
+    )
+    (folder / "book" / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
+    )
     build_book(folder / "book", folder / "html")
     return (folder / "html" / "chapters" / "page.html").as_uri()
 
@@ -42,14 +57,23 @@ class Card:
         if name != self.find("select").input_value():
             self.find("select").select_option(name)
             self.page.wait_for_function(
-                "name => document.querySelector('.explorer-title').textContent.toLowerCase().startsWith(name + ',')", arg=name)
+                "name =>"
+                " document.querySelector('.explorer-title').textContent.toLowerCase().startsWith(name"
+                " + ',')",
+                arg=name,
+            )
         self.find(f"[type=radio][value='{n}']").check()
-        self.page.wait_for_function("count => +document.querySelector('.stepper [type=range]').max === count",
-                                    arg=len(stepper_steps(name, n)) - 1)
+        self.page.wait_for_function(
+            "count => +document.querySelector('.stepper [type=range]').max === count",
+            arg=len(stepper_steps(name, n)) - 1,
+        )
 
     def step(self, number):
         self.find("[type=range]").evaluate(
-            "(slider, number) => { slider.value = number; slider.dispatchEvent(new Event('input')); }", number)
+            "(slider, number) => { slider.value = number; slider.dispatchEvent(new"
+            " Event('input')); }",
+            number,
+        )
 
     @property
     def at(self):
@@ -57,7 +81,9 @@ class Card:
 
     @property
     def words(self):
-        return " ".join(self.find(".explorer-sentence, .explorer-detail").all_text_contents()).replace("\N{NO-BREAK SPACE}", " ")
+        return " ".join(
+            self.find(".explorer-sentence, .explorer-detail").all_text_contents()
+        ).replace("\N{NO-BREAK SPACE}", " ")
 
     def shows(self, name, n, number):
         step = stepper_steps(name, n)[number]
@@ -69,10 +95,15 @@ def open_card(browser, address):
     contexts = []
 
     def open_it(**options):
-        contexts.append(browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", **options}))
+        contexts.append(
+            browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", **options})
+        )
         page = contexts[-1].new_page()
         page.watch = Watch.of(page)
-        page.add_init_script("addEventListener('explorer:ready', () => { window.readyWhile = document.readyState; }, true)")
+        page.add_init_script(
+            "addEventListener('explorer:ready', () => { window.readyWhile = document.readyState; },"
+            " true)"
+        )
         page.goto(address)
         if options.get("java_script_enabled", True):
             page.wait_for_selector(".stepper svg[width]")
@@ -90,7 +121,7 @@ def card(open_card):
     assert not card.page.watch.errors and not card.page.watch.failed
 
 
-# --- the data and the picture ------------------------------------------------------------------------------------------
+# --- the data and the picture ---------------------------------------------------------------------
 
 FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) => Object.entries(sizes).map(([n, data]) => [
   name, +n, data, BOOK.steppers.kinds.chunks.follow(data).map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
@@ -98,20 +129,32 @@ FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) 
 
 
 def test_the_page_follows_the_moves_as_python_does(card):
-    """Every collective on every number of ranks: the data that arrive, and what every rank holds after every step.
+    """Every collective on every number of ranks: the data that arrive, and what every rank holds
+    after every step.
 
-    Mutations: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay; the script of an older build."""
-    assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == [FIRST], "the others come when they are asked for"
+    Mutations: `=` for `+=`; moves of one step seen by each other; a barrier without hearsay; the
+    script of an older build."""
+    assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == [FIRST], (
+        "the others come when they are asked for"
+    )
     card.choose("scatter", RANKS_FIRST)
     found = card.page.evaluate(FOLLOWED)
-    assert sorted((name, n) for name, n, *_ in found) == sorted((name, n) for name in COLLECTIVES for n in RANKS)
+    assert sorted((name, n) for name, n, *_ in found) == sorted(
+        (name, n) for name in COLLECTIVES for n in RANKS
+    )
     for name, n, data, pictures in found:
         assert data == page_data(name, n)
-        assert pictures == [[[[chunk, sorted(parts)] for chunk, parts in sorted(held.items())] for held in step.picture]
-                            for step in stepper_steps(name, n)], (name, n)
+        assert pictures == [
+            [
+                [[chunk, sorted(parts)] for chunk, parts in sorted(held.items())]
+                for held in step.picture
+            ]
+            for step in stepper_steps(name, n)
+        ], (name, n)
 
 
-# What the eye finds in a cell: [left, top, words, digits, kinds, new bars, old bars]; and of each sign [top, 2 for +].
+# What the eye finds in a cell: [left, top, words, digits, kinds, new bars, old bars]; and of each
+# sign [top, 2 for +].
 DRAWN = """() => { const svg = document.querySelector(".stepper svg"), far = svg.getBoundingClientRect();
   const round = (node, side) => Math.round(node.getBoundingClientRect()[side] - far[side === "top" ? "top" : "left"]);
   const bars = path => (path.getAttribute("d") || "").split("M").length - 1;
@@ -123,14 +166,25 @@ DRAWN = """() => { const svg = document.querySelector(".stepper svg"), far = svg
     signs: signs.map(sign => [round(sign, "top"), sign.getAttribute("d").split("v").length]) }; }"""
 
 
-@pytest.mark.parametrize(("name", "n"), [
-    ("ring all-reduce", 4), ("ring all-reduce", 8), ("reduce-scatter", 3), ("tree all-reduce", 6), ("all-gather", 5),
-    ("scatter", 7), ("broadcast", 5), ("barrier", 8)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [
+        ("ring all-reduce", 4),
+        ("ring all-reduce", 8),
+        ("reduce-scatter", 3),
+        ("tree all-reduce", 6),
+        ("all-gather", 5),
+        ("scatter", 7),
+        ("broadcast", 5),
+        ("barrier", 8),
+    ],
+)
 def test_what_is_drawn_is_what_is_held(card, name, n):
-    """Of each step: a cell for each rank and chunk, at its row and column, its words, a bar for each part, what came marked, a
-    sign for each move at its target, + where parts are added.
+    """Of each step: a cell for each rank and chunk, at its row and column, its words, a bar for
+    each part, what came marked, a sign for each move at its target, + where parts are added.
 
-    Mutations: rows and columns exchanged; the parts before the step; every bar fresh; a sign at the sender; + for =."""
+    Mutations: rows and columns exchanged; the parts before the step; every bar fresh; a sign at the
+    sender; + for =."""
     card.choose(name, n)
     shown = COLLECTIVES[name]
     places = None
@@ -139,8 +193,13 @@ def test_what_is_drawn_is_what_is_held(card, name, n):
         card.step(number)
         drawn = card.page.evaluate(DRAWN)
         chunks = n if shown.cut else 1
-        assert len(drawn["cells"]) == n * chunks and drawn["arrows"] == drawn["heads"] == len(step.moves)
-        assert places in (None, [cell[:2] for cell in drawn["cells"]]), "the same rank has the same place in every step"
+        assert len(drawn["cells"]) == n * chunks and drawn["arrows"] == drawn["heads"] == len(
+            step.moves
+        )
+        assert places in (
+            None,
+            [cell[:2] for cell in drawn["cells"]],
+        ), "the same rank has the same place in every step"
         places = [cell[:2] for cell in drawn["cells"]]
         assert places == sorted(places, key=lambda place: (place[1], place[0]))
         assert len({tuple(place) for place in places}) == n * chunks
@@ -152,28 +211,41 @@ def test_what_is_drawn_is_what_is_held(card, name, n):
             assert ("moved" in kinds) == ((rank, chunk) in targets)
             if shown.sums:
                 before = steps[number - 1].picture[rank].get(chunk, frozenset())
-                adds = shown.hearsay or (rank, chunk) in targets and targets[rank, chunk].operator == "+="
-                came = (parts - before if adds else parts) if (rank, chunk) in targets else frozenset()
+                adds = (
+                    shown.hearsay
+                    or (rank, chunk) in targets
+                    and targets[rank, chunk].operator == "+="
+                )
+                came = (
+                    (parts - before if adds else parts) if (rank, chunk) in targets else frozenset()
+                )
                 assert (fresh, old) == (len(came), len(parts - came))
                 assert digits in ("", "".join(map(str, sorted(parts))))
-            assert words == ("" if not parts else "ABCDEFGH"[chunk] if shown.cut else words) and bool(words) == bool(parts)
+            assert words == (
+                "" if not parts else "ABCDEFGH"[chunk] if shown.cut else words
+            ) and bool(words) == bool(parts)
         rows = sorted({place[1] for place in places})
         near = [min(range(n), key=lambda rank: abs(rows[rank] - top)) for top, _ in drawn["signs"]]
         assert near == [move.target for move in step.moves]
-        assert [lines == 2 for _, lines in drawn["signs"]] == [shown.hearsay or move.operator == "+=" for move in step.moves]
+        assert [lines == 2 for _, lines in drawn["signs"]] == [
+            shown.hearsay or move.operator == "+=" for move in step.moves
+        ]
 
 
 def test_an_exchange_is_drawn_from_what_one_has_to_what_one_got(card):
-    """Mutations: a chunk that arrives put in its sender's column of the left half; the own chunk not among what one got."""
+    """Mutations: a chunk that arrives put in its sender's column of the left half; the own chunk
+    not among what one got."""
     card.choose("all-to-all", 4)
     for number, step in enumerate(stepper_steps("all-to-all", 4)):
         card.step(number)
         words = [cell[2] for cell in card.page.evaluate(DRAWN)["cells"]]
         for rank in range(4):
-            row = words[8 * rank:8 * rank + 8]
+            row = words[8 * rank : 8 * rank + 8]
             assert row[:4] == [f"{letter}{rank}" for letter in "ABCD"]
             got = [source for source in range(4) if 4 * source + rank in step.picture[rank]]
-            assert row[4:] == [f"{'ABCD'[rank]}{source}" if source in got else "" for source in range(4)]
+            assert row[4:] == [
+                f"{'ABCD'[rank]}{source}" if source in got else "" for source in range(4)
+            ]
 
 
 def test_bars_are_numbered_where_there_is_room(open_card):
@@ -184,12 +256,15 @@ def test_bars_are_numbered_where_there_is_room(open_card):
         assert bool("".join(cell[3] for cell in card.page.evaluate(DRAWN)["cells"])) == there
 
 
-# --- stepping ----------------------------------------------------------------------------------------------------------
+# --- stepping -------------------------------------------------------------------------------------
 
 
 def test_it_is_alive_while_the_page_is_still_read(card):
     """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
-    assert card.page.evaluate("window.readyWhile") == "loading" and float(card.root.get_attribute("data-ready")) > 0
+    assert (
+        card.page.evaluate("window.readyWhile") == "loading"
+        and float(card.root.get_attribute("data-ready")) > 0
+    )
     assert card.shows(FIRST, RANKS_FIRST, 1)
 
 
@@ -197,11 +272,19 @@ def test_it_is_alive_while_the_page_is_still_read(card):
 def test_keys(card, place):
     """Arrows step, Home and End go to the ends and no further; the page does not scroll.
 
-    Mutations: two steps where the slider has the focus; a step beyond the last; Home left to the page."""
+    Mutations: two steps where the slider has the focus; a step beyond the last; Home left to the
+    page."""
     card.find(place).focus()
     top = card.page.evaluate("scrollY")
-    for key, number in (("ArrowRight", 2), ("ArrowRight", 3), ("ArrowLeft", 2), ("Home", 0), ("ArrowLeft", 0), ("End", 6),
-                        ("ArrowRight", 6)):
+    for key, number in (
+        ("ArrowRight", 2),
+        ("ArrowRight", 3),
+        ("ArrowLeft", 2),
+        ("Home", 0),
+        ("ArrowLeft", 0),
+        ("End", 6),
+        ("ArrowRight", 6),
+    ):
         card.page.keyboard.press(key)
         assert card.shows(FIRST, RANKS_FIRST, number), (key, number)
     assert card.page.evaluate("scrollY") == top
@@ -220,13 +303,19 @@ def test_buttons_and_slider(card):
 
     Mutation: `disabled`, which drops the focus to the page."""
     for button, number in (("last", 6), ("forward", 6), ("back", 5), ("first", 0), ("forward", 1)):
-        card.find(f"[data-to={button}]").click(force=True)  # Playwright would wait until it does something
+        # Playwright would wait until it does something
+        card.find(f"[data-to={button}]").click(force=True)
         assert card.shows(FIRST, RANKS_FIRST, number)
         assert card.page.evaluate("document.activeElement.dataset.to") == button
-        dead = card.find("[data-to][aria-disabled=true]").evaluate_all("buttons => buttons.map(button => button.dataset.to)")
+        dead = card.find("[data-to][aria-disabled=true]").evaluate_all(
+            "buttons => buttons.map(button => button.dataset.to)"
+        )
         assert dead == {0: ["first", "back"], 6: ["forward", "last"]}.get(number, [])
     card.step(4)
-    assert card.shows(FIRST, RANKS_FIRST, 4) and card.find("[type=range]").get_attribute("aria-valuetext") == "step 4 of 6"
+    assert (
+        card.shows(FIRST, RANKS_FIRST, 4)
+        and card.find("[type=range]").get_attribute("aria-valuetext") == "step 4 of 6"
+    )
     assert card.find(".stepper-count").text_content() == "4 of 6"
 
 
@@ -237,9 +326,14 @@ def test_other_ranks_keep_a_valid_step(card):
     card.step(6)
     for n, number in ((8, 6), (2, 2), (5, 2)):
         card.choose(FIRST, n)
-        assert card.shows(FIRST, n, number) and card.find("[type=range]").get_attribute("max") == str(2 * (n - 1))
+        assert card.shows(FIRST, n, number) and card.find("[type=range]").get_attribute(
+            "max"
+        ) == str(2 * (n - 1))
     card.choose("broadcast", 5)
-    assert card.shows("broadcast", 5, 1) and card.find(".stepper-look").text_content() == COLLECTIVES["broadcast"].look
+    assert (
+        card.shows("broadcast", 5, 1)
+        and card.find(".stepper-look").text_content() == COLLECTIVES["broadcast"].look
+    )
     card.find(".explorer-reset").click()
     assert card.shows(FIRST, RANKS_FIRST, 1) and card.find("select").input_value() == FIRST
     assert card.find("[type=radio]:checked").get_attribute("value") == str(RANKS_FIRST)
@@ -256,23 +350,28 @@ def test_nothing_below_jumps(open_card):
 
 
 def test_steps_are_announced_when_the_reader_rests(card):
-    """Once, politely, and not on the way. Mutations: a sentence that is no live region; every step announced; `assertive`."""
+    """Once, politely, and not on the way. Mutations: a sentence that is no live region; every step
+    announced; `assertive`."""
     status = card.find(".explorer-status")
     assert status.get_attribute("role") == "status" and not status.text_content()
-    card.page.evaluate("""() => { window.said = [];
+    card.page.evaluate(
+        """() => { window.said = [];
       const status = document.querySelector(".explorer-status");
       const listen = () => { if (status.textContent) said.push(status.textContent); };
-      new MutationObserver(listen).observe(status, {childList: true, characterData: true, subtree: true}); }""")
+      new MutationObserver(listen).observe(status, {childList: true, characterData: true, subtree: true}); }"""
+    )
     card.find(".explorer-picture").focus()
     for _ in range(3):
         card.page.keyboard.press("ArrowRight")
     card.page.wait_for_function("said.length")
     card.page.wait_for_timeout(200)
     assert card.page.evaluate("said") == [stepper_steps(FIRST, RANKS_FIRST)[4].sentence]
-    assert card.find("svg").first.get_attribute("aria-labelledby") == card.find(".explorer-words").get_attribute("id")
+    assert card.find("svg").first.get_attribute("aria-labelledby") == card.find(
+        ".explorer-words"
+    ).get_attribute("id")
 
 
-# --- playing: the page's clock is the test's ----------------------------------------------------------------------------
+# --- playing: the page's clock is the test's ------------------------------------------------------
 
 
 def playing_card(open_card, **options):
@@ -284,18 +383,28 @@ def playing_card(open_card, **options):
 
 
 def test_space_plays_to_the_end_and_stops_there(open_card):
-    """The end is announced, the way is not; played again from the end it begins anew; space, or any step, stops it.
+    """The end is announced, the way is not; played again from the end it begins anew; space, or any
+    step, stops it.
 
     Mutations: play on beyond the end; an interval left running; announce every step."""
     card = playing_card(open_card)
     card.find(".explorer-picture").focus()
     card.page.keyboard.press("Space")
-    assert card.shows(FIRST, RANKS_FIRST, 2) and card.find(".stepper-play").get_attribute("aria-label") == "Pause"
+    assert (
+        card.shows(FIRST, RANKS_FIRST, 2)
+        and card.find(".stepper-play").get_attribute("aria-label") == "Pause"
+    )
     card.page.clock.run_for(2400)  # a second after the last step
     assert card.shows(FIRST, RANKS_FIRST, 3) and not card.find(".explorer-status").text_content()
     card.page.clock.run_for(20_000)
-    assert card.shows(FIRST, RANKS_FIRST, 6) and card.find(".stepper-play").get_attribute("aria-label") == "Play"
-    assert card.find(".explorer-status").text_content() == stepper_steps(FIRST, RANKS_FIRST)[6].sentence
+    assert (
+        card.shows(FIRST, RANKS_FIRST, 6)
+        and card.find(".stepper-play").get_attribute("aria-label") == "Play"
+    )
+    assert (
+        card.find(".explorer-status").text_content()
+        == stepper_steps(FIRST, RANKS_FIRST)[6].sentence
+    )
     card.find(".stepper-play").click()
     card.page.clock.run_for(1500)
     assert card.shows(FIRST, RANKS_FIRST, 1)
@@ -327,7 +436,7 @@ def test_who_wants_no_motion_gets_none(open_card):
     assert card.at == here
 
 
-# --- everyone, everywhere -----------------------------------------------------------------------------------------------
+# --- everyone, everywhere -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -341,8 +450,10 @@ def test_axe_finds_nothing_grave(open_card, mode):
 
 def contrast(one, other):
     def light(colour):
-        red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-                            for c in (int(channel) / 255 for channel in colour[4:-1].split(",")))
+        red, green, blue = (
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in (int(channel) / 255 for channel in colour[4:-1].split(","))
+        )
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
     low, high = sorted((light(one), light(other)))
@@ -356,17 +467,25 @@ def test_what_is_drawn_is_seen(open_card, mode):
     Mutations: the palette's fill for the line; the page's ink on a full cell in the dark."""
     card = open_card(color_scheme=mode)
     card.step(5)
-    colours = card.page.evaluate("""() => Object.fromEntries([["page", null, "backgroundColor"],
+    colours = card.page.evaluate(
+        """() => Object.fromEntries([["page", null, "backgroundColor"],
         ["line", ".cell:not(.moved)", "stroke"], ["moved", ".cell.moved", "stroke"], ["full", ".cell.full", "fill"],
         ["old", ".bars:not(.fresh)", "fill"],
         ["fresh", ".bars.fresh", "fill"], ["arrow", ".arrow", "stroke"], ["operator", ".operator", "stroke"],
         ["letter", ".chunk:not(.on)", "fill"], ["on", ".chunk.on", "fill"], ["digit", ".digits", "fill"],
         ["rank", ".strong", "fill"], ["head", ".tick", "fill"]].map(([name, selector, property]) =>
-      [name, getComputedStyle(document.querySelector(selector ? ".stepper svg " + selector : "html"))[property]]))""")
+      [name, getComputedStyle(document.querySelector(selector ? ".stepper svg " + selector : "html"))[property]]))"""
+    )
     for line in ("line", "moved", "arrow", "operator"):
         assert contrast(colours[line], colours["page"]) >= 3, line
-    for text, under in (("letter", "page"), ("on", "full"), ("digit", "old"), ("digit", "fresh"), ("rank", "page"),
-                        ("head", "page")):
+    for text, under in (
+        ("letter", "page"),
+        ("on", "full"),
+        ("digit", "old"),
+        ("digit", "fresh"),
+        ("rank", "page"),
+        ("head", "page"),
+    ):
         assert contrast(colours[text], colours[under]) >= 4.5, (text, under)
 
 
@@ -374,7 +493,9 @@ def test_without_javascript_the_table_stands_there(open_card):
     """Mutation: hide the table in the style sheet and let the script show it; a dead button."""
     card = open_card(java_script_enabled=False)
     steps = stepper_steps(FIRST, RANKS_FIRST)
-    rows = card.find("tbody tr").evaluate_all("rows => rows.map(row => [...row.cells].map(cell => cell.textContent))")
+    rows = card.find("tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
     assert rows == [[step.sentence, step.detail] for step in steps]
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
@@ -389,36 +510,57 @@ def test_on_paper_the_table_stands_below_the_picture(card):
     assert not card.page.evaluate(PAPER_PROBLEMS) + card.page.evaluate(BEYOND)
 
 
-@pytest.mark.parametrize(("name", "n"), [(FIRST, 8), ("all-to-all", 8), ("barrier", 8), ("tree all-reduce", 7), ("broadcast", 2)])
+@pytest.mark.parametrize(
+    ("name", "n"),
+    [(FIRST, 8), ("all-to-all", 8), ("barrier", 8), ("tree all-reduce", 7), ("broadcast", 2)],
+)
 def test_on_a_phone(open_card, name, n):
-    """The picture, then the buttons, then the words; text keeps its size, stays inside and apart; fingers find every control.
+    """The picture, then the buttons, then the words; text keeps its size, stays inside and apart;
+    fingers find every control.
 
-    Mutations: a picture as wide as on a desktop; controls first; labels of 9 px; letters that run into one another."""
+    Mutations: a picture as wide as on a desktop; controls first; labels of 9 px; letters that run
+    into one another."""
     card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
     card.choose(name, n)
     parts = (".explorer-picture", ".explorer-controls", ".explorer-words", ".explorer-menus")
     boxes = [card.find(part).bounding_box() for part in parts]
-    assert all(above["y"] + above["height"] <= below["y"] + 1 for above, below in zip(boxes, boxes[1:]))
-    assert boxes[0]["height"] + boxes[1]["height"] <= PHONE["height"], "picture and buttons are seen together"
+    assert all(
+        above["y"] + above["height"] <= below["y"] + 1 for above, below in zip(boxes, boxes[1:])
+    )
+    assert boxes[0]["height"] + boxes[1]["height"] <= PHONE["height"], (
+        "picture and buttons are seen together"
+    )
     for number in range(len(stepper_steps(name, n))):
         card.step(number)
         assert not card.page.evaluate(BEYOND)
-        for text, size, left, right, beside in card.find("svg text").evaluate_all("""texts => texts.filter(
+        for text, size, left, right, beside in card.find("svg text").evaluate_all(
+            """texts => texts.filter(
             text => text.textContent).map((text, k, all) => { const box = text.getBoundingClientRect();
             const svg = text.ownerSVGElement.getBoundingClientRect();
             const next = all[k + 1] && all[k + 1].getBoundingClientRect();
             return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left, svg.right - box.right,
-              next && Math.abs(next.top - box.top) < 2 && next.left > box.left ? next.left - box.right : 1]; })"""):
-            assert size >= 11 and left >= -1 and right >= -1 and beside >= 0, (text, size, left, right, beside)
+              next && Math.abs(next.top - box.top) < 2 && next.left > box.left ? next.left - box.right : 1]; })"""
+        ):
+            assert size >= 11 and left >= -1 and right >= -1 and beside >= 0, (
+                text,
+                size,
+                left,
+                right,
+                beside,
+            )
     for control in card.find("input, select, button").all():
         if control.is_visible():
             box = control.bounding_box()
-            assert box["height"] >= 44 and box["width"] >= 44, control.evaluate("node => node.outerHTML.slice(0, 80)")
+            assert box["height"] >= 44 and box["width"] >= 44, control.evaluate(
+                "node => node.outerHTML.slice(0, 80)"
+            )
 
 
 def test_the_picture_follows_the_width_of_the_window(card):
     """Mutation: measure the width once."""
     card.page.set_viewport_size(PHONE)
-    card.page.wait_for_function("""() => { const place = document.querySelector(".explorer-drawing");
-      return +place.firstChild.getAttribute("width") === place.clientWidth; }""")
+    card.page.wait_for_function(
+        """() => { const place = document.querySelector(".explorer-drawing");
+      return +place.firstChild.getAttribute("width") === place.clientWidth; }"""
+    )
     assert card.shows(FIRST, RANKS_FIRST, 1) and not card.page.evaluate(BEYOND)

@@ -1,7 +1,7 @@
 """What a browser meets when it opens a page of the built book, as data for the tests.
 
-`visit` opens a page once and looks at it in every way that needs no click: light and dark, narrow, printed. What it finds
-wrong stands in lists of sentences; the tests say which list has to be empty.
+`visit` opens a page once and looks at it in every way that needs no click: light and dark, narrow,
+printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
 """
 
 from dataclasses import dataclass, field
@@ -39,8 +39,8 @@ SCROLL_THROUGH = """async () => {
   await frame();
 }"""
 
-# What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or `hidden` on the way up
-# does not excuse it: then it is not even reached by scrolling.
+# What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or
+# `hidden` on the way up does not excuse it: then it is not even reached by scrolling.
 BEYOND = """() => {
   const wide = document.scrollingElement.scrollWidth, room = document.documentElement.clientWidth, found = [];
   if (room !== innerWidth) found.push(`the page is laid out ${room} px wide in a window of ${innerWidth}`);
@@ -57,12 +57,14 @@ BEYOND = """() => {
   return found;
 }"""
 
-# What there is to read, block by block, except in the explorers and figures, which a script may draw.
+# What there is to read, block by block, except in the explorers and figures, which a script may
+# draw.
 BLOCKS = """() => [...document.querySelectorAll("article :is(h1, h2, h3, h4, p, li, dt, dd, td, th, pre, figcaption, math)")]
   .filter(node => !node.closest(".explorer, .plotly-figure, noscript, #search-results") && node.checkVisibility({visibilityProperty: true}))
   .map(node => node.textContent.replace(/\\s+/g, " ").trim())"""
 
-# Where nothing can be moved (paper, no JavaScript) a card has its table and its sentence and no dead control.
+# Where nothing can be moved (paper, no JavaScript) a card has its table and its sentence and no
+# dead control.
 EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap(card => {
   const name = card.dataset.explorer, found = [], seen = node => node && node.checkVisibility({visibilityProperty: true});
   const table = card.querySelector("table");
@@ -103,7 +105,8 @@ PAPER_PROBLEMS = """() => {
 
 @dataclass
 class Watch:
-    """What a page asked for, and what went wrong on the way. Attach it before the page goes anywhere."""
+    """What a page asked for, and what went wrong on the way. Attach it before the page goes
+    anywhere."""
 
     loaded: set[str] = field(default_factory=set)  # addresses
     failed: list[str] = field(default_factory=list)
@@ -113,17 +116,34 @@ class Watch:
     def of(cls, page) -> "Watch":
         watch = cls()
         page.on("request", lambda request: watch.loaded.add(request.url))
-        page.on("requestfailed", lambda request: watch.failed.append(f"{request.url}: {request.failure}"))
-        page.on("response", lambda response: watch.failed.append(f"{response.url}: {response.status}")
-                if response.status >= 400 else None)
+        page.on(
+            "requestfailed",
+            lambda request: watch.failed.append(f"{request.url}: {request.failure}"),
+        )
+        page.on(
+            "response",
+            lambda response: (
+                watch.failed.append(f"{response.url}: {response.status}")
+                if response.status >= 400
+                else None
+            ),
+        )
         page.on("pageerror", lambda error: watch.errors.append(str(error)))
-        page.on("console", lambda message: watch.errors.append(f"console {message.type}: {message.text}")
-                if message.type in ("error", "warning", "assert") else None)
+        page.on(
+            "console",
+            lambda message: (
+                watch.errors.append(f"console {message.type}: {message.text}")
+                if message.type in ("error", "warning", "assert")
+                else None
+            ),
+        )
         return watch
 
     def outside(self, home: str) -> list[str]:
         """Addresses that were asked for and do not begin with `home`."""
-        return sorted(address for address in self.loaded if not address.startswith((home, "data:", "blob:")))
+        return sorted(
+            address for address in self.loaded if not address.startswith((home, "data:", "blob:"))
+        )
 
 
 @dataclass
@@ -142,43 +162,56 @@ class Visit:
 
 
 def open_page(page, address: str) -> None:
-    """Go to `address`, come past everything that loads when it is near, and wait until it is drawn."""
+    """Go to `address`, come past everything that loads when it is near, and wait until it is
+    drawn."""
     page.goto(address, wait_until="load")
     page.evaluate(SCROLL_THROUGH)
     page.wait_for_function("!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
-    page.wait_for_function("[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)"
+    )
 
 
 def open_all(page):
-    """Unfold everything, and wait for what is fetched when it is asked for: equations of explorers, collectives of steppers."""
+    """Unfold everything, and wait for what is fetched when it is asked for: equations of explorers,
+    collectives of steppers."""
     page.evaluate(OPEN_ALL)
     page.evaluate(ASK_STEPPERS)
-    page.wait_for_function("!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')")
+    page.wait_for_function(
+        "!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')"
+    )
 
 
 def new_context(browser, **options):
     """A reader who wants no motion, so that no colour is caught half-way."""
-    return browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options})
+    return browser.new_context(
+        **{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options}
+    )
 
 
 def axe_findings(page, only=None) -> list[str]:
-    """Serious and critical findings on the page as it is now, a sentence each; at most five for one rule.
+    """Serious and critical findings on the page as it is now, a sentence each; at most five for one
+    rule.
 
     `only`: names of axe's rules; None for all that it runs by itself.
     """
-    options = {"resultTypes": ["violations"], "preload": False}  # else axe fetches style sheets, which a file may not
+    # else axe fetches style sheets, which a file may not
+    options = {"resultTypes": ["violations"], "preload": False}
     if only:
         options["runOnly"] = only
     violations = AXE.run(page, options=options).response["violations"]
     return [
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
-        for violation in violations if violation["impact"] in GRAVE for node in violation["nodes"][:5]
+        for violation in violations
+        if violation["impact"] in GRAVE
+        for node in violation["nodes"][:5]
     ]
 
 
 def visit(context, address: str) -> Visit:
-    """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on paper."""
+    """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on
+    paper."""
     page = context.new_page()
     watch = Watch.of(page)
     open_page(page, address)
@@ -220,12 +253,15 @@ NO_SCRIPT_PROBLEMS = """() => {
 
 
 def without_scripts(context, address: str, blocks: list[str]) -> list[str]:
-    """What is wrong at `address` in a `context` without JavaScript; `blocks` is what there is to read with it."""
+    """What is wrong at `address` in a `context` without JavaScript; `blocks` is what there is to
+    read with it."""
     page = context.new_page()
     page.goto(address, wait_until="load")
     page.evaluate(OPEN_ALL)
     still = set(page.evaluate(BLOCKS))
-    missing = [f"only a script shows: {block[:80]}" for block in blocks if block and block not in still]
+    missing = [
+        f"only a script shows: {block[:80]}" for block in blocks if block and block not in still
+    ]
     found = missing[:8] + page.evaluate(EXPLORERS_AT_REST) + page.evaluate(NO_SCRIPT_PROBLEMS)
     page.close()
     return found
@@ -233,9 +269,17 @@ def without_scripts(context, address: str, blocks: list[str]) -> list[str]:
 
 def lines(problems: dict[str, list[str]]) -> str:
     """Problems by page as text for a failing test; "" where there are none."""
-    return "".join(f"\n{path}" + "".join(f"\n    {problem}" for problem in found) for path, found in problems.items() if found)
+    return "".join(
+        f"\n{path}" + "".join(f"\n    {problem}" for problem in found)
+        for path, found in problems.items()
+        if found
+    )
 
 
 def page_paths(folder: Path) -> list[str]:
     """Every page of the built book in `folder`, as paths from there."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.html") if "_static" not in path.parts)
+    return sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.html")
+        if "_static" not in path.parts
+    )

@@ -1,4 +1,5 @@
-"""What makes a lab a lab: numbers predicted before they are seen, and blanks whose check names the misconception.
+"""What makes a lab a lab: numbers predicted before they are seen, and blanks whose check names the
+misconception.
 
 One module a chapter holds its exercises, each with the wrong solutions it must catch.
 """

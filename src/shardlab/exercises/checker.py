@@ -1,8 +1,9 @@
-"""Checks of what a reader wrote. A check compares it with the reference on several cases; where they differ, it looks whether
-one of the wrong solutions that are kept beside the exercise gives the reader's answers, and says which misconception that one
-stands for.
+"""Checks of what a reader wrote. A check compares it with the reference on several cases; where
+they differ, it looks whether one of the wrong solutions that are kept beside the exercise gives the
+reader's answers, and says which misconception that one stands for.
 
-    check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and is true or false
+    check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and
+                                                       # is true or false
 """
 
 import copy
@@ -10,8 +11,9 @@ import inspect
 import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable
+from typing import Any
 
 from .patience import at_most
 
@@ -23,17 +25,21 @@ MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for mor
 @dataclass(frozen=True)
 class Misconception:
     """A wrong solution that readers really write, and the sentence that helps."""
+
     solution: Callable
     sentence: str
 
 
 class Failure(str):
-    """In the place of an answer: what a solution raised, in one line. Two solutions that fail alike give the same answer."""
+    """In the place of an answer: what a solution raised, in one line. Two solutions that fail alike
+    give the same answer."""
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> "Failure":
         first = (str(error).strip().splitlines() or [""])[0][:200]
-        return cls(f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}")
+        return cls(
+            f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}"
+        )
 
 
 def is_blank(error: BaseException) -> bool:
@@ -48,11 +54,14 @@ def call(solution, **case):
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function to write. `cases` are the arguments it is tried with; `right` is said when all agree.
+    """A function to write. `cases` are the arguments it is tried with; `right` is said when all
+    agree.
 
-    Arguments that print badly, such as tensors, have `words` instead, one for each case. Where the result is not what counts, as
-    with a training loop, `answer` (solution, **case) makes of it what is compared, for example the bytes that the ledger counted.
+    Arguments that print badly, such as tensors, have `words` instead, one for each case. Where the
+    result is not what counts, as with a training loop, `answer` (solution, **case) makes of it what
+    is compared, for example the bytes that the ledger counted.
     """
+
     name: str
     reference: Callable
     cases: tuple[dict[str, Any], ...]
@@ -63,14 +72,17 @@ class Exercise:
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
-            raise ValueError(f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
-                             "each case has its own, or none has.")
+            raise ValueError(
+                f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
+                "each case has its own, or none has."
+            )
 
     def answers(self, solution: Callable) -> list:
         return [self.tried(solution, number) for number in range(len(self.cases))]
 
     def tried(self, solution: Callable, number: int) -> Any:
-        """The solution's answer in one case. It gets copies: what it changes is not there for the next one."""
+        """The solution's answer in one case. It gets copies: what it changes is not there for the
+        next one."""
         return self.answer(solution, **copy.deepcopy(self.cases[number]))
 
     def written(self, number: int) -> str:
@@ -83,6 +95,7 @@ class Exercise:
 @dataclass(frozen=True)
 class Verdict:
     """True if the solution is right; prints as one sentence, which a notebook breaks into lines."""
+
     right: bool
     sentence: str
 
@@ -98,7 +111,8 @@ class Verdict:
 
 
 def same(a, b) -> bool:
-    """Equal, also within lists and tuples; floats to nine digits, which no misconception survives."""
+    """Equal, also within lists and tuples; floats to nine digits, which no misconception
+    survives."""
     if isinstance(a, (list, tuple)) and type(a) is type(b):
         return len(a) == len(b) and all(map(same, a, b))
     if isinstance(a, float) or isinstance(b, float):
@@ -114,9 +128,12 @@ def _is_number(value) -> bool:
 
 
 def check(exercise: Exercise, solution: Callable) -> Verdict:
-    """Try `solution` on the exercise's cases. Never raises for what the reader wrote: an error in it is part of the verdict."""
+    """Try `solution` on the exercise's cases. Never raises for what the reader wrote: an error in
+    it is part of the verdict."""
     if not callable(solution):
-        return Verdict(False, f"{exercise.name} wants a function, this is a {type(solution).__name__}.")
+        return Verdict(
+            False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
+        )
     given = []
     try:
         with at_most(LIMIT_SECONDS):
@@ -124,14 +141,19 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
                 given.append(exercise.tried(solution, number))
     except Exception as error:  # whatever a reader's first attempt may raise
         if is_blank(error):
-            return Verdict(False, f"{exercise.written(len(given))} met ..., a blank that is left: fill in the blank.")
+            return Verdict(
+                False,
+                f"{exercise.written(len(given))} met ..., a blank that is left: fill in the blank.",
+            )
         return Verdict(False, f"{exercise.written(len(given))} raised {Failure.of(error)}")
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
     if wrong is None:
         return Verdict(True, exercise.right)
     if given[wrong] is None or given[wrong] is ...:
-        return Verdict(False, f"{exercise.written(wrong)} gave {given[wrong]!r}: fill in the blank.")
+        return Verdict(
+            False, f"{exercise.written(wrong)} gave {given[wrong]!r}: fill in the blank."
+        )
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
@@ -151,4 +173,6 @@ def _around_the_difference(*texts: str) -> list[str]:
         return list(texts)
     begin = max(0, len(os.path.commonprefix(texts)) - SHOWN_CHARACTERS // 3)
     end = begin + SHOWN_CHARACTERS
-    return [f"{'... ' * (begin > 0)}{text[begin:end]}{' ...' * (len(text) > end)}" for text in texts]
+    return [
+        f"{'... ' * (begin > 0)}{text[begin:end]}{' ...' * (len(text) > end)}" for text in texts
+    ]

@@ -1,12 +1,15 @@
-"""Ranks on paper: threads of this process that send to each other. A check on them cannot hang: where all of them wait, all end,
-and the error says who waits for whom; one that runs on and on is stopped.
+"""Ranks on paper: threads of this process that send to each other. A check on them cannot hang:
+where all of them wait, all end, and the error says who waits for whom; one that runs on and on is
+stopped.
 
     on_paper(3, lambda dist: dist.get_rank())          # [0, 1, 2]: one result a rank
-    on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and all_reduce as in torch
-    attempt(2, work)                                   # the same for a check: a failure is an answer
+    on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and
+                                                       # all_reduce as in torch
+    attempt(2, work)                                   # the same for a check: a failure is an
+                                                       # answer
 
-A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank brings as its k-th, whatever that
-is: like a real one.
+A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank
+brings as its k-th, whatever that is: like a real one.
 """
 
 import threading
@@ -34,24 +37,31 @@ class Sheet:
     def __init__(self, n: int):
         self.n, self.changed = n, threading.Condition()
         self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
-        self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)  # to the k-th all-reduce, by rank
+        # to the k-th all-reduce, by rank
+        self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self.running, self.waiting = set(range(n)), {}
         self.results: list = [None] * n
         self.trouble: BaseException | None = None
-        self.errors: dict[int, BaseException] = {}  # of each rank's own; that it was stopped is none
+        # of each rank's own; that it was stopped is none
+        self.errors: dict[int, BaseException] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], words: str):
         """Until `ready`, or until nobody can be: then Stuck. The caller holds `changed`."""
         self.waiting[rank] = ready, words
         while not ready() and self.trouble is None:
-            if len(self.waiting) == len(self.running) and not any(can() for can, _ in self.waiting.values()):
-                said = "; ".join(f"rank {one} waits {self.waiting[one][1]}" for one in sorted(self.waiting))
+            if len(self.waiting) == len(self.running) and not any(
+                can() for can, _ in self.waiting.values()
+            ):
+                said = "; ".join(
+                    f"rank {one} waits {self.waiting[one][1]}" for one in sorted(self.waiting)
+                )
                 self.trouble = Stuck(f"{said}: nobody can go on.")
                 self.changed.notify_all()
             else:
                 self.changed.wait()
         del self.waiting[rank]
-        if not ready():  # whoever can go on does, so that the same code fails in the same way each time
+        # whoever can go on does, so that the same code fails in the same way each time
+        if not ready():
             raise Stuck(str(self.trouble))
 
     def end(self, rank: int, error: BaseException | None):
@@ -67,7 +77,11 @@ class Sheet:
         if isinstance(self.trouble, TimeoutError) or not self.errors:
             return self.trouble, []
         error = self.errors[min(self.errors)]
-        alike = [rank for rank, other in self.errors.items() if (type(other), str(other)) == (type(error), str(error))]
+        alike = [
+            rank
+            for rank, other in self.errors.items()
+            if (type(other), str(other)) == (type(error), str(error))
+        ]
         return error, sorted(alike)
 
 
@@ -80,7 +94,9 @@ class Paper:
         self._sheet, self._rank, self._reductions = sheet, rank, 0
 
     def __getattr__(self, name: str):
-        known = ", ".join(sorted(word for word in vars(Paper) if not word.startswith("_") and word != "wait"))
+        known = ", ".join(
+            sorted(word for word in vars(Paper) if not word.startswith("_") and word != "wait")
+        )
         raise AttributeError(f"ranks on paper have no {name}; they have {known}.")
 
     def get_rank(self, group=None) -> int:
@@ -108,8 +124,10 @@ class Paper:
             self._sheet.wait(self._rank, lambda: bool(letters), f"for rank {src}")
             letter = letters.popleft()
         if letter.numel() != tensor.numel():
-            raise ValueError(f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room for "
-                             f"{tensor.numel()}.")
+            raise ValueError(
+                f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room"
+                f" for {tensor.numel()}."
+            )
         tensor.detach().copy_(letter.view(tensor.shape))
         return src
 
@@ -117,7 +135,9 @@ class Paper:
         self._peer(src)
         return Later(lambda: self.recv(tensor, src))
 
-    def all_reduce(self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False) -> "Paper | None":
+    def all_reduce(
+        self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
+    ) -> "Paper | None":
         if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG):
             raise ValueError(f"op = {op}: an all-reduce on paper is a SUM or an AVG.")
         self._reductions += 1
@@ -125,10 +145,17 @@ class Paper:
             brought = self._sheet.brought[self._reductions]
             brought[self._rank] = tensor.detach().clone()
             self._sheet.changed.notify_all()
-            self._sheet.wait(self._rank, lambda: len(brought) == self._sheet.n, f"in all-reduce {self._reductions}")
+            self._sheet.wait(
+                self._rank,
+                lambda: len(brought) == self._sheet.n,
+                f"in all-reduce {self._reductions}",
+            )
         sizes = [brought[rank].numel() for rank in range(self._sheet.n)]
         if len(set(sizes)) > 1:
-            raise ValueError(f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))} elements.")
+            raise ValueError(
+                f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))}"
+                " elements."
+            )
         total = sum(brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n))
         tensor.detach().copy_(total / self._sheet.n if op == self.ReduceOp.AVG else total)
         return self if async_op else None
@@ -143,7 +170,9 @@ class Paper:
 
     def _peer(self, rank: int):
         if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
-            raise ValueError(f"rank {self._rank} has no peer {rank!r}: there are ranks 0 to {self._sheet.n - 1}.")
+            raise ValueError(
+                f"rank {self._rank} has no peer {rank!r}: there are ranks 0 to {self._sheet.n - 1}."
+            )
 
 
 class Later:
@@ -159,8 +188,8 @@ class Later:
 
 
 def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
-    """What work(dist) returns on each of n ranks. Raises what a rank raised, Stuck where all wait, TimeoutError for work that runs
-    on and on."""
+    """What work(dist) returns on each of n ranks. Raises what a rank raised, Stuck where all wait,
+    TimeoutError for work that runs on and on."""
     sheet = _followed(n, work)
     error, _ = sheet.verdict()
     if error is not None:
@@ -169,14 +198,19 @@ def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
 
 
 def attempt(n: int, work: Callable[[Paper], Any]) -> Any:
-    """The same as an answer that a check compares: a Failure that names the ranks which raised, unless all did; `...` for a blank
-    that was left. Raises TimeoutError, because one such case is enough."""
+    """The same as an answer that a check compares: a Failure that names the ranks which raised,
+    unless all did; `...` for a blank that was left. Raises TimeoutError, because one such case is
+    enough."""
     sheet = _followed(n, work)
     error, guilty = sheet.verdict()
     if isinstance(error, TimeoutError):
         raise error
     if error is not None:
-        return ... if is_blank(error) else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
+        return (
+            ...
+            if is_blank(error)
+            else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
+        )
     return sheet.results
 
 
@@ -202,7 +236,9 @@ def _followed(n: int, work: Callable[[Paper], Any]) -> Sheet:
                 with sheet.changed:
                     busy = sheet.running - set(sheet.waiting)
                     sheet.trouble = sheet.trouble or TimeoutError(
-                        f"{_ranks(busy)} had not ended after {LIMIT_SECONDS:g} s, and did not wait for another.")
+                        f"{_ranks(busy)} had not ended after {LIMIT_SECONDS:g} s, and did not wait"
+                        " for another."
+                    )
                 break
     finally:  # an interrupt comes here, too
         for rank, thread in enumerate(threads):

@@ -1,4 +1,5 @@
-"""Work of a reader's that runs on and on is stopped, so that no check hangs and nothing goes on beside the next cell.
+"""Work of a reader's that runs on and on is stopped, so that no check hangs and nothing goes on
+beside the next cell.
 
     with at_most(30):
         solution(...)             # TimeoutError, one sentence, if it has not ended by then
@@ -15,9 +16,12 @@ class RunsOn(BaseException):
 
 
 def stop(thread: threading.Thread):
-    """Raise RunsOn in the thread at its next line of Python. One that waits in C for ever does not hear it."""
+    """Raise RunsOn in the thread at its next line of Python. One that waits in C for ever does not
+    hear it."""
     if thread.is_alive():
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(RunsOn))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(thread.ident), ctypes.py_object(RunsOn)
+        )
 
 
 @contextmanager

@@ -1,18 +1,20 @@
-"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab, so that a lost runtime loses
-no answer.
+"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab,
+so that a lost runtime loses no answer.
 
     predictions = Predictions("01-does-it-fit")           # 01-does-it-fit.predictions.json
-    predictions.lock("parameters", 800_000)                # the first number stays, however often the cell runs
-    predictions.compare("parameters", measured)            # predicted, measured, and by how much they differ
+    predictions.lock("parameters", 800_000)                # the first number stays, however often
+                                                           # the cell runs
+    predictions.compare("parameters", measured)            # predicted, measured, and by how much
+                                                           # they differ
 """
 
 import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Mapping
 
 from ..measure.recordings import NOT_RECORDED
 from ..show.tables import Table
@@ -55,16 +57,21 @@ class Predictions:
             read = json.loads(self.path.read_text(encoding="utf-8"))
             return {name: _number(name, value) for name, value in read.items()}
         except (ValueError, AttributeError) as error:
-            raise ValueError(f"{self.path} is damaged ({error}): mend it, or delete it and predict again.") from None
+            raise ValueError(
+                f"{self.path} is damaged ({error}): mend it, or delete it and predict again."
+            ) from None
 
     def __getitem__(self, name: str) -> float:
         """The locked prediction. Raises LookupError when nothing was predicted: predict first."""
         if name not in self._locked:
-            raise NotYet(f"{name} was not predicted yet: run the cell that locks it, then this one.")
+            raise NotYet(
+                f"{name} was not predicted yet: run the cell that locks it, then this one."
+            )
         return self._locked[name]
 
     def lock(self, name: str, value: float) -> None:
-        """Keep `value` as the prediction of that name; a number that is already locked stays. Says which one is kept."""
+        """Keep `value` as the prediction of that name; a number that is already locked stays. Says
+        which one is kept."""
         if value is not ... or name not in self._locked:
             value = _number(name, value)
         if name not in self._locked:
@@ -74,16 +81,21 @@ class Predictions:
         print(f"predicted: {name} = {locked:,}{changed}")
 
     def _write(self, locked):
-        """The whole file or none of it: a kernel killed while writing leaves the old one. Where the folder cannot be written to, the
-        predictions last as long as the kernel."""
+        """The whole file or none of it: a kernel killed while writing leaves the old one. Where the
+        folder cannot be written to, the predictions last as long as the kernel."""
         self._locked = locked
         try:
-            with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=self.path.name, delete=False, encoding="utf-8") as file:
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, prefix=self.path.name, delete=False, encoding="utf-8"
+            ) as file:
                 json.dump(locked, file, indent=1)
             os.replace(file.name, self.path)
         except OSError as error:
             if self._kept:
-                print(f"{self.path} cannot be written ({error.strerror}): predictions last as long as this kernel.")
+                print(
+                    f"{self.path} cannot be written ({error.strerror}): predictions last as long as"
+                    " this kernel."
+                )
             self._kept = False
 
     def forget(self, name: str) -> None:
@@ -91,28 +103,42 @@ class Predictions:
         self._write({other: value for other, value in self._locked.items() if other != name})
 
     def compare(self, name: str, measured: float) -> Table:
-        """Beside the locked prediction what was measured. Raises LookupError when nothing was predicted: predict first."""
+        """Beside the locked prediction what was measured. Raises LookupError when nothing was
+        predicted: predict first."""
         self[name]
         self._measured[name] = _number(name, measured)
         return self._table([name])
 
     def measured(self, name: str) -> float:
-        """What `compare` was given, for a later cell that goes on from there. Raises LookupError when nothing was predicted, or
-        nothing compared since this kernel started: that cell first."""
+        """What `compare` was given, for a later cell that goes on from there. Raises LookupError
+        when nothing was predicted, or nothing compared since this kernel started: that cell
+        first."""
         self[name]
         if name not in self._measured:
-            raise NotYet(f"{name} was not measured yet: run the cell that predicts it to its end, then this one.")
+            raise NotYet(
+                f"{name} was not measured yet: run the cell that predicts it to its end, then this"
+                " one."
+            )
         return self._measured[name]
 
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
-        """Everything predicted in this lab, measured (a dash where it was not yet) and recorded on a GPU: name -> words."""
+        """Everything predicted in this lab, measured (a dash where it was not yet) and recorded on
+        a GPU: name -> words."""
         table = self._table(self._locked)
         rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows]
-        return Table([*table.heads, "recorded on a GPU"], rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]])
+        return Table(
+            [*table.heads, "recorded on a GPU"],
+            rows or [["nothing predicted yet", "–", "–", "–", NOT_RECORDED]],
+        )
 
     def _table(self, names):
-        return Table(["", "predicted", "measured", "predicted / measured"],
-                     [[name, self._locked[name], self._measured.get(name, "–"), self._ratio(name)] for name in names])
+        return Table(
+            ["", "predicted", "measured", "predicted / measured"],
+            [
+                [name, self._locked[name], self._measured.get(name, "–"), self._ratio(name)]
+                for name in names
+            ],
+        )
 
     def _ratio(self, name):
         measured = self._measured.get(name)

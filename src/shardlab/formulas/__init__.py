@@ -1,27 +1,77 @@
-"""Every memory, time and communication formula of the book, once. See registry.py for how they are resolved, render.py for how they are printed.
+"""Every memory, time and communication formula of the book, once. See registry.py for how they are
+resolved, render.py for how they are printed.
 
     from shardlab.formulas import states_bytes, quantities
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
 from . import (  # noqa: F401, I001  (they fill the registry, in this order)
-    given, model, states, activations, working_sets, step, layer_timeline, timeline, time, communication, data_parallel,
-    roofline, zero, saving)
+    given,
+    model,
+    states,
+    activations,
+    working_sets,
+    step,
+    layer_timeline,
+    timeline,
+    time,
+    communication,
+    data_parallel,
+    roofline,
+    zero,
+    saving,
+)
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
-from .subset import EXACT_LIMIT, ceil_div, ceil_log2, equal, floor_div, maximum, minimum, square_root, where
+from .subset import (
+    EXACT_LIMIT,
+    ceil_div,
+    ceil_log2,
+    equal,
+    floor_div,
+    maximum,
+    minimum,
+    square_root,
+    where,
+)
 
 evaluate, validate = BOOK.evaluate, BOOK.validate
 
 
 def __getattr__(name):
-    """Every registered formula is an attribute of the package: `from shardlab.formulas import states_bytes`."""
+    """Every registered formula is an attribute of the package: `from shardlab.formulas import
+    states_bytes`."""
     if name in BOOK.formulas:
         return BOOK.formulas[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__all__ = ["BOOK", "EXACT_LIMIT", "GPUS", "LINKS", "MODELS", "OPERATIONS", "PRESETS", "RECIPES", "Formula", "InvalidQuantity", "Preset",
-           "Quantity", "Registry", "Rule", "TooLarge", "ceil_div", "ceil_log2", "equal", "evaluate", "floor_div", "maximum", "minimum", "quantities",
-           "square_root", "validate", "where",
-           *BOOK.formulas]
+__all__ = [
+    "BOOK",
+    "EXACT_LIMIT",
+    "GPUS",
+    "LINKS",
+    "MODELS",
+    "OPERATIONS",
+    "PRESETS",
+    "RECIPES",
+    "Formula",
+    "InvalidQuantity",
+    "Preset",
+    "Quantity",
+    "Registry",
+    "Rule",
+    "TooLarge",
+    "ceil_div",
+    "ceil_log2",
+    "equal",
+    "evaluate",
+    "floor_div",
+    "maximum",
+    "minimum",
+    "quantities",
+    "square_root",
+    "validate",
+    "where",
+    *BOOK.formulas,
+]

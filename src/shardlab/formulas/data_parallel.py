@@ -1,8 +1,10 @@
-"""Data parallelism: messages and bytes of a step, and how much of their time backward hides. Messages and bytes are exact. Times
-are those of a model: buckets of one size become ready evenly over backward and are reduced around a ring, one after another.
+"""Data parallelism: messages and bytes of a step, and how much of their time backward hides.
+Messages and bytes are exact. Times are those of a model: buckets of one size become ready evenly
+over backward and are reduced around a ring, one after another.
 
-What is counted is shardlab/data_parallel.py. Where not all parameters are trained, give `parameter_tensors` and `gradient_bytes`
-of those that are; where tensors are large beside a bucket, give `gradient_buckets`: it is `len(model.buckets)`.
+What is counted is shardlab/data_parallel.py. Where not all parameters are trained, give
+`parameter_tensors` and `gradient_bytes` of those that are; where tensors are large beside a bucket,
+give `gradient_buckets`: it is `len(model.buckets)`.
 """
 
 from .registry import BOOK
@@ -18,11 +20,13 @@ _SECONDS = "tests/test_data_parallel_formulas.py::test_seconds"
 _STEP = "tests/test_data_parallel_formulas.py::test_step"
 
 
-# --- what is sent ----------------------------------------------------------------------------------------------------
+# --- what is sent ---------------------------------------------------------------------------------
+
 
 @BOOK.formula(symbol=r"S_\text{used}", unit="bytes", source=_OURS, measured_by=_SENT)
 def used_flag_bytes(parameter_tensors, gradient_element_bytes):
-    """bytes of the numbers that say which parameters a rank has used: one element for each tensor"""
+    """bytes of the numbers that say which parameters a rank has used: one element for each
+    tensor"""
     return gradient_element_bytes * parameter_tensors
 
 
@@ -40,8 +44,8 @@ def reduced_bytes_without_no_sync(reduced_bytes, accumulation_steps):
 
 @BOOK.formula(symbol=r"n_\text{srv}", unit="count", source=_OURS, measured_by=_SENT)
 def server_messages(ranks, rank, parameter_tensors):
-    """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each other, the others their
-    gradients"""
+    """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each
+    other, the others their gradients"""
     return where(rank < 1, (ranks - 1) * parameter_tensors, parameter_tensors)
 
 
@@ -53,57 +57,74 @@ def server_sent_bytes(ranks, rank, parameter_bytes, reduced_bytes):
 
 @BOOK.formula(symbol=r"Q_\text{in}", unit="bytes", source=_OURS, measured_by=_SENT)
 def server_received_bytes(ranks, rank, parameter_bytes, reduced_bytes):
-    """bytes that a rank receives in a step with a parameter server: at rank 0 they grow with the ranks"""
+    """bytes that a rank receives in a step with a parameter server: at rank 0 they grow with the
+    ranks"""
     return where(rank < 1, (ranks - 1) * reduced_bytes, parameter_bytes)
 
 
 @BOOK.formula(symbol=r"n_\text{bkt}", unit="count", source=_LI, measured_by=_BUCKETS, least=1)
 def gradient_buckets(parameter_tensors, gradient_bytes, bucket_bytes):
-    """all-reduces of a step: a bucket is closed once it holds its bytes, and holds a whole tensor at least. Never more than this;
-    exactly this where tensors are small beside a bucket"""
+    """all-reduces of a step: a bucket is closed once it holds its bytes, and holds a whole tensor
+    at least. Never more than this; exactly this where tensors are small beside a bucket"""
     return minimum(parameter_tensors, ceil_div(gradient_bytes, bucket_bytes))
 
 
 @BOOK.formula(symbol=r"Q_\text{step}", unit="bytes", source=_RING, measured_by=_RING_SENT)
 def data_parallel_sent_bytes(ranks, reduced_bytes):
-    """bytes that a rank sends in a step around a ring: for many ranks twice the gradients, however many ranks there are"""
+    """bytes that a rank sends in a step around a ring: for many ranks twice the gradients, however
+    many ranks there are"""
     return ceil_div(2 * (ranks - 1) * reduced_bytes, ranks)
 
 
-# --- how long it takes after backward --------------------------------------------------------------------------------
+# --- how long it takes after backward -------------------------------------------------------------
+
 
 @BOOK.formula(symbol=r"\tau_\text{srv}", unit="seconds", source=_OURS, measured_by=_SECONDS)
-def server_seconds(ranks, parameter_tensors, latency_seconds, parameter_bytes, reduced_bytes, link_bytes_per_second):
-    """time in which the server gets all gradients and gives all parameters away, one rank after another"""
-    return (2 * (ranks - 1) * parameter_tensors * latency_seconds
-            + (ranks - 1) * ((parameter_bytes + reduced_bytes) / link_bytes_per_second))
+def server_seconds(
+    ranks, parameter_tensors, latency_seconds, parameter_bytes, reduced_bytes, link_bytes_per_second
+):
+    """time in which the server gets all gradients and gives all parameters away, one rank after
+    another"""
+    return 2 * (ranks - 1) * parameter_tensors * latency_seconds + (ranks - 1) * (
+        (parameter_bytes + reduced_bytes) / link_bytes_per_second
+    )
 
 
 @BOOK.formula(symbol=r"\tau_\text{each}", unit="seconds", source=_OURS, measured_by=_SECONDS)
-def per_tensor_seconds(ranks, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second):
-    """time of an all-reduce for each parameter tensor: the latency of a ring is paid for every one of them"""
-    return (2 * (ranks - 1) * parameter_tensors * latency_seconds
-            + 2 * (ranks - 1) / ranks * (reduced_bytes / link_bytes_per_second))
+def per_tensor_seconds(
+    ranks, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second
+):
+    """time of an all-reduce for each parameter tensor: the latency of a ring is paid for every one
+    of them"""
+    return 2 * (ranks - 1) * parameter_tensors * latency_seconds + 2 * (ranks - 1) / ranks * (
+        reduced_bytes / link_bytes_per_second
+    )
 
 
 @BOOK.formula(symbol=r"\tau_\text{bkt}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link_bytes_per_second):
     """time of the all-reduce of one bucket"""
-    return (2 * (ranks - 1) * latency_seconds
-            + 2 * (ranks - 1) / ranks * (reduced_bytes / (gradient_buckets * link_bytes_per_second)))
+    return 2 * (ranks - 1) * latency_seconds + 2 * (ranks - 1) / ranks * (
+        reduced_bytes / (gradient_buckets * link_bytes_per_second)
+    )
 
 
 @BOOK.formula(symbol=r"\tau_\text{all}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def all_buckets_seconds(gradient_buckets, bucket_seconds):
-    """time of all buckets, one after another: what a step waits for if none of them leaves during backward"""
+    """time of all buckets, one after another: what a step waits for if none of them leaves during
+    backward"""
     return gradient_buckets * bucket_seconds
 
 
 @BOOK.formula(symbol=r"\tau_\text{exp}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def exposed_seconds(bucket_seconds, all_buckets_seconds, gradient_buckets, backward_seconds):
-    """time that a step still waits when buckets leave during backward: the last is ready when backward ends; and the first,
-    before which nothing can leave, when a first part of backward is done"""
-    return maximum(bucket_seconds, all_buckets_seconds - (gradient_buckets - 1) / gradient_buckets * backward_seconds)
+    """time that a step still waits when buckets leave during backward: the last is ready when
+    backward ends; and the first, before which nothing can leave, when a first part of backward is
+    done"""
+    return maximum(
+        bucket_seconds,
+        all_buckets_seconds - (gradient_buckets - 1) / gradient_buckets * backward_seconds,
+    )
 
 
 @BOOK.formula(symbol=r"\tau_\text{hid}", unit="seconds", source="definition", measured_by=_STEP)
@@ -112,7 +133,8 @@ def hidden_seconds(all_buckets_seconds, exposed_seconds):
     return all_buckets_seconds - exposed_seconds
 
 
-# --- the step --------------------------------------------------------------------------------------------------------
+# --- the step -------------------------------------------------------------------------------------
+
 
 @BOOK.formula(symbol=r"\tau_\text{comp}", unit="seconds", source="definition", measured_by=_STEP)
 def compute_seconds(forward_seconds, backward_seconds, update_seconds):

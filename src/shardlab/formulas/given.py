@@ -1,4 +1,5 @@
-"""What the reader gives: the quantities that no formula computes, with symbol, unit, meaning and range, and the rules between them."""
+"""What the reader gives: the quantities that no formula computes, with symbol, unit, meaning and
+range, and the rules between them."""
 
 import math
 
@@ -9,113 +10,347 @@ _SWITCH = dict(least=0, most=1)
 _RATE = dict(least=0, above=True, most=math.inf)
 _TIME = dict(least=0, most=math.inf)
 
-# --- the model -------------------------------------------------------------------------------------------------------
+# --- the model ------------------------------------------------------------------------------------
 BOOK.quantity("layers", "L", "count", "transformer layers")
 BOOK.quantity("hidden", "h", "count", "hidden size: the length of one token's vector")
 BOOK.quantity("heads", "a", "count", "attention heads")
-BOOK.quantity("key_value_heads", r"a_\text{kv}", "count", "heads of keys and values; fewer than heads in grouped-query attention")
+BOOK.quantity(
+    "key_value_heads",
+    r"a_\text{kv}",
+    "count",
+    "heads of keys and values; fewer than heads in grouped-query attention",
+)
 BOOK.quantity("feed_forward", "f", "count", "inner size of the MLP; 4h in GPT-2")
 BOOK.quantity("vocabulary", "V", "count", "size of the vocabulary")
-BOOK.quantity("max_sequence", r"s_\text{max}", "count", "longest sequence the position table has a row for")
+BOOK.quantity(
+    "max_sequence", r"s_\text{max}", "count", "longest sequence the position table has a row for"
+)
 BOOK.quantity("sequence", "s", "count", "tokens in one sequence")
-BOOK.quantity("learned_positions", r"1_\text{pos}", "count", "1 if positions are a learned table, 0 if they are computed (rotary)",
-              **_SWITCH)
-BOOK.quantity("biases", r"1_\text{bias}", "count", "1 if linear layers and norms have a bias (LayerNorm), 0 if not (RMSNorm)", **_SWITCH)
-BOOK.quantity("gated_mlp", r"1_\text{gate}", "count", "1 if the MLP has a gate, as SwiGLU does: three matrices in the place of two",
-              **_SWITCH)
-BOOK.quantity("tied_head", r"1_\text{tied}", "count", "1 if the head shares the embedding's weight", **_SWITCH)
+BOOK.quantity(
+    "learned_positions",
+    r"1_\text{pos}",
+    "count",
+    "1 if positions are a learned table, 0 if they are computed (rotary)",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "biases",
+    r"1_\text{bias}",
+    "count",
+    "1 if linear layers and norms have a bias (LayerNorm), 0 if not (RMSNorm)",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "gated_mlp",
+    r"1_\text{gate}",
+    "count",
+    "1 if the MLP has a gate, as SwiGLU does: three matrices in the place of two",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "tied_head", r"1_\text{tied}", "count", "1 if the head shares the embedding's weight", **_SWITCH
+)
 
-# --- the recipe: bytes of one element, and how many --------------------------------------------------------------------
-BOOK.quantity("parameter_element_bytes", r"\beta_\text{param}", "bytes", "bytes of one element of a parameter")
-BOOK.quantity("gradient_element_bytes", r"\beta_\text{grad}", "bytes", "bytes of one element of a gradient")
-BOOK.quantity("master_element_bytes", r"\beta_\text{master}", "bytes",
-              "bytes of one element of the master copy the optimizer updates; 0 without one", least=0)
-BOOK.quantity("optimizer_moments", r"n_\text{mom}", "count", "tensors an optimizer keeps per parameter: Adam 2, momentum 1, plain SGD 0",
-              least=0)
-BOOK.quantity("moment_element_bytes", r"\beta_\text{mom}", "bytes", "bytes of one element of an optimizer's tensor")
-BOOK.quantity("step_counter_element_bytes", r"\beta_\text{step}", "bytes",
-              "bytes of the step counter that PyTorch's Adam keeps for each parameter tensor; 0 for SGD", least=0)
+# --- the recipe: bytes of one element, and how many -----------------------------------------------
+BOOK.quantity(
+    "parameter_element_bytes", r"\beta_\text{param}", "bytes", "bytes of one element of a parameter"
+)
+BOOK.quantity(
+    "gradient_element_bytes", r"\beta_\text{grad}", "bytes", "bytes of one element of a gradient"
+)
+BOOK.quantity(
+    "master_element_bytes",
+    r"\beta_\text{master}",
+    "bytes",
+    "bytes of one element of the master copy the optimizer updates; 0 without one",
+    least=0,
+)
+BOOK.quantity(
+    "optimizer_moments",
+    r"n_\text{mom}",
+    "count",
+    "tensors an optimizer keeps per parameter: Adam 2, momentum 1, plain SGD 0",
+    least=0,
+)
+BOOK.quantity(
+    "moment_element_bytes",
+    r"\beta_\text{mom}",
+    "bytes",
+    "bytes of one element of an optimizer's tensor",
+)
+BOOK.quantity(
+    "step_counter_element_bytes",
+    r"\beta_\text{step}",
+    "bytes",
+    "bytes of the step counter that PyTorch's Adam keeps for each parameter tensor; 0 for SGD",
+    least=0,
+)
 
-BOOK.quantity("residual_element_bytes", r"\beta_\text{res}", "bytes", "bytes of one element of the residual stream, and of what norms take")
-BOOK.quantity("compute_element_bytes", r"\beta_\text{prod}", "bytes",
-              "bytes of one element of what matrix products take and give; under autocast fewer than a parameter's")
+BOOK.quantity(
+    "residual_element_bytes",
+    r"\beta_\text{res}",
+    "bytes",
+    "bytes of one element of the residual stream, and of what norms take",
+)
+BOOK.quantity(
+    "compute_element_bytes",
+    r"\beta_\text{prod}",
+    "bytes",
+    "bytes of one element of what matrix products take and give; under autocast fewer than a"
+    " parameter's",
+)
 
-# --- the step ----------------------------------------------------------------------------------------------------------
+# --- the step -------------------------------------------------------------------------------------
 BOOK.quantity("microbatch", "b", "count", "sequences in one microbatch")
-BOOK.quantity("accumulation_steps", "k", "count", "microbatches whose gradients are added up before the optimizer steps")
-BOOK.quantity("fused_attention", r"1_\text{fused}", "count", "1 if attention is one kernel that never stores its scores, 0 if not", **_SWITCH)
-BOOK.quantity("dropout", r"p_\text{drop}", "fraction", "share of the elements that dropout zeroes", least=0, most=1)
-BOOK.quantity("first_step", r"1_\text{first}", "count", "1 in the first step, which makes the optimizer's states, 0 in every later one",
-              **_SWITCH)
-BOOK.quantity("optimizer_mode", r"i_\text{mode}", "count", "how PyTorch's optimizer runs: 0 a loop over the tensors, 1 foreach, 2 fused",
-              least=0, most=2)
+BOOK.quantity(
+    "accumulation_steps",
+    "k",
+    "count",
+    "microbatches whose gradients are added up before the optimizer steps",
+)
+BOOK.quantity(
+    "fused_attention",
+    r"1_\text{fused}",
+    "count",
+    "1 if attention is one kernel that never stores its scores, 0 if not",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "dropout",
+    r"p_\text{drop}",
+    "fraction",
+    "share of the elements that dropout zeroes",
+    least=0,
+    most=1,
+)
+BOOK.quantity(
+    "first_step",
+    r"1_\text{first}",
+    "count",
+    "1 in the first step, which makes the optimizer's states, 0 in every later one",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "optimizer_mode",
+    r"i_\text{mode}",
+    "count",
+    "how PyTorch's optimizer runs: 0 a loop over the tensors, 1 foreach, 2 fused",
+    least=0,
+    most=2,
+)
 
-# --- the machine -------------------------------------------------------------------------------------------------------
+# --- the machine ----------------------------------------------------------------------------------
 BOOK.quantity("gpus", "n", "GPUs", "GPUs that train together")
 BOOK.quantity("data_parallel", "d", "count", "data-parallel degree: copies of the model")
 BOOK.quantity("tensor_parallel", "t", "count", "tensor-parallel degree")
 BOOK.quantity("pipeline_parallel", "p", "count", "pipeline-parallel degree")
-BOOK.quantity("gpu_memory_bytes", r"M_\text{card}", "bytes", "memory of one GPU, as its datasheet prints it (GB = 10^9 bytes)")
-BOOK.quantity("flops_per_second", r"F", "FLOP/s", "floating-point operations one GPU can do in a second: its datasheet's dense figure",
-              least=0, above=True, most=math.inf)
-BOOK.quantity("utilisation", r"\eta", "fraction", "share of that figure the training run achieves", least=0, above=True, most=1)
+BOOK.quantity(
+    "gpu_memory_bytes",
+    r"M_\text{card}",
+    "bytes",
+    "memory of one GPU, as its datasheet prints it (GB = 10^9 bytes)",
+)
+BOOK.quantity(
+    "flops_per_second",
+    r"F",
+    "FLOP/s",
+    "floating-point operations one GPU can do in a second: its datasheet's dense figure",
+    least=0,
+    above=True,
+    most=math.inf,
+)
+BOOK.quantity(
+    "utilisation",
+    r"\eta",
+    "fraction",
+    "share of that figure the training run achieves",
+    least=0,
+    above=True,
+    most=1,
+)
 BOOK.quantity("tokens", "D", "tokens", "tokens the model is trained on")
-BOOK.quantity("memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **_RATE)
+BOOK.quantity(
+    "memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **_RATE
+)
 BOOK.quantity("operation_rows", r"m_\text{op}", "count", "rows of an operation's result")
 BOOK.quantity("operation_columns", r"n_\text{op}", "count", "columns of an operation's result")
-BOOK.quantity("operation_depth", r"k_\text{op}", "count",
-              "inner size of a matrix product; of an elementwise operation, what it does to each element, counted in operations")
-BOOK.quantity("operation_element_bytes", r"\beta_\text{op}", "bytes", "bytes of one element that an operation reads or writes")
-BOOK.quantity("matrix_product", r"1_\text{mm}", "count", "1 if the operation is a matrix product, 0 if it is elementwise", **_SWITCH)
-BOOK.quantity("measured_flops_per_second", r"F_\text{meas}", "FLOP/s", "rate that an operation was measured to reach", **_RATE)
+BOOK.quantity(
+    "operation_depth",
+    r"k_\text{op}",
+    "count",
+    "inner size of a matrix product; of an elementwise operation, what it does to each element,"
+    " counted in operations",
+)
+BOOK.quantity(
+    "operation_element_bytes",
+    r"\beta_\text{op}",
+    "bytes",
+    "bytes of one element that an operation reads or writes",
+)
+BOOK.quantity(
+    "matrix_product",
+    r"1_\text{mm}",
+    "count",
+    "1 if the operation is a matrix product, 0 if it is elementwise",
+    **_SWITCH,
+)
+BOOK.quantity(
+    "measured_flops_per_second",
+    r"F_\text{meas}",
+    "FLOP/s",
+    "rate that an operation was measured to reach",
+    **_RATE,
+)
 BOOK.quantity("multiprocessors", r"n_\text{SM}", "count", "streaming multiprocessors of the GPU")
-BOOK.quantity("multiprocessor_flops_per_cycle", r"C_\text{SM}", "FLOP", "operations one of them does in a cycle", **_RATE)
-BOOK.quantity("cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **_RATE)
-BOOK.quantity("launch_seconds", r"\tau_\text{launch}", "seconds", "time the CPU takes to hand one operation to the GPU", **_TIME)
+BOOK.quantity(
+    "multiprocessor_flops_per_cycle",
+    r"C_\text{SM}",
+    "FLOP",
+    "operations one of them does in a cycle",
+    **_RATE,
+)
+BOOK.quantity(
+    "cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **_RATE
+)
+BOOK.quantity(
+    "launch_seconds",
+    r"\tau_\text{launch}",
+    "seconds",
+    "time the CPU takes to hand one operation to the GPU",
+    **_TIME,
+)
 
-# --- ZeRO --------------------------------------------------------------------------------------------------------------
-BOOK.quantity("zero_stage", "z", "count", "what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too",
-              least=0, most=3)
-BOOK.quantity("zero_flat_tensors", r"n_\text{flat}", "count", "flat tensors that are cut into shards: buckets, or units in stage 3")
-BOOK.quantity("zero_unit_parameters", r"\Psi_\text{unit}", "parameters", "parameters of the largest unit, which stage 3 has whole at a time")
-BOOK.quantity("zero_root_parameters", r"\Psi_\text{root}", "parameters",
-              "parameters of stage 3's root, which stay whole while its units come and go", least=0)
+# --- ZeRO -----------------------------------------------------------------------------------------
+BOOK.quantity(
+    "zero_stage",
+    "z",
+    "count",
+    "what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too",
+    least=0,
+    most=3,
+)
+BOOK.quantity(
+    "zero_flat_tensors",
+    r"n_\text{flat}",
+    "count",
+    "flat tensors that are cut into shards: buckets, or units in stage 3",
+)
+BOOK.quantity(
+    "zero_unit_parameters",
+    r"\Psi_\text{unit}",
+    "parameters",
+    "parameters of the largest unit, which stage 3 has whole at a time",
+)
+BOOK.quantity(
+    "zero_root_parameters",
+    r"\Psi_\text{root}",
+    "parameters",
+    "parameters of stage 3's root, which stay whole while its units come and go",
+    least=0,
+)
 
-# --- saving --------------------------------------------------------------------------------------------------------------
-BOOK.quantity("storage_bytes_per_second", r"B_\text{disk}", "bytes/s", "bandwidth at which all ranks together write to storage", **_RATE)
-BOOK.quantity("failure_seconds", r"\tau_\text{fail}", "seconds", "mean time between failures that end the run, of all its machines together",
-              **_RATE)
+# --- saving ---------------------------------------------------------------------------------------
+BOOK.quantity(
+    "storage_bytes_per_second",
+    r"B_\text{disk}",
+    "bytes/s",
+    "bandwidth at which all ranks together write to storage",
+    **_RATE,
+)
+BOOK.quantity(
+    "failure_seconds",
+    r"\tau_\text{fail}",
+    "seconds",
+    "mean time between failures that end the run, of all its machines together",
+    **_RATE,
+)
 
-# --- the link ----------------------------------------------------------------------------------------------------------
+# --- the link -------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)
 BOOK.quantity("rank", "r", "count", "one rank of them, from 0", least=0, most=2**20)
-BOOK.quantity("ranks_per_node", r"N_\text{node}", "count", "ranks of the group on one node", most=2**20)
-BOOK.quantity("message_elements", "E", "count", "elements of the whole array that a collective works on", least=0)
+BOOK.quantity(
+    "ranks_per_node", r"N_\text{node}", "count", "ranks of the group on one node", most=2**20
+)
+BOOK.quantity(
+    "message_elements",
+    "E",
+    "count",
+    "elements of the whole array that a collective works on",
+    least=0,
+)
 BOOK.quantity("message_element_bytes", r"\beta_\text{msg}", "bytes", "bytes of one of its elements")
-BOOK.quantity("latency_seconds", r"\alpha", "seconds", "time of a message without bytes, from rank to rank", **_TIME)
-BOOK.quantity("link_bytes_per_second", "B", "bytes/s", "bandwidth of the link from rank to rank, or node to node, each way", **_RATE)
-BOOK.quantity("node_latency_seconds", r"\alpha_\text{node}", "seconds", "latency between ranks of one node", **_TIME)
-BOOK.quantity("node_bytes_per_second", r"B_\text{node}", "bytes/s", "bandwidth between ranks of one node", **_RATE)
-BOOK.quantity("bucket_bytes", r"S_\text{bkt}", "bytes", "bytes of gradients at which a bucket is closed and may leave")
+BOOK.quantity(
+    "latency_seconds",
+    r"\alpha",
+    "seconds",
+    "time of a message without bytes, from rank to rank",
+    **_TIME,
+)
+BOOK.quantity(
+    "link_bytes_per_second",
+    "B",
+    "bytes/s",
+    "bandwidth of the link from rank to rank, or node to node, each way",
+    **_RATE,
+)
+BOOK.quantity(
+    "node_latency_seconds",
+    r"\alpha_\text{node}",
+    "seconds",
+    "latency between ranks of one node",
+    **_TIME,
+)
+BOOK.quantity(
+    "node_bytes_per_second",
+    r"B_\text{node}",
+    "bytes/s",
+    "bandwidth between ranks of one node",
+    **_RATE,
+)
+BOOK.quantity(
+    "bucket_bytes",
+    r"S_\text{bkt}",
+    "bytes",
+    "bytes of gradients at which a bucket is closed and may leave",
+)
 BOOK.quantity("forward_seconds", r"\tau_\text{fwd}", "seconds", "time of the forward pass", **_TIME)
-BOOK.quantity("backward_seconds", r"\tau_\text{bwd}", "seconds", "time of the backward pass, without communication", **_TIME)
-BOOK.quantity("update_seconds", r"\tau_\text{upd}", "seconds", "time of the optimizer's step", **_TIME)
-BOOK.quantity("collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **_RATE)
+BOOK.quantity(
+    "backward_seconds",
+    r"\tau_\text{bwd}",
+    "seconds",
+    "time of the backward pass, without communication",
+    **_TIME,
+)
+BOOK.quantity(
+    "update_seconds", r"\tau_\text{upd}", "seconds", "time of the optimizer's step", **_TIME
+)
+BOOK.quantity(
+    "collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **_RATE
+)
 
 
-@BOOK.rule("heads = {heads} does not divide hidden = {hidden}: every head takes hidden / heads columns, so heads must divide hidden.",
-           marks="heads")
+@BOOK.rule(
+    "heads = {heads} does not divide hidden = {hidden}: every head takes hidden / heads columns, so"
+    " heads must divide hidden.",
+    marks="heads",
+)
 def heads_divide_hidden(hidden, heads):
     return equal(heads * floor_div(hidden, heads), hidden)
 
 
-@BOOK.rule("key_value_heads = {key_value_heads} does not divide heads = {heads}: each key-value head serves the same number of heads.",
-           marks="key_value_heads")
+@BOOK.rule(
+    "key_value_heads = {key_value_heads} does not divide heads = {heads}: each key-value head"
+    " serves the same number of heads.",
+    marks="key_value_heads",
+)
 def key_value_heads_divide_heads(heads, key_value_heads):
     return equal(key_value_heads * floor_div(heads, key_value_heads), heads)
 
 
-@BOOK.rule("data_parallel = {data_parallel} copies of {gpus_per_copy} GPUs each do not make gpus = {gpus}: "
-           "the degrees must multiply to the number of GPUs.", marks="data_parallel")
+@BOOK.rule(
+    "data_parallel = {data_parallel} copies of {gpus_per_copy} GPUs each do not make gpus = {gpus}:"
+    " the degrees must multiply to the number of GPUs.",
+    marks="data_parallel",
+)
 def degrees_fill_the_gpus(gpus, data_parallel, gpus_per_copy):
     return equal(data_parallel * gpus_per_copy, gpus)

@@ -1,15 +1,19 @@
 """A small registry that resolves names the way pytest resolves fixtures.
 
-A formula is a short function. Its argument names say what it depends on: other formulas, or quantities that the reader gives.
+A formula is a short function. Its argument names say what it depends on: other formulas, or
+quantities that the reader gives.
 
     @formula(symbol=r"\\Psi_\\ell", unit="parameters", source="...", measured_by="tests/...")
     def layer_parameters(attention_parameters, mlp_parameters, norm_parameters): ...
 
-    layer_parameters(hidden=768, heads=12, ...)                  # resolves what it needs, returns an exact integer
-    evaluate(["states_bytes"], parameters=175_000_000_000, ...)  # a name that is given takes the place of its formula
+    layer_parameters(hidden=768, heads=12, ...)                  # resolves what it needs, returns
+    # an exact integer
+    evaluate(["states_bytes"], parameters=175_000_000_000, ...)  # a name that is given takes the
+    # place of its formula
 
-Whole quantities are exact below 2^53 and refused from there on, because there the page's JavaScript would round; FLOPs and seconds
-are floats. Every refusal is one sentence with the value and the rule; the page shows the same sentence beside the control.
+Whole quantities are exact below 2^53 and refused from there on, because there the page's JavaScript
+would round; FLOPs and seconds are floats. Every refusal is one sentence with the value and the
+rule; the page shows the same sentence beside the control.
 """
 
 import difflib
@@ -17,22 +21,30 @@ import inspect
 import keyword
 import math
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
-from typing import Callable
 
 from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
 
-WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")  # counted, so exact; every other unit is a float
-JAVASCRIPT_WORDS = set("await break case catch class const continue debugger default delete do else enum export extends false "
-                       "finally for function if implements import in instanceof interface let new null package private protected "
-                       "public return static super switch this throw true try typeof var void while with yield "
-                       "q r".split())  # the last two are the argument and the result of the function that render.py writes
+# counted, so exact; every other unit is a float
+WHOLE_UNITS = ("bytes", "parameters", "tensors", "tokens", "GPUs", "count")
+JAVASCRIPT_WORDS = set(
+    "await break case catch class const continue debugger default delete do else enum export"
+    " extends false "
+    "finally for function if implements import in instanceof interface let new null package private"
+    " protected "
+    "public return static super switch this throw true try typeof var void while with yield "
+    # the last two are the argument and the result of the function that render.py
+    # writes
+    "q r".split()
+)
 
 
 class InvalidQuantity(ValueError):
-    """A value that breaks a rule. `quantity` is the name to mark, `value` what was given, the message says value and rule."""
+    """A value that breaks a rule. `quantity` is the name to mark, `value` what was given, the
+    message says value and rule."""
 
     def __init__(self, quantity, value, message):
         super().__init__(message)
@@ -43,13 +55,19 @@ class TooLarge(InvalidQuantity):
     """A whole quantity of 2^53 or more, where the page could no longer count exactly."""
 
     def __init__(self, quantity, value):
-        super().__init__(quantity, value, f"{quantity} = {show(value)}: from 2^53 = 9,007,199,254,740,992 on a count is no longer "
-                                          "exact, so it is refused.")
+        super().__init__(
+            quantity,
+            value,
+            f"{quantity} = {show(value)}: from 2^53 = 9,007,199,254,740,992 on a count is no longer"
+            " exact, so it is refused.",
+        )
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something the reader gives. `least` and `most` are part of the range, unless `least` is written `above`."""
+    """Something the reader gives. `least` and `most` are part of the range, unless `least` is
+    written `above`."""
+
     name: str
     symbol: str
     unit: str
@@ -77,7 +95,9 @@ class Quantity:
             number = value
         if isinstance(number, float) and self.whole and number.is_integer():
             number = int(number)  # 300e9 tokens
-        fits = isinstance(number, int) or (isinstance(number, float) and math.isfinite(number) and not self.whole)
+        fits = isinstance(number, int) or (
+            isinstance(number, float) and math.isfinite(number) and not self.whole
+        )
         if not fits or number < self.least or (self.above and number == self.least):
             raise InvalidQuantity(self.name, value, f"{self.name} = {show(value)}: {self.rule()}")
         if number > self.most:
@@ -89,7 +109,9 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Rule:
-    """A relation between quantities. `message` names them in braces; `marks` is the one whose control is marked."""
+    """A relation between quantities. `message` names them in braces; `marks` is the one whose
+    control is marked."""
+
     name: str
     function: Callable
     message: str
@@ -101,13 +123,18 @@ class Rule:
 
     def check(self, values):
         if not self.function(*(values[name] for name in self.needs)):
-            raise InvalidQuantity(self.marks, values[self.marks],
-                                  self.message.format(**{name: show(values[name]) for name in self.needs}))
+            raise InvalidQuantity(
+                self.marks,
+                values[self.marks],
+                self.message.format(**{name: show(values[name]) for name in self.needs}),
+            )
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A registered function with what the page says about it. Call it with keywords; it resolves what it needs."""
+    """A registered function with what the page says about it. Call it with keywords; it resolves
+    what it needs."""
+
     name: str
     function: Callable
     symbol: str
@@ -132,10 +159,18 @@ class Formula:
 
     def as_quantity(self):
         """The quantity that a reader may give in the place of this formula."""
-        return Quantity(self.name, self.symbol, self.unit, self.meaning, self.least, EXACT_LIMIT if self.whole else math.inf)
+        return Quantity(
+            self.name,
+            self.symbol,
+            self.unit,
+            self.meaning,
+            self.least,
+            EXACT_LIMIT if self.whole else math.inf,
+        )
 
     def compute(self, values):
-        """The value from already resolved arguments: an exact int for a whole unit, else a float."""
+        """The value from already resolved arguments: an exact int for a whole unit, else a
+        float."""
         try:
             value = self.function(*(values[name] for name in self.needs))
             value = value if self.whole else float(value)
@@ -144,11 +179,19 @@ class Formula:
         except (ZeroDivisionError, OverflowError):
             value = math.inf
         if not self.whole and not math.isfinite(value):
-            raise InvalidQuantity(self.name, value, f"{self.name} has no finite value: a rate is too close to 0, or a factor too large.")
+            raise InvalidQuantity(
+                self.name,
+                value,
+                f"{self.name} has no finite value: a rate is too close to 0, or a factor too"
+                " large.",
+            )
         if not self.whole:
             return value
         if not isinstance(value, int):
-            raise TypeError(f"formula {self.name}: {value!r} is not a whole number, but {self.unit} are counted; use ceil_div or floor_div.")
+            raise TypeError(
+                f"formula {self.name}: {value!r} is not a whole number, but {self.unit} are"
+                " counted; use ceil_div or floor_div."
+            )
         if value > EXACT_LIMIT:
             raise TooLarge(self.name, value)
         return value
@@ -168,40 +211,61 @@ class Registry:
         self.quantities[name] = Quantity(name, symbol, unit, meaning, **limits)
 
     def formula(self, *, symbol, unit, source, measured_by, least=0):
-        """Register the function below. `measured_by` is the test that holds it against a run; its docstring is the meaning."""
+        """Register the function below. `measured_by` is the test that holds it against a run; its
+        docstring is the meaning."""
+
         def register(function):
             check_subset(function)
             self._new(function.__name__)
-            made = Formula(function.__name__, function, symbol, unit, inspect.cleandoc(function.__doc__), source, measured_by,
-                           function.__module__.rpartition(".")[2], least, self)
+            made = Formula(
+                function.__name__,
+                function,
+                symbol,
+                unit,
+                inspect.cleandoc(function.__doc__),
+                source,
+                measured_by,
+                function.__module__.rpartition(".")[2],
+                least,
+                self,
+            )
             self.formulas[made.name] = made
             return made
+
         return register
 
     def rule(self, message, *, marks):
         """Register the relation below: a function of quantities that returns one comparison."""
+
         def register(function):
             check_subset(function)
             self.rules[function.__name__] = Rule(function.__name__, function, message, marks)
             return function
+
         return register
 
     def _new(self, name):
         if name in self.formulas or name in self.quantities:
             raise ValueError(f"{name} is defined twice.")
         if not name.isidentifier() or keyword.iskeyword(name) or name in JAVASCRIPT_WORDS:
-            raise ValueError(f"{name} is a reserved word in Python or JavaScript, or no identifier.")
+            raise ValueError(
+                f"{name} is a reserved word in Python or JavaScript, or no identifier."
+            )
 
     def find(self, name):
         """The formula or quantity of that name."""
         found = self.formulas.get(name) or self.quantities.get(name)
         if found is None:
             close = difflib.get_close_matches(name, [*self.formulas, *self.quantities], 1)
-            raise TypeError(f"no quantity or formula is named {name}" + (f"; did you mean {close[0]}?" if close else "."))
+            raise TypeError(
+                f"no quantity or formula is named {name}"
+                + (f"; did you mean {close[0]}?" if close else ".")
+            )
         return found
 
     def resolve(self, targets, given=()):
-        """(formulas, inputs): the names that the targets need, dependencies first. A given name takes the place of its formula."""
+        """(formulas, inputs): the names that the targets need, dependencies first. A given name
+        takes the place of its formula."""
         formulas, inputs, path = [], [], []
 
         def visit(name):
@@ -211,7 +275,9 @@ class Registry:
                 inputs.append(name)
                 return
             if name in path:
-                raise ValueError(f"{' -> '.join([*path, name])}: these formulas need each other in a circle.")
+                raise ValueError(
+                    f"{' -> '.join([*path, name])}: these formulas need each other in a circle."
+                )
             path.append(name)
             for need in self.find(name).needs:
                 visit(need)
@@ -228,7 +294,8 @@ class Registry:
         return [rule for rule in self.rules.values() if set(rule.needs) <= set(known)]
 
     def validate(self, **given):
-        """Check every given value and every relation between them; return them as ints and floats."""
+        """Check every given value and every relation between them; return them as ints and
+        floats."""
         values = {name: self._check(name, value) for name, value in given.items()}
         for rule in self.applicable_rules(values):
             rule.check(values)
@@ -239,7 +306,8 @@ class Registry:
         return (found.as_quantity() if isinstance(found, Formula) else found).check(value)
 
     def evaluate(self, targets, **given):
-        """Values of the target names, as a dict. Raises InvalidQuantity, or TypeError for a name that is unknown or missing."""
+        """Values of the target names, as a dict. Raises InvalidQuantity, or TypeError for a name
+        that is unknown or missing."""
         values = self.validate(**given)
         formulas, inputs = self.resolve(targets, given)
         missing = [name for name in inputs if name not in values]
@@ -256,7 +324,8 @@ class Registry:
 
 
 def show(value):
-    """A value in a sentence: whole numbers with thousands separators. The page's JavaScript writes the same."""
+    """A value in a sentence: whole numbers with thousands separators. The page's JavaScript writes
+    the same."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}" if abs(value) <= EXACT_LIMIT else f"{Decimal(value):.2e}"
     if isinstance(value, float) and value.is_integer():
@@ -264,4 +333,6 @@ def show(value):
     return str(value) or "nothing"  # the text of an empty box
 
 
-BOOK = Registry()  # the book's formulas; filled by model.py, states.py, time.py when the package is imported, constant after
+# the book's formulas; filled by model.py, states.py, time.py when the package is imported, constant
+# after
+BOOK = Registry()

@@ -1,8 +1,10 @@
-"""The second and third rendering: SymPy symbols in, LaTeX and JavaScript out. Imported only when something is typeset.
+"""The second and third rendering: SymPy symbols in, LaTeX and JavaScript out. Imported only when
+something is typeset.
 
-The functions are called under `sympy.evaluate(False)` and printed with `order="none"`, so that the equation and the code keep the
-order in which the formula was written. JavaScript gets one named line per quantity; divisions that round and powers are printed
-by our own methods (a ceiling that SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3).
+The functions are called under `sympy.evaluate(False)` and printed with `order="none"`, so that the
+equation and the code keep the order in which the formula was written. JavaScript gets one named
+line per quantity; divisions that round and powers are printed by our own methods (a ceiling that
+SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3).
 """
 
 import json
@@ -50,10 +52,12 @@ class _Latex(LatexPrinter):
         return r"\left\lceil \frac{%s}{%s} \right\rceil" % tuple(map(self._print, expression.args))
 
     def _print_FloorDiv(self, expression, exp=None):
-        return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(map(self._print, expression.args))
+        return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(
+            map(self._print, expression.args)
+        )
 
     def _print_CeilLog2(self, expression, exp=None):
-        argument, = expression.args
+        (argument,) = expression.args
         brackets = "%s" if argument.is_Symbol else r"\left(%s\right)"
         return r"\left\lceil \log_2 %s \right\rceil" % (brackets % self._print(argument))
 
@@ -61,12 +65,15 @@ class _Latex(LatexPrinter):
         return r"\sqrt{%s}" % self._print(expression.args[0])
 
     def _print_Piecewise(self, expression):
-        """One row for each condition: a `where` in the place of `no` goes on below, where a reader expects it."""
+        """One row for each condition: a `where` in the place of `no` goes on below, where a reader
+        expects it."""
         rows = []
         while isinstance(expression, sympy.Piecewise):
             (yes, condition), (expression, _) = expression.args
             rows.append(rf"{self._print(yes)} & \text{{if }} {self._print(condition)}")
-        return r"\begin{cases} %s \end{cases}" % r" \\ ".join([*rows, rf"{self._print(expression)} & \text{{otherwise}}"])
+        return r"\begin{cases} %s \end{cases}" % r" \\ ".join(
+            [*rows, rf"{self._print(expression)} & \text{{otherwise}}"]
+        )
 
     def _print_Maximum(self, expression, exp=None):
         return self._extreme(r"\max", expression)
@@ -75,7 +82,8 @@ class _Latex(LatexPrinter):
         return self._extreme(r"\min", expression)
 
     def _extreme(self, name, expression):
-        """Arguments that are long stand one under the other. How long is measured with the registered symbols, whatever is printed."""
+        """Arguments that are long stand one under the other. How long is measured with the
+        registered symbols, whatever is printed."""
         arguments = [self._print(argument) for argument in expression.args]
         if sum(width(self.ruler.doprint(argument)) for argument in expression.args) <= LONG:
             return r"%s\left(%s\right)" % (name, ", ".join(arguments))
@@ -87,10 +95,11 @@ _INNERMOST = re.compile(r"\\begin\{cases\}((?:(?!\\begin\{|\\end\{).)*)\\end\{ca
 
 
 def width(text):
-    """About how many characters wide a formula is when it is typeset; of the rows of an environment the longest counts."""
+    """About how many characters wide a formula is when it is typeset; of the rows of an environment
+    the longest counts."""
     while match := _INNERMOST.search(text):
         longest = max(width(row) for row in match[1].split(r"\\"))
-        text = text[:match.start()] + (longest + 2) * "x" + text[match.end():]
+        text = text[: match.start()] + (longest + 2) * "x" + text[match.end() :]
     names = re.sub(r"\\(left|right|text|quad|,)", "", text)
     return len(re.sub(r"[{}_\\^&\s]", "", re.sub(r"\\[a-zA-Z]+", "x", names)))
 
@@ -107,7 +116,8 @@ def _flatten(expression):
 
 
 class _JavaScript(JavascriptCodePrinter):
-    """Prints one formula; `name` goes into the calls that may refuse, `letters` are the names of variables."""
+    """Prints one formula; `name` goes into the calls that may refuse, `letters` are the names of
+    variables."""
 
     def __init__(self, name, letters):
         super().__init__({"order": "none"})
@@ -123,7 +133,9 @@ class _JavaScript(JavascriptCodePrinter):
         return "floorDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
 
     def _print_CeilLog2(self, expression):
-        return "(32 - Math.clz32(%s - 1))" % self.parenthesize(expression.args[0], PRECEDENCE["Add"])
+        return "(32 - Math.clz32(%s - 1))" % self.parenthesize(
+            expression.args[0], PRECEDENCE["Add"]
+        )
 
     def _print_SquareRoot(self, expression):
         return "Math.sqrt(%s)" % self._print(expression.args[0])
@@ -139,7 +151,11 @@ class _JavaScript(JavascriptCodePrinter):
         return "(%s ? %s : %s)" % tuple(map(self._print, (condition, yes, no)))
 
     def _print_Pow(self, expression):
-        base, exponent = expression.as_base_exp() if expression.exp.is_Integer else (expression.base, expression.exp)
+        base, exponent = (
+            expression.as_base_exp()
+            if expression.exp.is_Integer
+            else (expression.base, expression.exp)
+        )
         if exponent == -1:
             return "1/" + self.parenthesize(base, PRECEDENCE["Pow"])
         return "(" + "*".join([self.parenthesize(base, PRECEDENCE["Mul"])] * int(exponent)) + ")"
@@ -151,9 +167,12 @@ def _symbolic(function, needs):
 
 
 def right_hand_side(name, registry: Registry = BOOK, symbol=None):
-    """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by default its registered symbol."""
+    """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by
+    default its registered symbol."""
     formula = registry.formulas[name]
-    symbols = {sympy.Symbol(need, nonnegative=True): registry.find(need).symbol for need in formula.needs}
+    symbols = {
+        sympy.Symbol(need, nonnegative=True): registry.find(need).symbol for need in formula.needs
+    }
     printer = _Latex(symbols)
     if symbol:
         printer = _Latex({made: symbol(made.name) for made in symbols}, ruler=printer)
@@ -161,7 +180,8 @@ def right_hand_side(name, registry: Registry = BOOK, symbol=None):
 
 
 def latex(name, registry: Registry = BOOK, symbol=None):
-    """The typeset equation: the formula's symbol = its right-hand side. `symbol(name)` as in right_hand_side."""
+    """The typeset equation: the formula's symbol = its right-hand side. `symbol(name)` as in
+    right_hand_side."""
     left = symbol(name) if symbol else registry.formulas[name].symbol
     return f"{left} = {right_hand_side(name, registry, symbol)}"
 
@@ -179,20 +199,29 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def _letters(names):
-    """name -> a short one of its own: a, b ... Z, aa, ab ... A page has few bytes, and its source is the Python."""
-    short = (word for word in (*_ALPHABET, *(first + second for first in _ALPHABET for second in _ALPHABET)) if word not in _TAKEN)
+    """name -> a short one of its own: a, b ... Z, aa, ab ... A page has few bytes, and its source
+    is the Python."""
+    short = (
+        word
+        for word in (*_ALPHABET, *(first + second for first in _ALPHABET for second in _ALPHABET))
+        if word not in _TAKEN
+    )
     return dict(zip(names, short, strict=False))
 
 
 def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
-    """A JavaScript function of one object that returns every input and every quantity the targets need, one line a quantity.
+    """A JavaScript function of one object that returns every input and every quantity the targets
+    need, one line a quantity.
 
-    `inputs` are names given in the place of their formulas. The function throws the same sentence that Python raises; it uses
-    `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of formulas.js and nothing else; the first three note the value in `r`.
-    `short` gives its variables short names, and one `var` to as many lines as can share it; the quantities' own names stay in every line.
+    `inputs` are names given in the place of their formulas. The function throws the same sentence
+    that Python raises; it uses `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of
+    formulas.js and nothing else; the first three note the value in `r`. `short` gives its variables
+    short names, and one `var` to as many lines as can share it; the quantities' own names stay in
+    every line.
     """
     formulas, needed = registry.resolve(targets, inputs)
-    needed = list(dict.fromkeys([*inputs, *needed]))  # checked in the order in which they are given, as in Python
+    # checked in the order in which they are given, as in Python
+    needed = list(dict.fromkeys([*inputs, *needed]))
     named = [*needed, *formulas]
     letters = _letters(named) if short else {name: name for name in named}
     lines = ["function (q) {", "  var r = {};"]
@@ -218,7 +247,10 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
                 done.add(rule.name)
                 condition = _javascript_expression(rule.name, rule.function, rule.needs, letters)
                 shown = "{" + ", ".join(f"{need}: {letters[need]}" for need in rule.needs) + "}"
-                lines.append(f"  if (!({condition})) invalid({json.dumps(rule.marks)}, {json.dumps(rule.message)}, {shown});")
+                lines.append(
+                    f"  if (!({condition})) invalid({json.dumps(rule.marks)},"
+                    f" {json.dumps(rule.message)}, {shown});"
+                )
 
     rules()
     for name in formulas:

@@ -1,5 +1,6 @@
-"""Roofline: what an operation does and what it moves, and the rate it can reach, bound by arithmetic or by memory. Each matrix
-moves once: what a chip holds only a part of moves more often, so bytes are the least there are, and rates the most.
+"""Roofline: what an operation does and what it moves, and the rate it can reach, bound by
+arithmetic or by memory. Each matrix moves once: what a chip holds only a part of moves more often,
+so bytes are the least there are, and rates the most.
 """
 
 from .registry import BOOK
@@ -14,11 +15,13 @@ _BOUND = "tests/test_roofline_formulas.py::test_which_bound"
 _SHEET = "tests/test_roofline_formulas.py::test_a_datasheets_rate"
 
 
-# --- what an operation does and moves --------------------------------------------------------------------------------
+# --- what an operation does and moves -------------------------------------------------------------
+
 
 @BOOK.formula(symbol=r"C_\text{mm}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
 def product_flops(operation_rows, operation_columns, operation_depth):
-    """operations of a matrix product: a multiplication and an addition for each row, column and place within them"""
+    """operations of a matrix product: a multiplication and an addition for each row, column and
+    place within them"""
     return 2 * operation_rows * operation_columns * operation_depth
 
 
@@ -26,7 +29,10 @@ def product_flops(operation_rows, operation_columns, operation_depth):
 def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
     """bytes of a matrix product: both factors are read once, the result is written once"""
     return operation_element_bytes * (
-        operation_rows * operation_depth + operation_depth * operation_columns + operation_rows * operation_columns)
+        operation_rows * operation_depth
+        + operation_depth * operation_columns
+        + operation_rows * operation_columns
+    )
 
 
 @BOOK.formula(symbol=r"C_\text{elem}", unit="FLOP", source=_DEFINITION, measured_by=_ELEMENTWISE)
@@ -37,7 +43,8 @@ def elementwise_flops(operation_rows, operation_columns, operation_depth):
 
 @BOOK.formula(symbol=r"S_\text{elem}", unit="bytes", source=_DEFINITION, measured_by=_ELEMENTWISE)
 def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
-    """bytes of an elementwise operation: each element is read once and written once, whatever is done to it in between"""
+    """bytes of an elementwise operation: each element is read once and written once, whatever is
+    done to it in between"""
     return 2 * operation_element_bytes * operation_rows * operation_columns
 
 
@@ -47,13 +54,16 @@ def operation_flops(matrix_product, product_flops, elementwise_flops):
     return where(matrix_product > 0, product_flops, elementwise_flops)
 
 
-@BOOK.formula(symbol=r"S_\text{op}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED, least=1)
+@BOOK.formula(
+    symbol=r"S_\text{op}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED, least=1
+)
 def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
     """bytes that the operation reads from memory and writes to it"""
     return where(matrix_product > 0, product_bytes, elementwise_bytes)
 
 
-# --- the roof --------------------------------------------------------------------------------------------------------
+# --- the roof -------------------------------------------------------------------------------------
+
 
 @BOOK.formula(symbol=r"I", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
 def arithmetic_intensity(operation_flops, operation_bytes):
@@ -103,10 +113,16 @@ def measured_share(measured_flops_per_second, flops_per_second):
     return measured_flops_per_second / flops_per_second
 
 
-# --- before the roof -------------------------------------------------------------------------------------------------
+# --- before the roof ------------------------------------------------------------------------------
 
-@BOOK.formula(symbol=r"\tau_\text{queue}", unit="seconds", source=_DEFINITION, measured_by="tests/test_roofline_formulas.py::test_pace")
+
+@BOOK.formula(
+    symbol=r"\tau_\text{queue}",
+    unit="seconds",
+    source=_DEFINITION,
+    measured_by="tests/test_roofline_formulas.py::test_pace",
+)
 def queued_operation_seconds(launch_seconds, operation_seconds):
-    """time for each of many operations in a row: the CPU launches the next while the GPU works, and the slower of the two sets the
-    pace"""
+    """time for each of many operations in a row: the CPU launches the next while the GPU works, and
+    the slower of the two sets the pace"""
     return maximum(launch_seconds, operation_seconds)

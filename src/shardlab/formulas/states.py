@@ -1,4 +1,5 @@
-"""Model states: the bytes that live from step to step, whatever the batch. A recipe says how many bytes each element takes."""
+"""Model states: the bytes that live from step to step, whatever the batch. A recipe says how many
+bytes each element takes."""
 
 from .registry import BOOK
 from .subset import ceil_div, maximum, where
@@ -11,22 +12,33 @@ _DEFINITION = "definition"
 
 
 @BOOK.formula(symbol=r"\beta", unit="bytes", source=_ZERO, measured_by=_MEASURED)
-def bytes_per_parameter(parameter_element_bytes, gradient_element_bytes,
-                        master_element_bytes, optimizer_moments, moment_element_bytes):
+def bytes_per_parameter(
+    parameter_element_bytes,
+    gradient_element_bytes,
+    master_element_bytes,
+    optimizer_moments,
+    moment_element_bytes,
+):
     """bytes of model states for each parameter: often quoted as 16, and it depends on the recipe"""
-    return (parameter_element_bytes + gradient_element_bytes + master_element_bytes
-            + optimizer_moments * moment_element_bytes)
+    return (
+        parameter_element_bytes
+        + gradient_element_bytes
+        + master_element_bytes
+        + optimizer_moments * moment_element_bytes
+    )
 
 
 @BOOK.formula(symbol=r"\beta_m", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
 def first_moment_element_bytes(optimizer_moments, moment_element_bytes):
-    """bytes of an element of the optimizer's first tensor: the running mean of the gradient, Adam's m, or momentum; 0 for plain SGD"""
+    """bytes of an element of the optimizer's first tensor: the running mean of the gradient, Adam's
+    m, or momentum; 0 for plain SGD"""
     return where(optimizer_moments > 0, moment_element_bytes, 0)
 
 
 @BOOK.formula(symbol=r"\beta_v", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
 def other_moment_element_bytes(optimizer_moments, moment_element_bytes):
-    """bytes of an element of the optimizer's further tensors: Adam's v, the running mean of the squared gradient; 0 without one"""
+    """bytes of an element of the optimizer's further tensors: Adam's v, the running mean of the
+    squared gradient; 0 without one"""
     return where(optimizer_moments > 1, (optimizer_moments - 1) * moment_element_bytes, 0)
 
 
@@ -48,8 +60,12 @@ def optimizer_bytes(parameters, master_element_bytes, optimizer_moments, moment_
     return (master_element_bytes + optimizer_moments * moment_element_bytes) * parameters
 
 
-@BOOK.formula(symbol=r"M_\text{step}", unit="bytes", source="torch.optim.AdamW: a float32 step for each parameter tensor",
-              measured_by=_MEASURED)
+@BOOK.formula(
+    symbol=r"M_\text{step}",
+    unit="bytes",
+    source="torch.optim.AdamW: a float32 step for each parameter tensor",
+    measured_by=_MEASURED,
+)
 def step_counter_bytes(parameter_tensors, step_counter_element_bytes):
     """bytes of PyTorch's step counters: a few hundred, which exact bookkeeping has to name"""
     return step_counter_element_bytes * parameter_tensors
@@ -61,9 +77,16 @@ def states_bytes(parameter_bytes, gradient_bytes, optimizer_bytes):
     return parameter_bytes + gradient_bytes + optimizer_bytes
 
 
-# --- dealt to GPUs: the lower bound that chapter 1 asks about ------------------------------------------------------------
+# --- dealt to GPUs: the lower bound that chapter 1 asks about -------------------------------------
 
-@BOOK.formula(symbol=r"n_\text{copy}", unit="GPUs", source=_DEFINITION, measured_by="tests/test_formulas.py::test_degrees", least=1)
+
+@BOOK.formula(
+    symbol=r"n_\text{copy}",
+    unit="GPUs",
+    source=_DEFINITION,
+    measured_by="tests/test_formulas.py::test_degrees",
+    least=1,
+)
 def gpus_per_copy(tensor_parallel, pipeline_parallel):
     """GPUs that share one copy of the model"""
     return tensor_parallel * pipeline_parallel
@@ -100,30 +123,57 @@ def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_b
 
 
 @BOOK.formula(symbol=r"M_\text{GPU}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
-def states_bytes_per_gpu(parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu):
+def states_bytes_per_gpu(
+    parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu
+):
     """bytes of model states on the fullest GPU when one copy is dealt out evenly"""
-    return parameter_bytes_per_gpu + gradient_bytes_per_gpu + master_bytes_per_gpu + moment_bytes_per_gpu
+    return (
+        parameter_bytes_per_gpu
+        + gradient_bytes_per_gpu
+        + master_bytes_per_gpu
+        + moment_bytes_per_gpu
+    )
 
 
-@BOOK.formula(symbol=r"M_\text{free}", unit="bytes", source=_DEFINITION, measured_by="tests/test_formulas.py::test_fit")
+@BOOK.formula(
+    symbol=r"M_\text{free}",
+    unit="bytes",
+    source=_DEFINITION,
+    measured_by="tests/test_formulas.py::test_fit",
+)
 def spare_bytes(gpu_memory_bytes, states_bytes_per_gpu):
     """bytes the model states leave for activations, temporaries and buffers"""
     return maximum(gpu_memory_bytes - states_bytes_per_gpu, 0)
 
 
-@BOOK.formula(symbol=r"M_\text{over}", unit="bytes", source=_DEFINITION, measured_by="tests/test_formulas.py::test_fit")
+@BOOK.formula(
+    symbol=r"M_\text{over}",
+    unit="bytes",
+    source=_DEFINITION,
+    measured_by="tests/test_formulas.py::test_fit",
+)
 def overflow_bytes(gpu_memory_bytes, states_bytes_per_gpu):
     """bytes of model states that find no place on the GPU"""
     return maximum(states_bytes_per_gpu - gpu_memory_bytes, 0)
 
 
-@BOOK.formula(symbol=r"1_\text{fits}", unit="count", source=_DEFINITION, measured_by="tests/test_formulas.py::test_fit")
+@BOOK.formula(
+    symbol=r"1_\text{fits}",
+    unit="count",
+    source=_DEFINITION,
+    measured_by="tests/test_formulas.py::test_fit",
+)
 def states_fit(states_bytes_per_gpu, gpu_memory_bytes):
     """1 if the model states fit one GPU's share of memory, 0 if not"""
     return where(states_bytes_per_gpu <= gpu_memory_bytes, 1, 0)
 
 
-@BOOK.formula(symbol=r"n_\text{min}", unit="GPUs", source=_DEFINITION, measured_by="tests/test_formulas.py::test_fit")
+@BOOK.formula(
+    symbol=r"n_\text{min}",
+    unit="GPUs",
+    source=_DEFINITION,
+    measured_by="tests/test_formulas.py::test_fit",
+)
 def gpus_to_hold_states(states_bytes, gpu_memory_bytes):
     """fewest GPUs whose memory together holds the model states"""
     return ceil_div(states_bytes, gpu_memory_bytes)

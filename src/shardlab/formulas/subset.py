@@ -1,9 +1,11 @@
 """What a formula may use besides names, numbers, + - * /, ** with a whole exponent, and < <= > >=.
 
-Each function takes numbers or SymPy symbols, so that one formula serves three times: called with integers it gives exact bytes,
-called with symbols it gives the equation on the page and the JavaScript behind the slider. `//`, `%` and `==` are left out on
-purpose: SymPy prints `n // 49` as floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
-`check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints something wrong.
+Each function takes numbers or SymPy symbols, so that one formula serves three times: called with
+integers it gives exact bytes, called with symbols it gives the equation on the page and the
+JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as
+floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
+`check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints
+something wrong.
 """
 
 import ast
@@ -11,7 +13,8 @@ import inspect
 import math
 import textwrap
 
-EXACT_LIMIT = 2**53 - 1  # up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
+# up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
+EXACT_LIMIT = 2**53 - 1
 
 
 class DividendTooLarge(OverflowError):
@@ -25,15 +28,20 @@ def _symbolic(*values):
 def _whole_division(name, a, b):
     for value in (a, b):
         if not isinstance(value, int):
-            raise TypeError(f"{name}({a}, {b}): both must be whole numbers, {value!r} is a {type(value).__name__}.")
+            raise TypeError(
+                f"{name}({a}, {b}): both must be whole numbers, {value!r} is a"
+                f" {type(value).__name__}."
+            )
     if a > EXACT_LIMIT:  # the page cannot divide it exactly, so Python does not either
         raise DividendTooLarge(a)
 
 
 def ceil_div(a, b):
-    """a / b rounded up, exact for whole numbers: the rows of the fullest shard when a rows are dealt to b ranks."""
+    """a / b rounded up, exact for whole numbers: the rows of the fullest shard when a rows are
+    dealt to b ranks."""
     if _symbolic(a, b):
         from .render import CeilDiv
+
         return CeilDiv(a, b)
     _whole_division("ceil_div", a, b)
     return -(-a // b)
@@ -43,15 +51,18 @@ def floor_div(a, b):
     """a / b rounded down, exact for whole numbers."""
     if _symbolic(a, b):
         from .render import FloorDiv
+
         return FloorDiv(a, b)
     _whole_division("floor_div", a, b)
     return a // b
 
 
 def ceil_log2(a):
-    """How often 1 must be doubled to reach a; a is a whole number from 1 to 2^32: its quantities have to promise that."""
+    """How often 1 must be doubled to reach a; a is a whole number from 1 to 2^32: its quantities
+    have to promise that."""
     if _symbolic(a):
         from .render import CeilLog2
+
         return CeilLog2(a)
     if not isinstance(a, int) or not 1 <= a <= 2**32:
         raise TypeError(f"ceil_log2({a}): it must be a whole number from 1 to 2^32.")
@@ -59,9 +70,11 @@ def ceil_log2(a):
 
 
 def square_root(a):
-    """The number whose square is a: rounded correctly by Python and by the page, so that both have the same."""
+    """The number whose square is a: rounded correctly by Python and by the page, so that both have
+    the same."""
     if _symbolic(a):
         from .render import SquareRoot
+
         return SquareRoot(a)
     return math.sqrt(a)
 
@@ -70,6 +83,7 @@ def maximum(*values):
     """The largest of the values: the peak over the moments of a step."""
     if _symbolic(*values):
         from .render import Maximum
+
         return Maximum(*values)
     return max(values)
 
@@ -78,50 +92,97 @@ def minimum(*values):
     """The smallest of the values."""
     if _symbolic(*values):
         from .render import Minimum
+
         return Minimum(*values)
     return min(values)
 
 
 def where(condition, yes, no):
-    """`yes` where the condition holds, else `no`. The condition is one comparison: `zero_stage >= 2`."""
+    """`yes` where the condition holds, else `no`. The condition is one comparison: `zero_stage >=
+    2`."""
     if isinstance(condition, bool):
         return yes if condition else no
     import sympy
+
     return sympy.Piecewise((yes, condition), (no, True), evaluate=False)
 
 
 def equal(a, b):
-    """True where the two are equal. `==` on symbols asks whether they are the same symbol, hence a function."""
+    """True where the two are equal. `==` on symbols asks whether they are the same symbol, hence a
+    function."""
     if _symbolic(a, b):
         import sympy
+
         return sympy.Eq(a, b, evaluate=False)
     return a == b
 
 
-SUBSET = {function.__name__: function for function in (ceil_div, floor_div, ceil_log2, square_root, maximum, minimum, where, equal)}
-_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.Pow, ast.USub, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_SYNTAX = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Load, ast.Constant, *_OPERATORS)
+SUBSET = {
+    function.__name__: function
+    for function in (ceil_div, floor_div, ceil_log2, square_root, maximum, minimum, where, equal)
+}
+_OPERATORS = (
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.Div,
+    ast.Pow,
+    ast.USub,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+)
+_SYNTAX = (
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.Call,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+    *_OPERATORS,
+)
 
 
 def check_subset(function):
-    """Raise TypeError, naming the line, when a formula's body is more than one `return` of an expression in the subset."""
+    """Raise TypeError, naming the line, when a formula's body is more than one `return` of an
+    expression in the subset."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
-    body = [node for node in tree.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    ]
 
     def refuse(node, why):
         raise TypeError(f"formula {function.__name__}: `{ast.unparse(node)}` {why}")
 
     if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
-        refuse(tree.body[-1], "is not the only statement: a formula is one docstring and one return.")
+        refuse(
+            tree.body[-1], "is not the only statement: a formula is one docstring and one return."
+        )
     arguments = set(inspect.signature(function).parameters)
     for node in ast.walk(body[0].value):
         if not isinstance(node, _SYNTAX):
             refuse(node, "is outside the subset: + - * / **, < <= > >=, " + ", ".join(SUBSET) + ".")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            if not (isinstance(node.right, ast.Constant) and type(node.right.value) is int and node.right.value >= 1):
+            if not (
+                isinstance(node.right, ast.Constant)
+                and type(node.right.value) is int
+                and node.right.value >= 1
+            ):
                 refuse(node, "has an exponent that is not a whole number of at least 1.")
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not isinstance(node.left, (ast.Name, ast.Constant)):
-            refuse(node, "subtracts from an expression: name it, so that it is checked before the difference hides its size.")
+        if (
+            isinstance(node, ast.BinOp)
+            and isinstance(node.op, ast.Sub)
+            and not isinstance(node.left, (ast.Name, ast.Constant))
+        ):
+            refuse(
+                node,
+                "subtracts from an expression: name it, so that it is checked before the difference"
+                " hides its size.",
+            )
         if isinstance(node, ast.Constant) and type(node.value) not in (int, float):
             refuse(node, "is not a number.")
         if isinstance(node, ast.Call) and (node.keywords or ast.unparse(node.func) not in SUBSET):

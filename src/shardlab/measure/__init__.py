@@ -1,1 +1,2 @@
-"""Counts what a run really holds and sends. Import the parts: `from shardlab.measure.ledger import Ledger`."""
+"""Counts what a run really holds and sends. Import the parts: `from shardlab.measure.ledger import
+Ledger`."""

@@ -2,15 +2,18 @@
 
     with CommunicationLog() as log:
         loss.backward()
-    log.messages[0]        # Message(operation="all_reduce", nbytes=5_308_416, group_size=4, dtype="float32", ...)
+    log.messages[0]        # Message(operation="all_reduce", nbytes=5_308_416, group_size=4,
+                           # dtype="float32", ...)
     log.totals()           # {"all_reduce": Total(messages=3, nbytes=...), ...}
 
-It sees our own code, DistributedDataParallel, FSDP2, DTensor and pipelining alike, on any backend and under the fake process
-group, because it stands where PyTorch hands a collective to the backend (see ranks/calls.py).
+It sees our own code, DistributedDataParallel, FSDP2, DTensor and pipelining alike, on any backend
+and under the fake process group, because it stands where PyTorch hands a collective to the backend
+(see ranks/calls.py).
 
-Logical bytes are those of the whole array as nccl-tests count it: what each rank has before an all-reduce, what each rank has
-after an all-gather, what each rank had before a reduce-scatter. How many of them cross a link is the backend's affair; gloo, for
-one, reduce-scatters by an all-reduce. Padding counts: it is sent.
+Logical bytes are those of the whole array as nccl-tests count it: what each rank has before an
+all-reduce, what each rank has after an all-gather, what each rank had before a reduce-scatter. How
+many of them cross a link is the backend's affair; gloo, for one, reduce-scatters by an all-reduce.
+Padding counts: it is sent.
 """
 
 import time
@@ -27,25 +30,31 @@ from ..ranks.calls import Call, listening
 @dataclass
 class Message:
     """One collective, or one send or recv, of this rank."""
+
     operation: str
-    nbytes: int              # logical
+    nbytes: int  # logical
     group_size: int
     dtype: str
-    reduction: str           # "sum", "avg", ...; empty where nothing is reduced
-    peer: int | None         # rank in the group: the root, the receiver, the sender
-    chunk: int               # the tag of a send or recv: our ring algorithms number their chunks by it
-    began_seconds: float     # since the log began
-    seconds: float | None    # until the backend had done it; None until then, and for gloo's send and recv, which do not tell
+    reduction: str  # "sum", "avg", ...; empty where nothing is reduced
+    peer: int | None  # rank in the group: the root, the receiver, the sender
+    # the tag of a send or recv: our ring algorithms number their chunks by it
+    chunk: int
+    began_seconds: float  # since the log began
+    # until the backend had done it; None until then, and for gloo's send and recv, which do not
+    # tell
+    seconds: float | None
 
 
 class Total(NamedTuple):
     messages: int
     nbytes: int
-    seconds: float  # of those messages whose seconds are known; where they overlap, more than passed
+    # of those messages whose seconds are known; where they overlap, more than passed
+    seconds: float
 
 
 class CommunicationLog:
-    """Messages since it was entered, until it is left, in the order in which they were handed to the backend."""
+    """Messages since it was entered, until it is left, in the order in which they were handed to
+    the backend."""
 
     def __init__(self):
         self.messages: list[Message] = []
@@ -64,21 +73,34 @@ class CommunicationLog:
         found: dict[str, Total] = {}
         for message in self.messages:
             count, nbytes, seconds = found.get(message.operation, Total(0, 0, 0.0))
-            found[message.operation] = Total(count + 1, nbytes + message.nbytes, seconds + (message.seconds or 0.0))
+            found[message.operation] = Total(
+                count + 1, nbytes + message.nbytes, seconds + (message.seconds or 0.0)
+            )
         return found
 
     def _hear(self, call: Call):
         dtype = str(call.own[0].dtype).removeprefix("torch.") if call.own else ""
         begin = time.perf_counter()
-        message = Message(call.name, call.nbytes, call.group.size(), dtype, call.reduction, call.peer, call.tag,
-                          begin - self._began, None)
+        message = Message(
+            call.name,
+            call.nbytes,
+            call.group.size(),
+            dtype,
+            call.reduction,
+            call.peer,
+            call.tag,
+            begin - self._began,
+            None,
+        )
         self.messages.append(message)
 
         def stop(_=None):
             message.seconds = time.perf_counter() - begin
 
         def handed_over(result):
-            work = next((leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)), None)
+            work = next(
+                (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.ScriptObject)), None
+            )
             if work is None:  # the backend has waited itself
                 return stop()
             work = dist.Work.unbox(work)

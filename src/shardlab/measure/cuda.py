@@ -2,15 +2,18 @@
 
     with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
         step()
-    account.rows()     # ("the ledger's bytes", ...), ("rounded up", ...), ("held back for later", ...), ...
+    account.rows()     # ("the ledger's bytes", ...), ("rounded up", ...), ("held back for later",
+                       # ...), ...
 
-PyTorch's caching allocator rounds every request up to 512 bytes, cuts blocks out of segments of 2 MiB, 20 MiB or more, leaves the
-end of a large block uncut if it is 1 MiB or less, and keeps freed segments; libraries such as cuBLAS take workspaces from it; the
-CUDA context and its kernels lie outside it. The rows add up to what the driver says is in use, so whatever is not explained stands
+PyTorch's caching allocator rounds every request up to 512 bytes, cuts blocks out of segments of 2
+MiB, 20 MiB or more, leaves the end of a large block uncut if it is 1 MiB or less, and keeps freed
+segments; libraries such as cuBLAS take workspaces from it; the CUDA context and its kernels lie
+outside it. The rows add up to what the driver says is in use, so whatever is not explained stands
 in a row of its own and is not hidden in another.
 
-Each counter of the allocator has its peak at a moment of its own: at the ledger's peak another operation may hold less scratch than
-a later one. So the account reads the counters twice, at the ledger's peak and, each for itself, at the counters' own peaks.
+Each counter of the allocator has its peak at a moment of its own: at the ledger's peak another
+operation may hold less scratch than a later one. So the account reads the counters twice, at the
+ledger's peak and, each for itself, at the counters' own peaks.
 """
 
 from typing import NamedTuple
@@ -26,9 +29,11 @@ UNEXPLAINED = "not explained; below 0: counted twice"
 
 class Reading(NamedTuple):
     """Bytes of the caching allocator, at one moment or at the peak of each."""
+
     requested: int  # what was asked for
-    active: int     # blocks in use, or freed while another stream may still use them: at least what was asked for
-    reserved: int   # segments held
+    # blocks in use, or freed while another stream may still use them: at least what was asked for
+    active: int
+    reserved: int  # segments held
 
 
 class CachingAllocator:
@@ -36,14 +41,25 @@ class CachingAllocator:
 
     def __init__(self, device: torch.device):
         if device.type != "cuda":
-            raise ValueError(f"the model is on {device}: there is a caching allocator to account for on CUDA only.")
+            raise ValueError(
+                f"the model is on {device}: there is a caching allocator to account for on CUDA"
+                " only."
+            )
         if (backend := torch.cuda.get_allocator_backend()) != "native":
-            raise ValueError(f"PyTorch allocates by {backend}, which does not count what it was asked for: unset PYTORCH_ALLOC_CONF.")
+            raise ValueError(
+                f"PyTorch allocates by {backend}, which does not count what it was asked for: unset"
+                " PYTORCH_ALLOC_CONF."
+            )
         self.device = device
 
     def reading(self, which: str = "current") -> Reading:
         stats = torch.cuda.memory_stats_as_nested_dict(self.device)
-        return Reading(*(stats[name]["all"][which] for name in ("requested_bytes", "active_bytes", "reserved_bytes")))
+        return Reading(
+            *(
+                stats[name]["all"][which]
+                for name in ("requested_bytes", "active_bytes", "reserved_bytes")
+            )
+        )
 
     def start(self):
         """From here on, peaks are new."""
@@ -57,11 +73,13 @@ class CachingAllocator:
         return total - free
 
     def clear_workspaces(self):
-        """Take back what cuBLAS and cuBLASLt were lent, one for each thread and stream; their next product takes it anew."""
+        """Take back what cuBLAS and cuBLASLt were lent, one for each thread and stream; their next
+        product takes it anew."""
         torch._C._cuda_clearCublasWorkspaces()
 
     def lend_workspaces(self):
-        """Let this thread and backward's multiply once, unseen by the ledger: they have workspaces then, as after any earlier step."""
+        """Let this thread and backward's multiply once, unseen by the ledger: they have workspaces
+        then, as after any earlier step."""
         unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         with _disable_current_modes(), unseen, torch.enable_grad():
             x = torch.ones(16, 16, device=self.device, requires_grad=True)
@@ -69,17 +87,21 @@ class CachingAllocator:
 
 
 class CudaAccount:
-    """Reads the allocator over the same span that a ledger watches. Enter it inside the ledger; one GPU, one process.
+    """Reads the allocator over the same span that a ledger watches. Enter it inside the ledger; one
+    GPU, one process.
 
-    cuBLAS gives its workspaces back at the beginning, so that what else is there is known, and at the end, so that they are. In between
-    it has them, in a first step too.
+    cuBLAS gives its workspaces back at the beginning, so that what else is there is known, and at
+    the end, so that they are. In between it has them, in a first step too.
     """
 
     def __init__(self, ledger: Ledger, allocator: CachingAllocator | None = None):
         device = next(ledger.model.parameters()).device
         self.ledger, self.allocator = ledger, allocator or CachingAllocator(device)
         if ledger.only != device.type:
-            raise ValueError(f"the ledger counts what lies anywhere, such as step counters on the CPU: Ledger(..., device={device.type!r}).")
+            raise ValueError(
+                "the ledger counts what lies anywhere, such as step counters on the CPU:"
+                f" Ledger(..., device={device.type!r})."
+            )
 
     def __enter__(self):
         self.allocator.clear_workspaces()
@@ -95,17 +117,30 @@ class CudaAccount:
 
     def __exit__(self, *error):
         self.ledger.when_fuller = None
-        used, now, self.peak = self.allocator.used(), self.allocator.reading(), self.allocator.reading("peak")
+        used, now, self.peak = (
+            self.allocator.used(),
+            self.allocator.reading(),
+            self.allocator.reading("peak"),
+        )
         self.outside = used - now.reserved
         self.allocator.clear_workspaces()
         self.workspaces = now.requested - self.allocator.reading().requested
 
     def rows(self) -> list[tuple[str, int]]:
         """(name, bytes) at the peak, in the order of adding up."""
-        return account_rows(self.ledger.peak.bytes.total, self.others, self.workspaces, self.then, self.peak, self.outside)
+        return account_rows(
+            self.ledger.peak.bytes.total,
+            self.others,
+            self.workspaces,
+            self.then,
+            self.peak,
+            self.outside,
+        )
 
 
-def account_rows(ledger_bytes: int, others: int, workspaces: int, then: Reading, peak: Reading, outside: int) -> list[tuple[str, int]]:
+def account_rows(
+    ledger_bytes: int, others: int, workspaces: int, then: Reading, peak: Reading, outside: int
+) -> list[tuple[str, int]]:
     """The rows whose sum is the most that the driver had to give: peak.reserved + outside.
 
     others      requested at the ledger's peak and not in the ledger: the batch, say

@@ -1,10 +1,13 @@
-"""One rank of a thousand, without the others and without memory: the real code on fake tensors and a fake process group.
+"""One rank of a thousand, without the others and without memory: the real code on fake tensors and
+a fake process group.
 
     step = rank_of_many(GPTConfig.from_preset("GPT-3 175B"), world_size=1024)
-    step.peak.bytes.gathered       # bytes of gathered parameters at the fullest moment of rank 0's training step
+    step.peak.bytes.gathered       # bytes of gathered parameters at the fullest moment of rank 0's
+                                   # training step
 
-Fake tensors have shapes and no contents, PyTorch's fake process group returns at once without sending; the ledger and the
-communication log see what they would see on a real rank. Numbers that depend on contents do not exist: there is no loss.
+Fake tensors have shapes and no contents, PyTorch's fake process group returns at once without
+sending; the ledger and the communication log see what they would see on a real rank. Numbers that
+depend on contents do not exist: there is no loss.
 """
 
 from contextlib import contextmanager
@@ -28,8 +31,10 @@ def fake_ranks(world_size: int, rank: int = 0):
     if not 0 <= rank < world_size:
         raise ValueError(f"rank = {rank}: a world of {world_size} has ranks 0 to {world_size - 1}.")
     if dist.is_initialized():
-        raise ValueError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already: "
-                         "a fake world needs a process of its own.")
+        raise ValueError(
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already: "
+            "a fake world needs a process of its own."
+        )
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
@@ -40,7 +45,9 @@ def fake_ranks(world_size: int, rank: int = 0):
 
 
 class ShardedStep(NamedTuple):
-    """A rank's training step: bytes that rest after it, the fullest moment, messages by operation."""
+    """A rank's training step: bytes that rest after it, the fullest moment, messages by
+    operation."""
+
     resting: Counts
     peak: Moment
     messages: dict[str, Total]
@@ -52,15 +59,29 @@ def rank_of_many(config: GPTConfig, world_size: int, *, rank: int = 0, **setting
         return sharded_step(config, **settings)
 
 
-def sharded_step(config: GPTConfig, *, microbatch: int = 1, sequence: int | None = None, recompute: bool = True,
-                 compute_dtype: torch.dtype | None = torch.bfloat16, collectives=None) -> ShardedStep:
-    """One step of ZeRO stage 3 with AdamW over fp32 shards, a unit for each block, embedding and head, on this rank, real or fake;
-    with `recompute`, PyTorch's activation checkpointing around each block. It is any step but the first: Adam's states are there.
-    The model is never whole: it is built on the meta device and sharded unit by unit. Nobody fills it, because only bytes are asked
-    for."""
+def sharded_step(
+    config: GPTConfig,
+    *,
+    microbatch: int = 1,
+    sequence: int | None = None,
+    recompute: bool = True,
+    compute_dtype: torch.dtype | None = torch.bfloat16,
+    collectives=None,
+) -> ShardedStep:
+    """One step of ZeRO stage 3 with AdamW over fp32 shards, a unit for each block, embedding and
+    head, on this rank, real or fake; with `recompute`, PyTorch's activation checkpointing around
+    each block. It is any step but the first: Adam's states are there. The model is never whole: it
+    is built on the meta device and sharded unit by unit. Nobody fills it, because only bytes are
+    asked for."""
     with torch.device("meta"):
         model = GPT(config)
-    fully_shard(model, [model.embedding, *model.blocks, model.head], device="cpu", compute_dtype=compute_dtype, collectives=collectives)
+    fully_shard(
+        model,
+        [model.embedding, *model.blocks, model.head],
+        device="cpu",
+        compute_dtype=compute_dtype,
+        collectives=collectives,
+    )
     if recompute:
         for block in model.blocks:
             block.forward = recomputed(block.forward)
@@ -83,9 +104,24 @@ def recomputed(forward):
 if __name__ == "__main__":
     begin = perf_counter()
     step = rank_of_many(GPTConfig.from_preset("GPT-3 175B"), 1024)
-    print(f"rank 0 of 1,024, GPT-3 175B, bf16 over fp32 shards, activation checkpointing: {perf_counter() - begin:.0f} s here")
+    print(
+        "rank 0 of 1,024, GPT-3 175B, bf16 over fp32 shards, activation checkpointing:"
+        f" {perf_counter() - begin:.0f} s here"
+    )
     for name, counts in (("at rest", step.resting), ("at the peak", step.peak.bytes)):
-        print(f"{name:12}", *(f"{kind} {nbytes / 2**30:.3f} GiB," for kind, nbytes in counts._asdict().items()),
-              f"together {counts.total / 2**30:.3f}")
-    print(f"the peak is in {step.peak.phase}, after {step.peak.operation}, in {step.peak.module or 'the model'}")
-    print(*(f"{name}: {total.messages} messages, {total.nbytes / 2**30:.1f} GiB" for name, total in step.messages.items()), sep="; ")
+        print(
+            f"{name:12}",
+            *(f"{kind} {nbytes / 2**30:.3f} GiB," for kind, nbytes in counts._asdict().items()),
+            f"together {counts.total / 2**30:.3f}",
+        )
+    print(
+        f"the peak is in {step.peak.phase}, after {step.peak.operation}, in"
+        f" {step.peak.module or 'the model'}"
+    )
+    print(
+        *(
+            f"{name}: {total.messages} messages, {total.nbytes / 2**30:.1f} GiB"
+            for name, total in step.messages.items()
+        ),
+        sep="; ",
+    )

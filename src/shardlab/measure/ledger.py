@@ -1,17 +1,21 @@
-"""The byte ledger: every live byte of a training step, by category, at every moment, with what allocated it.
+"""The byte ledger: every live byte of a training step, by category, at every moment, with what
+allocated it.
 
     with Ledger(model, optimizer) as ledger:
         loss = next_token_loss(model(tokens), targets)
         loss.backward()
         optimizer.step()
-    ledger.peak            # Moment(bytes=Counts(parameters=64363520, ...), phase="backward", operation="_log_softmax_backward_data")
+    ledger.peak            # Moment(bytes=Counts(parameters=64363520, ...), phase="backward",
+                           # operation="_log_softmax_backward_data")
 
-A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new storage gets one entry and a weak
-reference; when the storage dies, the entry goes. What a storage is *for* becomes known later than it is made: it is a temporary until
-autograd keeps it for backward (an activation), it becomes a parameter's gradient, or the optimizer keeps it.
+A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new
+storage gets one entry and a weak reference; when the storage dies, the entry goes. What a storage
+is *for* becomes known later than it is made: it is a temporary until autograd keeps it for backward
+(an activation), it becomes a parameter's gradient, or the optimizer keeps it.
 
-What it does not see: scratch memory inside one operation; the 8 bytes of a plain number that autograd keeps, such as the divisor of
-x / 3; what an allocator rounds up or holds back (see cuda.py).
+What it does not see: scratch memory inside one operation; the 8 bytes of a plain number that
+autograd keeps, such as the divisor of x / 3; what an allocator rounds up or holds back (see
+cuda.py).
 """
 
 import weakref
@@ -24,16 +28,20 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-
-BUFFER = "buffer"  # what made a buffer of the model; it stays one, also when batch norm keeps it for backward
+# what made a buffer of the model; it stays one, also when batch norm keeps it for backward
+BUFFER = "buffer"
 
 
 class Counts(NamedTuple):
     """Bytes by category, under the names of the memory palette."""
+
     parameters: int = 0
     gradients: int = 0
     optimizer: int = 0
@@ -47,7 +55,9 @@ class Counts(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """One line of the timeline: live bytes after an operation that changed them, and where in the step it ran."""
+    """One line of the timeline: live bytes after an operation that changed them, and where in the
+    step it ran."""
+
     bytes: Counts
     phase: str  # forward, backward or optimizer
     operation: str
@@ -57,6 +67,7 @@ class Moment(NamedTuple):
 @dataclass
 class Entry:
     """One live storage. `born` is its line of the timeline."""
+
     category: str
     nbytes: int
     operation: str
@@ -65,25 +76,36 @@ class Entry:
 
 
 def storages(tensor: Tensor):
-    """The storages behind a tensor: of its shard for a DTensor, of its result for a collective that has not been waited for."""
+    """The storages behind a tensor: of its shard for a DTensor, of its result for a collective that
+    has not been waited for."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     tensor = getattr(tensor, "elem", tensor)
     return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
 
 
 class Ledger(TorchDispatchMode):
-    """Counts live bytes while it is entered. Leaves nothing patched behind, also when the step raises."""
+    """Counts live bytes while it is entered. Leaves nothing patched behind, also when the step
+    raises."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, device: str | torch.device | None = None):
-        """`device`: count what lies on devices of this type only, such as "cuda" or "cpu"; by default what lies anywhere."""
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        device: str | torch.device | None = None,
+    ):
+        """`device`: count what lies on devices of this type only, such as "cuda" or "cpu"; by
+        default what lies anywhere."""
         super().__init__()
         devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
         if len(devices) > 1:
-            raise ValueError(f"the model is on {len(devices)} devices ({', '.join(devices)}): a ledger weighs one device; "
-                             "move the model to one of them.")
+            raise ValueError(
+                f"the model is on {len(devices)} devices ({', '.join(devices)}): a ledger weighs"
+                " one device; move the model to one of them."
+            )
         self.model, self.optimizer = model, optimizer
         self.only = None if device is None else torch.device(device).type
-        self.when_fuller: Callable[[], object] | None = None  # called at each moment with more bytes than any before it
+        # called at each moment with more bytes than any before it
+        self.when_fuller: Callable[[], object] | None = None
         self.timeline: list[Moment] = []
         self._most = -1
         self._live: dict[int, Entry] = {}  # by the address of the storage
@@ -94,7 +116,7 @@ class Ledger(TorchDispatchMode):
         self._stepping = 0  # optimizers that are
         self._undo = []
 
-    # --- what it tells -------------------------------------------------------------------------------------------------
+    # --- what it tells ----------------------------------------------------------------------------
 
     @property
     def bytes(self) -> Counts:
@@ -115,10 +137,13 @@ class Ledger(TorchDispatchMode):
         return found
 
     def met(self) -> int:
-        """Live bytes that were there before this ledger, and that it met only since: a batch that autograd has kept."""
-        return sum(entry.nbytes for entry in self._live.values() if not entry.operation and entry.born)
+        """Live bytes that were there before this ledger, and that it met only since: a batch that
+        autograd has kept."""
+        return sum(
+            entry.nbytes for entry in self._live.values() if not entry.operation and entry.born
+        )
 
-    # --- one entry per storage ------------------------------------------------------------------------------------------
+    # --- one entry per storage --------------------------------------------------------------------
 
     def _storages(self, tensor):
         return storages(tensor) if self.only in (None, tensor.device.type) else ()
@@ -156,7 +181,13 @@ class Ledger(TorchDispatchMode):
         self._changed = True
 
     def _write_line(self, operation):
-        phase = "optimizer" if self._stepping else "forward" if torch._C._current_graph_task_id() == -1 else "backward"
+        phase = (
+            "optimizer"
+            if self._stepping
+            else "forward"
+            if torch._C._current_graph_task_id() == -1
+            else "backward"
+        )
         self.timeline.append(Moment(counts := self.bytes, phase, operation, self._modules[-1]))
         self._changed = False
         if counts.total > self._most:
@@ -165,7 +196,8 @@ class Ledger(TorchDispatchMode):
                 self.when_fuller()
 
     def _restate(self, operation):
-        """A storage was found to be for something else: say so in the line of the operation that made it, if that was the last."""
+        """A storage was found to be for something else: say so in the line of the operation that
+        made it, if that was the last."""
         if self.timeline[-1].bytes.total == sum(self._now.values()):
             self.timeline[-1] = self.timeline[-1]._replace(bytes=self.bytes)
             self._changed = False
@@ -177,7 +209,9 @@ class Ledger(TorchDispatchMode):
             return NotImplemented  # a DTensor unwraps itself and comes back with its shard
         result = function(*args, **(kwargs or {}))
         if active_fake_mode() is not self._fake_mode or function.namespace == "prim":
-            return result  # DTensor finds shapes under a fake mode of its own, a fake tensor is asked for its device: no memory
+            # DTensor finds shapes under a fake mode of its own, a fake tensor is asked for its
+            # device: no memory
+            return result
         operation = function.overloadpacket.__name__
         for tensor in (result,) if isinstance(result, Tensor) else tree_leaves(result):
             if isinstance(tensor, Tensor):
@@ -186,7 +220,7 @@ class Ledger(TorchDispatchMode):
             self._write_line(operation)
         return result
 
-    # --- what a storage is for --------------------------------------------------------------------------------------------
+    # --- what a storage is for --------------------------------------------------------------------
 
     def _keep_for_backward(self, tensor):
         for storage in self._storages(tensor):
@@ -203,7 +237,15 @@ class Ledger(TorchDispatchMode):
 
     def _before_step(self, optimizer, *_):
         self._stepping += 1  # a sharded optimizer has one inside
-        self._found("gradients", [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
+        self._found(
+            "gradients",
+            [
+                p.grad
+                for group in optimizer.param_groups
+                for p in group["params"]
+                if p.grad is not None
+            ],
+        )
 
     def _after_step(self, optimizer, *_):
         self._keep_states(optimizer)
@@ -211,12 +253,26 @@ class Ledger(TorchDispatchMode):
 
     def _keep_states(self, optimizer):
         """What the optimizer holds after a step it made during it."""
-        self._found("optimizer", [t for state in optimizer.state.values() for t in tree_leaves(state) if isinstance(t, Tensor)])
+        self._found(
+            "optimizer",
+            [
+                t
+                for state in optimizer.state.values()
+                for t in tree_leaves(state)
+                if isinstance(t, Tensor)
+            ],
+        )
 
     def _found(self, category, held):
-        """These have been of the category since they were made. Put that right in the lines since then."""
+        """These have been of the category since they were made. Put that right in the lines since
+        then."""
         born = [0] * (len(self.timeline) + 1)
-        for entry in {key: self._live[key] for t in held for s in self._storages(t) if (key := s._cdata) in self._live}.values():
+        for entry in {
+            key: self._live[key]
+            for t in held
+            for s in self._storages(t)
+            if (key := s._cdata) in self._live
+        }.values():
             if entry.category == "temporaries":
                 born[entry.born] += entry.nbytes
         self._move(category, held)
@@ -225,10 +281,13 @@ class Ledger(TorchDispatchMode):
             since += born[line]
             if since:
                 counts = moment.bytes._asdict()
-                counts[category], counts["temporaries"] = counts[category] + since, counts["temporaries"] - since
+                counts[category], counts["temporaries"] = (
+                    counts[category] + since,
+                    counts["temporaries"] - since,
+                )
                 self.timeline[line] = moment._replace(bytes=Counts(**counts))
 
-    # --- entering and leaving ---------------------------------------------------------------------------------------------
+    # --- entering and leaving ---------------------------------------------------------------------
 
     def __enter__(self):
         self._fake_mode = active_fake_mode()
@@ -247,18 +306,26 @@ class Ledger(TorchDispatchMode):
 
     def _watch(self):
         for name, module in self.model.named_modules():
-            self._undo += [module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)).remove,
-                           module.register_forward_hook(self._leave_module, always_call=True).remove]
+            self._undo += [
+                module.register_forward_pre_hook(
+                    lambda *_, name=name: self._modules.append(name)
+                ).remove,
+                module.register_forward_hook(self._leave_module, always_call=True).remove,
+            ]
         for parameter in (p for p in self.model.parameters() if p.requires_grad):
-            self._undo.append(parameter.register_post_accumulate_grad_hook(self._keep_gradient).remove)
+            self._undo.append(
+                parameter.register_post_accumulate_grad_hook(self._keep_gradient).remove
+            )
         self._move("parameters", self.model.parameters())
         self._move("gradients", (p.grad for p in self.model.parameters() if p.grad is not None))
         for buffer in self.model.buffers():
             self._record("temporaries", buffer, BUFFER)
         if self.optimizer is not None:
             self._keep_states(self.optimizer)
-        self._undo += [register_optimizer_step_pre_hook(self._before_step).remove,
-                       register_optimizer_step_post_hook(self._after_step).remove]
+        self._undo += [
+            register_optimizer_step_pre_hook(self._before_step).remove,
+            register_optimizer_step_post_hook(self._after_step).remove,
+        ]
         saved = saved_tensors_hooks(self._keep_for_backward, lambda tensor: tensor)
         saved.__enter__()
         self._undo.append(lambda: saved.__exit__(None, None, None))
@@ -275,7 +342,8 @@ class Ledger(TorchDispatchMode):
         self._modules.pop()
 
     def _watch_resize(self):
-        """FSDP and zero/stage3.py free and refill the storage of what they gather; nothing else resizes one, so that is what it is."""
+        """FSDP and zero/stage3.py free and refill the storage of what they gather; nothing else
+        resizes one, so that is what it is."""
         original = torch.UntypedStorage.resize_
 
         def resize_(storage, size):

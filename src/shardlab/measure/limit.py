@@ -1,19 +1,22 @@
 """Out of memory without harm: run something under a limit, and see where it ends.
 
     limit = 900 * 2**20
-    cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first whether it has that much to give
-    try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     # [Attempt(case, error), ...]
+    cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first
+                                     # whether it has that much to give
+    try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     #
+    # [Attempt(case, error), ...]
 
-On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs in a process of its own,
-which the system allows no more than the limit.
+On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs
+in a process of its own, which the system allows no more than the limit.
 """
 
 import gc
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -21,7 +24,8 @@ import torch
 SPARE = 2  # this many times the limit must be free before anything is tried
 SECONDS = 300  # against a process that hangs
 
-# Modules are loaded and counted first: their memory is not the work's. Each further thread would reserve addresses of its own.
+# Modules are loaded and counted first: their memory is not the work's. Each further thread would
+# reserve addresses of its own.
 _CHILD = """
 import pickle, resource, sys
 import cloudpickle, torch
@@ -37,13 +41,16 @@ answer_to.write(pickle.dumps([tuple(attempt) for attempt in attempt_each(work, c
 
 
 class Attempt(NamedTuple):
-    """One case and how it ended: `error` is empty where it fitted, else the first line of what the allocator said."""
+    """One case and how it ended: `error` is empty where it fitted, else the first line of what the
+    allocator said."""
+
     case: dict[str, Any]
     error: str
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that the device, or on a CPU the machine or its container, has to give; None where the system does not tell."""
+    """Memory that the device, or on a CPU the machine or its container, has to give; None where the
+    system does not tell."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -52,7 +59,9 @@ def free_bytes(device: torch.device) -> int | None:
     except (OSError, KeyError):
         return None
     try:
-        most, used = (Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current"))
+        most, used = (
+            Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current")
+        )
         return free if most == "max" else min(free, int(most) - int(used))
     except (OSError, ValueError):
         return free  # no container with a limit of its own
@@ -66,14 +75,19 @@ def cannot_try(limit_bytes: int, device: torch.device) -> str:
     if free is None:
         return "not tried: this system does not tell how much memory is free."
     if free < SPARE * limit_bytes:
-        return (f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of "
-                f"{limit_bytes / 2**30:.1f} GiB should be.")
+        return (
+            f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of "
+            f"{limit_bytes / 2**30:.1f} GiB should be."
+        )
     return ""
 
 
-def try_within(limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]) -> list[Attempt]:
-    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is now; the first that does not
-    fit is the last. Any other error of `work` is raised. Raises ValueError with cannot_try's sentence where that has one."""
+def try_within(
+    limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]
+) -> list[Attempt]:
+    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is
+    now; the first that does not fit is the last. Any other error of `work` is raised. Raises
+    ValueError with cannot_try's sentence where that has one."""
     reason = cannot_try(limit_bytes, device)
     if reason:
         raise ValueError(reason)
@@ -88,7 +102,9 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
         try:
             work(**case)
         except (RuntimeError, MemoryError) as error:
-            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+            if not isinstance(
+                error, (torch.OutOfMemoryError, MemoryError)
+            ) and "can't allocate memory" not in str(error):
                 raise
             attempts.append(Attempt(case, (str(error).strip().splitlines() or ["MemoryError"])[0]))
             break
@@ -98,10 +114,16 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
 
 def _on_gpu(limit_bytes, device, work, cases):
     torch.cuda.empty_cache()
-    total, reserved = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_reserved(device)
-    tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)  # older versions do not tell: all of it
+    total, reserved = (
+        torch.cuda.get_device_properties(device).total_memory,
+        torch.cuda.memory_reserved(device),
+    )
+    # older versions do not tell: all of it
+    tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     before = tell(device)
-    torch.cuda.set_per_process_memory_fraction(min(before, (reserved + limit_bytes) / total), device)
+    torch.cuda.set_per_process_memory_fraction(
+        min(before, (reserved + limit_bytes) / total), device
+    )
     try:
         return attempt_each(work, cases)
     finally:
@@ -111,8 +133,12 @@ def _on_gpu(limit_bytes, device, work, cases):
 
 def _in_child(limit_bytes, device, work, cases):
     sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
-    ended = subprocess.run([sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=SECONDS)
+    ended = subprocess.run(
+        [sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=SECONDS
+    )
     if ended.returncode:
-        said = ended.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {ended.returncode}"]
+        said = ended.stderr.decode(errors="replace").strip().splitlines() or [
+            f"it ended with {ended.returncode}"
+        ]
         raise RuntimeError(f"the process that tried it failed: {said[-1]}")
     return [Attempt(*attempt) for attempt in pickle.loads(ended.stdout)]

@@ -1,9 +1,11 @@
-"""How fast the links between ranks are: latency and bandwidth of a message, and what a collective makes of them. Runs on a rank.
+"""How fast the links between ranks are: latency and bandwidth of a message, and what a collective
+makes of them. Runs on a rank.
 
     with ranks(2) as world:
         link = world.run(measure_link)[0]       # Link(latency_seconds=..., bytes_per_second=...)
 
-A ping-pong: rank `here` sends, rank `there` sends it back, and half of the time is one message. Medians, after a warm-up.
+A ping-pong: rank `here` sends, rank `there` sends it back, and half of the time is one message.
+Medians, after a warm-up.
 """
 
 import statistics
@@ -22,7 +24,7 @@ REPEATS, WARM_UP = 21, 3
 
 
 class Link(NamedTuple):
-    latency_seconds: float   # of a message of 4 bytes
+    latency_seconds: float  # of a message of 4 bytes
     bytes_per_second: float  # of one of 16 MB, less the latency
 
 
@@ -33,16 +35,26 @@ class Timing(NamedTuple):
     bus_bytes_per_second: float
 
 
-def message_seconds(nbytes: int, here: int = 0, there: int = 1, group: dist.ProcessGroup | None = None,
-                    device: str | torch.device = "cpu", repeats: int = REPEATS) -> float:
-    """Median seconds of one message between two ranks of the group. All its ranks call it, and all get what was measured."""
+def message_seconds(
+    nbytes: int,
+    here: int = 0,
+    there: int = 1,
+    group: dist.ProcessGroup | None = None,
+    device: str | torch.device = "cpu",
+    repeats: int = REPEATS,
+) -> float:
+    """Median seconds of one message between two ranks of the group. All its ranks call it, and all
+    get what was measured."""
     me, n = dist.get_rank(group), dist.get_world_size(group)
     if not (0 <= here < n and 0 <= there < n and here != there):
         raise ValueError(f"a link joins two ranks of the group's {n}: {here} and {there} are none.")
     if nbytes < 1 or repeats < 1:
         raise ValueError(f"nbytes = {nbytes}, repeats = {repeats}: both must be at least 1.")
     ball, times = torch.zeros(nbytes, dtype=torch.uint8, device=device), []
-    there_and_back = [[collectives.plans.Move(here, there, 0, "=")], [collectives.plans.Move(there, here, 0, "=")]]
+    there_and_back = [
+        [collectives.plans.Move(here, there, 0, "=")],
+        [collectives.plans.Move(there, here, 0, "=")],
+    ]
     collectives.barrier(group)
     for _ in range(WARM_UP + repeats):
         finish(ball)
@@ -50,39 +62,66 @@ def message_seconds(nbytes: int, here: int = 0, there: int = 1, group: dist.Proc
         collectives.run(there_and_back, [ball], group)
         finish(ball)
         times.append((time.perf_counter() - begin) / 2)
-    found = torch.tensor([statistics.median(times[WARM_UP:]) if me == here else 0.0], dtype=torch.float64, device=device)
+    found = torch.tensor(
+        [statistics.median(times[WARM_UP:]) if me == here else 0.0],
+        dtype=torch.float64,
+        device=device,
+    )
     collectives.broadcast(found, here, group)
     return found.item()
 
 
-def measure_link(here: int = 0, there: int = 1, group: dist.ProcessGroup | None = None,
-                 device: str | torch.device = "cpu") -> Link:
-    """Latency and bandwidth of the link between two ranks; tensors must be where the backend can send them."""
-    latency, large = (message_seconds(nbytes, here, there, group, device) for nbytes in (SMALL_BYTES, LARGE_BYTES))
+def measure_link(
+    here: int = 0,
+    there: int = 1,
+    group: dist.ProcessGroup | None = None,
+    device: str | torch.device = "cpu",
+) -> Link:
+    """Latency and bandwidth of the link between two ranks; tensors must be where the backend can
+    send them."""
+    latency, large = (
+        message_seconds(nbytes, here, there, group, device) for nbytes in (SMALL_BYTES, LARGE_BYTES)
+    )
     return Link(latency, LARGE_BYTES / max(large - latency, 1e-9))
 
 
 def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
-    """Latency and bandwidth of the line seconds = latency + bytes / bandwidth that lies nearest to what was measured, where all
-    errors count as shares: a line through seconds themselves would be drawn by the largest message alone.
+    """Latency and bandwidth of the line seconds = latency + bytes / bandwidth that lies nearest to
+    what was measured, where all errors count as shares: a line through seconds themselves would be
+    drawn by the largest message alone.
 
-    Raises ValueError for fewer than two sizes, or for messages that do not take longer when they are larger.
+    Raises ValueError for fewer than two sizes, or for messages that do not take longer when they
+    are larger.
     """
-    sizes, seconds = (torch.tensor(list(values), dtype=torch.float64) for values in (sizes, seconds))
+    sizes, seconds = (
+        torch.tensor(list(values), dtype=torch.float64) for values in (sizes, seconds)
+    )
     if sizes.shape != seconds.shape or len(sizes.unique()) < 2 or not (seconds > 0).all():
-        raise ValueError(f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for {len(sizes.unique())} sizes "
-                         "are none.")
-    line = torch.linalg.lstsq(torch.stack([1 / seconds, sizes / seconds], 1), torch.ones(len(sizes), 1, dtype=torch.float64))
+        raise ValueError(
+            f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for"
+            f" {len(sizes.unique())} sizes are none."
+        )
+    line = torch.linalg.lstsq(
+        torch.stack([1 / seconds, sizes / seconds], 1),
+        torch.ones(len(sizes), 1, dtype=torch.float64),
+    )
     latency, seconds_a_byte = line.solution.flatten().tolist()
     if seconds_a_byte <= 0:
-        raise ValueError("these messages do not take longer when they are larger: take larger ones.")
+        raise ValueError(
+            "these messages do not take longer when they are larger: take larger ones."
+        )
     return Link(max(latency, 0.0), 1 / seconds_a_byte)
 
 
-def all_reduce_timings(sizes: Iterable[int], all_reduce: Callable = dist.all_reduce, device: str | torch.device = "cpu",
-                       repeats: int = REPEATS, warm_up: int = WARM_UP) -> list[Timing]:
-    """Median seconds of an all-reduce of so many bytes over the world, one by one, with the bandwidths that nccl-tests quote. The
-    slowest rank's time counts."""
+def all_reduce_timings(
+    sizes: Iterable[int],
+    all_reduce: Callable = dist.all_reduce,
+    device: str | torch.device = "cpu",
+    repeats: int = REPEATS,
+    warm_up: int = WARM_UP,
+) -> list[Timing]:
+    """Median seconds of an all-reduce of so many bytes over the world, one by one, with the
+    bandwidths that nccl-tests quote. The slowest rank's time counts."""
     n, timings = dist.get_world_size(), []
     for nbytes in sizes:
         x, times = torch.zeros(max(1, nbytes // 4), device=device), []
@@ -93,10 +132,16 @@ def all_reduce_timings(sizes: Iterable[int], all_reduce: Callable = dist.all_red
             all_reduce(x)
             finish(x)
             times.append(time.perf_counter() - begin)
-        slowest = torch.tensor([statistics.median(times[warm_up:])], dtype=torch.float64, device=device)
+        slowest = torch.tensor(
+            [statistics.median(times[warm_up:])], dtype=torch.float64, device=device
+        )
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        found = evaluate(["algorithm_bytes_per_second", "all_reduce_bus_bytes_per_second"], message_bytes=x.nbytes, ranks=n,
-                         collective_seconds=slowest.item())
+        found = evaluate(
+            ["algorithm_bytes_per_second", "all_reduce_bus_bytes_per_second"],
+            message_bytes=x.nbytes,
+            ranks=n,
+            collective_seconds=slowest.item(),
+        )
         timings.append(Timing(x.nbytes, slowest.item(), *found.values()))
     return timings
 

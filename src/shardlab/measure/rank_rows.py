@@ -1,9 +1,10 @@
-"""Rows of `make gpu` about ranks: do they start on this machine's GPUs, how fast, and does the fork server keep off CUDA."""
+"""Rows of `make gpu` about ranks: do they start on this machine's GPUs, how fast, and does the fork
+server keep off CUDA."""
 
 import os
+from collections.abc import Iterator
 from statistics import median
 from time import perf_counter
-from typing import Iterator
 
 import torch
 
@@ -15,7 +16,8 @@ STARTS = 5
 
 
 def rank_starts(device: torch.device) -> Iterator[Row]:
-    """A rank on each GPU (NCCL) and two on each (gloo); two on a CPU. Seconds from asking to the end of the first all-reduce."""
+    """A rank on each GPU (NCCL) and two on each (gloo); two on a CPU. Seconds from asking to the
+    end of the first all-reduce."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     for count in (gpus, 2 * gpus) if gpus else (2,):
         yield from attempt(f"rank_starts, {count} ranks", starts_of(count, device))
@@ -31,15 +33,23 @@ def starts_of(count: int, device: torch.device) -> Iterator[Row]:
             found = world.run(look, device.type)
             taken.append(perf_counter() - begin)
     case = dict(ranks=count, backend=found[0][1])
-    yield Row("ranks.start", median(taken[1:]), "seconds", case)  # the first may find the fork server cold
-    yield Row("ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case)
-    yield Row("ranks.right_messages", sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)), "count", case)
+    # the first may find the fork server cold
+    yield Row("ranks.start", median(taken[1:]), "seconds", case)
+    yield Row(
+        "ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case
+    )
+    yield Row(
+        "ranks.right_messages",
+        sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)),
+        "count",
+        case,
+    )
     yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
 
 
 def shared_by_nccl(count: int) -> Iterator[Row]:
-    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum. An older one says so in one
-    sentence."""
+    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum.
+    An older one says so in one sentence."""
     with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
         found = world.run(look, "cuda")
     right = sum(total == sum(range(count)) for total, *_ in found)
@@ -47,8 +57,8 @@ def shared_by_nccl(count: int) -> Iterator[Row]:
 
 
 def look(kind: str) -> tuple[float, str, int, float]:
-    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork server has open, the number
-    that the rank before sent)."""
+    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork
+    server has open, the number that the rank before sent)."""
     import torch
     import torch.distributed as dist
 
@@ -59,7 +69,10 @@ def look(kind: str) -> tuple[float, str, int, float]:
     if count == 1:  # nobody to send to
         got = mine
     else:
-        ring = [dist.P2POp(dist.isend, mine, (rank + 1) % count), dist.P2POp(dist.irecv, got, (rank - 1) % count)]
+        ring = [
+            dist.P2POp(dist.isend, mine, (rank + 1) % count),
+            dist.P2POp(dist.irecv, got, (rank - 1) % count),
+        ]
         for work in dist.batch_isend_irecv(ring):  # under gloo through the host
             work.wait()
     return x.item(), dist.get_backend(), files_of_the_gpu(os.getppid()), got.item()

@@ -1,11 +1,14 @@
-"""Run everything that `make gpu` measures on this machine and write one recording, anew after each row.
+"""Run everything that `make gpu` measures on this machine and write one recording, anew after each
+row.
 
     python -m shardlab.measure.record measured --apart  # on the first GPU
     python -m shardlab.measure.record --cpu FOLDER      # to try it where there is none
-    python -m shardlab.measure.record measured --cpu --only slow_links      # what needs no GPU, for labs to replay
+    python -m shardlab.measure.record measured --cpu --only slow_links      # what needs no GPU, for
+    # labs to replay
 
-A part that fails leaves a row `record.failed` with its name and its error, and the others go on. With --apart each group has a process
-of its own and limited time, so that a broken CUDA context or a hang costs that group alone.
+A part that fails leaves a row `record.failed` with its name and its error, and the others go on.
+With --apart each group has a process of its own and limited time, so that a broken CUDA context or
+a hang costs that group alone.
 """
 
 import argparse
@@ -17,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
 
 import torch
 
@@ -28,31 +31,49 @@ from .attempts import FAILED, attempt, failure
 from .recordings import Hardware, InvalidRecording, Recording, read_all
 from .rows import ALL
 
-SECONDS = 570        # for all groups together
+SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
-LOOK_SECONDS = 1.0   # between two looks at what a group has written
+LOOK_SECONDS = 1.0  # between two looks at what a group has written
 Keep = Callable[[Recording], object]
 
 
 def hardware(device: torch.device) -> Hardware:
     """The machine in the words of the schema."""
     if device.type == "cuda":
-        return Hardware(torch.cuda.get_device_name(device), "gpu", torch.cuda.device_count(), memory_bytes(device))
+        return Hardware(
+            torch.cuda.get_device_name(device),
+            "gpu",
+            torch.cuda.device_count(),
+            memory_bytes(device),
+        )
     return Hardware(platform.processor() or platform.machine(), "cpu", 1, memory_bytes(device) or 1)
 
 
 def versions(device: torch.device) -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__, "shardlab": __version__}
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "shardlab": __version__,
+    }
     if device.type == "cuda":
         found["cuda"] = torch.version.cuda or "none"
         if torch.distributed.is_nccl_available():
             found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        found.update({name: os.environ[name] for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF") if name in os.environ})
+        found.update(
+            {
+                name: os.environ[name]
+                for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+                if name in os.environ
+            }
+        )
     return found
 
 
-def record(device: torch.device, command: str, groups=ALL, keep: Keep = lambda recording: None) -> Recording | None:
-    """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets all that there are. None for no rows."""
+def record(
+    device: torch.device, command: str, groups=ALL, keep: Keep = lambda recording: None
+) -> Recording | None:
+    """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets
+    all that there are. None for no rows."""
     about = hardware(device), versions(device), datetime.date.today().isoformat(), command
     rows, recording = [], None
     for group in groups:
@@ -65,14 +86,24 @@ def record(device: torch.device, command: str, groups=ALL, keep: Keep = lambda r
                 recording = Recording(*about, (*rows, row))
             rows.append(row)
             keep(recording)
-        print(f"gpu:    {group.__name__}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s", flush=True)
+        print(
+            f"gpu:    {group.__name__}: {len(rows)} rows so far,"
+            f" {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
     return recording
 
 
-def record_apart(command: str, names: list[str], arguments: list[str], keep: Keep, seconds: float = SECONDS,
-                 group_seconds: float = GROUP_SECONDS) -> Recording | None:
-    """As record(), with a process for each group, which gets these arguments besides. This process leaves the GPU alone. None if no group
-    came as far as a row."""
+def record_apart(
+    command: str,
+    names: list[str],
+    arguments: list[str],
+    keep: Keep,
+    seconds: float = SECONDS,
+    group_seconds: float = GROUP_SECONDS,
+) -> Recording | None:
+    """As record(), with a process for each group, which gets these arguments besides. This process
+    leaves the GPU alone. None if no group came as far as a row."""
     end, rows, about = time.monotonic() + seconds, [], ()
     for name in names:
         part = []
@@ -84,15 +115,27 @@ def record_apart(command: str, names: list[str], arguments: list[str], keep: Kee
                     about, part = (found.hardware, found.versions, found.date, command), found.rows
                     keep(Recording(*about, (*rows, *part)))
 
-            problem = run_for([sys.executable, "-m", "shardlab.measure.record", folder, "--only", name, *arguments],
-                              min(group_seconds, end - time.monotonic()), look)
+            problem = run_for(
+                [
+                    sys.executable,
+                    "-m",
+                    "shardlab.measure.record",
+                    folder,
+                    "--only",
+                    name,
+                    *arguments,
+                ],
+                min(group_seconds, end - time.monotonic()),
+                look,
+            )
             look()
         rows += [*part, *([failure(name, problem)] if problem else [])]
     return Recording(*about, tuple(rows)) if about else None
 
 
 def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> str:
-    """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It and what it started are gone then."""
+    """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It
+    and what it started are gone then."""
     if seconds <= 0:
         return "not begun: the time was up"
     end = time.monotonic() + seconds
@@ -100,7 +143,9 @@ def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> s
     try:
         while time.monotonic() < end:
             try:
-                return f"its process ended with {code}" if (code := process.wait(LOOK_SECONDS)) else ""
+                return (
+                    f"its process ended with {code}" if (code := process.wait(LOOK_SECONDS)) else ""
+                )
             except subprocess.TimeoutExpired:
                 look()
         return f"ended after {seconds:.0f} s"
@@ -113,20 +158,35 @@ def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> s
 
 
 def main(arguments=None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m shardlab.measure.record", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m shardlab.measure.record", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
     parser.add_argument("--apart", action="store_true", help="a process for each group")
     names = [group.__name__ for group in ALL]
-    parser.add_argument("--only", choices=names, nargs="+", default=names, metavar="GROUP", help=f"of {', '.join(names)}")
+    parser.add_argument(
+        "--only",
+        choices=names,
+        nargs="+",
+        default=names,
+        metavar="GROUP",
+        help=f"of {', '.join(names)}",
+    )
     parsed = parser.parse_args(arguments)
-    asked = (["--cpu"] if parsed.cpu else []) + (["--only", *parsed.only] if parsed.only != names else [])
+    asked = (["--cpu"] if parsed.cpu else []) + (
+        ["--only", *parsed.only] if parsed.only != names else []
+    )
     command = " ".join(["python -m shardlab.measure.record", *asked]) if asked else "make gpu"
     device = torch.device("cpu" if parsed.cpu else "cuda")
-    if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):  # to look closer would take memory on the GPU
+    # to look closer would take memory on the GPU
+    if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):
         device, why_not = find_device()
         if device.type == "cpu":
-            print(f"nothing was recorded: {why_not}. The pages say \"not yet recorded on a GPU\".", file=sys.stderr)
+            print(
+                f'nothing was recorded: {why_not}. The pages say "not yet recorded on a GPU".',
+                file=sys.stderr,
+            )
             return 1
     groups = [group for group in ALL if group.__name__ in parsed.only]
 
@@ -134,8 +194,13 @@ def main(arguments=None) -> int:
         return recording.write(parsed.folder)
 
     if parsed.apart:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"))
-        done = record_apart(command, [group.__name__ for group in groups], asked[:parsed.cpu], keep)
+        signal.signal(
+            signal.SIGTERM,
+            lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"),
+        )
+        done = record_apart(
+            command, [group.__name__ for group in groups], asked[: parsed.cpu], keep
+        )
     else:
         done = record(device, command, groups, keep)
     if done is None:

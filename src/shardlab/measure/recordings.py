@@ -1,26 +1,30 @@
-"""What was measured on a machine that the reader may not have: one JSON file a run, in measured/, validated when written and when read.
+"""What was measured on a machine that the reader may not have: one JSON file a run, in measured/,
+validated when written and when read.
 
     {"schema": 1,
      "hardware": {"device": "NVIDIA H200", "kind": "gpu", "count": 1, "memory_bytes": 150754820096},
-     "versions": {"python": "3.12.3", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.29.7", "shardlab": "0.1.0"},
-     "date": "2026-11-21", "command": "make gpu",
-     "rows": [{"name": "step.peak", "case": {"layers": 4, "optimizer": "foreach"}, "value": 536550616, "unit": "bytes",
+     "versions": {"python": "3.12.3", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.29.7",
+     "shardlab": "0.1.0"}, "date": "2026-11-21", "command": "make gpu", "rows": [{"name":
+     "step.peak", "case": {"layers": 4, "optimizer": "foreach"}, "value": 536550616, "unit":
+     "bytes",
                "formula": "peak_bytes", "predicted": 536550616}]}
 
-A row is one number: what (`name`, dotted, the part before the dot is its group), under which `case`, how much in which unit. `formula`
-and `predicted` stand where a formula says what it should be; the difference is shown, never tuned away. Imports no torch: pages read
-recordings too.
+A row is one number: what (`name`, dotted, the part before the dot is its group), under which
+`case`, how much in which unit. `formula` and `predicted` stand where a formula says what it should
+be; the difference is shown, never tuned away. Imports no torch: pages read recordings too.
 """
 
 import datetime
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 SCHEMA = 1
-SHIPPED = Path(__file__).resolve().parents[1] / "data"  # a wheel carries the repository's recordings there: see setup.py
+# a wheel carries the repository's recordings there: see setup.py
+SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
 UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
 
@@ -41,6 +45,7 @@ def _is_number(value):
 @dataclass(frozen=True)
 class Row:
     """One measured number."""
+
     name: str
     value: float
     unit: str
@@ -49,37 +54,67 @@ class Row:
     predicted: float | None = None
 
     def __post_init__(self):
-        _require(isinstance(self.name, str) and all(part.isidentifier() for part in self.name.split(".")), "name", self.name,
-                 "a row is named by words joined by dots, such as step.peak")
+        _require(
+            isinstance(self.name, str)
+            and all(part.isidentifier() for part in self.name.split(".")),
+            "name",
+            self.name,
+            "a row is named by words joined by dots, such as step.peak",
+        )
         _require(_is_number(self.value), f"{self.name}: value", self.value, "a finite number")
         _require(self.unit in UNITS, f"{self.name}: unit", self.unit, f"one of {', '.join(UNITS)}")
-        _require(self.predicted is None or _is_number(self.predicted), f"{self.name}: predicted", self.predicted, "a finite number or null")
-        _require(bool(self.formula) == (self.predicted is not None), f"{self.name}: formula", self.formula,
-                 "a prediction names its formula, and a formula gives a prediction")
-        _require(isinstance(self.case, dict) and all(isinstance(v, (str, int, float, bool)) for v in self.case.values()),
-                 f"{self.name}: case", self.case, "names with text, numbers or true and false")
+        _require(
+            self.predicted is None or _is_number(self.predicted),
+            f"{self.name}: predicted",
+            self.predicted,
+            "a finite number or null",
+        )
+        _require(
+            bool(self.formula) == (self.predicted is not None),
+            f"{self.name}: formula",
+            self.formula,
+            "a prediction names its formula, and a formula gives a prediction",
+        )
+        _require(
+            isinstance(self.case, dict)
+            and all(isinstance(v, (str, int, float, bool)) for v in self.case.values()),
+            f"{self.name}: case",
+            self.case,
+            "names with text, numbers or true and false",
+        )
 
 
 @dataclass(frozen=True)
 class Hardware:
     """The machine: `kind` is gpu or cpu, `memory_bytes` that of one device."""
+
     device: str
     kind: str
     count: int
     memory_bytes: int
 
     def __post_init__(self):
-        _require(isinstance(self.device, str) and self.device.strip(), "hardware: device", self.device, "the device's name")
+        _require(
+            isinstance(self.device, str) and self.device.strip(),
+            "hardware: device",
+            self.device,
+            "the device's name",
+        )
         _require(self.kind in ("gpu", "cpu"), "hardware: kind", self.kind, "gpu or cpu")
         for name in ("count", "memory_bytes"):
             value = getattr(self, name)
-            _require(isinstance(value, int) and not isinstance(value, bool) and value >= 1, f"hardware: {name}", value,
-                     "a whole number of at least 1")
+            _require(
+                isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+                f"hardware: {name}",
+                value,
+                "a whole number of at least 1",
+            )
 
 
 @dataclass(frozen=True)
 class Recording:
     """One run on one machine."""
+
     hardware: Hardware
     versions: dict[str, str]
     date: str
@@ -88,13 +123,22 @@ class Recording:
 
     def __post_init__(self):
         for name in ("python", "torch", "shardlab"):
-            _require(isinstance(self.versions.get(name), str) and self.versions[name], f"versions: {name}", self.versions.get(name),
-                     "each recording names the version it ran with")
+            _require(
+                isinstance(self.versions.get(name), str) and self.versions[name],
+                f"versions: {name}",
+                self.versions.get(name),
+                "each recording names the version it ran with",
+            )
         try:
             datetime.date.fromisoformat(self.date)
         except (TypeError, ValueError):
             _require(False, "date", self.date, "a day as 2026-11-21")
-        _require(isinstance(self.command, str) and self.command, "command", self.command, "the command that anyone can run again")
+        _require(
+            isinstance(self.command, str) and self.command,
+            "command",
+            self.command,
+            "the command that anyone can run again",
+        )
         _require(len(self.rows) > 0, "rows", self.rows, "at least one")
         keys = [(row.name, tuple(sorted(row.case.items()))) for row in self.rows]
         twice = next((key for key in keys if keys.count(key) > 1), None)
@@ -107,7 +151,11 @@ class Recording:
     @property
     def label(self) -> str:
         """How pages name it: "recorded on NVIDIA H200, 2026-11-21"."""
-        return f"recorded on {f'{self.hardware.count} x ' * (self.hardware.count > 1)}{self.hardware.device}, {self.date}"
+        return (
+            "recorded on"
+            f" {f'{self.hardware.count} x ' * (self.hardware.count > 1)}{self.hardware.device},"
+            f" {self.date}"
+        )
 
     @property
     def file_name(self) -> str:
@@ -115,11 +163,14 @@ class Recording:
         return f"{'-'.join(filter(None, words.split('-')))}-{self.date}.json"
 
     def write(self, folder: Path) -> Path:
-        """Write it as `folder`/<device>-<date>.json and return that path. What stood there stays until the new one is whole."""
+        """Write it as `folder`/<device>-<date>.json and return that path. What stood there stays
+        until the new one is whole."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        part.write_text(json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(
+            json.dumps({"schema": SCHEMA, **asdict(self)}, indent=1) + "\n", encoding="utf-8"
+        )
         part.replace(path)
         return path
 
@@ -128,8 +179,12 @@ def read(path: Path) -> Recording:
     """The recording in the file, validated. Raises InvalidRecording, which names the file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        _require(isinstance(content, dict) and content.get("schema") == SCHEMA, "schema", content.get("schema") if isinstance(content, dict)
-                 else content, f"this version reads schema {SCHEMA}")
+        _require(
+            isinstance(content, dict) and content.get("schema") == SCHEMA,
+            "schema",
+            content.get("schema") if isinstance(content, dict) else content,
+            f"this version reads schema {SCHEMA}",
+        )
         content.pop("schema")
         rows = tuple(Row(**row) for row in content.pop("rows"))
         return Recording(hardware=Hardware(**content.pop("hardware")), rows=rows, **content)
@@ -139,21 +194,29 @@ def read(path: Path) -> Recording:
 
 def read_all(folder: Path) -> list[Recording]:
     """Every recording in a folder, newest first; an absent folder holds none."""
-    return sorted((read(path) for path in sorted(Path(folder).glob("*.json"))), key=lambda recording: recording.date, reverse=True)
+    return sorted(
+        (read(path) for path in sorted(Path(folder).glob("*.json"))),
+        key=lambda recording: recording.date,
+        reverse=True,
+    )
 
 
 def nearby(start: Path | str = ".") -> list[Recording]:
-    """Every recording in the folder `measured` of `start` or of the folder around it, newest first: in the repository labs run
-    beside that folder. Else those that came with an installed shardlab, as on Colab."""
+    """Every recording in the folder `measured` of `start` or of the folder around it, newest first:
+    in the repository labs run beside that folder. Else those that came with an installed shardlab,
+    as on Colab."""
     folders = (Path(start), Path(start).resolve().parent, SHIPPED)
     return next((found for folder in folders if (found := read_all(folder / "measured"))), [])
 
 
 def recorded(recordings: Iterable[Recording], name: str, **case) -> str:
-    """What the first recording on a GPU says that has such a row, and where: "536,550,616 bytes on NVIDIA H200, 2026-11-21"."""
+    """What the first recording on a GPU says that has such a row, and where: "536,550,616 bytes on
+    NVIDIA H200, 2026-11-21"."""
     for recording in recordings:
         rows = recording.find(name, **case) if recording.hardware.kind == "gpu" else []
         if rows:
-            value = f"{rows[0].value:,}" if isinstance(rows[0].value, int) else f"{rows[0].value:.3g}"
+            value = (
+                f"{rows[0].value:,}" if isinstance(rows[0].value, int) else f"{rows[0].value:.3g}"
+            )
             return f"{value} {rows[0].unit} {recording.label.removeprefix('recorded ')}"
     return NOT_RECORDED

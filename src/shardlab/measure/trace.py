@@ -1,11 +1,14 @@
-"""What ran when in a training step of this rank: forward, backward until its last gradient, and each message beside it.
+"""What ran when in a training step of this rank: forward, backward until its last gradient, and
+each message beside it.
 
     trace = trace_step(model, lambda: mean_loss(model(inputs), targets))
-    trace.whole_seconds - trace.last_gradient_seconds           # what backward() waited for messages after its last gradient
+    trace.whole_seconds - trace.last_gradient_seconds           # what backward() waited for
+    # messages after its last gradient
 """
 
 import time
-from typing import Callable, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,17 +19,23 @@ LATE_SECONDS = 1.0  # for the backend to tell that a message is done that was wa
 
 class Trace(NamedTuple):
     """Seconds since forward began."""
-    forward_seconds: float        # forward has ended
+
+    forward_seconds: float  # forward has ended
     last_gradient_seconds: float  # the last gradient of backward is complete
-    whole_seconds: float          # backward() has returned
-    messages: list[tuple[float, float]]  # when it was handed to the backend, and how long until it was done; those that tell
+    whole_seconds: float  # backward() has returned
+    # when it was handed to the backend, and how long until it was done; those that tell
+    messages: list[tuple[float, float]]
 
 
 def trace_step(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
-    """Call loss() and its backward(). CPU only: on a GPU a call returns before its work is done. No hook stays."""
+    """Call loss() and its backward(). CPU only: on a GPU a call returns before its work is done. No
+    hook stays."""
     arrived = []
-    hooks = [parameter.register_post_accumulate_grad_hook(lambda _: arrived.append(time.perf_counter()))
-             for parameter in model.parameters() if parameter.requires_grad]
+    hooks = [
+        parameter.register_post_accumulate_grad_hook(lambda _: arrived.append(time.perf_counter()))
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
     try:
         with CommunicationLog() as log:
             begin = time.perf_counter()
@@ -37,7 +46,14 @@ def trace_step(model: nn.Module, loss: Callable[[], Tensor]) -> Trace:
     finally:
         for hook in hooks:
             hook.remove()
-    while any(message.seconds is None for message in log.messages) and time.perf_counter() < end + LATE_SECONDS:
+    while (
+        any(message.seconds is None for message in log.messages)
+        and time.perf_counter() < end + LATE_SECONDS
+    ):
         time.sleep(0.001)
-    messages = [(message.began_seconds, message.seconds) for message in log.messages if message.seconds is not None]
+    messages = [
+        (message.began_seconds, message.seconds)
+        for message in log.messages
+        if message.seconds is not None
+    ]
     return Trace(forward - begin, max(arrived, default=forward) - begin, end - begin, messages)

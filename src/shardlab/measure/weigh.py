@@ -1,9 +1,11 @@
-"""Weigh any nn.Module: what its parameters and buffers take, and what one forward pass keeps for backward, module by module.
+"""Weigh any nn.Module: what its parameters and buffers take, and what one forward pass keeps for
+backward, module by module.
 
     weigh(model, images)      # fake tensors weigh the same and take no memory
 """
 
-from typing import Iterable, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -11,7 +13,9 @@ from .ledger import Ledger, storages
 
 
 class Weight(NamedTuple):
-    """Bytes of one module, its children not counted. A tied parameter counts where it comes first."""
+    """Bytes of one module, its children not counted. A tied parameter counts where it comes
+    first."""
+
     module: str
     kind: str
     parameters: int
@@ -20,7 +24,8 @@ class Weight(NamedTuple):
 
 
 def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
-    """One line for each module that holds or keeps something, in the order of named_modules; an input counts where it is kept."""
+    """One line for each module that holds or keeps something, in the order of named_modules; an
+    input counts where it is kept."""
     with Ledger(module) as ledger:
         result = module(*inputs, **keyword_inputs)
     kept = ledger.by_module("activations")
@@ -28,9 +33,14 @@ def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
     seen: set[int] = set()
     lines = []
     for name, child in module.named_modules():
-        own = [_new_bytes(tensors, seen) for tensors in (child.parameters(recurse=False), child.buffers(recurse=False))]
+        own = [
+            _new_bytes(tensors, seen)
+            for tensors in (child.parameters(recurse=False), child.buffers(recurse=False))
+        ]
         if any(own) or kept.get(name):
-            lines.append(Weight(name or "(the module itself)", type(child).__name__, *own, kept.get(name, 0)))
+            lines.append(
+                Weight(name or "(the module itself)", type(child).__name__, *own, kept.get(name, 0))
+            )
     return lines
 
 
@@ -40,7 +50,10 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def _new_bytes(tensors, seen):
-    tensors = list(tensors)  # all at once: of two that come and go, the second could lie where the first lay
-    found = {s._cdata: s.nbytes() for tensor in tensors for s in storages(tensor) if s._cdata not in seen}
+    # all at once: of two that come and go, the second could lie where the first lay
+    tensors = list(tensors)
+    found = {
+        s._cdata: s.nbytes() for tensor in tensors for s in storages(tensor) if s._cdata not in seen
+    }
     seen.update(found)
     return sum(found.values())

@@ -1,6 +1,8 @@
-"""Rows of `make gpu` about ZeRO: our three stages, with and without offload, beside PyTorch's ZeroRedundancyOptimizer and fully_shard.
+"""Rows of `make gpu` about ZeRO: our three stages, with and without offload, beside PyTorch's
+ZeroRedundancyOptimizer and fully_shard.
 
-Ranks that share a GPU talk through gloo, over the host: results and bytes count, their times say nothing about a cluster.
+Ranks that share a GPU talk through gloo, over the host: results and bytes count, their times say
+nothing about a cluster.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,27 +31,39 @@ from .weigh import storage_bytes
 
 SIZES = dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
 MICROBATCH, TURNS, WARM_UP = 4, 7, 3  # PyTorch arranges its buckets anew after the first step
-CLOSE = 1e-3  # of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few digits for it
-PINNED = ("active_bytes", "allocated_bytes")  # in use; of the blocks of pinned memory, which are powers of two
+# of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few
+# digits for it
+CLOSE = 1e-3
+# in use; of the blocks of pinned memory, which are powers of two
+PINNED = ("active_bytes", "allocated_bytes")
 
 
-# --- the ways: each makes of a network what is called, and its optimizer --------------------------------------------------------
+# --- the ways: each makes of a network what is called, and its optimizer --------------------------
+
 
 def ours(stage, offload=False):
     def wrap(net, optimizer_cls, **settings):
         if stage < 3:
             optimizer_cls = on_the_host(optimizer_cls) if offload else optimizer_cls
-            return net, (stage1, stage2)[stage - 1].ShardedOptimizer(net.parameters(), optimizer_cls, **settings)
-        fully_shard(net, [net.embedding, *net.blocks, net.head], shard_device="cpu" if offload else None)
+            return net, (stage1, stage2)[stage - 1].ShardedOptimizer(
+                net.parameters(), optimizer_cls, **settings
+            )
+        fully_shard(
+            net, [net.embedding, *net.blocks, net.head], shard_device="cpu" if offload else None
+        )
         return net, optimizer_cls(net.parameters(), **settings)
+
     return wrap
 
 
 def redundancy_optimizer(net, optimizer_cls, **settings):
-    from torch.distributed.optim import ZeroRedundancyOptimizer  # here: it compiles things when it is imported
+    # here: it compiles things when it is imported
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
     model = TorchDataParallel(net, gradient_as_bucket_view=True, static_graph=True)
-    return model, ZeroRedundancyOptimizer(net.parameters(), optimizer_cls, parameters_as_bucket_view=True, **settings)
+    return model, ZeroRedundancyOptimizer(
+        net.parameters(), optimizer_cls, parameters_as_bucket_view=True, **settings
+    )
 
 
 def torch_fully_shard(offload=False):
@@ -58,9 +72,11 @@ def torch_fully_shard(offload=False):
 
         mesh = init_device_mesh(next(net.parameters()).device.type, (dist.get_world_size(),))
         options = dict(offload_policy=fsdp.CPUOffloadPolicy()) if offload else {}
-        for unit in (*net.blocks, net):  # its embedding and head share a weight: they are the root's
+        # its embedding and head share a weight: they are the root's
+        for unit in (*net.blocks, net):
             fsdp.fully_shard(unit, mesh=mesh, **options)
         return net, optimizer_cls(net.parameters(), **settings)
+
     return wrap
 
 
@@ -71,7 +87,11 @@ class Way(NamedTuple):
     offload: bool = False
 
 
-REDUNDANCY, FULLY, FULLY_OFFLOADED = ("PyTorch, ZeroRedundancyOptimizer", "PyTorch, fully_shard", "PyTorch, fully_shard, on the host")
+REDUNDANCY, FULLY, FULLY_OFFLOADED = (
+    "PyTorch, ZeroRedundancyOptimizer",
+    "PyTorch, fully_shard",
+    "PyTorch, fully_shard, on the host",
+)
 WAYS = {
     "stage 1": Way(ours(1), REDUNDANCY, 1),
     "stage 2": Way(ours(2), REDUNDANCY, 2),
@@ -85,14 +105,20 @@ WAYS = {
 }
 
 
-# --- the rows ----------------------------------------------------------------------------------------------------------------------
+# --- the rows -------------------------------------------------------------------------------------
+
 
 def zero(device: torch.device) -> Iterator[Row]:
-    """Right parameters, bytes on the GPU and on the host, messages and times: two ranks on each GPU (gloo), and one on each (NCCL) of
-    several."""
+    """Right parameters, bytes on the GPU and on the host, messages and times: two ranks on each GPU
+    (gloo), and one on each (NCCL) of several."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     for count in (2 * gpus, gpus) if gpus > 1 else (2,):
-        case = dict(ranks=count, backend="nccl" if count == gpus else "gloo", device=device.type, ranks_share_a_gpu=count > gpus > 0)
+        case = dict(
+            ranks=count,
+            backend="nccl" if count == gpus else "gloo",
+            device=device.type,
+            ranks_share_a_gpu=count > gpus > 0,
+        )
         yield from attempt(f"zero, {count} ranks", on_ranks(count, case))
 
 
@@ -102,7 +128,12 @@ def on_ranks(count: int, case: dict) -> Iterator[Row]:
         for name, way in WAYS.items():
             if device == "cpu" and name == FULLY_OFFLOADED:  # PyTorch offloads from a GPU only
                 continue
-            rows = list(attempt(f"zero, {name}, {count} ranks", rows_of(world, name, way, {**case, "implementation": name})))
+            rows = list(
+                attempt(
+                    f"zero, {name}, {count} ranks",
+                    rows_of(world, name, way, {**case, "implementation": name}),
+                )
+            )
             yield from rows
             if not any(row.name == FAILED for row in rows):
                 works.append(name)
@@ -110,7 +141,8 @@ def on_ranks(count: int, case: dict) -> Iterator[Row]:
 
 
 def rows_of(world, name: str, way: Way, case: dict) -> Iterator[Row]:
-    """Of one way. A formula where there is one: of what rests on rank 0 after a step, without gradients and step counters."""
+    """Of one way. A formula where there is one: of what rests on rank 0 after a step, without
+    gradients and step counters."""
     device = case["device"]
     if way.stage:
         right, of = world.run(right_parameters, name, device, SIZES)[0]
@@ -120,14 +152,24 @@ def rows_of(world, name: str, way: Way, case: dict) -> Iterator[Row]:
     where = {"host": "cpu", device: device} if device != "cpu" else {device: device}
     for place, kind in where.items():
         this = dict(**case, where=place)
-        predicted = () if not way.stage else ("zero_parameter_bytes + zero_optimizer_bytes, where they lie",
-                                              sum(want.values()) if device == "cpu" else want[kind])
+        predicted = (
+            ()
+            if not way.stage
+            else (
+                "zero_parameter_bytes + zero_optimizer_bytes, where they lie",
+                sum(want.values()) if device == "cpu" else want[kind],
+            )
+        )
         yield Row("zero.rests", rest.get(kind, 0), "bytes", this, *predicted)
         peak, sent, allocated = world.run(fullest, name, device, SIZES, kind)[0]
         yield Row("zero.peak", peak, "bytes", this)
     sent.pop("recv", None)
     for operation, nbytes in sent.items():
-        predicted = ("zero_sent_bytes", sent_by(way, flats, world.world_size)) if operation == "send" else ()
+        predicted = (
+            ("zero_sent_bytes", sent_by(way, flats, world.world_size))
+            if operation == "send"
+            else ()
+        )
         yield Row("zero.messages", nbytes, "bytes", dict(**case, operation=operation), *predicted)
     if device == "cuda":
         yield Row("zero.allocated_peak", allocated, "bytes", case)
@@ -137,20 +179,32 @@ def rows_of(world, name: str, way: Way, case: dict) -> Iterator[Row]:
 
 def given_of(way: Way, size: int, count: int) -> dict[str, int]:
     """Rank 0's part of one flat tensor, in the words of the formulas."""
-    return {**RECIPES["fp32 Adam"].quantities, "zero_stage": way.stage, "parameters": size, "data_parallel": count, "rank": 0,
-            "accumulation_steps": 1}
+    return {
+        **RECIPES["fp32 Adam"].quantities,
+        "zero_stage": way.stage,
+        "parameters": size,
+        "data_parallel": count,
+        "rank": 0,
+        "accumulation_steps": 1,
+    }
 
 
 def sent_by(way: Way, flats: list[int], count: int) -> int:
-    return sum(evaluate(["zero_sent_bytes"], **given_of(way, size, count))["zero_sent_bytes"] for size in flats)
+    return sum(
+        evaluate(["zero_sent_bytes"], **given_of(way, size, count))["zero_sent_bytes"]
+        for size in flats
+    )
 
 
 def states_of(way: Way, flats: list[int], count: int) -> dict[str, int]:
-    """Bytes of parameters and optimizer states on rank 0, by the kind of device on which they lie if ranks compute on "cuda"."""
+    """Bytes of parameters and optimizer states on rank 0, by the kind of device on which they lie
+    if ranks compute on "cuda"."""
     want = {"cuda": 0, "cpu": 0}
     for size in flats if way.stage else ():
         given = given_of(way, size, count)
-        found = evaluate(["zero_parameter_bytes", "zero_optimizer_bytes", "zero_shard_parameters"], **given)
+        found = evaluate(
+            ["zero_parameter_bytes", "zero_optimizer_bytes", "zero_shard_parameters"], **given
+        )
         parameters, states = found["zero_parameter_bytes"], found["zero_optimizer_bytes"]
         want["cuda" if way.stage < 3 or not way.offload else "cpu"] += parameters
         want["cpu" if way.offload else "cuda"] += states
@@ -169,7 +223,8 @@ def times(world, works: list[str], case: dict) -> Iterator[Row]:
             yield Row("zero.step_ratio", ratio, "ratio", dict(**this, peer=peer))
 
 
-# --- on a rank -----------------------------------------------------------------------------------------------------------------------
+# --- on a rank ------------------------------------------------------------------------------------
+
 
 def build(device: str, sizes: dict) -> GPT:
     torch.manual_seed(0)
@@ -179,7 +234,11 @@ def build(device: str, sizes: dict) -> GPT:
 def batches(device: str, sizes: dict, count: int = 2) -> torch.Tensor:
     """[count, n, B, S]: the same on all ranks, each of which takes its own part."""
     draw = torch.Generator().manual_seed(0)
-    return torch.randint(sizes["vocabulary"], (count, dist.get_world_size(), MICROBATCH, sizes["max_sequence"]), generator=draw).to(device)
+    return torch.randint(
+        sizes["vocabulary"],
+        (count, dist.get_world_size(), MICROBATCH, sizes["max_sequence"]),
+        generator=draw,
+    ).to(device)
 
 
 def train(model, optimizer, tokens):
@@ -189,7 +248,8 @@ def train(model, optimizer, tokens):
 
 
 def right_parameters(name: str, device: str, sizes: dict) -> tuple[int, int]:
-    """(how many parameters are the plain model's after two steps of SGD over all ranks' batches, how many there are)"""
+    """(how many parameters are the plain model's after two steps of SGD over all ranks' batches,
+    how many there are)"""
     tokens, plain = batches(device, sizes), build(device, sizes)
     before = {key: p.detach().clone() for key, p in plain.named_parameters()}
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
@@ -200,23 +260,40 @@ def right_parameters(name: str, device: str, sizes: dict) -> tuple[int, int]:
         train(model, sharded, batch[dist.get_rank()])
     with unsharded(net) if WAYS[name].stage == 3 else torch.no_grad():
         found = dict(net.named_parameters())
-        close = [bool((found[key] - p).norm() <= CLOSE * (p - before[key]).norm()) for key, p in plain.named_parameters()]
+        close = [
+            bool((found[key] - p).norm() <= CLOSE * (p - before[key]).norm())
+            for key, p in plain.named_parameters()
+        ]
     return sum(close), len(close)
 
 
-def resting(name: str, device: str, sizes: dict) -> tuple[dict[str, int], list[int], dict[str, int]]:
-    """After a step of AdamW, (bytes of parameters and optimizer states by kind of device, elements of our flat tensors, bytes of pinned
-    memory). Numbers, such as step counters, are left out."""
+def resting(
+    name: str, device: str, sizes: dict
+) -> tuple[dict[str, int], list[int], dict[str, int]]:
+    """After a step of AdamW, (bytes of parameters and optimizer states by kind of device, elements
+    of our flat tensors, bytes of pinned memory). Numbers, such as step counters, are left out."""
     net = build(device, sizes)
     model, optimizer = WAYS[name].wrap(net, torch.optim.AdamW, lr=1e-3)
     train(model, optimizer, batches(device, sizes)[0, dist.get_rank()])
     buckets = getattr(optimizer, "buckets", [])
     inner = getattr(optimizer, "inner", getattr(optimizer, "optim", optimizer))
-    held = [*net.parameters(), *(bucket.flat for bucket in buckets), *(host for _, host in getattr(inner, "pairs", ()))]
-    held += [t for state in inner.state.values() for t in state.values() if isinstance(t, torch.Tensor) and t.dim()]
+    held = [
+        *net.parameters(),
+        *(bucket.flat for bucket in buckets),
+        *(host for _, host in getattr(inner, "pairs", ())),
+    ]
+    held += [
+        t
+        for state in inner.state.values()
+        for t in state.values()
+        if isinstance(t, torch.Tensor) and t.dim()
+    ]
     held = [getattr(tensor, "_local_tensor", tensor) for tensor in held]
     held = [tensor for tensor in held if not tensor.is_meta]
-    rest = {kind: storage_bytes(t for t in held if t.device.type == kind) for kind in {t.device.type for t in held}}
+    rest = {
+        kind: storage_bytes(t for t in held if t.device.type == kind)
+        for kind in {t.device.type for t in held}
+    }
     flats = [bucket.flat.numel() for bucket in buckets]
     flats += [flat.full.numel() for unit in sharded_units(net) for flat in unit.sharded_unit.flats]
     return rest, flats, pinned_bytes() if device == "cuda" else {}
@@ -225,12 +302,14 @@ def resting(name: str, device: str, sizes: dict) -> tuple[dict[str, int], list[i
 def pinned_bytes() -> dict[str, int]:
     """Of this process, by counter; nothing where this PyTorch does not tell."""
     stats = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
-    return {counter: stats[f"{counter}.current"] for counter in PINNED if f"{counter}.current" in stats}
+    return {
+        counter: stats[f"{counter}.current"] for counter in PINNED if f"{counter}.current" in stats
+    }
 
 
 def fullest(name: str, device: str, sizes: dict, kind: str) -> tuple[int, dict[str, int], int]:
-    """(most bytes on devices of this kind in the third step by the ledger, bytes of its messages by operation, most bytes that the CUDA
-    allocator had given out in it)"""
+    """(most bytes on devices of this kind in the third step by the ledger, bytes of its messages by
+    operation, most bytes that the CUDA allocator had given out in it)"""
     net, tokens = build(device, sizes), batches(device, sizes)[0, dist.get_rank()]
     with Ledger(net, device=kind) as ledger:
         model, optimizer = WAYS[name].wrap(net, torch.optim.AdamW, lr=1e-3)
@@ -241,14 +320,21 @@ def fullest(name: str, device: str, sizes: dict, kind: str) -> tuple[int, dict[s
             with CommunicationLog() as log:
                 train(model, optimizer, tokens)
     allocated = torch.cuda.max_memory_allocated() if device == "cuda" else 0
-    moments = ledger.timeline[line:] or ledger.timeline[-1:]  # nothing came or went on devices of this kind
-    return max(moment.bytes.total for moment in moments), {name: total.nbytes for name, total in log.totals().items()}, allocated
+    # nothing came or went on devices of this kind
+    moments = ledger.timeline[line:] or ledger.timeline[-1:]
+    return (
+        max(moment.bytes.total for moment in moments),
+        {name: total.nbytes for name, total in log.totals().items()},
+        allocated,
+    )
 
 
 def raced(names: list[str], device: str, sizes: dict, turns: int) -> dict[str, list[float]]:
     """Seconds of each step, in turns."""
     tokens = batches(device, sizes)[0, dist.get_rank()]
-    pairs = {name: WAYS[name].wrap(build(device, sizes), torch.optim.AdamW, lr=1e-3) for name in names}
+    pairs = {
+        name: WAYS[name].wrap(build(device, sizes), torch.optim.AdamW, lr=1e-3) for name in names
+    }
 
     def seconds(name):
         dist.barrier()

@@ -10,31 +10,54 @@
     with ranks(4) as world:
         world.run(mean_of_ranks)          # [1.5, 1.5, 1.5, 1.5]: one result a rank, in rank order
 
-In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep its variables for the next.
-When something fails, the error names the rank that began it and not the ones that were waiting for it: see faults.py.
+In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep
+its variables for the next. When something fails, the error names the rank that began it and not the
+ones that were waiting for it: see faults.py.
 
-    launching    server.py    starts processes: a fork server that never touches CUDA, or spawn where there is none; preload.py
+    launching    server.py    starts processes: a fork server that never touches CUDA, or spawn
+                 where there is none; preload.py
                               is what they import
-                 worker.py    one rank; messages.py is what it is told and what it answers, shared.py the files between them
-                 world.py     their parent: sends work, gathers results, mends what broke; output.py shows what ranks print
+                 worker.py    one rank; messages.py is what it is told and what it answers,
+                              shared.py the files between them
+                 world.py     their parent: sends work, gathers results, mends what broke; output.py
+                              shows what ranks print
                  staging.py   send and recv of CUDA tensors by gloo, through the host
                  devices.py   which GPU, which backend
                  torchrun.py  the same where torchrun is the parent
                  magic.py     %%ranks
-    faults       calls.py     every collective of a process, seen where PyTorch hands it to the backend
+    faults       calls.py     every collective of a process, seen where PyTorch hands it to the
+                 backend
                  board.py     which rank is in which collective, in memory that all of them see
                  checks.py    ranks that disagree about a collective, found before it runs
                  watch.py     waiting for ranks, and noticing when one will not come
                  faults.py    which rank is guilty
     links        links.py     rehearsed hosts: a slow link between ranks of one machine
 
-`import shardlab.ranks` loads no torch: the ranks do, and the fork server does it once for all of them.
+`import shardlab.ranks` loads no torch: the ranks do, and the fork server does it once for all of
+them.
 """
 
-from .faults import RankAbsent, RankDied, RankError, RankRaised, RanksDisagree, RanksInterrupted, RanksTooSlow
+from .faults import (
+    RankAbsent,
+    RankDied,
+    RankError,
+    RankRaised,
+    RanksDisagree,
+    RanksInterrupted,
+    RanksTooSlow,
+)
 from .world import ranks
 
-__all__ = ["RankAbsent", "RankDied", "RankError", "RankRaised", "RanksDisagree", "RanksInterrupted", "RanksTooSlow", "ranks"]
+__all__ = [
+    "RankAbsent",
+    "RankDied",
+    "RankError",
+    "RankRaised",
+    "RanksDisagree",
+    "RanksInterrupted",
+    "RanksTooSlow",
+    "ranks",
+]
 
 
 def load_ipython_extension(shell):

@@ -1,10 +1,12 @@
 """Every collective of this process, seen where PyTorch hands it to the backend.
 
-Our own code, DDP's reducer in C++, FSDP2, DTensor and pipelining all end in the operators `c10d::...`. A kernel at their dispatch
-key BackendSelect sees each call once, on real, fake and inference tensors, and costs nothing to any other operator: a
-TorchDispatchMode would run Python for every addition.
+Our own code, DDP's reducer in C++, FSDP2, DTensor and pipelining all end in the operators
+`c10d::...`. A kernel at their dispatch key BackendSelect sees each call once, on real, fake and
+inference tensors, and costs nothing to any other operator: a TorchDispatchMode would run Python for
+every addition.
 
-    with listening(listener):     # listener(call) -> after; after(result) is called when the operator has returned
+    with listening(listener):     # listener(call) -> after; after(result) is called when the
+                                  # operator has returned
         ...
 """
 
@@ -22,8 +24,10 @@ from . import staging
 
 
 class Operator(NamedTuple):
-    """How to read one operator of c10d. `own` is its argument with what this rank has or gets; the message is that, or one such
-    part for each rank. `alike` says whether its shape must be the same on all ranks."""
+    """How to read one operator of c10d. `own` is its argument with what this rank has or gets; the
+    message is that, or one such part for each rank. `alike` says whether its shape must be the same
+    on all ranks."""
+
     name: str
     own: str
     parts: bool = False
@@ -58,20 +62,24 @@ OPERATORS = {
 @dataclass(frozen=True)
 class Call:
     """One collective that this rank is about to make."""
-    name: str                       # all_reduce, reduce_scatter, send, ...
+
+    name: str  # all_reduce, reduce_scatter, send, ...
     group: dist.ProcessGroup
-    own: tuple[Tensor, ...]         # what this rank has (or, for a scatter, gets)
-    contributed: tuple[Tensor, ...]  # what of its own goes into a reduction; empty where nothing is reduced
+    own: tuple[Tensor, ...]  # what this rank has (or, for a scatter, gets)
+    # what of its own goes into a reduction; empty where nothing is reduced
+    contributed: tuple[Tensor, ...]
     parts: bool
     alike: bool
-    peer: int | None                # rank in the group: the root, the receiver of a send, the sender of a recv
+    # rank in the group: the root, the receiver of a send, the sender of a recv
+    peer: int | None
     tag: int
-    reduction: str                  # "sum", "avg", ...; empty where nothing is reduced
-    asynchronous: bool              # the caller goes on and waits for it later
+    reduction: str  # "sum", "avg", ...; empty where nothing is reduced
+    asynchronous: bool  # the caller goes on and waits for it later
 
     @property
     def nbytes(self) -> int:
-        """Logical bytes of the message, the whole array as nccl-tests count it; none for a barrier."""
+        """Logical bytes of the message, the whole array as nccl-tests count it; none for a
+        barrier."""
         own = sum(tensor.numel() * tensor.element_size() for tensor in self.own)
         return own * self.group.size() if self.parts else own
 
@@ -82,7 +90,8 @@ _listeners: list[Listener] = []  # one list, as there is one dispatcher in a pro
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Calls of `listener` before each collective of this process; what it raises is raised in the place of the collective."""
+    """Calls of `listener` before each collective of this process; what it raises is raised in the
+    place of the collective."""
     if not _listeners:
         _install()
     _listeners.append(listener)
@@ -101,7 +110,12 @@ def _install():
     library = torch.library.Library("c10d", "IMPL")
     for name, operator in OPERATORS.items():
         if hasattr(torch.ops.c10d, name):  # not every version of PyTorch has all of them
-            library.impl(name, _kernel(getattr(torch.ops.c10d, name).default, operator), "BackendSelect", with_keyset=True)
+            library.impl(
+                name,
+                _kernel(getattr(torch.ops.c10d, name).default, operator),
+                "BackendSelect",
+                with_keyset=True,
+            )
     _library.append(library)
 
 
@@ -114,7 +128,9 @@ def _kernel(function, operator: Operator):
         if staging.wanted(call):
             result = staging.through_the_host(function, call, *args[1:], **kwargs)
         else:
-            result = function.redispatch(keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs)
+            result = function.redispatch(
+                keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs
+            )
         for done in after:
             done(result)
         return result
@@ -127,11 +143,23 @@ def _read(operator: Operator, arguments: dict) -> Call:
     reduction, contributed = "", ()
     if "reduce_op" in arguments:
         reduction = _name_of(arguments["reduce_op"])
-        brought = arguments.get("input_tensors", arguments.get("input_tensor", arguments.get("inputs", own)))
+        brought = arguments.get(
+            "input_tensors", arguments.get("input_tensor", arguments.get("inputs", own))
+        )
         contributed = tuple(tree_leaves(brought))
     group = dist.ProcessGroup.unbox(arguments["process_group"])
-    return Call(operator.name, group, own, contributed, operator.parts, operator.alike, arguments.get(operator.peer),
-                arguments.get("tag", 0), reduction, arguments.get("async_op", True))
+    return Call(
+        operator.name,
+        group,
+        own,
+        contributed,
+        operator.parts,
+        operator.alike,
+        arguments.get(operator.peer),
+        arguments.get("tag", 0),
+        reduction,
+        arguments.get("async_op", True),
+    )
 
 
 def _name_of(reduce_op: torch.ScriptObject) -> str:

@@ -4,7 +4,8 @@ import os
 
 import torch
 
-SHARING_NCCL = "2.30"  # the first that lets several ranks share a GPU, as an experiment; not yet seen to work here
+# the first that lets several ranks share a GPU, as an experiment; not yet seen to work here
+SHARING_NCCL = "2.30"
 FEW_BLOCKS = "4"
 
 
@@ -12,9 +13,16 @@ class CannotBeHad(ValueError):
     """This machine cannot do what was asked for: one sentence."""
 
 
-def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: str | None,
-           share_gpus: bool = False) -> tuple[torch.device, str]:
-    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs: gloo, or NCCL by `share_gpus`. No GPU: gloo."""
+def choose(
+    rank: int,
+    world_size: int,
+    gpus: int,
+    device: str | None,
+    backend: str | None,
+    share_gpus: bool = False,
+) -> tuple[torch.device, str]:
+    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs: gloo, or NCCL by
+    `share_gpus`. No GPU: gloo."""
     if device == "cuda" and not gpus:
         raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
     if share_gpus and backend != "gloo" and gpus and device != "cpu":
@@ -22,20 +30,25 @@ def choose(rank: int, world_size: int, gpus: int, device: str | None, backend: s
             allow_shared_gpus(ranks_per_gpu=-(-world_size // gpus))
         backend = "nccl"
     elif backend == "nccl" and (world_size > gpus or device == "cpu"):
-        raise CannotBeHad(f"NCCL wants a GPU for each rank: {world_size} ranks, {gpus} GPUs. Leave backend away, or take gloo; "
-                          f"NCCL {SHARING_NCCL} or newer can let ranks share one: share_gpus=True.")
+        raise CannotBeHad(
+            f"NCCL wants a GPU for each rank: {world_size} ranks, {gpus} GPUs. Leave backend away,"
+            f" or take gloo; NCCL {SHARING_NCCL} or newer can let ranks share one: share_gpus=True."
+        )
     if not gpus or device == "cpu":
         return torch.device("cpu"), "gloo"
     return torch.device("cuda", rank % gpus), backend or ("nccl" if world_size <= gpus else "gloo")
 
 
 def allow_shared_gpus(ranks_per_gpu: int):
-    """NCCL reads these variables when its first communicator is made. Its multicast does not go with shared GPUs, and the blocks
-    of all ranks' kernels must fit on a GPU at once, or they wait for each other for ever."""
+    """NCCL reads these variables when its first communicator is made. Its multicast does not go
+    with shared GPUs, and the blocks of all ranks' kernels must fit on a GPU at once, or they wait
+    for each other for ever."""
     found = torch.cuda.nccl.version()
     if found[:2] < tuple(map(int, SHARING_NCCL.split("."))):
-        raise CannotBeHad(f"share_gpus wants NCCL {SHARING_NCCL} or newer, and this PyTorch brings {'.'.join(map(str, found))}: "
-                          "leave it away, and ranks that share a GPU take gloo.")
+        raise CannotBeHad(
+            f"share_gpus wants NCCL {SHARING_NCCL} or newer, and this PyTorch brings"
+            f" {'.'.join(map(str, found))}: leave it away, and ranks that share a GPU take gloo."
+        )
     os.environ.update(NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_NVLS_ENABLE="0")
     if ranks_per_gpu > 2:
         os.environ.setdefault("NCCL_MAX_CTAS", FEW_BLOCKS)

@@ -1,11 +1,14 @@
 """Which rank is guilty, and how to say it.
 
-When one rank fails, all fail: the others wait for it in a collective, and their errors are echoes. The rank to name is
+When one rank fails, all fail: the others wait for it in a collective, and their errors are echoes.
+The rank to name is
 
-- the one that raised first, by the time it stamped before it cut its connections: an echo has a later stamp;
+- the one that raised first, by the time it stamped before it cut its connections: an echo has a
+  later stamp;
 - or the one whose process is gone;
 - where ranks brought different things to one collective, those in the minority;
-- where all wait, the one that does not come: not those that wait for it, whose patience happens to end first.
+- where all wait, the one that does not come: not those that wait for it, whose patience happens to
+  end first.
 """
 
 import linecache
@@ -70,7 +73,8 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     died = {r: end for r, end in enumerate(ends) if isinstance(end, Died)}
     first = min({**own, **died}.items(), key=lambda pair: pair[1].seconds, default=None)
     if isinstance(trouble, (Skipped, Awaited, OverTime)):
-        first = None  # this was noticed before any error; those that came when the ranks were stopped say nothing
+        # this was noticed before any error; those that came when the ranks were stopped say nothing
+        first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
     if isinstance(trouble, (Skipped, Awaited)):
@@ -83,11 +87,25 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
         first = min(raised.items(), key=lambda pair: pair[1].seconds)
     rank, end = first
     if isinstance(end, Died):
-        return RankDied(_lines(f"Rank {rank} died: {end.how}.", *_others(outcome, [rank]), after), [rank])
-    alike = [r for r, other in own.items() if (other.error, other.message) == (end.error, end.message)] or [rank]
-    said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
-    return RankRaised(_lines(f"{_ranks(alike).capitalize()} {said}", *_place(end.frames, limit=8),
-                             f"  It came from {end.cause}" if end.cause else "", *_others(outcome, alike), after), alike)
+        return RankDied(
+            _lines(f"Rank {rank} died: {end.how}.", *_others(outcome, [rank]), after), [rank]
+        )
+    alike = [
+        r for r, other in own.items() if (other.error, other.message) == (end.error, end.message)
+    ] or [rank]
+    said = (
+        end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}".rstrip(": ")
+    )
+    return RankRaised(
+        _lines(
+            f"{_ranks(alike).capitalize()} {said}",
+            *_place(end.frames, limit=8),
+            f"  It came from {end.cause}" if end.cause else "",
+            *_others(outcome, alike),
+            after,
+        ),
+        alike,
+    )
 
 
 def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
@@ -96,12 +114,19 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
     tie = len(counts) > 1 and counts[0][1] == counts[1][1]
     guilty = sorted(r for r, post in posts.items() if tie or post.what != counts[0][0])
     any_post = next(iter(posts.values()))
-    lines = [f"{_ranks(guilty).capitalize()} {'disagree' if tie or len(guilty) > 1 else 'disagrees'} with "
-             f"{'each other' if tie else 'the others'} about collective {any_post.number} of {_ranks(any_post.ranks)}:"]
+    lines = [
+        f"{_ranks(guilty).capitalize()} {'disagree' if tie or len(guilty) > 1 else 'disagrees'}"
+        f" with {'each other' if tie else 'the others'} about collective {any_post.number} of"
+        f" {_ranks(any_post.ranks)}:"
+    ]
     for what, _ in counts:
         lines.append(f"  {_ranks([r for r in sorted(posts) if posts[r].what == what])}: {what}")
-    lines += [f"  rank {r} stands in {line.strip()}" for r in guilty if isinstance(end := outcome.ends[r], Raised)
-              for line in _place(end.frames)]
+    lines += [
+        f"  rank {r} stands in {line.strip()}"
+        for r in guilty
+        if isinstance(end := outcome.ends[r], Raised)
+        for line in _place(end.frames)
+    ]
     return RanksDisagree(_lines(*lines, after), guilty)
 
 
@@ -110,11 +135,18 @@ def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAb
     waiting = [r for r in post.ranks if r not in absent]
     where = f"{post.what} (collective {post.number} of {_ranks(post.ranks)})"
     if isinstance(trouble, Skipped):
-        first = f"{_ranks(absent).capitalize()} ended without {where}, in which {_ranks(waiting)} took part."
+        first = (
+            f"{_ranks(absent).capitalize()} ended without {where}, in which {_ranks(waiting)} took"
+            " part."
+        )
     else:
-        first = (f"{_ranks(absent).capitalize()} did not come to {where} within {trouble.patience_seconds:g} s, "
-                 f"while {_ranks(waiting)} waited.")
-    lines = [f"  rank {r} was in {line.strip()}" for r in absent for line in _place(outcome.seen[r])]
+        first = (
+            f"{_ranks(absent).capitalize()} did not come to {where} within"
+            f" {trouble.patience_seconds:g} s, while {_ranks(waiting)} waited."
+        )
+    lines = [
+        f"  rank {r} was in {line.strip()}" for r in absent for line in _place(outcome.seen[r])
+    ]
     return RankAbsent(_lines(first, *lines, *_others(outcome, absent), after), absent)
 
 
@@ -138,17 +170,26 @@ def _fate(end, seen) -> str:
     if end.stopped:
         return f"stopped{at}"
     if end.echo:
-        return f"waited in a collective{at or ''.join(f' in {line.strip()}' for line in _place(end.frames))}"
-    return (end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}").rstrip(": .")
+        return (
+            "waited in a"
+            f" collective{at or ''.join(f' in {line.strip()}' for line in _place(end.frames))}"
+        )
+    return (end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}").rstrip(
+        ": ."
+    )
 
 
 def _place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
-    """The innermost lines of the reader's code, outermost first. The parent knows the text of a notebook's cells."""
+    """The innermost lines of the reader's code, outermost first. The parent knows the text of a
+    notebook's cells."""
     lines = []
     for file, line, function in frames[-limit:]:
         text = linecache.getline(file, line).strip()
         file = "a cell" if re.search(r"ipykernel_\d+|<ipython-input", file) else file
-        lines.append(f"  {file}, line {line}{f', {function}' * (function != '<module>')}{': ' * bool(text)}{text}")
+        lines.append(
+            f"  {file}, line"
+            f" {line}{f', {function}' * (function != '<module>')}{': ' * bool(text)}{text}"
+        )
     return lines
 
 

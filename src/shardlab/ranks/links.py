@@ -3,10 +3,11 @@
     with two_hosts(megabits_per_second=1000) as hosts, ranks(4, hosts=hosts) as world:
         world.run(...)                      # ranks 0 and 1 on the first host, 2 and 3 on the second
 
-A host is a network namespace: it has its own interfaces and addresses, and sees nobody but the other host. The link is a pair of
-virtual Ethernet devices; a token bucket lets so many bits through a second, each way. Ranks of one host talk at full speed. No
-right beyond an ordinary user's is needed where the system allows user namespaces. Nothing is left when the `with` ends, or when
-this process does: a namespace goes with the last process in it.
+A host is a network namespace: it has its own interfaces and addresses, and sees nobody but the
+other host. The link is a pair of virtual Ethernet devices; a token bucket lets so many bits through
+a second, each way. Ranks of one host talk at full speed. No right beyond an ordinary user's is
+needed where the system allows user namespaces. Nothing is left when the `with` ends, or when this
+process does: a namespace goes with the last process in it.
 """
 
 import ctypes
@@ -17,10 +18,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-ADDRESSES = ("192.0.2.1/24", "192.0.2.2/24")  # a network set aside for documentation: nobody has it (RFC 5737)
+# a network set aside for documentation: nobody has it (RFC 5737)
+ADDRESSES = ("192.0.2.1/24", "192.0.2.2/24")
 INTERFACES = ("near", "far")
-BUCKET_SECONDS = 0.01  # of full speed may pass at once, so that the timer's grain does not slow the link down
-QUEUE_SECONDS = 0.4    # of waiting, then packets are dropped, as in a switch
+# of full speed may pass at once, so that the timer's grain does not slow the link down
+BUCKET_SECONDS = 0.01
+QUEUE_SECONDS = 0.4  # of waiting, then packets are dropped, as in a switch
 COMMAND_SECONDS = 20
 
 
@@ -30,19 +33,27 @@ class LinksUnavailable(OSError):
 
 class Host(NamedTuple):
     """A network of its own with one link."""
-    interface: str               # this host's end of the link
+
+    interface: str  # this host's end of the link
     namespaces: tuple[str, ...]  # the kernel's files that a process opens to enter the host
 
 
 @contextmanager
 def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
-    """Two hosts and the link between them. Raises LinksUnavailable where this system does not let us make them."""
+    """Two hosts and the link between them. Raises LinksUnavailable where this system does not let
+    us make them."""
     if not megabits_per_second > 0:
-        raise ValueError(f"megabits_per_second = {megabits_per_second!r}: a link's speed is above 0.")
-    missing = [program for program in ("unshare", "nsenter", "ip", "tc") if shutil.which(program) is None]
+        raise ValueError(
+            f"megabits_per_second = {megabits_per_second!r}: a link's speed is above 0."
+        )
+    missing = [
+        program for program in ("unshare", "nsenter", "ip", "tc") if shutil.which(program) is None
+    ]
     if missing:
-        raise LinksUnavailable(f"slow links cannot be rehearsed here: the programs {', '.join(missing)} are not installed "
-                               "(on Debian and Ubuntu: apt-get install iproute2 util-linux).")
+        raise LinksUnavailable(
+            f"slow links cannot be rehearsed here: the programs {', '.join(missing)} are not"
+            " installed (on Debian and Ubuntu: apt-get install iproute2 util-linux)."
+        )
     kinds = ("net",) if os.geteuid() == 0 else ("user", "net")
     flags = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
     with ExitStack() as stack:
@@ -51,23 +62,59 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
         enter_near += ["--preserve-credentials"] * ("user" in kinds)
         far = stack.enter_context(holding([*enter_near, "unshare", "--net"]))
         enter_far = [part.replace(str(near), str(far)) for part in enter_near]
-        run(*enter_near, "ip", "link", "add", INTERFACES[0], "type", "veth", "peer", "name", INTERFACES[1], "netns", str(far))
+        run(
+            *enter_near,
+            "ip",
+            "link",
+            "add",
+            INTERFACES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            INTERFACES[1],
+            "netns",
+            str(far),
+        )
         for enter_host, interface, address in zip((enter_near, enter_far), INTERFACES, ADDRESSES):
             run(*enter_host, "ip", "address", "add", address, "dev", interface)
             run(*enter_host, "ip", "link", "set", interface, "up")
             run(*enter_host, "ip", "link", "set", "lo", "up")
             bits = megabits_per_second * 1e6
-            run(*enter_host, "tc", "qdisc", "add", "dev", interface, "root", "tbf", "rate", f"{bits:.0f}bit",
-                "burst", f"{max(16_000, bits / 8 * BUCKET_SECONDS):.0f}", "latency", f"{QUEUE_SECONDS * 1000:.0f}ms")
-        yield tuple(Host(interface, tuple(f"/proc/{process}/ns/{kind}" for kind in kinds))
-                    for process, interface in zip((near, far), INTERFACES))
+            run(
+                *enter_host,
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                interface,
+                "root",
+                "tbf",
+                "rate",
+                f"{bits:.0f}bit",
+                "burst",
+                f"{max(16_000, bits / 8 * BUCKET_SECONDS):.0f}",
+                "latency",
+                f"{QUEUE_SECONDS * 1000:.0f}ms",
+            )
+        yield tuple(
+            Host(interface, tuple(f"/proc/{process}/ns/{kind}" for kind in kinds))
+            for process, interface in zip((near, far), INTERFACES)
+        )
 
 
 @contextmanager
 def holding(command: list[str]) -> Iterator[int]:
-    """A process that holds a namespace open and does nothing: its id. It ends when its input does, so with us in any case."""
-    process = subprocess.Popen([*command, "sh", "-c", "echo ready; exec cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                               stderr=subprocess.PIPE, text=True, start_new_session=True)
+    """A process that holds a namespace open and does nothing: its id. It ends when its input does,
+    so with us in any case."""
+    process = subprocess.Popen(
+        [*command, "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     with process:
         if process.stdout.readline() != "ready\n":
             raise _unavailable(process.stderr.read())
@@ -85,8 +132,10 @@ def run(*command: str):
 
 def _unavailable(said: str) -> LinksUnavailable:
     reason = (said.strip().splitlines() or ["no reason given"])[-1]
-    return LinksUnavailable("slow links cannot be rehearsed here: this system does not let us make network namespaces "
-                            f"({reason}).")
+    return LinksUnavailable(
+        "slow links cannot be rehearsed here: this system does not let us make network namespaces "
+        f"({reason})."
+    )
 
 
 def enter(namespaces: tuple[str, ...]):
@@ -95,7 +144,12 @@ def enter(namespaces: tuple[str, ...]):
     for path in namespaces:
         descriptor = os.open(path, os.O_RDONLY)
         if libc.setns(descriptor, 0):
-            raise OSError(ctypes.get_errno(), f"a rank could not enter its host: {os.strerror(ctypes.get_errno())}")
+            raise OSError(
+                ctypes.get_errno(),
+                f"a rank could not enter its host: {os.strerror(ctypes.get_errno())}",
+            )
         os.close(descriptor)
     if len(namespaces) > 1:
-        libc.prctl(4, 1)  # PR_SET_DUMPABLE: entering a user namespace takes from us the right to open our own files in /proc
+        # PR_SET_DUMPABLE: entering a user namespace takes from us the right to open our own files
+        # in /proc
+        libc.prctl(4, 1)

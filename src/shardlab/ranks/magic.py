@@ -19,34 +19,61 @@ class RanksMagic(Magics):
         self.world: World | None = None
 
     @magic_arguments()
-    @argument("world_size", nargs="?", type=int, help="how many ranks; left away: those that are there")
+    @argument(
+        "world_size", nargs="?", type=int, help="how many ranks; left away: those that are there"
+    )
     @argument("--device", help="cpu or cuda")
     @argument("--backend", help="gloo or nccl")
-    @argument("--share-gpus", action="store_true", help="NCCL for more ranks than GPUs: an experiment of NCCL 2.30")
-    @argument("--patience", type=float, default=60.0, help="seconds that ranks may wait for one that does not come")
+    @argument(
+        "--share-gpus",
+        action="store_true",
+        help="NCCL for more ranks than GPUs: an experiment of NCCL 2.30",
+    )
+    @argument(
+        "--patience",
+        type=float,
+        default=60.0,
+        help="seconds that ranks may wait for one that does not come",
+    )
     @argument("--limit", type=float, help="seconds that the cell may take")
-    @argument("--forbid-nan", action="store_true", help="a rank that brings a NaN to a sum is an error")
-    @argument("--link", type=float, help="rehearse two hosts with a link of so many megabits a second between them")
+    @argument(
+        "--forbid-nan", action="store_true", help="a rank that brings a NaN to a sum is an error"
+    )
+    @argument(
+        "--link",
+        type=float,
+        help="rehearse two hosts with a link of so many megabits a second between them",
+    )
     @argument("--close", action="store_true", help="end the ranks")
     @line_cell_magic("ranks")
     def run(self, line: str, cell: str | None = None):
-        """Run the cell on every rank. Its variables live there until another number of ranks, or other options, are asked for."""
+        """Run the cell on every rank. Its variables live there until another number of ranks, or
+        other options, are asked for."""
         asked = parse_argstring(self.run, line)
         if asked.close:
             return self.close()
         if cell is not None:
-            compile(cell, "<this cell>", "exec")  # a misspelt cell is the notebook's error, not that of a rank
-        options = dict(device=asked.device, backend=asked.backend, share_gpus=asked.share_gpus, patience_seconds=asked.patience,
-                       forbid_nan=asked.forbid_nan)
+            # a misspelt cell is the notebook's error, not that of a rank
+            compile(cell, "<this cell>", "exec")
+        options = dict(
+            device=asked.device,
+            backend=asked.backend,
+            share_gpus=asked.share_gpus,
+            patience_seconds=asked.patience,
+            forbid_nan=asked.forbid_nan,
+        )
         if asked.world_size is None and self.world is None:
             raise UsageError("how many ranks? Say %%ranks 4 the first time.")
         wanted = (asked.world_size, asked.link, options)
         if asked.world_size is not None and (self.world is None or self.asked != wanted):
             self.close()
             with ExitStack() as starting:
-                hosts = starting.enter_context(two_hosts(asked.link)) if asked.link is not None else ()
+                hosts = (
+                    starting.enter_context(two_hosts(asked.link)) if asked.link is not None else ()
+                )
                 self.world = starting.enter_context(ranks(asked.world_size, hosts=hosts, **options))
-                self.asked, self.opened = wanted, starting.pop_all()  # they stay open after this cell
+                # they stay open after this cell
+                self.asked, self.opened = wanted, starting.pop_all()
         if cell is not None:
             self.world.cell(cell, asked.limit)
 

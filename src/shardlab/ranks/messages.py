@@ -5,21 +5,26 @@ from typing import NamedTuple
 Frame = tuple[str, int, str]  # file, line, function
 
 
-# --- to a rank: work, in the order sent ----------------------------------------------------------------------------------------
+# --- to a rank: work, in the order sent -----------------------------------------------------------
+
 
 class Call(NamedTuple):
-    """Call a function. `pickled` holds (function, args, kwargs), the functions of a notebook by value."""
+    """Call a function. `pickled` holds (function, args, kwargs), the functions of a notebook by
+    value."""
+
     pickled: bytes
 
 
 class Cell(NamedTuple):
     """Run a notebook cell in the rank's own `__main__`."""
+
     source: str
     name: str
 
 
 class Regroup(NamedTuple):
     """Make the process group anew, after it broke."""
+
     generation: int
 
 
@@ -27,13 +32,16 @@ class Quit(NamedTuple):
     """End."""
 
 
-# --- to a rank: at once, also while it works -----------------------------------------------------------------------------------
+# --- to a rank: at once, also while it works ------------------------------------------------------
+
 
 class Stop(NamedTuple):
-    """Say where you are, cut your connections so that nobody waits for you, and leave what you are doing."""
+    """Say where you are, cut your connections so that nobody waits for you, and leave what you are
+    doing."""
 
 
-# --- from a rank: how a piece of work ended -------------------------------------------------------------------------------------
+# --- from a rank: how a piece of work ended -------------------------------------------------------
+
 
 class Returned(NamedTuple):
     pickled: bytes
@@ -43,32 +51,37 @@ class Raised(NamedTuple):
     error: str
     message: str
     frames: tuple[Frame, ...]
-    seconds: float           # when, on the clock that all processes of a machine share
-    echo: bool               # a collective that failed because another rank had left it
-    stopped: bool            # it was told to stop
-    cause: str = ""          # "KeyError: 'x'", where another error led to this one
+    seconds: float  # when, on the clock that all processes of a machine share
+    echo: bool  # a collective that failed because another rank had left it
+    stopped: bool  # it was told to stop
+    cause: str = ""  # "KeyError: 'x'", where another error led to this one
 
 
 class Refused(NamedTuple):
     """What was asked for cannot be had here: one sentence."""
+
     sentence: str
 
 
 class Died(NamedTuple):
     """Found by the parent: the process is gone."""
+
     how: str
     seconds: float
 
 
 class Seen(NamedTuple):
     """Where a rank was when it was told to stop; its work has not ended yet."""
+
     frames: tuple[Frame, ...]
 
 
-# --- what a rank raises in itself, in the place of a collective; the message goes on from "Rank 1" ------------------------------
+# --- what a rank raises in itself, in the place of a collective; the message goes on from "Rank 1"
+
 
 class Disagreement(RuntimeError):
-    """This rank brings something else than another. What the reader sees is RanksDisagree, made of all posts."""
+    """This rank brings something else than another. What the reader sees is RanksDisagree, made of
+    all posts."""
 
 
 class BringsNaN(RuntimeError):

@@ -34,7 +34,8 @@ def show(printed: list[Printed], stream):
 
 
 class Progress:
-    """One line while work is long: how long it has run, and the last that each rank printed. It goes when the work has ended."""
+    """One line while work is long: how long it has run, and the last that each rank printed. It
+    goes when the work has ended."""
 
     def __init__(self, printed: list[Printed]):
         self.printed, self.drawn_at, self.display = printed, LONG_SECONDS - BETWEEN_SECONDS, None
@@ -43,12 +44,23 @@ class Progress:
         if seconds < self.drawn_at + BETWEEN_SECONDS:
             return
         self.drawn_at = seconds
-        said = [f"rank {rank}: {line[:60]}" for rank, one in enumerate(self.printed) if (line := one.last_line())]
-        self._draw(" | ".join([f"{seconds:.0f} s", *(said or [f"{len(self.printed)} ranks are at work"])]))
+        said = [
+            f"rank {rank}: {line[:60]}"
+            for rank, one in enumerate(self.printed)
+            if (line := one.last_line())
+        ]
+        self._draw(
+            " | ".join([f"{seconds:.0f} s", *(said or [f"{len(self.printed)} ranks are at work"])])
+        )
 
     def _draw(self, text: str):
-        if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()) is not None and hasattr(shell, "kernel"):
+        if (
+            "IPython" in sys.modules
+            and (shell := sys.modules["IPython"].get_ipython()) is not None
+            and hasattr(shell, "kernel")
+        ):
             from IPython.display import display
+
             if self.display is None:
                 self.display = display({"text/plain": text}, raw=True, display_id=True)
             else:

@@ -1,9 +1,11 @@
 """Starting the process of a rank.
 
-A kernel that has used CUDA must not fork: CUDA does not survive it. So ranks are forked by a server, a process that imports torch
-once, never touches a GPU and has one thread. A fork takes milliseconds and shares the memory of the import. Where there is no
-safe fork (macOS), ranks are spawned: each imports torch for itself. That way was tried on Linux only. Windows has neither the
-files without a name nor the descriptors that ranks are handed here; WSL or a hosted notebook is the way to run ranks from there.
+A kernel that has used CUDA must not fork: CUDA does not survive it. So ranks are forked by a
+server, a process that imports torch once, never touches a GPU and has one thread. A fork takes
+milliseconds and shares the memory of the import. Where there is no safe fork (macOS), ranks are
+spawned: each imports torch for itself. That way was tried on Linux only. Windows has neither the
+files without a name nor the descriptors that ranks are handed here; WSL or a hosted notebook is the
+way to run ranks from there.
 """
 
 import multiprocessing
@@ -20,6 +22,7 @@ from .shared import SharedFile, SharedPath
 
 class Place(NamedTuple):
     """What a rank is given at its start."""
+
     rank: int
     world_size: int
     connection: Connection
@@ -40,7 +43,9 @@ class Place(NamedTuple):
 
 def start_method() -> str:
     if sys.platform == "win32":
-        raise OSError("ranks need Linux or macOS: on Windows run this in WSL 2 or in a hosted notebook.")
+        raise OSError(
+            "ranks need Linux or macOS: on Windows run this in WSL 2 or in a hosted notebook."
+        )
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
@@ -52,7 +57,9 @@ def warm_up():
 
 
 def start(place: Place, method: str) -> multiprocessing.Process:
-    process = multiprocessing.get_context(method).Process(target=live, args=(place,), name=f"rank {place.rank}")
+    process = multiprocessing.get_context(method).Process(
+        target=live, args=(place,), name=f"rank {place.rank}"
+    )
     with without_main():
         process.start()
     return process
@@ -69,7 +76,8 @@ def live(place: Place):
 
 @contextmanager
 def without_main():
-    """multiprocessing runs the parent's script again in each child. A rank gets its functions by value and has no need of it."""
+    """multiprocessing runs the parent's script again in each child. A rank gets its functions by
+    value and has no need of it."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,4 +1,5 @@
-"""Files without a name, shared by a world and its ranks: nothing to leave behind, nothing that somebody could delete."""
+"""Files without a name, shared by a world and its ranks: nothing to leave behind, nothing that
+somebody could delete."""
 
 import os
 import sys
@@ -7,7 +8,8 @@ from multiprocessing.reduction import DupFd
 
 
 class SharedFile:
-    """An open file that no folder lists. Sent to a rank it is the same file; it is gone when the last process closes it."""
+    """An open file that no folder lists. Sent to a rank it is the same file; it is gone when the
+    last process closes it."""
 
     def __init__(self, nbytes: int = 0, path: str = ""):
         """A new one, or that which another process has open at `path`."""
@@ -33,11 +35,13 @@ class SharedFile:
 
 
 class SharedPath:
-    """A file that ranks open by its path, each for itself: the store through which they find each other."""
+    """A file that ranks open by its path, each for itself: the store through which they find each
+    other."""
 
     def __init__(self):
         self.file, self.named = SharedFile(), None
-        if sys.platform != "linux":  # elsewhere a path to an open file shares its position, which the store cannot have
+        # elsewhere a path to an open file shares its position, which the store cannot have
+        if sys.platform != "linux":
             handle, self.named = tempfile.mkstemp(prefix="shardlab-")
             os.close(handle)
 

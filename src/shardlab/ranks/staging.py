@@ -1,7 +1,9 @@
-"""send and recv of CUDA tensors by gloo, which has them for the CPU only: through the host's memory, on both sides.
+"""send and recv of CUDA tensors by gloo, which has them for the CPU only: through the host's
+memory, on both sides.
 
-Where there are more ranks than GPUs the backend is gloo, and without this a plain `dist.send` of a CUDA tensor would hand gloo an
-address that it cannot read. What was received is on its device when `wait()` returns, as with any backend.
+Where there are more ranks than GPUs the backend is gloo, and without this a plain `dist.send` of a
+CUDA tensor would hand gloo an address that it cannot read. What was received is on its device when
+`wait()` returns, as with any backend.
 """
 
 import torch
@@ -12,7 +14,8 @@ ON_THE_HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def wanted(call) -> bool:
-    """Is this a send or recv that the group's backend cannot make from where the tensors are? A call is one of calls.py."""
+    """Is this a send or recv that the group's backend cannot make from where the tensors are? A
+    call is one of calls.py."""
     if call.name not in ("send", "recv") or call.own[0].device.type not in NOT_SENT_BY_GLOO:
         return False
     backends = dict(pair.split(":") for pair in dist.get_backend_config(call.group).split(","))
@@ -20,11 +23,17 @@ def wanted(call) -> bool:
 
 
 def through_the_host(function, call, *rest, **named):
-    """Make the call with copies on the host; `rest` and `named` are its arguments after the tensors."""
+    """Make the call with copies on the host; `rest` and `named` are its arguments after the
+    tensors."""
     if call.name == "send":
-        return function.redispatch(ON_THE_HOST, [tensor.to("cpu", copy=True) for tensor in call.own], *rest, **named)
+        return function.redispatch(
+            ON_THE_HOST, [tensor.to("cpu", copy=True) for tensor in call.own], *rest, **named
+        )
     if call.peer is None:
-        raise ValueError(f"recv into a {call.own[0].device.type} tensor by gloo: say from which rank, or receive on the CPU.")
+        raise ValueError(
+            f"recv into a {call.own[0].device.type} tensor by gloo: say from which rank, or receive"
+            " on the CPU."
+        )
     copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in call.own]
     work = dist.Work.unbox(function.redispatch(ON_THE_HOST, copies, *rest, **named))
     return Arriving(work, copies, call.own).boxed()
@@ -32,9 +41,12 @@ def through_the_host(function, call, *rest, **named):
 
 class Arriving(dist.Work):
     """A recv into copies on the host. Who waits for it gets them where they belong."""
+
     under_way: set["Arriving"] = set()  # PyTorch holds the C++ half of it alone
 
-    def __init__(self, work: dist.Work, copies: list[torch.Tensor], tensors: tuple[torch.Tensor, ...]):
+    def __init__(
+        self, work: dist.Work, copies: list[torch.Tensor], tensors: tuple[torch.Tensor, ...]
+    ):
         super().__init__()
         self.work, self.copies, self.tensors = work, copies, tensors
         self.under_way.add(self)

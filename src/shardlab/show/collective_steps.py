@@ -1,13 +1,16 @@
-"""Collectives step by step, as data: what the stepper draws and says. The steps are the plans that run (collective_plans.py).
+"""Collectives step by step, as data: what the stepper draws and says. The steps are the plans that
+run (collective_plans.py).
 
     steps = stepper_steps("ring all-reduce", 4)
     steps[2].moves        # [Move(source=0, target=1, chunk=2, operator="+="), ...]
-    steps[2].picture      # what every rank holds now: of each rank, chunk -> the ranks whose parts are in it
-    steps[2].sentence     # "Step 2 of 6: rank 0 sends chunk C to rank 1, rank 1 chunk D to rank 2, ..."
+    steps[2].picture      # what every rank holds now: of each rank, chunk -> the ranks whose parts
+                          # are in it
+    steps[2].sentence     # "Step 2 of 6: rank 0 sends chunk C to rank 1, rank 1 chunk D to rank 2,
+                          # ..."
     stepper_steps("reduce-scatter", 4, plan=my_plan)      # a plan of your own: a function of n
 
-Step 0 is the picture before the first. The stepper on a page gets moves and words from here (`page_data`), and follows the moves
-itself; a test holds what it draws against these pictures.
+Step 0 is the picture before the first. The stepper on a page gets moves and words from here
+(`page_data`), and follows the moves itself; a test holds what it draws against these pictures.
 """
 
 from collections.abc import Callable
@@ -20,30 +23,35 @@ from shardlab.collective_plans import Holdings, Move, Plan, follow
 LETTERS = "ABCDEFGH"
 RANKS = range(2, len(LETTERS) + 1)
 
-# Whose chunks: numbers of those that a rank has before the first step, or has to have after the last.
-CHUNKS = MappingProxyType({
-    "all": lambda rank, n, chunks: list(range(chunks)),
-    "root": lambda rank, n, chunks: list(range(chunks)) if rank == 0 else [],
-    "own": lambda rank, n, chunks: [rank],
-    "for all": lambda rank, n, chunks: [n * rank + to for to in range(n)],
-    "from all": lambda rank, n, chunks: [n * source + rank for source in range(n)],
-})
+# Whose chunks: numbers of those that a rank has before the first step, or has to have after the
+# last.
+CHUNKS = MappingProxyType(
+    {
+        "all": lambda rank, n, chunks: list(range(chunks)),
+        "root": lambda rank, n, chunks: list(range(chunks)) if rank == 0 else [],
+        "own": lambda rank, n, chunks: [rank],
+        "for all": lambda rank, n, chunks: [n * rank + to for to in range(n)],
+        "from all": lambda rank, n, chunks: [n * source + rank for source in range(n)],
+    }
+)
 
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective as the stepper knows it. Texts may name {n}; `adds` and `puts`, what is sent, {chunk}; `progress` {done} and
-    {wanted}."""
+    """A collective as the stepper knows it. Texts may name {n}; `adds` and `puts`, what is sent,
+    {chunk}; `progress` {done} and {wanted}."""
+
     plan: Callable[[int], Plan]
-    have: str        # key of CHUNKS: before the first step
-    want: str        # key of CHUNKS: after the last
-    begin: str       # what is the case before, and what is wanted
-    end: str         # what is the case after
+    have: str  # key of CHUNKS: before the first step
+    want: str  # key of CHUNKS: after the last
+    begin: str  # what is the case before, and what is wanted
+    end: str  # what is the case after
     progress: str
-    look: str        # what to look at
-    cut: bool = True         # into n chunks; else every move carries the whole message
-    sums: bool = False       # a chunk is complete when the parts of all ranks are in it; else where it is
-    hearsay: bool = False    # a move carries word of all that its sender had heard of
+    look: str  # what to look at
+    cut: bool = True  # into n chunks; else every move carries the whole message
+    # a chunk is complete when the parts of all ranks are in it; else where it is
+    sums: bool = False
+    hearsay: bool = False  # a move carries word of all that its sender had heard of
     adds: str = "chunk {chunk}"
     puts: str = "chunk {chunk}"
 
@@ -60,54 +68,134 @@ CELLS = "Rows are ranks, columns are chunks."
 SUMS = "Rows are ranks, columns are chunks; the bars of a cell are the ranks whose parts are in it."
 WHOLE = "Rows are ranks; the bars are the ranks whose messages are in a rank's sum."
 
-COLLECTIVES = MappingProxyType({
-    "broadcast": Collective(
-        plans.tree_broadcast, "root", "all", cut=False, puts="the message", look="Rows are ranks.",
-        begin="rank 0 has a message, and all {n} ranks want it.", end="Now all have it.",
-        progress="{done} of {wanted} ranks have the message"),
-    "reduce": Collective(
-        plans.tree_reduce, "all", "root", cut=False, sums=True, adds="what it has", look=WHOLE,
-        begin="each of the {n} ranks has a message of its own, and rank 0 wants their sum.", end="Now rank 0 has the sum.",
-        progress="Rank 0 has the sum of {done} of {wanted} messages"),
-    "naive all-reduce": Collective(
-        plans.naive_all_reduce, "all", "all", cut=False, sums=True, adds="its message", puts="the sum", look=WHOLE,
-        begin="each of the {n} ranks has a message of its own, and all want the sum.", end="Now all have the sum.",
-        progress="{done} of {wanted} ranks have the sum"),
-    "tree all-reduce": Collective(
-        plans.tree_all_reduce, "all", "all", cut=False, sums=True, adds="what it has", puts="the sum", look=WHOLE,
-        begin="each of the {n} ranks has a message of its own, and all want the sum.", end="Now all have the sum.",
-        progress="{done} of {wanted} ranks have the sum"),
-    "ring all-reduce": Collective(
-        plans.ring_all_reduce, "all", "all", sums=True, look=SUMS,
-        begin="each rank has a message of its own, cut into {n} chunks, and all want the sum.", end="Now all have the sum.",
-        progress="{done} of {wanted} chunks are complete"),
-    "scatter": Collective(
-        plans.scatter, "root", "own", look=CELLS,
-        begin="rank 0 has a message of {n} chunks, one for each rank.", end="Now each rank has its chunk.",
-        progress="{done} of {wanted} chunks are where they belong"),
-    "gather": Collective(
-        plans.gather, "own", "root", look=CELLS,
-        begin="each rank has one chunk, and rank 0 wants all {n}.", end="Now rank 0 has all chunks.",
-        progress="{done} of {wanted} chunks are where they belong"),
-    "all-gather": Collective(
-        plans.ring_all_gather, "own", "all", look=CELLS,
-        begin="each rank has one chunk, and all want all {n}.", end="Now all have all chunks.",
-        progress="{done} of {wanted} chunks are where they belong"),
-    "reduce-scatter": Collective(
-        plans.ring_reduce_scatter, "all", "own", sums=True, look=SUMS,
-        begin="each rank has a message of its own, cut into {n} chunks, and wants one chunk of the sum.",
-        end="Now each rank has its chunk of the sum.", progress="{done} of {wanted} chunks are complete"),
-    "all-to-all": Collective(
-        plans.all_to_all, "for all", "from all",
-        look="Rows are ranks. The letter of a chunk is for the rank that gets it, the digit is the rank that has it.",
-        begin="each rank has {n} chunks, one for each rank.", end="Now each rank has what was for it.",
-        progress="{done} of {wanted} chunks are where they belong"),
-    "barrier": Collective(
-        plans.barrier, "all", "all", cut=False, sums=True, hearsay=True, puts="word",
-        look="Rows are ranks; the bars are the ranks of which a rank knows that they have come.",
-        begin="each of the {n} ranks knows only of itself that it has come.",
-        end="Now each knows that all have come, and goes on.", progress="{done} of {wanted} ranks know of all"),
-})
+COLLECTIVES = MappingProxyType(
+    {
+        "broadcast": Collective(
+            plans.tree_broadcast,
+            "root",
+            "all",
+            cut=False,
+            puts="the message",
+            look="Rows are ranks.",
+            begin="rank 0 has a message, and all {n} ranks want it.",
+            end="Now all have it.",
+            progress="{done} of {wanted} ranks have the message",
+        ),
+        "reduce": Collective(
+            plans.tree_reduce,
+            "all",
+            "root",
+            cut=False,
+            sums=True,
+            adds="what it has",
+            look=WHOLE,
+            begin="each of the {n} ranks has a message of its own, and rank 0 wants their sum.",
+            end="Now rank 0 has the sum.",
+            progress="Rank 0 has the sum of {done} of {wanted} messages",
+        ),
+        "naive all-reduce": Collective(
+            plans.naive_all_reduce,
+            "all",
+            "all",
+            cut=False,
+            sums=True,
+            adds="its message",
+            puts="the sum",
+            look=WHOLE,
+            begin="each of the {n} ranks has a message of its own, and all want the sum.",
+            end="Now all have the sum.",
+            progress="{done} of {wanted} ranks have the sum",
+        ),
+        "tree all-reduce": Collective(
+            plans.tree_all_reduce,
+            "all",
+            "all",
+            cut=False,
+            sums=True,
+            adds="what it has",
+            puts="the sum",
+            look=WHOLE,
+            begin="each of the {n} ranks has a message of its own, and all want the sum.",
+            end="Now all have the sum.",
+            progress="{done} of {wanted} ranks have the sum",
+        ),
+        "ring all-reduce": Collective(
+            plans.ring_all_reduce,
+            "all",
+            "all",
+            sums=True,
+            look=SUMS,
+            begin="each rank has a message of its own, cut into {n} chunks, and all want the sum.",
+            end="Now all have the sum.",
+            progress="{done} of {wanted} chunks are complete",
+        ),
+        "scatter": Collective(
+            plans.scatter,
+            "root",
+            "own",
+            look=CELLS,
+            begin="rank 0 has a message of {n} chunks, one for each rank.",
+            end="Now each rank has its chunk.",
+            progress="{done} of {wanted} chunks are where they belong",
+        ),
+        "gather": Collective(
+            plans.gather,
+            "own",
+            "root",
+            look=CELLS,
+            begin="each rank has one chunk, and rank 0 wants all {n}.",
+            end="Now rank 0 has all chunks.",
+            progress="{done} of {wanted} chunks are where they belong",
+        ),
+        "all-gather": Collective(
+            plans.ring_all_gather,
+            "own",
+            "all",
+            look=CELLS,
+            begin="each rank has one chunk, and all want all {n}.",
+            end="Now all have all chunks.",
+            progress="{done} of {wanted} chunks are where they belong",
+        ),
+        "reduce-scatter": Collective(
+            plans.ring_reduce_scatter,
+            "all",
+            "own",
+            sums=True,
+            look=SUMS,
+            begin=(
+                "each rank has a message of its own, cut into {n} chunks, and wants one chunk of the"
+                " sum."
+            ),
+            end="Now each rank has its chunk of the sum.",
+            progress="{done} of {wanted} chunks are complete",
+        ),
+        "all-to-all": Collective(
+            plans.all_to_all,
+            "for all",
+            "from all",
+            look=(
+                "Rows are ranks. The letter of a chunk is for the rank that gets it, the digit is the"
+                " rank that has it."
+            ),
+            begin="each rank has {n} chunks, one for each rank.",
+            end="Now each rank has what was for it.",
+            progress="{done} of {wanted} chunks are where they belong",
+        ),
+        "barrier": Collective(
+            plans.barrier,
+            "all",
+            "all",
+            cut=False,
+            sums=True,
+            hearsay=True,
+            puts="word",
+            look="Rows are ranks; the bars are the ranks of which a rank knows that they have come.",
+            begin="each of the {n} ranks knows only of itself that it has come.",
+            end="Now each knows that all have come, and goes on.",
+            progress="{done} of {wanted} ranks know of all",
+        ),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -116,13 +204,15 @@ class Step:
     moves: list[Move]
     picture: Holdings
     sentence: str  # what this step does
-    detail: str    # how far it is
+    detail: str  # how far it is
 
 
 def stepper_steps(name: str, n: int, plan: Callable[[int], Plan] | None = None) -> list[Step]:
-    """The collective on ranks 0 ... n - 1, from the picture before its first step to the one after its last.
+    """The collective on ranks 0 ... n - 1, from the picture before its first step to the one after
+    its last.
 
-    Raises ValueError for a name that is no key of COLLECTIVES, n not in RANKS, or a plan that cannot be (see `follow`).
+    Raises ValueError for a name that is no key of COLLECTIVES, n not in RANKS, or a plan that
+    cannot be (see `follow`).
     """
     if name not in COLLECTIVES:
         raise ValueError(f"no collective is named {name!r}; there are {', '.join(COLLECTIVES)}.")
@@ -134,13 +224,25 @@ def stepper_steps(name: str, n: int, plan: Callable[[int], Plan] | None = None) 
         if not (0 <= move.source < n and 0 <= move.target < n):
             raise ValueError(f"step {number}, {move}: there are ranks 0 to {n - 1}.")
     pictures = holdings(shown, n)
-    return [Step(number, moves[number], pictures[number], sentence(shown, n, moves, pictures, number),
-                 detail(shown, n, moves, pictures, number)) for number in range(len(moves))]
+    return [
+        Step(
+            number,
+            moves[number],
+            pictures[number],
+            sentence(shown, n, moves, pictures, number),
+            detail(shown, n, moves, pictures, number),
+        )
+        for number in range(len(moves))
+    ]
 
 
 def holdings(shown: Collective, n: int) -> list[Holdings]:
-    """What every rank holds before the first step and after each; of a barrier, of whom it has heard."""
-    have = [dict.fromkeys(CHUNKS[shown.have](rank, n, shown.chunks(n)), frozenset([rank])) for rank in range(n)]
+    """What every rank holds before the first step and after each; of a barrier, of whom it has
+    heard."""
+    have = [
+        dict.fromkeys(CHUNKS[shown.have](rank, n, shown.chunks(n)), frozenset([rank]))
+        for rank in range(n)
+    ]
     if not shown.hearsay:
         return follow(shown.plan(n), have)
     pictures = [have]
@@ -152,10 +254,12 @@ def holdings(shown: Collective, n: int) -> list[Holdings]:
     return pictures
 
 
-# --- in words --------------------------------------------------------------------------------------------------------
+# --- in words -------------------------------------------------------------------------------------
+
 
 def label(shown: Collective, n: int, chunk: int) -> str:
-    """A letter; of an all-to-all the letter of the rank that the chunk is for and the number of the one that it is from."""
+    """A letter; of an all-to-all the letter of the rank that the chunk is for and the number of the
+    one that it is from."""
     return f"{LETTERS[chunk % n]}{chunk // n}" if shown.have == "for all" else LETTERS[chunk]
 
 
@@ -167,7 +271,9 @@ def sentence(shown, n, moves, pictures, number):
         return f"Step {number} of {last}: nobody sends."
     first, said = moves[number][0], []
     for move in moves[number]:
-        what = (shown.adds if move.operator == "+=" else shown.puts).format(chunk=label(shown, n, move.chunk))
+        what = (shown.adds if move.operator == "+=" else shown.puts).format(
+            chunk=label(shown, n, move.chunk)
+        )
         said.append(f"rank {move.source} {'' if said else 'sends '}{what} to rank {move.target}")
     if shown.hearsay:
         text = f"{listed(said)}. Each then knows of all that the sender knew of."
@@ -176,7 +282,10 @@ def sentence(shown, n, moves, pictures, number):
         one, each = ADDS if first.operator == "+=" else REPLACES if held else KEEPS
         text = f"{said[0]}, which {one}." if len(said) == 1 else f"{listed(said)}. Each {each}."
     done, wanted = complete(shown, n, pictures[number])
-    return f"Step {number} of {last}: {text}{' ' + shown.end if number == last and done == wanted else ''}"
+    return (
+        f"Step {number} of {last}:"
+        f" {text}{' ' + shown.end if number == last and done == wanted else ''}"
+    )
 
 
 ADDS = "adds it to its own", "adds what arrives to its own"
@@ -185,7 +294,7 @@ KEEPS = "keeps it", "keeps what arrives"
 
 
 def detail(shown, n, moves, pictures, number):
-    so_far, total = most_sent(moves[:number + 1]), most_sent(moves)
+    so_far, total = most_sent(moves[: number + 1]), most_sent(moves)
     done, wanted = complete(shown, n, pictures[number])
     progress = shown.progress.format(done=done, wanted=wanted)
     sent = f"{share(shown, n, so_far)}, in the end {share(shown, n, total, short=so_far > 0)}"
@@ -203,7 +312,8 @@ def most_sent(moves: Plan) -> int:
 
 
 def share(shown, n, sent, short=False):
-    """Chunks or messages sent, as a share of the message; of a barrier, bytes. `short`: without what they are a share of."""
+    """Chunks or messages sent, as a share of the message; of a barrier, bytes. `short`: without
+    what they are a share of."""
     if not sent:
         return "nothing"
     if shown.hearsay:
@@ -214,20 +324,27 @@ def share(shown, n, sent, short=False):
 
 
 def complete(shown, n, picture):
-    """(done, wanted): chunks that are complete where they are wanted; of a reduce, messages in the root's sum."""
-    wanted = [(rank, chunk) for rank in range(n) for chunk in CHUNKS[shown.want](rank, n, shown.chunks(n))]
+    """(done, wanted): chunks that are complete where they are wanted; of a reduce, messages in the
+    root's sum."""
+    wanted = [
+        (rank, chunk) for rank in range(n) for chunk in CHUNKS[shown.want](rank, n, shown.chunks(n))
+    ]
     if shown.sums and len(wanted) == 1:
         return len(picture[0][0]), n
-    return sum(len(picture[rank].get(chunk, ())) >= shown.need(n) for rank, chunk in wanted), len(wanted)
+    return sum(len(picture[rank].get(chunk, ())) >= shown.need(n) for rank, chunk in wanted), len(
+        wanted
+    )
 
 
-# --- what a page gets ------------------------------------------------------------------------------------------------
+# --- what a page gets -----------------------------------------------------------------------------
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-"
 
 
 def encode(plan: Plan) -> str:
-    """A plan in four characters a move: source, target, chunk (one of DIGITS), operator; a space between steps."""
+    """A plan in four characters a move: source, target, chunk (one of DIGITS), operator; a space
+    between steps."""
+
     def written(move):
         return f"{move.source}{move.target}{DIGITS[move.chunk]}{move.operator[0]}"
 
@@ -237,22 +354,37 @@ def encode(plan: Plan) -> str:
 def page_data(name: str, n: int) -> dict:
     """What static/chunks.js draws.
 
-    `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the first step, with its own part in
-    each. `labels`: of each chunk, what is written in a cell that holds it; or `texts`: the same for a row that is one cell, by
-    the number of parts in it. `need`: parts of a complete chunk; bars are drawn where it is more than one. `moves`: see `encode`.
-    `say`: of each step, from step 0 on, its sentence and detail. `exchange`: columns stand twice, for what a rank has and for
-    what it got. `hearsay`: see Collective.
+    `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the
+    first step, with its own part in each. `labels`: of each chunk, what is written in a cell that
+    holds it; or `texts`: the same for a row that is one cell, by the number of parts in it. `need`:
+    parts of a complete chunk; bars are drawn where it is more than one. `moves`: see `encode`.
+    `say`: of each step, from step 0 on, its sentence and detail. `exchange`: columns stand twice,
+    for what a rank has and for what it got. `hearsay`: see Collective.
     """
     steps, shown = stepper_steps(name, n), COLLECTIVES[name]
     have = [sorted(chunks) for chunks in steps[0].picture]
     exchange, ranks = shown.have == "for all", [str(rank) for rank in range(n)]
     return {
-        "look": shown.look, "need": shown.need(n), "have": have, "moves": encode([step.moves for step in steps[1:]]),
-        "columns": ranks if exchange else list(LETTERS[:n]) if shown.cut else ["knows of" if shown.hearsay else "message"],
-        **({"labels": [label(shown, n, chunk) for chunk in range(n * n if exchange else n)]} if shown.cut
-           else {"texts": texts(shown, n)}),
-        **({"exchange": 1} if exchange else {}), **({"hearsay": 1} if shown.hearsay else {}),
-        "say": [[step.sentence, step.detail] for step in steps]}
+        "look": shown.look,
+        "need": shown.need(n),
+        "have": have,
+        "moves": encode([step.moves for step in steps[1:]]),
+        "columns": (
+            ranks
+            if exchange
+            else list(LETTERS[:n])
+            if shown.cut
+            else ["knows of" if shown.hearsay else "message"]
+        ),
+        **(
+            {"labels": [label(shown, n, chunk) for chunk in range(n * n if exchange else n)]}
+            if shown.cut
+            else {"texts": texts(shown, n)}
+        ),
+        **({"exchange": 1} if exchange else {}),
+        **({"hearsay": 1} if shown.hearsay else {}),
+        "say": [[step.sentence, step.detail] for step in steps],
+    }
 
 
 def texts(shown, n):

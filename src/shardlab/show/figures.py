@@ -1,8 +1,9 @@
 """plotly figures of formulas and of what was measured.
 
-Predicted is an outline, measured a fill, what finds no room a hatch; bytes start at zero, and the words beside a bar say what
-its colour says. Paper is transparent and ink a grey that can be read on a light and on a dark page (the book puts its own
-there). The JSON is small and the same for the same numbers: plain lists, no template, no ids.
+Predicted is an outline, measured a fill, what finds no room a hatch; bytes start at zero, and the
+words beside a bar say what its colour says. Paper is transparent and ink a grey that can be read on
+a light and on a dark page (the book puts its own there). The JSON is small and the same for the
+same numbers: plain lists, no template, no ids.
 """
 
 import math
@@ -17,39 +18,78 @@ CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
 LINE = TIMELINE["forward"].light
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
-FAR = 20  # a capacity this many times the bytes would leave nothing of the bars: it is named at the edge instead
+# a capacity this many times the bytes would leave nothing of the bars: it is named at the edge
+# instead
+FAR = 20
 FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
 
 
-# --- what all figures share --------------------------------------------------------------------------------------------
+# --- what all figures share -----------------------------------------------------------------------
+
 
 def new_figure(title, height, **layout):
-    """An empty figure of `height` pixels under a title of one line, or two with <br>, that starts at the left."""
-    return go.Figure(layout=dict(
-        template=go.layout.Template(), paper_bgcolor=CLEAR, plot_bgcolor=CLEAR, height=height, showlegend=False,
-        font=dict(color=INK, size=13), margin=dict(l=10, r=16, t=HEAD_PIXELS, b=FOOT_PIXELS),
-        title=dict(text=title, x=0, xref="container", xanchor="left", y=1, yref="container", yanchor="top",
-                   pad=dict(t=22 if "<br>" in title else 8), font=dict(size=15)), **layout))
+    """An empty figure of `height` pixels under a title of one line, or two with <br>, that starts
+    at the left."""
+    return go.Figure(
+        layout=dict(
+            template=go.layout.Template(),
+            paper_bgcolor=CLEAR,
+            plot_bgcolor=CLEAR,
+            height=height,
+            showlegend=False,
+            font=dict(color=INK, size=13),
+            margin=dict(l=10, r=16, t=HEAD_PIXELS, b=FOOT_PIXELS),
+            title=dict(
+                text=title,
+                x=0,
+                xref="container",
+                xanchor="left",
+                y=1,
+                yref="container",
+                yanchor="top",
+                pad=dict(t=22 if "<br>" in title else 8),
+                font=dict(size=15),
+            ),
+            **layout,
+        )
+    )
 
 
 def axis(**given):
     """An axis without a zero line of its own; the page colours grid and ticks."""
-    return {**dict(showgrid=False, zeroline=False, linecolor=INK, tickcolor=INK, gridcolor="rgba(117,123,132,0.25)",
-                   tickangle=0, fixedrange=True, automargin=True), **given}
+    return {
+        **dict(
+            showgrid=False,
+            zeroline=False,
+            linecolor=INK,
+            tickcolor=INK,
+            gridcolor="rgba(117,123,132,0.25)",
+            tickangle=0,
+            fixedrange=True,
+            automargin=True,
+        ),
+        **given,
+    }
 
 
 def round_up(value):
     """The smallest round number that is not below value."""
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(step * scale for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12) if step * scale >= value)
+    return next(
+        step * scale
+        for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12)
+        if step * scale >= value
+    )
 
 
-# --- bytes ---------------------------------------------------------------------------------------------------------------
+# --- bytes ----------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Bytes:
-    """One row of a figure of bytes: what it is, its colour's name in palette.MEMORY, and the bytes; None where nothing is
-    predicted, or nothing measured."""
+    """One row of a figure of bytes: what it is, its colour's name in palette.MEMORY, and the bytes;
+    None where nothing is predicted, or nothing measured."""
+
     label: str
     colour: str
     predicted: int | None = None
@@ -61,33 +101,57 @@ class Bytes:
 
 
 # The quantities that a figure of model states may be asked for, in the order of their rows.
-STATES = {"parameter_bytes": ("parameters", "parameters"), "gradient_bytes": ("gradients", "gradients"),
-          "optimizer_bytes": ("optimizer states", "optimizer"), "step_counter_bytes": ("step counters", "optimizer")}
+STATES = {
+    "parameter_bytes": ("parameters", "parameters"),
+    "gradient_bytes": ("gradients", "gradients"),
+    "optimizer_bytes": ("optimizer states", "optimizer"),
+    "step_counter_bytes": ("step counters", "optimizer"),
+}
 
 
 def states_figure(predicted, measured, title="Model states"):
-    """Bytes of model states, formula -> bytes, predicted and measured: the keys are names of STATES.
+    """Bytes of model states, formula -> bytes, predicted and measured: the keys are names of
+    STATES.
 
     Raises TypeError for another name, or when the two do not name the same.
     """
     for name in [*predicted, *measured]:
         if name not in STATES:
-            raise TypeError(f"{name!r} is no part of the model states; there are {', '.join(STATES)}.")
+            raise TypeError(
+                f"{name!r} is no part of the model states; there are {', '.join(STATES)}."
+            )
     if set(predicted) != set(measured):
-        raise TypeError(f"predicted has {', '.join(predicted)}, measured has {', '.join(measured)}: they must name the same.")
-    rows = [Bytes(*STATES[name], predicted[name], measured[name]) for name in STATES if name in predicted]
+        raise TypeError(
+            f"predicted has {', '.join(predicted)}, measured has {', '.join(measured)}: they must"
+            " name the same."
+        )
+    rows = [
+        Bytes(*STATES[name], predicted[name], measured[name])
+        for name in STATES
+        if name in predicted
+    ]
     return memory_figure(title, rows, style="bytes")
 
 
 def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
-    """Rows of Bytes, each bar starting where the one above ended, and their sum. With `capacity_bytes`, a line for the card,
-    hatched bars beyond it and a dotted frame around what is left.
+    """Rows of Bytes, each bar starting where the one above ended, and their sum. With
+    `capacity_bytes`, a line for the card, hatched bars beyond it and a dotted frame around what is
+    left.
 
-    A predicted bar is an outline where a measured one stands inside it, and filled where nothing was measured.
+    A predicted bar is an outline where a measured one stands inside it, and filled where nothing
+    was measured.
     """
     compared = any(row.measured is not None for row in rows)
-    together = Bytes("together", "", sum(row.size for row in rows),
-                     sum(row.measured for row in rows) if all(row.measured is not None for row in rows) else None)
+    together = Bytes(
+        "together",
+        "",
+        sum(row.size for row in rows),
+        (
+            sum(row.measured for row in rows)
+            if all(row.measured is not None for row in rows)
+            else None
+        ),
+    )
     most = max(together.predicted, together.measured or 0, 1)
     near = capacity_bytes is not None and capacity_bytes <= FAR * most
     most = max(most, capacity_bytes) if near else most
@@ -95,12 +159,27 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
     if compared:
         title += "<br><span style='font-size:13px'>outline: predicted, fill: measured</span>"
     head_pixels = HEAD_PIXELS + (12 if compared else 0)
-    figure = new_figure(title, head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1), barmode="overlay", bargap=0)
+    figure = new_figure(
+        title, head_pixels + FOOT_PIXELS + ROW_PIXELS * (len(rows) + 1), barmode="overlay", bargap=0
+    )
     figure.update_layout(margin_t=head_pixels)
-    figure.update_xaxes(axis(range=[0, round_up(1.02 * most / scale)], ticksuffix=f" {unit}", nticks=5, showgrid=True))
-    figure.update_yaxes(axis(range=[len(rows) + 0.5, -0.5], ticks="outside", tickwidth=0, ticklen=8, showline=False,
-                             tickmode="array", tickvals=list(range(len(rows) + 1)),
-                             ticktext=[_words(row, style) for row in [*rows, together]]))
+    figure.update_xaxes(
+        axis(
+            range=[0, round_up(1.02 * most / scale)], ticksuffix=f" {unit}", nticks=5, showgrid=True
+        )
+    )
+    figure.update_yaxes(
+        axis(
+            range=[len(rows) + 0.5, -0.5],
+            ticks="outside",
+            tickwidth=0,
+            ticklen=8,
+            showline=False,
+            tickmode="array",
+            tickvals=list(range(len(rows) + 1)),
+            ticktext=[_words(row, style) for row in [*rows, together]],
+        )
+    )
 
     start = 0
     for place, row in enumerate([*rows, together]):
@@ -108,7 +187,9 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
         for kind, size in (("predicted", row.predicted), ("measured", row.measured)):
             if size is not None:
                 filled = kind == "measured" or row.measured is None
-                for bar in _bars(row, kind, place, base, size, filled, capacity_bytes if near else None, scale):
+                for bar in _bars(
+                    row, kind, place, base, size, filled, capacity_bytes if near else None, scale
+                ):
                     figure.add_trace(bar)
         start = base + row.size
     if capacity_bytes is not None:
@@ -124,7 +205,9 @@ def unit_of(most, units):
 def _words(row, style):
     """What stands beside a bar: its name, its bytes, and the prediction where that was another."""
     shown = row.measured if row.measured is not None else row.predicted
-    differs = row.measured is not None and row.predicted is not None and row.measured != row.predicted
+    differs = (
+        row.measured is not None and row.predicted is not None and row.measured != row.predicted
+    )
     return f"{row.label}<br>{format_as(shown, style)}{f', predicted {format_as(row.predicted, style)}' if differs else ''}"
 
 
@@ -138,14 +221,24 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
         if piece or (not over and not size):
             marker = dict(color=fill if filled else CLEAR, line=dict(color=line, width=2))
             if over:
-                marker["pattern"] = dict(shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4)
-            yield go.Bar(orientation="h", x=[piece / scale], base=[(base + offset) / scale], y=[place], marker=marker,
-                         width=[0.56 if kind == "predicted" or row.predicted is None else 0.32], name=f"{row.label}, {kind}",
-                         hovertemplate=f"{words}<extra></extra>")
+                marker["pattern"] = dict(
+                    shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4
+                )
+            yield go.Bar(
+                orientation="h",
+                x=[piece / scale],
+                base=[(base + offset) / scale],
+                y=[place],
+                marker=marker,
+                width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
+                name=f"{row.label}, {kind}",
+                hovertemplate=f"{words}<extra></extra>",
+            )
 
 
 def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
-    """The card's capacity as a line, or words at the edge where it is too far away to be drawn, and what that leaves."""
+    """The card's capacity as a line, or words at the edge where it is too far away to be drawn, and
+    what that leaves."""
     left = capacity_bytes - together.predicted
     card, rest = format_as(capacity_bytes, "decimal bytes"), format_as(abs(left), "decimal bytes")
     words = f"{card} card, {rest} {'free' if left >= 0 else 'too much'}"
@@ -154,77 +247,181 @@ def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
         figure.add_annotation(text=f"{words} →", x=1, xref="paper", xanchor="right", **above)
         return
     at = capacity_bytes / scale
-    figure.add_shape(type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=dict(color=INK, width=2))
+    figure.add_shape(
+        type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=dict(color=INK, width=2)
+    )
     if left > 0:
-        figure.add_shape(type="rect", x0=together.predicted / scale, x1=at, y0=place - 0.28, y1=place + 0.28,
-                         line=dict(color=INK, width=1, dash="dot"))
-    figure.add_annotation(text=words, x=at, xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left", **above)
+        figure.add_shape(
+            type="rect",
+            x0=together.predicted / scale,
+            x1=at,
+            y0=place - 0.28,
+            y1=place + 0.28,
+            line=dict(color=INK, width=1, dash="dot"),
+        )
+    figure.add_annotation(
+        text=words,
+        x=at,
+        xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left",
+        **above,
+    )
 
 
 def columns_figure(title, columns, capacity_bytes=None):
-    """Columns of bytes from zero, in the order of time: (name, parts from the bottom up as Bytes). The highest is named; with
-    `capacity_bytes`, a line for the card, and what is above it hatched."""
+    """Columns of bytes from zero, in the order of time: (name, parts from the bottom up as Bytes).
+    The highest is named; with `capacity_bytes`, a line for the card, and what is above it
+    hatched."""
     totals = [sum(part.size for part in parts) for _, parts in columns]
     near = capacity_bytes is not None and capacity_bytes <= FAR_ABOVE * max(*totals, 1)
     most = max(*totals, capacity_bytes if near else 1)
     unit, scale = unit_of(most, DECIMAL)
     figure = new_figure(title, 380, barmode="overlay", bargap=0)
-    figure.update_layout(margin_t=HEAD_PIXELS + 20, showlegend=True, legend=dict(
-        orientation="h", x=0, xanchor="left", y=-0.14, yanchor="top", traceorder="normal", font=dict(size=12), itemclick=False))
-    figure.update_xaxes(axis(tickmode="array", tickvals=list(range(len(columns))), ticktext=[name for name, _ in columns], showline=True,
-                             range=[-0.6, len(columns) - 0.4]))
-    figure.update_yaxes(axis(range=[0, round_up(1.08 * most / scale)], ticksuffix=f" {unit}", nticks=6, showgrid=True))
-    ranks = list(dict.fromkeys(part.label for _, parts in sorted(columns, key=lambda column: -len(column[1])) for part in parts))
+    figure.update_layout(
+        margin_t=HEAD_PIXELS + 20,
+        showlegend=True,
+        legend=dict(
+            orientation="h",
+            x=0,
+            xanchor="left",
+            y=-0.14,
+            yanchor="top",
+            traceorder="normal",
+            font=dict(size=12),
+            itemclick=False,
+        ),
+    )
+    figure.update_xaxes(
+        axis(
+            tickmode="array",
+            tickvals=list(range(len(columns))),
+            ticktext=[name for name, _ in columns],
+            showline=True,
+            range=[-0.6, len(columns) - 0.4],
+        )
+    )
+    figure.update_yaxes(
+        axis(
+            range=[0, round_up(1.08 * most / scale)], ticksuffix=f" {unit}", nticks=6, showgrid=True
+        )
+    )
+    ranks = list(
+        dict.fromkeys(
+            part.label
+            for _, parts in sorted(columns, key=lambda column: -len(column[1]))
+            for part in parts
+        )
+    )
     named = set()
     for place, (name, parts) in enumerate(columns):
         start = 0
         for part in parts:
-            swatch, inside = MEMORY[part.colour], max(0, min(part.size, capacity_bytes - start)) if near else part.size
+            swatch, inside = (
+                MEMORY[part.colour],
+                max(0, min(part.size, capacity_bytes - start)) if near else part.size,
+            )
             for offset, piece, over in ((0, inside, False), (inside, part.size - inside, True)):
                 if piece:
                     marker = dict(color=swatch.light, line=dict(color=swatch.line, width=1))
                     if over:
-                        marker["pattern"] = dict(shape="/", fillmode="replace", fgcolor=swatch.line, size=7, solidity=0.4)
-                    figure.add_trace(go.Bar(
-                        x=[place], y=[round(piece / scale, 4)], base=[round((start + offset) / scale, 4)], width=[0.76], marker=marker,
-                        name=part.label, legendgroup=part.label, showlegend=part.label not in named, legendrank=1 + ranks.index(part.label),
-                        hovertemplate=f"{name}, {part.label}: {format_bytes(part.size)}<extra></extra>"))
+                        marker["pattern"] = dict(
+                            shape="/", fillmode="replace", fgcolor=swatch.line, size=7, solidity=0.4
+                        )
+                    figure.add_trace(
+                        go.Bar(
+                            x=[place],
+                            y=[round(piece / scale, 4)],
+                            base=[round((start + offset) / scale, 4)],
+                            width=[0.76],
+                            marker=marker,
+                            name=part.label,
+                            legendgroup=part.label,
+                            showlegend=part.label not in named,
+                            legendrank=1 + ranks.index(part.label),
+                            hovertemplate=(
+                                f"{name}, {part.label}: {format_bytes(part.size)}<extra></extra>"
+                            ),
+                        )
+                    )
                     named.add(part.label)
             start += part.size
     highest = max(range(len(totals)), key=totals.__getitem__)
-    figure.add_annotation(text=f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>", x=highest, y=totals[highest] / scale,
-                          yanchor="bottom", showarrow=False)
+    figure.add_annotation(
+        text=f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>",
+        x=highest,
+        y=totals[highest] / scale,
+        yanchor="bottom",
+        showarrow=False,
+    )
     if capacity_bytes is not None:
         words = f"{format_as(capacity_bytes, 'decimal bytes')} card"
         if near:
-            figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=capacity_bytes / scale, y1=capacity_bytes / scale,
-                             line=dict(color=INK, width=2))
+            figure.add_shape(
+                type="line",
+                x0=0,
+                x1=1,
+                xref="paper",
+                y0=capacity_bytes / scale,
+                y1=capacity_bytes / scale,
+                line=dict(color=INK, width=2),
+            )
         left = highest >= len(columns) / 2
-        figure.add_annotation(text=words if near else f"{words}: far above", x=0 if left else 1, xref="paper", xanchor="left" if left else "right",
-                              y=capacity_bytes / scale if near else 1, yref="y" if near else "paper", yanchor="bottom", showarrow=False)
+        figure.add_annotation(
+            text=words if near else f"{words}: far above",
+            x=0 if left else 1,
+            xref="paper",
+            xanchor="left" if left else "right",
+            y=capacity_bytes / scale if near else 1,
+            yref="y" if near else "paper",
+            yanchor="bottom",
+            showarrow=False,
+        )
     return figure
 
 
-# --- time ----------------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
+
 
 def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
-    """One duration on a logarithmic axis from `least` to `most` seconds; `ticks` are pairs (name, seconds). A ring is predicted,
-    a disc measured; a lone prediction is a disc. What lies beyond an end is an arrow there."""
+    """One duration on a logarithmic axis from `least` to `most` seconds; `ticks` are pairs (name,
+    seconds). A ring is predicted, a disc measured; a lone prediction is a disc. What lies beyond an
+    end is an arrow there."""
     figure = new_figure(title, 132)
-    figure.update_xaxes(axis(type="log", range=[math.log10(least), math.log10(most)], tickvals=[size for _, size in ticks],
-                             ticktext=[name for name, _ in ticks], tickfont=dict(size=11), showgrid=True))
+    figure.update_xaxes(
+        axis(
+            type="log",
+            range=[math.log10(least), math.log10(most)],
+            tickvals=[size for _, size in ticks],
+            ticktext=[name for name, _ in ticks],
+            tickfont=dict(size=11),
+            showgrid=True,
+        )
+    )
     figure.update_yaxes(axis(visible=False, range=[-1, 1]))
     marks = [("predicted", seconds, "circle" if measured_seconds is None else "circle-open")]
     if measured_seconds is not None:
         marks.append(("measured", measured_seconds, "circle"))
     for kind, value, symbol in marks:
         beyond = "triangle-right" if value > most else "triangle-left" if value < least else symbol
-        figure.add_trace(go.Scatter(
-            x=[min(max(value, least), most)], y=[0], mode="markers+text", cliponaxis=False, name=kind,
-            marker=dict(symbol=beyond, size=14 if kind == "predicted" else 9, color=LINE, line=dict(width=2, color=LINE)),
-            text=[f"<b>{format_as(value, 'duration')}</b>"],
-            hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
-            textposition=_beside(value, least, most, "top" if kind == "predicted" else "bottom")))
+        figure.add_trace(
+            go.Scatter(
+                x=[min(max(value, least), most)],
+                y=[0],
+                mode="markers+text",
+                cliponaxis=False,
+                name=kind,
+                marker=dict(
+                    symbol=beyond,
+                    size=14 if kind == "predicted" else 9,
+                    color=LINE,
+                    line=dict(width=2, color=LINE),
+                ),
+                text=[f"<b>{format_as(value, 'duration')}</b>"],
+                hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
+                textposition=_beside(
+                    value, least, most, "top" if kind == "predicted" else "bottom"
+                ),
+            )
+        )
     return figure
 
 
@@ -234,26 +431,64 @@ def _beside(value, least, most, side):
     return f"{side} {'right' if share < 0.15 else 'left' if share > 0.85 else 'center'}"
 
 
-# --- loss ----------------------------------------------------------------------------------------------------------------
+# --- loss -----------------------------------------------------------------------------------------
+
 
 def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
-    """Loss in nats against the step, from zero; `levels` are pairs (words, loss) drawn as lines across, to compare with."""
+    """Loss in nats against the step, from zero; `levels` are pairs (words, loss) drawn as lines
+    across, to compare with."""
     figure = new_figure(title, 320)
     most = max([*losses, *(level for _, level in levels)])
     name = dict(font=dict(size=13), standoff=8)
-    figure.update_xaxes(axis(title=dict(text="step", **name), range=[1, max(len(losses), 2)], showline=True, nticks=6))
-    figure.update_yaxes(axis(title=dict(text="nats a token", **name), range=[0, 1.08 * most], nticks=6, showgrid=True,
-                             zeroline=True, zerolinecolor=INK))
+    figure.update_xaxes(
+        axis(
+            title=dict(text="step", **name), range=[1, max(len(losses), 2)], showline=True, nticks=6
+        )
+    )
+    figure.update_yaxes(
+        axis(
+            title=dict(text="nats a token", **name),
+            range=[0, 1.08 * most],
+            nticks=6,
+            showgrid=True,
+            zeroline=True,
+            zerolinecolor=INK,
+        )
+    )
     for words, level in levels:
-        figure.add_shape(type="line", x0=0, x1=1, xref="paper", y0=level, y1=level, line=dict(color=INK, width=1, dash="dash"))
-        figure.add_annotation(text=f"{words}: {level:.2f}", x=1, xref="paper", xanchor="right", y=level, yanchor="bottom",
-                              showarrow=False)
-    figure.add_trace(go.Scatter(x=list(range(1, len(losses) + 1)), y=[round(float(loss), 4) for loss in losses], mode="lines",
-                                name="loss", line=dict(color=LINE, width=1.5), hovertemplate="step %{x}: %{y:.3f}<extra></extra>"))
+        figure.add_shape(
+            type="line",
+            x0=0,
+            x1=1,
+            xref="paper",
+            y0=level,
+            y1=level,
+            line=dict(color=INK, width=1, dash="dash"),
+        )
+        figure.add_annotation(
+            text=f"{words}: {level:.2f}",
+            x=1,
+            xref="paper",
+            xanchor="right",
+            y=level,
+            yanchor="bottom",
+            showarrow=False,
+        )
+    figure.add_trace(
+        go.Scatter(
+            x=list(range(1, len(losses) + 1)),
+            y=[round(float(loss), 4) for loss in losses],
+            mode="lines",
+            name="loss",
+            line=dict(color=LINE, width=1.5),
+            hovertemplate="step %{x}: %{y:.3f}<extra></extra>",
+        )
+    )
     return figure
 
 
-# --- the pictures of an explorer ---------------------------------------------------------------------------------------------
+# --- the pictures of an explorer ------------------------------------------------------------------
+
 
 def measurable(picture):
     """The quantities of a picture beside which a measured value can be drawn."""
@@ -261,28 +496,62 @@ def measurable(picture):
         return []  # of a whole step, step_figures.timeline_figure draws what was measured
     if picture.kind == "curves":
         return [line.quantity for line in picture.lines]
-    return [part.quantity for part in picture.parts] if picture.kind == "memory" else [picture.quantity]
+    return (
+        [part.quantity for part in picture.parts]
+        if picture.kind == "memory"
+        else [picture.quantity]
+    )
 
 
 def explorer_figures(spec, computed, measured=None):
-    """One figure for each picture of an Explorer, from what its compute() returned; `measured` gives measured values by
-    quantity, for those that are measurable; for a line of curves, pairs (value of the swept quantity, measured value)."""
+    """One figure for each picture of an Explorer, from what its compute() returned; `measured`
+    gives measured values by quantity, for those that are measurable; for a line of curves, pairs
+    (value of the swept quantity, measured value)."""
     from .curve_figures import curves_figure
+
     measured = measured or {}
     figures = []
     for picture in spec.pictures:
         if picture.kind == "memory":
-            rows = [Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity))
-                    for part in picture.parts]
+            rows = [
+                Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity))
+                for part in picture.parts
+            ]
             figures.append(memory_figure(picture.title, rows, computed.get(picture.capacity)))
         elif picture.kind == "curves":
-            figures.append(curves_figure(picture, computed, spec.swept(picture, computed), {
-                line.quantity: measured[line.quantity] for line in picture.lines if line.quantity in measured}))
+            figures.append(
+                curves_figure(
+                    picture,
+                    computed,
+                    spec.swept(picture, computed),
+                    {
+                        line.quantity: measured[line.quantity]
+                        for line in picture.lines
+                        if line.quantity in measured
+                    },
+                )
+            )
         elif picture.kind == "timeline":
-            columns = [(column.name, [Bytes(part.label, part.colour, computed[part.quantity]) for part in column.parts])
-                       for column in picture.shown(computed)]
+            columns = [
+                (
+                    column.name,
+                    [
+                        Bytes(part.label, part.colour, computed[part.quantity])
+                        for part in column.parts
+                    ],
+                )
+                for column in picture.shown(computed)
+            ]
             figures.append(columns_figure(picture.title, columns, computed[picture.capacity]))
         else:
-            figures.append(duration_figure(picture.title, computed[picture.quantity], picture.ticks, picture.least, picture.most,
-                                           measured.get(picture.quantity)))
+            figures.append(
+                duration_figure(
+                    picture.title,
+                    computed[picture.quantity],
+                    picture.ticks,
+                    picture.least,
+                    picture.most,
+                    measured.get(picture.quantity),
+                )
+            )
     return figures

@@ -1,7 +1,8 @@
 """Numbers as the book prints them: three significant digits, the unit always written.
 
-GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and 3.14e23; durations run from
-microseconds to years of 365 days. bookkit/static/formulas.js writes the same strings; a test holds the two against each other.
+GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and
+3.14e23; durations run from microseconds to years of 365 days. bookkit/static/formulas.js writes the
+same strings; a test holds the two against each other.
 """
 
 import re
@@ -10,14 +11,29 @@ from decimal import ROUND_HALF_UP, Decimal
 DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in range(7))))
 BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for k in range(7))))
 LARGE = (("M", 10**6), ("B", 10**9), ("T", 10**12))
-DURATIONS = (("microsecond", 1e-6), ("millisecond", 1e-3), ("second", 1), ("minute", 60), ("hour", 3600), ("day", 86_400),
-             ("year", 31_536_000))
+DURATIONS = (
+    ("microsecond", 1e-6),
+    ("millisecond", 1e-3),
+    ("second", 1),
+    ("minute", 60),
+    ("hour", 3600),
+    ("day", 86_400),
+    ("year", 31_536_000),
+)
 SHORT_DURATIONS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1))
-RATES = (("FLOP/s", 1), ("MFLOP/s", 10**6), ("GFLOP/s", 10**9), ("TFLOP/s", 10**12), ("PFLOP/s", 10**15), ("EFLOP/s", 10**18))
+RATES = (
+    ("FLOP/s", 1),
+    ("MFLOP/s", 10**6),
+    ("GFLOP/s", 10**9),
+    ("TFLOP/s", 10**12),
+    ("PFLOP/s", 10**15),
+    ("EFLOP/s", 10**18),
+)
 
 
 def _rounded(value):
-    """(text, value) of three significant digits, halves up; trailing zeros go when rounding changed nothing: 80, not 80.0."""
+    """(text, value) of three significant digits, halves up; trailing zeros go when rounding changed
+    nothing: 80, not 80.0."""
     exact = Decimal(value)
     if exact == 0:
         return "0", 0.0
@@ -37,7 +53,8 @@ def _grouped(text):
 
 
 def format_number(value):
-    """Three significant digits: 0.4, 107, 12,300; 3.14e23 from a million on and below a thousandth."""
+    """Three significant digits: 0.4, 107, 12,300; 3.14e23 from a million on and below a
+    thousandth."""
     text, size = _rounded(value)
     if size and not 1e-3 <= abs(size) < 1e6:
         mantissa, _, exponent = f"{Decimal(text):e}".partition("e")
@@ -56,11 +73,16 @@ def format_count(value):
     """All digits below a million, then 6.74B, 300B, 15T, and 3.14e23."""
     if abs(value) < 1e6 and value == int(value):
         return f"{int(value):,}"
-    return _scaled(value, (("", 1), *LARGE), separator="") if _rounded(value)[1] < 1e15 else format_number(value)
+    return (
+        _scaled(value, (("", 1), *LARGE), separator="")
+        if _rounded(value)[1] < 1e15
+        else format_number(value)
+    )
 
 
 def _scaled(value, units, separator=" "):
-    """The value in the largest unit of which it has at least one, after rounding: 999.6 GB is 1.00 TB."""
+    """The value in the largest unit of which it has at least one, after rounding: 999.6 GB is 1.00
+    TB."""
     name, size = units[0]
     for larger, its_size in units[1:]:
         if value >= its_size or _rounded(_in(value, size))[1] >= round(its_size / size):
@@ -69,7 +91,8 @@ def _scaled(value, units, separator=" "):
 
 
 def _in(value, size):
-    """How many units of that size the value is. 1e-5 s are 10.0 microseconds when multiplied, 9.999999999999999 when divided."""
+    """How many units of that size the value is. 1e-5 s are 10.0 microseconds when multiplied,
+    9.999999999999999 when divided."""
     return value / size if size >= 1 else value * round(1 / size)
 
 
@@ -79,14 +102,16 @@ def format_percent(value):
 
 
 def format_bytes(value, unit=None):
-    """Bytes in the unit that is asked for, or in the largest binary unit that holds at least one."""
+    """Bytes in the unit that is asked for, or in the largest binary unit that holds at least
+    one."""
     if unit is None:
         return _scaled(value, BINARY)
     return f"{format_number(value / dict(DECIMAL + BINARY)[unit])} {unit}"
 
 
 def format_duration(seconds, unit=None):
-    """28.5 days, 357 years, 1 hour; in the largest unit of which there is at least one, or in the one asked for."""
+    """28.5 days, 357 years, 1 hour; in the largest unit of which there is at least one, or in the
+    one asked for."""
     if unit is None and seconds == 0:
         unit = "second"
     text = _scaled(seconds, ((unit, dict(DURATIONS)[unit]),) if unit else DURATIONS)
@@ -102,15 +127,26 @@ STYLES = {
     "s": lambda value: "" if value == 1 else "s",  # GPU{gpus:s}
     "bytes": format_bytes,
     "decimal bytes": lambda value: _scaled(value, DECIMAL),
-    **{unit: (lambda value, unit=unit: format_bytes(value, unit)) for unit, _ in DECIMAL[1:] + BINARY[1:]},
+    **{
+        unit: lambda value, unit=unit: format_bytes(value, unit)
+        for unit, _ in DECIMAL[1:] + BINARY[1:]
+    },
     "duration": format_duration,
-    **{f"{unit}s": (lambda value, unit=unit: format_duration(value, unit)) for unit, _ in DURATIONS},
-    "short duration": lambda value: _scaled(value, SHORT_DURATIONS if value else SHORT_DURATIONS[-1:]),
+    **{f"{unit}s": lambda value, unit=unit: format_duration(value, unit) for unit, _ in DURATIONS},
+    "short duration": lambda value: _scaled(
+        value, SHORT_DURATIONS if value else SHORT_DURATIONS[-1:]
+    ),
     "rate": lambda value: _scaled(value, RATES),
     "bandwidth": lambda value: _scaled(value, DECIMAL) + "/s",
 }
-STYLE_OF_UNIT = {"bytes": "bytes", "seconds": "duration", "fraction": "percent", "FLOP/s": "rate", "FLOP": "count",
-                 "bytes/s": "bandwidth"}
+STYLE_OF_UNIT = {
+    "bytes": "bytes",
+    "seconds": "duration",
+    "fraction": "percent",
+    "FLOP/s": "rate",
+    "FLOP": "count",
+    "bytes/s": "bandwidth",
+}
 
 
 def format_as(value, style):
@@ -121,16 +157,29 @@ def format_as(value, style):
 
 
 def format_to_type(value, style):
-    """The value as a reader could have typed it: in the style if that loses nothing (175B, 64 MiB), else with all its digits."""
+    """The value as a reader could have typed it: in the style if that loses nothing (175B, 64 MiB),
+    else with all its digits."""
     text = format_as(value, style)
-    return text if parse_number(text, style) == value else format_exact(value) if value == int(value) else str(value)
+    return (
+        text
+        if parse_number(text, style) == value
+        else format_exact(value)
+        if value == int(value)
+        else str(value)
+    )
 
 
-TYPED = re.compile(r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)", re.IGNORECASE | re.ASCII)
+TYPED = re.compile(
+    r"([+-]?)(\d{1,3}(?:[,_ ]\d{3})+|\d*)(\.\d*)?(?:e([+-]?\d{1,3}))?([kmbt%]?)",
+    re.IGNORECASE | re.ASCII,
+)
 SHIFTS = {"": 0, "%": -2, "k": 3, "m": 6, "b": 9, "t": 12}
 # Units that a reader may type where a quantity is printed in a style: (unit, power of ten, factor).
 UNITS = {
-    "bytes": [(unit, len(str(size)) - 1, 1) for unit, size in DECIMAL] + [(unit, 0, size) for unit, size in BINARY[1:]],
+    "bytes": (
+        [(unit, len(str(size)) - 1, 1) for unit, size in DECIMAL]
+        + [(unit, 0, size) for unit, size in BINARY[1:]]
+    ),
     "bandwidth": [(f"{unit}/s", len(str(size)) - 1, 1) for unit, size in DECIMAL],
     "rate": [(unit, len(str(size)) - 1, 1) for unit, size in RATES],
     "short duration": [("µs", -6, 1), ("us", -6, 1), ("ms", -3, 1), ("s", 0, 1)],
@@ -138,8 +187,9 @@ UNITS = {
 
 
 def parse_number(text, style=None):
-    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units of a style 64 MiB, 3.4 µs, 450 GB/s.
-    What is no number comes back as text, for the registry to refuse with its own sentence."""
+    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units of a
+    style 64 MiB, 3.4 µs, 450 GB/s. What is no number comes back as text, for the registry to refuse
+    with its own sentence."""
     text = text.strip()
     for unit, power, factor in [*UNITS.get(style, ()), ("", 0, 1)]:
         match = TYPED.fullmatch(text.removesuffix(unit).rstrip())
@@ -147,6 +197,7 @@ def parse_number(text, style=None):
             sign, whole, fraction, exponent, suffix = match.groups()
             shift = int(exponent or 0) + SHIFTS[suffix.lower()] + power
             digits = re.sub(r"[,_ ]", "", whole) or "0"
-            value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor  # rounded once: 2.3T is 2,300,000,000,000
+            # rounded once: 2.3T is 2,300,000,000,000
+            value = float(f"{sign}{digits}{fraction or ''}e{shift}") * factor
             return int(value) if value.is_integer() else value
     return text

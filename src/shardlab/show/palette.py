@@ -1,8 +1,10 @@
-"""The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by bookkit) read them here.
+"""The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by
+bookkit) read them here.
 
-Fills are those of Okabe and Ito (2008), "Color Universal Design": they stay apart for every kind of colour blindness.
-The line around a fill has a contrast of at least 3:1 against the light and against the dark page, so one figure can
-stand on either. A label always says what the colour says; the hatch says it once more where colour is missing (print).
+Fills are those of Okabe and Ito (2008), "Color Universal Design": they stay apart for every kind of
+colour blindness. The line around a fill has a contrast of at least 3:1 against the light and
+against the dark page, so one figure can stand on either. A label always says what the colour says;
+the hatch says it once more where colour is missing (print).
 """
 
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ from dataclasses import dataclass
 class Swatch:
     """How one quantity is drawn.
 
-    ``light`` and ``dark``: its fill on the light and on the dark page. ``line``: the outline, the same on both.
-    ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` is none).
+    ``light`` and ``dark``: its fill on the light and on the dark page. ``line``: the outline, the
+    same on both. ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` is none).
     """
 
     light: str
@@ -24,8 +26,9 @@ class Swatch:
 
 @dataclass(frozen=True)
 class Stroke:
-    """How one of several lines is drawn: its colour, the same on both pages; its dashes in pixels (line, gap, ...; () is a solid line); and
-    the mark at the value that is looked at, by plotly's name. Dashes and marks say once more what the colour says."""
+    """How one of several lines is drawn: its colour, the same on both pages; its dashes in pixels
+    (line, gap, ...; () is a solid line); and the mark at the value that is looked at, by plotly's
+    name. Dashes and marks say once more what the colour says."""
 
     colour: str
     dash: tuple

@@ -1,5 +1,5 @@
-"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in static/pictures.js
-and static/curves.js, labs in figures.py and curve_figures.py."""
+"""The pictures of explorers, as data: which quantities are drawn how. The page draws them in
+static/pictures.js and static/curves.js, labs in figures.py and curve_figures.py."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,7 +9,9 @@ from .format import format_as
 
 @dataclass(frozen=True)
 class Part:
-    """One piece of a bar: its quantity, the label beside it, and its colour's name in palette.MEMORY."""
+    """One piece of a bar: its quantity, the label beside it, and its colour's name in
+    palette.MEMORY."""
+
     quantity: str
     label: str
     colour: str
@@ -17,8 +19,9 @@ class Part:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """Bytes end to end from zero; on a GPU the card's capacity as a line, `spare` outlined, `over` hatched. The axis is as long as the
-    bar and the card need, and at least `least` bytes."""
+    """Bytes end to end from zero; on a GPU the card's capacity as a line, `spare` outlined, `over`
+    hatched. The axis is as long as the bar and the card need, and at least `least` bytes."""
+
     title: str
     parts: tuple
     total: str
@@ -36,7 +39,9 @@ class MemoryBar:
 
 @dataclass(frozen=True)
 class Column:
-    """One moment of a timeline: its name, its phase, all its bytes, its parts from the bottom up. It is there when all of `when` holds."""
+    """One moment of a timeline: its name, its phase, all its bytes, its parts from the bottom up.
+    It is there when all of `when` holds."""
+
     name: str
     phase: str
     total: str
@@ -46,7 +51,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A column of bytes for each moment, from zero, time from left to right; the highest is marked, the card's capacity is a line."""
+    """A column of bytes for each moment, from zero, time from left to right; the highest is marked,
+    the card's capacity is a line."""
+
     title: str
     columns: tuple
     capacity: str
@@ -54,21 +61,42 @@ class Timeline:
 
     @property
     def quantities(self):
-        return (*(name for column in self.columns for name in (
-            column.total, *(part.quantity for part in column.parts), *(pair[0] for pair in column.when))), self.capacity)
+        return (
+            *(
+                name
+                for column in self.columns
+                for name in (
+                    column.total,
+                    *(part.quantity for part in column.parts),
+                    *(pair[0] for pair in column.when),
+                )
+            ),
+            self.capacity,
+        )
 
     def shown(self, values):
         """The columns that are there."""
-        return [column for column in self.columns if all(values[name] == value for name, value in column.when)]
+        return [
+            column
+            for column in self.columns
+            if all(values[name] == value for name, value in column.when)
+        ]
 
 
 @dataclass(frozen=True)
 class TimeAxis:
     """A logarithmic axis of time with one marker."""
+
     title: str
     quantity: str  # in seconds
-    ticks: tuple = (("hour", 3600), ("day", 86_400), ("month", 2_628_000), ("year", 31_536_000), ("century", 3_153_600_000),
-                    ("10,000 years", 315_360_000_000))
+    ticks: tuple = (
+        ("hour", 3600),
+        ("day", 86_400),
+        ("month", 2_628_000),
+        ("year", 31_536_000),
+        ("century", 3_153_600_000),
+        ("10,000 years", 315_360_000_000),
+    )
     least: float = 60
     most: float = 3e12
     kind: str = field(default="time", init=False)
@@ -80,22 +108,27 @@ class TimeAxis:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold a number), and what has to
-    hold for it to be there: pairs (quantity, value), as in a Column."""
+    """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold
+    a number), and what has to hold for it to be there: pairs (quantity, value), as in a Column."""
+
     quantity: str
     label: str
     when: tuple = ()
     unless: tuple = ()
 
     def shown(self, values):
-        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
+        holds = [values[name] == value for name, value in self.when] + [
+            values[name] != value for name, value in self.unless
+        ]
         return all(holds)
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What stands along it, and how its numbers are printed, without `unit` where the words say it. `scale` is "log", or "linear"
-    from zero. Where there are no ticks, they are made for what is drawn."""
+    """What stands along it, and how its numbers are printed, without `unit` where the words say it.
+    `scale` is "log", or "linear" from zero. Where there are no ticks, they are made for what is
+    drawn."""
+
     words: str
     style: str
     unit: str = ""
@@ -109,12 +142,15 @@ class Axis:
 
 @dataclass(frozen=True)
 class Curves:
-    """Quantities along a swept one, which takes the values of `stops`, while all others stay the reader's.
+    """Quantities along a swept one, which takes the values of `stops`, while all others stay the
+    reader's.
 
-    `point` is the quantity that is marked where the reader is, with `words` beside it, above the lines or below. `marks` are pairs
-    (quantity, words): places along x worth a line, and, with `corners`, at which the lines bend. `note` is a pair (place along x,
-    words) under the first line.
+    `point` is the quantity that is marked where the reader is, with `words` beside it, above the
+    lines or below. `marks` are pairs (quantity, words): places along x worth a line, and, with
+    `corners`, at which the lines bend. `note` is a pair (place along x, words) under the first
+    line.
     """
+
     title: str
     sweep: str
     stops: tuple  # ascending
@@ -131,11 +167,24 @@ class Curves:
 
     @property
     def quantities(self):
-        named = [self.words, *(line.label for line in self.lines), *self.note[1:], *(words for _, words in self.marks)]
-        return tuple(dict.fromkeys([
-            self.sweep, *(line.quantity for line in self.lines), self.point, *(name for name, _ in self.marks),
-            *(pair[0] for line in self.lines for pair in (*line.when, *line.unless)),
-            *(name for text in named for name in re.findall(r"\{(\w+)", text))]))
+        named = [
+            self.words,
+            *(line.label for line in self.lines),
+            *self.note[1:],
+            *(words for _, words in self.marks),
+        ]
+        return tuple(
+            dict.fromkeys(
+                [
+                    self.sweep,
+                    *(line.quantity for line in self.lines),
+                    self.point,
+                    *(name for name, _ in self.marks),
+                    *(pair[0] for line in self.lines for pair in (*line.when, *line.unless)),
+                    *(name for text in named for name in re.findall(r"\{(\w+)", text)),
+                ]
+            )
+        )
 
     def shown(self, values):
         """Pairs (place in `lines`, line) of the lines that are there."""

@@ -1,12 +1,14 @@
-"""Who holds which shard, move by move, as data: what the card in the chapter on ZeRO draws and says.
+"""Who holds which shard, move by move, as data: what the card in the chapter on ZeRO draws and
+says.
 
     steps = shard_steps(stage=2, ranks=4, microbatches=1)
     steps[4].move          # Backward(unit=2); steps[0] is what there is before the first move
     steps[4].picture       # of each unit, what every rank has
     steps[4].sentence      # "Move 4 of 13: backward of unit C. ..."
 
-The moves are those of shardlab.zero.moves, which a test holds against the code that runs; bytes and elements come from the
-formulas. Units are of one size, which the ranks divide. What the card gets says `page_data`.
+The moves are those of shardlab.zero.moves, which a test holds against the code that runs; bytes and
+elements come from the formulas. Units are of one size, which the ranks divide. What the card gets
+says `page_data`.
 """
 
 from functools import cache
@@ -14,24 +16,44 @@ from typing import NamedTuple
 
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.show.format import format_number
-from shardlab.zero.moves import (STAGES, AllGather, AllReduce, Backward, Forward, Free, Has, Move, Part, ReduceScatter, Update,
-                                 follow)
+from shardlab.zero.moves import (
+    STAGES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Forward,
+    Free,
+    Has,
+    Move,
+    Part,
+    ReduceScatter,
+    Update,
+    follow,
+)
 
 UNITS = "ABC"
 RANKS = range(2, 9)
 MICROBATCHES = range(1, 3)
 RECIPE = "bf16 + fp32 master"
-COLUMNS = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer states"), ("gathered", "gathered"))
-LOOK = (f"Rows are ranks, {', '.join(UNITS)} are units of the model. Solid: the same on all ranks, or a rank's shard of it. "
-        "Hatched: gradients of this rank's examples only, or parameters from before the update.")
+COLUMNS = (
+    ("parameters", "parameters"),
+    ("gradients", "gradients"),
+    ("optimizer", "optimizer states"),
+    ("gathered", "gathered"),
+)
+LOOK = (
+    f"Rows are ranks, {', '.join(UNITS)} are units of the model. Solid: the same on all ranks, or a"
+    " rank's shard of it. Hatched: gradients of this rank's examples only, or parameters from"
+    " before the update."
+)
 
 
 class Step(NamedTuple):
-    number: int        # 0 is before the first move
+    number: int  # 0 is before the first move
     move: Move | None
     picture: list[Has]
-    sentence: str      # what this move does
-    detail: str        # what a rank has then, and has sent
+    sentence: str  # what this move does
+    detail: str  # what a rank has then, and has sent
 
 
 def shard_steps(stage: int, ranks: int, microbatches: int) -> list[Step]:
@@ -39,10 +61,17 @@ def shard_steps(stage: int, ranks: int, microbatches: int) -> list[Step]:
 
     Raises ValueError for a stage, ranks or microbatches that the card does not show.
     """
-    for name, value, known in (("stage", stage, range(4)), ("ranks", ranks, RANKS), ("microbatches", microbatches, MICROBATCHES)):
+    for name, value, known in (
+        ("stage", stage, range(4)),
+        ("ranks", ranks, RANKS),
+        ("microbatches", microbatches, MICROBATCHES),
+    ):
         if value not in known:
             raise ValueError(f"{name} = {value}: the card shows {known[0]} to {known[-1]}.")
-    moves, pictures = list(STAGES[stage](len(UNITS), microbatches)), follow(stage, len(UNITS), microbatches)
+    moves, pictures = (
+        list(STAGES[stage](len(UNITS), microbatches)),
+        follow(stage, len(UNITS), microbatches),
+    )
     bytes_held = [held_bytes(picture, ranks) for picture in pictures]
     sent = [sent_elements(moves[:number], ranks) for number in range(len(pictures))]
     steps = []
@@ -50,12 +79,20 @@ def shard_steps(stage: int, ranks: int, microbatches: int) -> list[Step]:
         before = pictures[max(number - 1, 0)]
         words = sentence(stage, moves[:number], before, microbatches)
         begin = f"Move {number}" if number else "Before move 1"
-        steps.append(Step(number, moves[number - 1] if number else None, picture, f"{begin} of {len(moves)}: {words}",
-                          detail(bytes_held, sent, number)))
+        steps.append(
+            Step(
+                number,
+                moves[number - 1] if number else None,
+                picture,
+                f"{begin} of {len(moves)}: {words}",
+                detail(bytes_held, sent, number),
+            )
+        )
     return steps
 
 
-# --- counted -----------------------------------------------------------------------------------------------------------
+# --- counted --------------------------------------------------------------------------------------
+
 
 @cache
 def per_element():
@@ -67,21 +104,34 @@ def per_element():
 def held_bytes(picture: list[Has], ranks: int) -> float:
     """Bytes that a rank holds for each parameter of the model."""
     parameter, gradient, optimizer = per_element()
-    elements = {Part.NOTHING: 0, Part.SHARD: 1, Part.WHOLE: ranks}  # of a unit that has one for each rank
-    return sum(parameter * (elements[has.parameters] + elements[has.gathered])
-               + gradient * (elements[has.own] + elements[has.gradients])
-               + optimizer * elements[has.optimizer] for has in picture) / (ranks * len(picture))
+    # of a unit that has one for each rank
+    elements = {Part.NOTHING: 0, Part.SHARD: 1, Part.WHOLE: ranks}
+    return sum(
+        parameter * (elements[has.parameters] + elements[has.gathered])
+        + gradient * (elements[has.own] + elements[has.gradients])
+        + optimizer * elements[has.optimizer]
+        for has in picture
+    ) / (ranks * len(picture))
 
 
-SENT = {AllReduce: "ring_all_reduce_sent_bytes", ReduceScatter: "ring_reduce_scatter_sent_bytes",
-        AllGather: "ring_all_gather_sent_bytes"}
+SENT = {
+    AllReduce: "ring_all_reduce_sent_bytes",
+    ReduceScatter: "ring_reduce_scatter_sent_bytes",
+    AllGather: "ring_all_gather_sent_bytes",
+}
 
 
 @cache
 def sent_by(kind: type[Move], ranks: int) -> int:
     """Elements that a rank sends in a move, of a unit that has one for each rank."""
     formula = SENT.get(kind)
-    return evaluate([formula], ranks=ranks, rank=0, message_elements=ranks, message_element_bytes=1)[formula] if formula else 0
+    return (
+        evaluate([formula], ranks=ranks, rank=0, message_elements=ranks, message_element_bytes=1)[
+            formula
+        ]
+        if formula
+        else 0
+    )
 
 
 def sent_elements(moves: list[Move], ranks: int) -> float:
@@ -89,16 +139,26 @@ def sent_elements(moves: list[Move], ranks: int) -> float:
     return sum(sent_by(type(move), ranks) for move in moves) / (ranks * len(UNITS))
 
 
-# --- in words ------------------------------------------------------------------------------------------------------------
+# --- in words -------------------------------------------------------------------------------------
 
-BEFORE = ("every rank has all parameters and all optimizer states.",
-          "every rank has all parameters, and the optimizer states of its shard.",
-          "every rank has all parameters, and the optimizer states of its shard.",
-          "every rank has its shard of the parameters and of the optimizer states.")
-CHANGED = ("Every rank changes all parameters, and all do the same work.",
-           "A rank changes its shard, for which it has the optimizer states. Its other parameters are old now.",
-           "A rank changes its shard, for which it has the optimizer states. Its other parameters are old now.",
-           "A rank changes its shard, and that is all: the next forward gathers.")
+BEFORE = (
+    "every rank has all parameters and all optimizer states.",
+    "every rank has all parameters, and the optimizer states of its shard.",
+    "every rank has all parameters, and the optimizer states of its shard.",
+    "every rank has its shard of the parameters and of the optimizer states.",
+)
+CHANGED = (
+    "Every rank changes all parameters, and all do the same work.",
+    (
+        "A rank changes its shard, for which it has the optimizer states. Its other parameters are"
+        " old now."
+    ),
+    (
+        "A rank changes its shard, for which it has the optimizer states. Its other parameters are"
+        " old now."
+    ),
+    "A rank changes its shard, and that is all: the next forward gathers.",
+)
 
 
 def sentence(stage, made, before, microbatches):
@@ -112,28 +172,42 @@ def sentence(stage, made, before, microbatches):
     microbatch = -(-sum(type(one) is type(move) for one in made) // len(UNITS))
     within = f" in microbatch {microbatch}" if microbatches > 1 else ""
     if isinstance(move, Backward):
-        more = ("Each rank adds to the gradients that it has of it" if had.own else "Each rank has all gradients of it now")
+        more = (
+            "Each rank adds to the gradients that it has of it"
+            if had.own
+            else "Each rank has all gradients of it now"
+        )
         return f"backward of {unit}{within}. {more}, from its own examples only."
     if isinstance(move, Forward):
         return f"forward of {unit}{within}. Each rank computes with examples of its own."
     if isinstance(move, ReduceScatter):
-        keeps = "adds its shard of their mean to the one it has" if had.gradients else "keeps its shard of their mean"
+        keeps = (
+            "adds its shard of their mean to the one it has"
+            if had.gradients
+            else "keeps its shard of their mean"
+        )
         return f"reduce-scatter of {unit}’s gradients. A rank {keeps} and frees the rest."
     if isinstance(move, AllReduce):
         return f"all-reduce of {unit}’s gradients. Now every rank has their mean over all ranks."
     if isinstance(move, Free):
         return f"{unit}’s parameters are freed. A rank has only its shard of them again."
-    return f"all-gather of {unit}’s parameters. " + ("Each rank gets what the others have updated." if had.old
-                                                     else "For a moment every rank has them whole.")
+    return f"all-gather of {unit}’s parameters. " + (
+        "Each rank gets what the others have updated."
+        if had.old
+        else "For a moment every rank has them whole."
+    )
 
 
 def detail(held, sent, number):
     so_far = f"sent {format_number(sent[number])}Ψ elements" if sent[number] else "sent nothing"
-    return (f"A rank holds {format_number(held[number])} bytes for each of Ψ parameters, at most {format_number(max(held))}. "
-            f"It has {so_far}, in the end {format_number(sent[-1])}Ψ.")
+    return (
+        f"A rank holds {format_number(held[number])} bytes for each of Ψ parameters, at most"
+        f" {format_number(max(held))}. It has {so_far}, in the end {format_number(sent[-1])}Ψ."
+    )
 
 
-# --- what a page gets ------------------------------------------------------------------------------------------------
+# --- what a page gets -----------------------------------------------------------------------------
+
 
 def name_of(stage: int, microbatches: int) -> str:
     """What the page calls a step; the values of its knobs, one after the other."""
@@ -142,29 +216,50 @@ def name_of(stage: int, microbatches: int) -> str:
 
 def first_number(stage: int, microbatches: int) -> int:
     """The step that is shown first: the update, when shards are seen best."""
-    return next(number for number, move in enumerate(STAGES[stage](len(UNITS), microbatches), 1) if isinstance(move, Update))
+    return next(
+        number
+        for number, move in enumerate(STAGES[stage](len(UNITS), microbatches), 1)
+        if isinstance(move, Update)
+    )
 
 
 def page_data(stage: int, ranks: int, microbatches: int) -> dict:
     """What static/shards.js draws.
 
-    `moves`: of each step, from step 0 on, a character for each cell of a rank's row, columns from left to right, in each its units;
-    a space between steps. `0` nothing, `1` the rank's shard, `2` all; `3` all, but hatched; `4` is `3` and `1` over one another; `5`
-    is `2` hatched, but for the rank's shard. A letter in its place marks the cell: `a` to `f` a collective, `A` to `F` computing.
-    `columns`: of each its key in the memory palette and its name. `say`: of each step its sentence and detail. `first`: the step shown first.
+    `moves`: of each step, from step 0 on, a character for each cell of a rank's row, columns from
+    left to right, in each its units; a space between steps. `0` nothing, `1` the rank's shard, `2`
+    all; `3` all, but hatched; `4` is `3` and `1` over one another; `5` is `2` hatched, but for the
+    rank's shard. A letter in its place marks the cell: `a` to `f` a collective, `A` to `F`
+    computing. `columns`: of each its key in the memory palette and its name. `say`: of each step
+    its sentence and detail. `first`: the step shown first.
     """
     steps = shard_steps(stage, ranks, microbatches)
-    return {"shards": ranks, "title": f"Who holds which shard in stage {stage}", "first": first_number(stage, microbatches),
-            "units": UNITS, "columns": COLUMNS, "moves": " ".join(map(encode, steps)),
-            "say": [[step.sentence, step.detail] for step in steps]}
+    return {
+        "shards": ranks,
+        "title": f"Who holds which shard in stage {stage}",
+        "first": first_number(stage, microbatches),
+        "units": UNITS,
+        "columns": COLUMNS,
+        "moves": " ".join(map(encode, steps)),
+        "say": [[step.sentence, step.detail] for step in steps],
+    }
 
 
 def encode(step: Step) -> str:
-    cells = [*(5 if has.old else has.parameters for has in step.picture),
-             *((3 + (has.gradients == Part.SHARD) if has.own else has.gradients) for has in step.picture),
-             *(has.optimizer for has in step.picture), *(has.gathered for has in step.picture)]
+    cells = [
+        *(5 if has.old else has.parameters for has in step.picture),
+        *(
+            (3 + (has.gradients == Part.SHARD) if has.own else has.gradients)
+            for has in step.picture
+        ),
+        *(has.optimizer for has in step.picture),
+        *(has.gathered for has in step.picture),
+    ]
     letters = "abcdef" if type(step.move) in SENT else "ABCDEF"
-    return "".join(letters[code] if number in marked(step) else str(int(code)) for number, code in enumerate(cells))
+    return "".join(
+        letters[code] if number in marked(step) else str(int(code))
+        for number, code in enumerate(cells)
+    )
 
 
 def marked(step: Step) -> set[int]:
@@ -176,5 +271,9 @@ def marked(step: Step) -> set[int]:
         return set(range(count))  # it changes parameters
     weights = move.unit + (0 if step.picture[move.unit].parameters == Part.WHOLE else 3 * count)
     gradients = move.unit + count
-    return {Forward: {weights}, Backward: {weights, gradients}, AllReduce: {gradients}, ReduceScatter: {gradients}}.get(
-        type(move), {weights})
+    return {
+        Forward: {weights},
+        Backward: {weights, gradients},
+        AllReduce: {gradients},
+        ReduceScatter: {gradients},
+    }.get(type(move), {weights})

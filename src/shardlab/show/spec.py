@@ -1,9 +1,11 @@
-"""What an explorer is made of, as data: which quantities can be moved, what follows, what is drawn, what is said. The explorers
-of the book are in explorers.py.
+"""What an explorer is made of, as data: which quantities can be moved, what follows, what is drawn,
+what is said. The explorers of the book are in explorers.py.
 
-    values = explorer.start()                                # every input, from the presets it starts with
+    values = explorer.start()                                # every input, from the presets it
+    # starts with
     values = explorer.move(values, "gpus_per_copy", 2)       # with what follows from it
-    explorer.say(explorer.compute(values))                   # "Each of the 2 GPUs holds 53.9 GB (50.2 GiB) of model states; ..."
+    explorer.say(explorer.compute(values))                   # "Each of the 2 GPUs holds 53.9 GB
+    # (50.2 GiB) of model states; ..."
 """
 
 import re
@@ -16,12 +18,14 @@ from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 
 from .format import STYLE_OF_UNIT, format_as
 
+# --- what an explorer is made of ------------------------------------------------------------------
 
-# --- what an explorer is made of ---------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
 class Control:
-    """A slider over `stops`, with a box beside it that takes any value. `style` is one of format.STYLES."""
+    """A slider over `stops`, with a box beside it that takes any value. `style` is one of
+    format.STYLES."""
+
     quantity: str
     label: str
     stops: Sequence  # ascending
@@ -30,7 +34,9 @@ class Control:
 
 @dataclass(frozen=True)
 class Choice:
-    """A few values to pick one from, as pairs (value, words), ascending: a switch where there are two."""
+    """A few values to pick one from, as pairs (value, words), ascending: a switch where there are
+    two."""
+
     quantity: str
     label: str
     options: tuple
@@ -44,6 +50,7 @@ class Choice:
 @dataclass(frozen=True)
 class Group:
     """Controls, by quantity, under a title that folds them away; `folded` says how it starts."""
+
     title: str
     quantities: tuple
     folded: bool = False
@@ -51,7 +58,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Menu:
-    """Presets of one kind (a key of PRESETS: "model", "gpu" ...) to choose from; one choice sets several quantities."""
+    """Presets of one kind (a key of PRESETS: "model", "gpu" ...) to choose from; one choice sets
+    several quantities."""
+
     kind: str
     label: str
 
@@ -62,7 +71,9 @@ class Menu:
 
 @dataclass(frozen=True)
 class Ratio:
-    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number of at least 1."""
+    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number
+    of at least 1."""
+
     follower: str
     leader: str
 
@@ -75,7 +86,9 @@ class Ratio:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """`follower` is the chosen preset's, or `leader` where that is more: a table of positions as long as the sequence."""
+    """`follower` is the chosen preset's, or `leader` where that is more: a table of positions as
+    long as the sequence."""
+
     follower: str
     leader: str
 
@@ -87,8 +100,10 @@ class AtLeast:
 
 @dataclass(frozen=True)
 class Product:
-    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it divides; when `first`
-    moves, the product follows. Where it does not divide nothing follows, and the registry's rule speaks."""
+    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it
+    divides; when `first` moves, the product follows. Where it does not divide nothing follows, and
+    the registry's rule speaks."""
+
     product: str
     first: str
     second: str
@@ -97,15 +112,20 @@ class Product:
         product, first, second = (values[name] for name in (self.product, self.first, self.second))
         if changed == self.first and _whole(first, second):
             return {self.product: first * second}
-        if changed in (self.product, self.second) and _whole(product, second) and product % second == 0:
+        if (
+            changed in (self.product, self.second)
+            and _whole(product, second)
+            and product % second == 0
+        ):
             return {self.first: product // second}
         return {}
 
 
 @dataclass(frozen=True)
 class Say:
-    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none of `unless`, which are pairs
-    (quantity, value)."""
+    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none
+    of `unless`, which are pairs (quantity, value)."""
+
     text: str
     when: tuple = ()
     unless: tuple = ()
@@ -115,7 +135,9 @@ class Say:
         return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
 
     def said(self, values):
-        holds = [values[name] == value for name, value in self.when] + [values[name] != value for name, value in self.unless]
+        holds = [values[name] == value for name, value in self.when] + [
+            values[name] != value for name, value in self.unless
+        ]
         if not all(holds):
             return ""
         return fill(self.text, values)
@@ -123,7 +145,9 @@ class Say:
 
 def fill(text, values):
     """The text with a number in each place of {quantity} or {quantity:style}."""
-    return PLACEHOLDER.sub(lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), text)
+    return PLACEHOLDER.sub(
+        lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), text
+    )
 
 
 PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
@@ -132,15 +156,17 @@ PLACE = re.compile(r"\{(\w+)")
 
 @dataclass(frozen=True)
 class Table:
-    """What stands in the picture's place in print and without JavaScript: one row for each preset of a kind, the rest as at the
-    start. Columns are (head, quantity, style)."""
+    """What stands in the picture's place in print and without JavaScript: one row for each preset
+    of a kind, the rest as at the start. Columns are (head, quantity, style)."""
+
     caption: str
     kind: str
     columns: tuple
 
 
 def default_style(name):
-    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held against a card's GB."""
+    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held
+    against a card's GB."""
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
 
 
@@ -151,13 +177,17 @@ def _without_unit(text, head):
 
 
 def _whole(*values):
-    return all(isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53 for value in values)
+    return all(
+        isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53
+        for value in values
+    )
 
 
 @dataclass(frozen=True)
 class Explorer:
-    """One explorer. `begin` holds the presets (by kind) and the values (by quantity) it starts with; `outputs` are the quantities
-    that "copy as Python" asks for."""
+    """One explorer. `begin` holds the presets (by kind) and the values (by quantity) it starts
+    with; `outputs` are the quantities that "copy as Python" asks for."""
+
     name: str
     title: str
     menus: tuple
@@ -175,7 +205,11 @@ class Explorer:
     @cached_property
     def targets(self):
         """Every quantity that is shown somewhere, once."""
-        shown = [name for part in (*self.pictures, *self.sentence, *self.detail) for name in part.quantities]
+        shown = [
+            name
+            for part in (*self.pictures, *self.sentence, *self.detail)
+            for name in part.quantities
+        ]
         shown += [column[1] for column in self.table.columns]
         return list(dict.fromkeys([*self.outputs, *shown]))
 
@@ -196,12 +230,20 @@ class Explorer:
         return [name for name in self.formulas if name in self.why or not self.why]
 
     def preset(self, kind, name):
-        """What a choice in a menu sets: those of the preset's quantities that are inputs, and inputs that follow from it alone
-        (a model sets `parameters` where that is an input)."""
+        """What a choice in a menu sets: those of the preset's quantities that are inputs, and
+        inputs that follow from it alone (a model sets `parameters` where that is an input)."""
         given = PRESETS[kind][name].quantities
-        follows = [name for name in self.inputs
-                   if name in BOOK.formulas and name not in given and set(BOOK.resolve([name])[1]) <= set(given)]
-        return {**{name: given[name] for name in self.inputs if name in given}, **(evaluate(follows, **given) if follows else {})}
+        follows = [
+            name
+            for name in self.inputs
+            if name in BOOK.formulas
+            and name not in given
+            and set(BOOK.resolve([name])[1]) <= set(given)
+        ]
+        return {
+            **{name: given[name] for name in self.inputs if name in given},
+            **(evaluate(follows, **given) if follows else {}),
+        }
 
     def chosen_at_start(self):
         """The preset of each menu: kind -> name."""
@@ -225,7 +267,8 @@ class Explorer:
         return values
 
     def move(self, values, quantity, value, chosen=None):
-        """The inputs after one of them moved, with what is linked to it. `chosen` has the last choice of each menu."""
+        """The inputs after one of them moved, with what is linked to it. `chosen` has the last
+        choice of each menu."""
         preset = {}
         for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
             preset.update(self.preset(kind, name))
@@ -235,23 +278,35 @@ class Explorer:
         return values
 
     def compute(self, values):
-        """Every input and every quantity computed from them; raises InvalidQuantity with the sentence to show."""
-        return evaluate([*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs})
+        """Every input and every quantity computed from them; raises InvalidQuantity with the
+        sentence to show."""
+        return evaluate(
+            [*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs}
+        )
 
     def sweep(self, curves):
-        """(formulas, inputs) that the lines of a picture need, its swept quantity among the inputs."""
+        """(formulas, inputs) that the lines of a picture need, its swept quantity among the
+        inputs."""
         return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
 
     def swept(self, curves, computed):
-        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity -> value), without those refused."""
+        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity ->
+        value), without those refused."""
         needed = {name: computed[name] for name in self.sweep(curves)[1]}
         stops = curves.stops
         if curves.corners:
             corners = [computed[name] for name, _ in curves.marks]
-            stops = sorted([*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])])
+            stops = sorted(
+                [*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])]
+            )
         for stop in stops:
             try:
-                yield stop, evaluate([line.quantity for line in curves.lines], **{**needed, curves.sweep: stop})
+                yield (
+                    stop,
+                    evaluate(
+                        [line.quantity for line in curves.lines], **{**needed, curves.sweep: stop}
+                    ),
+                )
             except InvalidQuantity:
                 continue
 
@@ -264,30 +319,48 @@ class Explorer:
         return "".join(piece.said(computed) for piece in self.detail)
 
     def marks(self, quantity, changed=None):
-        """The control to mark when `quantity` is refused: its own, that of the quantity it follows, or the one that moved."""
+        """The control to mark when `quantity` is refused: its own, that of the quantity it follows,
+        or the one that moved."""
         controls = [control.quantity for control in self.controls]
-        leaders = [link.leader for link in self.links if isinstance(link, Ratio) and link.follower == quantity]
-        return next((name for name in (quantity, *leaders, changed) if name in controls), controls[0])
+        leaders = [
+            link.leader
+            for link in self.links
+            if isinstance(link, Ratio) and link.follower == quantity
+        ]
+        return next(
+            (name for name in (quantity, *leaders, changed) if name in controls), controls[0]
+        )
 
     def call(self, values, chosen=None):
-        """Python that computes the outputs: the presets last chosen, and by name every value that they do not give."""
+        """Python that computes the outputs: the presets last chosen, and by name every value that
+        they do not give."""
         chosen = {**self.chosen_at_start(), **(chosen or {})}
         given = {}
         for kind, name in chosen.items():
             given.update(self.preset(kind, name))
         presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
-        own = ", ".join(f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name])
+        own = ", ".join(
+            f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name]
+        )
         outputs = ", ".join(f'"{name}"' for name in self.outputs)
-        return ("from shardlab.formulas import evaluate, quantities\n\n"
-                f"evaluate([{outputs}],\n         **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))")
+        return (
+            f"from shardlab.formulas import evaluate, quantities\n\nevaluate([{outputs}],\n        "
+            f" **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))"
+        )
 
     def rows(self):
-        """The table's rows: (preset's name, texts of the columns). A preset that is refused shows the reason in one cell."""
+        """The table's rows: (preset's name, texts of the columns). A preset that is refused shows
+        the reason in one cell."""
         start = self.start()
         for name in PRESETS[self.table.kind]:
             try:
                 computed = self.compute(self.choose(start, self.table.kind, name))
-                yield name, [_without_unit(format_as(computed[quantity], style), head)
-                             for head, quantity, style in self.table.columns]
+                yield (
+                    name,
+                    [
+                        _without_unit(format_as(computed[quantity], style), head)
+                        for head, quantity, style in self.table.columns
+                    ],
+                )
             except InvalidQuantity as refused:
                 yield name, [str(refused)]

@@ -12,5 +12,8 @@ def steps_of_ten(least, most, steps=(1, 1.5, 2, 3, 5, 7)):
 
 
 def spread(least, most, count):
-    """`count` whole numbers from least to most, the same ratio apart, or as nearly as whole numbers can be."""
-    return tuple(dict.fromkeys(round(least * (most / least) ** (k / (count - 1))) for k in range(count)))
+    """`count` whole numbers from least to most, the same ratio apart, or as nearly as whole numbers
+    can be."""
+    return tuple(
+        dict.fromkeys(round(least * (most / least) ** (k / (count - 1))) for k in range(count))
+    )

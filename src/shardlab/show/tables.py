@@ -4,22 +4,28 @@ import re
 
 from .format import format_exact
 
-NUMBER = re.compile(r"[-–(]?[\d.]|[-–]$")  # how a cell starts that is set to the right; a dash stands for "none"
+# how a cell starts that is set to the right; a dash stands for "none"
+NUMBER = re.compile(r"[-–(]?[\d.]|[-–]$")
 
 
 class Table:
-    """`rows` under `heads`. Whole numbers are printed with all their digits, text as it is; columns of numbers, whose cells
-    all start with a digit, stand to the right.
+    """`rows` under `heads`. Whole numbers are printed with all their digits, text as it is; columns
+    of numbers, whose cells all start with a digit, stand to the right.
 
     Raises ValueError for a row that has more or fewer cells than there are heads.
     """
 
     def __init__(self, heads, rows):
         self.heads = [str(head) for head in heads]
-        self.rows = [[cell if isinstance(cell, str) else format_exact(cell) for cell in row] for row in rows]
+        self.rows = [
+            [cell if isinstance(cell, str) else format_exact(cell) for cell in row] for row in rows
+        ]
         for row in self.rows:
             if len(row) != len(self.heads):
-                raise ValueError(f"the row {row} has {len(row)} cells, but there are {len(self.heads)} heads: {self.heads}.")
+                raise ValueError(
+                    f"the row {row} has {len(row)} cells, but there are {len(self.heads)} heads:"
+                    f" {self.heads}."
+                )
 
     def _is_right(self, column):
         return column > 0 and all(NUMBER.match(row[column]) for row in self.rows)
@@ -33,9 +39,15 @@ class Table:
 
     def __repr__(self):
         widths = [max(map(len, column)) for column in zip(self.heads, *self.rows)]
-        places = [str.rjust if self._is_right(column) else str.ljust for column in range(len(widths))]
+        places = [
+            str.rjust if self._is_right(column) else str.ljust for column in range(len(widths))
+        ]
 
         def line(cells):
-            return "  ".join(place(cell, width) for place, cell, width in zip(places, cells, widths)).rstrip()
+            return "  ".join(
+                place(cell, width) for place, cell, width in zip(places, cells, widths)
+            ).rstrip()
 
-        return "\n".join([line(self.heads), line(["-" * width for width in widths]), *map(line, self.rows)])
+        return "\n".join(
+            [line(self.heads), line(["-" * width for width in widths]), *map(line, self.rows)]
+        )

@@ -1,11 +1,16 @@
-"""ZeRO: what data parallelism keeps on every rank is kept once, in shards. Each stage is one file; the diff is the idea.
+"""ZeRO: what data parallelism keeps on every rank is kept once, in shards. Each stage is one file;
+the diff is the idea.
 
-    stage1.py     optimizer states sharded; gradients reduce-scattered and parameters gathered in step()
+    stage1.py     optimizer states sharded; gradients reduce-scattered and parameters gathered in
+                  step()
     stage2.py     gradients too: reduce-scattered in backward
-    stage3.py     parameters too: gathered before use, freed after it; whole.py shows them whole for a while
-    moves.py      the same four ways to make a step as lists of moves, without torch: what the chapter draws
+    stage3.py     parameters too: gathered before use, freed after it; whole.py shows them whole for
+                  a while
+    moves.py      the same four ways to make a step as lists of moves, without torch: what the
+                  chapter draws
     options.py    clipping, states on the host, 16 bits over fp32 shards, gathering ahead
-    flat.py       the flat tensors that are cut, and the two collectives on them; buckets.py groups parameters for stages 1 and 2
+    flat.py       the flat tensors that are cut, and the two collectives on them; buckets.py groups
+                  parameters for stages 1 and 2
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

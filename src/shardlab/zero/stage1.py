@@ -2,25 +2,38 @@
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Parameters and gradients stay whole on every rank. step() makes three moves, all of them bucket by bucket:
+Parameters and gradients stay whole on every rank. step() makes three moves, all of them bucket by
+bucket:
 
-    reduce-scatter    of the gradients: each rank gets the mean over all ranks, of its shard     Psi elements sent
-    update            of its shard, with the states of its shard                                 nothing sent
-    all-gather        of the parameters: each rank gets what the others have updated             Psi elements sent
+    reduce-scatter    of the gradients: each rank gets the mean over all ranks, of its shard     Psi
+                      elements sent
+    update            of its shard, with the states of its shard
+                      nothing sent
+    all-gather        of the parameters: each rank gets what the others have updated             Psi
+                      elements sent
 
-As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2. Whoever accumulates the gradients
-of several microbatches calls step() once, and it sends no more.
+As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2.
+Whoever accumulates the gradients of several microbatches calls step() once, and it sends no more.
 
-To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers are nobody's business here. A
-gradient that a parameter does not have counts as zeros. Call zero_grad() of this optimizer: it knows the gradients of the shard.
-Clip with options.clip_gradients, which knows the norm of all shards.
+To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers are
+nobody's business here. A gradient that a parameter does not have counts as zeros. Call zero_grad()
+of this optimizer: it knows the gradients of the shard. Clip with options.clip_gradients, which
+knows the norm of all shards.
 """
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
-from .buckets import BUCKET_BYTES, Bucket, as_list, check_arguments, check_new, check_state, into_buckets
+from .buckets import (
+    BUCKET_BYTES,
+    Bucket,
+    as_list,
+    check_arguments,
+    check_new,
+    check_state,
+    into_buckets,
+)
 from .flat import best_collectives
 
 
@@ -33,10 +46,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
     bucket_bytes   of parameters that travel together
     collectives    by default the best for the group: see flat.py
 
-    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for what it is.
+    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
+    what it is.
     """
 
-    def __init__(self, params, optimizer_cls, group=None, *, bucket_bytes: int = BUCKET_BYTES, collectives=None, **kwargs):
+    def __init__(
+        self,
+        params,
+        optimizer_cls,
+        group=None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        collectives=None,
+        **kwargs,
+    ):
         check_arguments(optimizer_cls, bucket_bytes)
         self.optimizer_cls, self.arguments, self.inner = optimizer_cls, kwargs, None
         self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
@@ -53,18 +76,24 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self.collectives = best_collectives(parameters[0].device, self.group)
         buckets = into_buckets(parameters, self.group, self.bucket_bytes)
         self.buckets += buckets
-        param_group = {**param_group, "params": [shard for bucket in buckets for shard in bucket.shards]}
+        param_group = {
+            **param_group,
+            "params": [shard for bucket in buckets for shard in bucket.shards],
+        }
         if self.inner is None:
             self.inner = self.optimizer_cls([param_group], **self.arguments)
         else:
             self.inner.add_param_group(param_group)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
-    # --- gradients ----------------------------------------------------------------------------------------------------
+    # --- gradients --------------------------------------------------------------------------------
 
     def reduce_gradients(self):
-        """Shards get their gradients, which no rank has whole any more. A step does it, unless clipping has done it before."""
-        if self.reduced and all(p.grad is None for bucket in self.buckets for p in bucket.parameters):
+        """Shards get their gradients, which no rank has whole any more. A step does it, unless
+        clipping has done it before."""
+        if self.reduced and all(
+            p.grad is None for bucket in self.buckets for p in bucket.parameters
+        ):
             return
         for bucket in reversed(self.buckets):
             self._reduce(bucket)
@@ -72,10 +101,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def _reduce(self, bucket: Bucket):
-        total = self.collectives.reduce_scatter(bucket.take_gradients(), self.group)  # of this rank's chunk [about E/n], in parts
+        # of this rank's chunk [about E/n], in parts
+        total = self.collectives.reduce_scatter(bucket.take_gradients(), self.group)
         bucket.add_to_shards([part.div_(dist.get_world_size(self.group)) for part in total])
 
-    # --- a step ------------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -101,10 +131,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else parameter.grad.zero_()
 
-    # --- its state: the shard's ----------------------------------------------------------------------------------------
+    # --- its state: the shard's -------------------------------------------------------------------
 
     def state_dict(self) -> dict:
-        """Of this rank's shards. saving.py brings the shards of all ranks to disk, and back to another number of ranks."""
+        """Of this rank's shards. saving.py brings the shards of all ranks to disk, and back to
+        another number of ranks."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict):
@@ -113,4 +144,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def __repr__(self):
-        return f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r}, {self.inner!r})"
+        return (
+            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
+            f" {self.inner!r})"
+        )

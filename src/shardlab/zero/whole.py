@@ -1,9 +1,11 @@
-"""A model in stage 3, whole for a while and under its own names: to look at, to load into, to initialise unit by unit.
+"""A model in stage 3, whole for a while and under its own names: to look at, to load into, to
+initialise unit by unit.
 
     with unsharded(model):                                      # all of it, on every rank
         print(model.head.weight)
 
-    for unit in sharded_units(model):                           # a model from the meta device, never whole
+    for unit in sharded_units(model):                           # a model from the meta device,
+    # never whole
         with unsharded(unit, recurse=False, write=True):
             fill(unit)
 """
@@ -20,8 +22,9 @@ from .stage3 import Unit, sharded_units
 
 @contextmanager
 def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
-    """Within, the units inside the module (without `recurse` the module only) have their parameters whole and under their own
-    names, as in the plain model. With `write`, the shards take rank 0's values at the end. All ranks enter it."""
+    """Within, the units inside the module (without `recurse` the module only) have their parameters
+    whole and under their own names, as in the plain model. With `write`, the shards take rank 0's
+    values at the end. All ranks enter it."""
     units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
     try:
         for unit in units:
@@ -41,7 +44,13 @@ def expose(unit: Unit):
     for name in unit.shards:
         del unit.module._parameters[name]
     unit.unshard()
-    unit.place([nn.Parameter(view, flat.shard.requires_grad) for flat in unit.flats for view in flat.views()])
+    unit.place(
+        [
+            nn.Parameter(view, flat.shard.requires_grad)
+            for flat in unit.flats
+            for view in flat.views()
+        ]
+    )
     unit.open = True
 
 
