@@ -198,12 +198,12 @@ def test_under_the_fake_group():
     fake one's."""
 
     def work():
-        from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.distributed.fsdp import fully_shard
-        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        from shardlab.torch_internals import FakeTensorMode, fake_store
 
         dist.destroy_process_group()
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1024)
+        dist.init_process_group("fake", store=fake_store(), rank=0, world_size=1024)
         mesh = dist.device_mesh.init_device_mesh("cpu", (1024,))
         with FakeTensorMode(), CommunicationLog() as log:
             model = fully_shard(nn.Linear(4096, 4096, bias=False), mesh=mesh)

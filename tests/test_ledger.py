@@ -6,12 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.profiler import ProfilerActivity, profile  # noqa: E402
 
 from shardlab.formulas import evaluate, quantities  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Counts, Ledger  # noqa: E402
+from shardlab.torch_internals import FakeTensorMode  # noqa: E402
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
 TRAPS = [

@@ -48,7 +48,7 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
     Mutations: each operation's result written; the read forgotten; a product's numbers for both
     kinds."""
     torch = pytest.importorskip("torch")
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from shardlab.torch_internals import TorchDispatchMode
 
     class Counter(TorchDispatchMode):
         operations = 0

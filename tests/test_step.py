@@ -9,12 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
 from shardlab.formulas import evaluate, quantities  # noqa: E402
 from shardlab.formulas.step import MOMENTS  # noqa: E402
 from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
 from shardlab.measure.ledger import Ledger, Moment  # noqa: E402
+from shardlab.torch_internals import FakeTensorMode  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

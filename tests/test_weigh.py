@@ -4,12 +4,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
 from shardlab.gpt import GPT, GPTConfig  # noqa: E402
 from shardlab.measure.cuda import UNEXPLAINED, CudaAccount  # noqa: E402
 from shardlab.measure.ledger import Ledger  # noqa: E402
 from shardlab.measure.weigh import storage_bytes, weigh  # noqa: E402
+from shardlab.torch_internals import FakeTensorMode  # noqa: E402
 
 
 def test_a_module_of_the_readers_own():

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_leaves
 
 from ..ranks.calls import Call, listening
+from ..torch_internals import tree_leaves
 
 
 @dataclass

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ..torch_internals import clear_cublas_workspaces, disable_modes
 from .ledger import Ledger
 
 UNEXPLAINED = "not explained; below 0: counted twice"
@@ -75,13 +75,13 @@ class CachingAllocator:
     def clear_workspaces(self):
         """Take back what cuBLAS and cuBLASLt were lent, one for each thread and stream; their next
         product takes it anew."""
-        torch._C._cuda_clearCublasWorkspaces()
+        clear_cublas_workspaces()
 
     def lend_workspaces(self):
         """Let this thread and backward's multiply once, unseen by the ledger: they have workspaces
         then, as after any earlier step."""
         unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
-        with _disable_current_modes(), unseen, torch.enable_grad():
+        with disable_modes(), unseen, torch.enable_grad():
             x = torch.ones(16, 16, device=self.device, requires_grad=True)
             (x @ x).sum().backward()
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 from ..gpt import GPT, GPTConfig, next_token_loss
+from ..torch_internals import FakeTensorMode, fake_store
 from ..zero.stage3 import fully_shard
 from .communication import CommunicationLog, Total
 from .ledger import Counts, Ledger, Moment
@@ -35,9 +35,7 @@ def fake_ranks(world_size: int, rank: int = 0):
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already: "
             "a fake world needs a process of its own."
         )
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
     try:
         yield
     finally:

@@ -25,15 +25,22 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._guards import active_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from ..torch_internals import (
+    TorchDispatchMode,
+    active_fake_mode,
+    current_backward,
+    local_tensor,
+    storage_key,
+    tree_leaves,
+    watch_resize,
+)
 
 # what made a buffer of the model; it stays one, also when batch norm keeps it for backward
 BUFFER = "buffer"
@@ -78,8 +85,7 @@ class Entry:
 def storages(tensor: Tensor):
     """The storages behind a tensor: of its shard for a DTensor, of its result for a collective that
     has not been waited for."""
-    tensor = getattr(tensor, "_local_tensor", tensor)
-    tensor = getattr(tensor, "elem", tensor)
+    tensor = local_tensor(tensor)
     return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
 
 
@@ -151,11 +157,11 @@ class Ledger(TorchDispatchMode):
     def _record(self, category, tensor, operation=""):
         """Enter the tensor's storage; if it has an entry, leave that as it is."""
         for storage in self._storages(tensor):
-            if storage._cdata not in self._live:
+            if storage_key(storage) not in self._live:
                 self._enter(storage, category, operation)
 
     def _enter(self, storage, category, operation):
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes = storage_key(storage), storage.nbytes()
         self._live[key] = Entry(category, nbytes, operation, self._modules[-1], len(self.timeline))
         self._watchers[key] = weakref.ref(storage, lambda _: self._forget(key))
         self._count(category, nbytes)
@@ -165,7 +171,7 @@ class Ledger(TorchDispatchMode):
         for tensor in tensors:
             self._record(category, tensor)
             for storage in self._storages(tensor):
-                entry = self._live[storage._cdata]
+                entry = self._live[storage_key(storage)]
                 if entry.category != category:
                     self._count(entry.category, -entry.nbytes)
                     self._count(category, entry.nbytes)
@@ -185,7 +191,7 @@ class Ledger(TorchDispatchMode):
             "optimizer"
             if self._stepping
             else "forward"
-            if torch._C._current_graph_task_id() == -1
+            if current_backward() is None
             else "backward"
         )
         self.timeline.append(Moment(counts := self.bytes, phase, operation, self._modules[-1]))
@@ -224,7 +230,7 @@ class Ledger(TorchDispatchMode):
 
     def _keep_for_backward(self, tensor):
         for storage in self._storages(tensor):
-            entry = self._live.get(storage._cdata)
+            entry = self._live.get(storage_key(storage))
             if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
                 self._restate("save for backward")
@@ -271,7 +277,7 @@ class Ledger(TorchDispatchMode):
             key: self._live[key]
             for t in held
             for s in self._storages(t)
-            if (key := s._cdata) in self._live
+            if (key := storage_key(s)) in self._live
         }.values():
             if entry.category == "temporaries":
                 born[entry.born] += entry.nbytes
@@ -344,18 +350,15 @@ class Ledger(TorchDispatchMode):
     def _watch_resize(self):
         """FSDP and zero/stage3.py free and refill the storage of what they gather; nothing else
         resizes one, so that is what it is."""
-        original = torch.UntypedStorage.resize_
 
-        def resize_(storage, size):
-            original(storage, size)
+        def resized(storage):
             if self.only not in (None, storage.device.type):
                 return
-            entry = self._live.get(storage._cdata)
+            entry = self._live.get(storage_key(storage))
             if entry is None:
                 return self._enter(storage, "gathered", "resize_")
             self._count(entry.category, -entry.nbytes)
             entry.category, entry.nbytes = "gathered", storage.nbytes()
             self._count(entry.category, entry.nbytes)
 
-        torch.UntypedStorage.resize_ = resize_
-        self._undo.append(lambda: setattr(torch.UntypedStorage, "resize_", original))
+        self._undo.append(watch_resize(resized))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from ..torch_internals import storage_key
 from .ledger import Ledger, storages
 
 
@@ -53,7 +54,10 @@ def _new_bytes(tensors, seen):
     # all at once: of two that come and go, the second could lie where the first lay
     tensors = list(tensors)
     found = {
-        s._cdata: s.nbytes() for tensor in tensors for s in storages(tensor) if s._cdata not in seen
+        key: s.nbytes()
+        for tensor in tensors
+        for s in storages(tensor)
+        if (key := storage_key(s)) not in seen
     }
     seen.update(found)
     return sum(found.values())

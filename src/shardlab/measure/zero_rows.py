@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 from ..formulas import RECIPES, evaluate
 from ..gpt import GPT, GPTConfig, next_token_loss
 from ..ranks import ranks
+from ..torch_internals import local_tensor
 from ..zero import stage1, stage2
 from ..zero.options import on_the_host
 from ..zero.stage3 import fully_shard, sharded_units
@@ -288,7 +289,7 @@ def resting(
         for t in state.values()
         if isinstance(t, torch.Tensor) and t.dim()
     ]
-    held = [getattr(tensor, "_local_tensor", tensor) for tensor in held]
+    held = [local_tensor(tensor) for tensor in held]
     held = [tensor for tensor in held if not tensor.is_meta]
     rest = {
         kind: storage_bytes(t for t in held if t.device.type == kind)

@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..torch_internals import storage_key
 from .flat import Group, cut, filled, first_rank, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
@@ -52,7 +53,7 @@ class Bucket:
 
     def holds(self, parameter: nn.Parameter) -> bool:
         """Whether it still lies in the flat tensor."""
-        return parameter.untyped_storage()._cdata == self.flat.untyped_storage()._cdata
+        return storage_key(parameter.untyped_storage()) == storage_key(self.flat.untyped_storage())
 
     def check(self):
         if not all(map(self.holds, self.parameters)):

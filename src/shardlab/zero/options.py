@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..torch_internals import version
 from .stage3 import Unit, sharded_units
 
 
@@ -190,4 +191,4 @@ class GatherAhead:
 
 def versions(unit: Unit) -> list[int]:
     """Of its shards: each change of a tensor in place counts one up."""
-    return [flat.shard._version for flat in unit.flats]
+    return [version(flat.shard) for flat in unit.flats]

@@ -1,0 +1,164 @@
+"""The one door to what PyTorch calls private: names that a new version may move or drop without a
+word. No other file of shardlab says one.
+
+Each entry says what it is for and what breaks without it, so a release that moves a name is mended
+here and nowhere else. Tried with torch 2.6 and 2.13.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._guards import active_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+__all__ = [
+    "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
+    "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
+    "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
+    "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
+    "abort_process_groups",
+    "argument_names",
+    "at_end_of_backward",
+    "clear_cublas_workspaces",
+    "current_backward",
+    "disable_modes",
+    "fake_store",
+    "local_tensor",
+    "next_kernel",
+    "on_the_cpu",
+    "own_parameters",
+    "process_groups",
+    "storage_key",
+    "version",
+    "watch_resize",
+    "withdraw",
+]
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def current_backward() -> int | None:
+    """The number of the backward that calls this thread, None outside of one. Without it, a forward
+    inside backward (activation checkpointing) looks like a forward of its own."""
+    number = torch._C._current_graph_task_id()
+    return None if number == -1 else number
+
+
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Calls the function after the last gradient, before backward() returns; to be called inside
+    backward. Without it, data parallelism and ZeRO do not know when a backward is over. DDP and
+    FSDP2 use the same call."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+# --- tensors, storages, modules -------------------------------------------------------------------
+
+
+def version(tensor: Tensor) -> int:
+    """How often the tensor was written in place. Without it, stage 3 gathers again what has not
+    changed."""
+    return tensor._version
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """Equal for two storages if they are the same memory; the storage of a fake tensor has a key
+    although it has no address. Without it, the ledger cannot count fake tensors."""
+    return storage._cdata
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The plain tensor in this rank's memory: the shard of a DTensor, the result of a collective
+    that nobody has waited for. The public `to_local()` waits, and autograd sees it. Without it, the
+    ledger misses what FSDP2 shards."""
+    tensor = getattr(tensor, "_local_tensor", tensor)
+    return getattr(tensor, "elem", tensor)
+
+
+def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
+    """The dictionary of the module's own parameters, in which any tensor can be put under a name:
+    `setattr` takes nothing but nn.Parameter. Without it, a gathered weight needs another way into
+    the module, as functional_call has one."""
+    return module._parameters
+
+
+def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], None]:
+    """Calls `seen` after each resize_ of a storage, by which FSDP2 and stage 3 free and refill
+    memory: no dispatch mode sees it. Returns a function that ends the watch. The name is public;
+    replacing a method of PyTorch's class is not. Without it, the ledger counts gathered weights
+    that are free."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage, size):
+        original(storage, size)
+        seen(storage)
+
+    torch.UntypedStorage.resize_ = resize_
+    return lambda: setattr(torch.UntypedStorage, "resize_", original)
+
+
+def disable_modes():
+    """A context in which no dispatch mode sees an operation. Without it, an account of CUDA memory
+    appears in the ledger it explains."""
+    return _disable_current_modes()
+
+
+def clear_cublas_workspaces() -> None:
+    """Takes back the memory that cuBLAS was lent. Without it, workspaces are part of the row "not
+    explained" of an account."""
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+
+def fake_store():
+    """The store of the backend "fake", whose collectives return at once and send nothing. Without
+    it, there is no rank 0 of 1,024 on a laptop."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def process_groups() -> list[dist.ProcessGroup]:
+    """All groups of this process. Without it, a call that is stuck cannot be ended."""
+    return list(dist.distributed_c10d._world.pg_map)
+
+
+def abort_process_groups() -> None:
+    """Ends all groups without waiting for their kernels, as destroy_process_group would. Without
+    it, NCCL ranks do not survive a fault."""
+    dist.distributed_c10d._abort_process_group()
+
+
+# --- kernels of our own for the operators of c10d -------------------------------------------------
+
+
+def next_kernel(function: torch._ops.OpOverload, keyset, *args, **named):
+    """Makes a call as if the kernel at BackendSelect that asks for it were not there. Without it,
+    there is no communication log and ranks are not checked for agreement."""
+    without = keyset.remove(torch._C.DispatchKey.BackendSelect)
+    return function.redispatch(without, *args, **named)
+
+
+def on_the_cpu(function: torch._ops.OpOverload, *args, **named):
+    """Makes a call by the CPU's kernel, whatever the tensors. Without it, gloo cannot be handed
+    copies of CUDA tensors."""
+    only = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    return function.redispatch(only, *args, **named)
+
+
+def argument_names(function: torch._ops.OpOverload) -> list[str]:
+    """The names of an operator's arguments, in order. Without it, the log must know them by number,
+    which differs between versions."""
+    return [argument.name for argument in function._schema.arguments]
+
+
+def withdraw(library: torch.library.Library) -> None:
+    """Takes kernels of our own back at once, not when Python happens to collect them. Without it, a
+    log that has ended costs time."""
+    library._destroy()

@@ -1,0 +1,143 @@
+"""One file says what PyTorch calls private; what it says is there."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import shardlab
+from shardlab import torch_internals
+
+PACKAGE = Path(shardlab.__file__).parent
+# files that still have names of their own; nothing is added here
+NOT_YET = (
+    "data_parallel.py",
+    "ranks/calls.py",
+    "ranks/staging.py",
+    "ranks/worker.py",
+    "zero/stage2.py",
+    "zero/stage3.py",
+    "zero/whole.py",
+)
+OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
+OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def our_names(trees) -> set[str]:
+    """Everything that the package itself defines or assigns."""
+    found = set(OF_NAMED_TUPLES)
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    return found
+
+
+def private_names(tree: ast.AST, ours: set[str]) -> list[str]:
+    """Private names that a file takes from PyTorch: by import, by attribute, by getattr."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            parts = [*node.module.split("."), *(alias.name for alias in node.names)]
+            found += [ast.unparse(node)] * any(map(is_private, parts))
+        elif isinstance(node, ast.Import):
+            found += [a.name for a in node.names if any(map(is_private, a.name.split(".")))]
+        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours:
+            root = ast.unparse(node).split(".")[0]
+            found += [ast.unparse(node)] * (root not in OTHER_PACKAGES)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in ours:
+                found.append(ast.unparse(node))
+    return found
+
+
+def files():
+    trees = {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    door = trees.pop("torch_internals.py")
+    # a printer of SymPy calls its own
+    uses_torch = {name: tree for name, tree in trees.items() if "torch" in ast.unparse(tree)}
+    return door, uses_torch, our_names(trees.values())
+
+
+def test_one_file_names_what_is_private_in_pytorch():
+    """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py."""
+    _, trees, ours = files()
+    found = {name: private_names(tree, ours) for name, tree in trees.items()}
+    assert {name: names for name, names in found.items() if names and name not in NOT_YET} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch._dynamo",
+        "from torch._guards import active_fake_mode",
+        "from torch.utils import _pytree",
+        "torch._C._current_graph_task_id()",
+        "dist.distributed_c10d._world.pg_map",
+        "tensor.untyped_storage()._cdata",
+        "getattr(tensor, '_local_tensor')",
+    ],
+)
+def test_each_way_to_a_private_name_is_seen(line):
+    """Must catch: a check that looks at imports only, or at chains that begin with torch only."""
+    _, _, ours = files()
+    assert private_names(ast.parse(line), ours)
+
+
+def test_every_entry_says_what_breaks_without_it():
+    """Must catch: a new entry without a reason."""
+    door, _, _ = files()
+    for node in door.body:
+        if isinstance(node, ast.FunctionDef):
+            assert node.name in torch_internals.__all__
+            assert "Without it" in " ".join(ast.get_docstring(node).split()), node.name
+
+
+def test_backward_has_a_number_inside_and_none_outside():
+    """Must catch: 0, which is the number of the first backward, taken for "outside"."""
+    x, numbers, order = torch.ones(1, requires_grad=True), [], []
+
+    def see(_):
+        numbers.append(torch_internals.current_backward())
+        torch_internals.at_end_of_backward(lambda: order.append("end"))
+
+    for _ in range(2):
+        y = x * 1
+        y.register_hook(see)
+        z = y * 1
+        x.register_hook(lambda _: order.append("x"))
+        z.backward()
+    assert torch_internals.current_backward() is None
+    assert None not in numbers and len(set(numbers)) == 2
+    assert order[-1] == "end" and order[:2] == ["x", "end"]
+
+
+def test_resizes_are_watched_until_the_end():
+    """Must catch: a watch that stays when it was ended, or sees the size before."""
+    storage, sizes = torch.zeros(4).untyped_storage(), []
+    end = torch_internals.watch_resize(lambda storage: sizes.append(storage.nbytes()))
+    storage.resize_(0)
+    end()
+    storage.resize_(16)
+    assert sizes == [0]
+
+
+def test_memory_has_one_key():
+    """Must catch: a key of the tensor instead of its storage."""
+    x = torch.zeros(4)
+    keys = {torch_internals.storage_key(t.untyped_storage()) for t in (x, x[1:], x.view(2, 2))}
+    assert len(keys) == 1
+    assert torch_internals.storage_key(torch.zeros(4).untyped_storage()) not in keys
+    with torch_internals.FakeTensorMode():
+        a, b = torch.zeros(4), torch.zeros(4)
+    assert len({torch_internals.storage_key(t.untyped_storage()) for t in (a, b)}) == 2
