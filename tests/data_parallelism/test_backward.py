@@ -1,0 +1,149 @@
+"""When a backward begins, which gradient came, when it ends: without ranks."""
+
+import copy
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from shardlab.backward import (  # noqa: E402
+    BackwardListener,
+    when_backward_ends,
+    when_gradient_comes,
+)
+from shardlab.torch_internals import current_backward  # noqa: E402
+
+
+class Diary(BackwardListener):
+    def __init__(self, module):
+        self.names = {parameter: name for name, parameter in module.named_parameters()}
+        self.told = []
+        self.listen_to(module.parameters())
+
+    def backward_begins(self):
+        self.told.append("begin")
+
+    def gradient_arrives(self, parameter):
+        assert parameter.grad is not None and not torch.is_grad_enabled()
+        self.told.append(self.names[parameter])
+
+    def backward_ends(self):
+        self.told.append("end")
+
+
+def net():
+    return nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+
+
+WHOLE = ["begin", "1.weight", "0.weight", "end"]
+
+
+def backward(model):
+    model(torch.ones(1, 2)).sum().backward()
+
+
+def test_a_backward():
+    """Each backward is told from begin to end, in autograd's order.
+
+    Must catch: the end told at the begin of the next backward; the begin told once for all."""
+    model = net()
+    diary = Diary(model)
+    backward(model)
+    assert diary.told == WHOLE and not diary.in_backward
+    backward(model)
+    assert diary.told == 2 * WHOLE
+    diary.listening = False
+    backward(model)
+    assert diary.told == 2 * WHOLE
+
+
+class Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError
+
+
+def test_a_backward_that_raises():
+    """The next backward begins anew, also where nobody tidies up.
+
+    Must catch: a listener that remembers by a flag that it is in a backward."""
+    model = net()
+    diary = Diary(model)
+    with pytest.raises(ArithmeticError) as error:
+        model[1](Raises.apply(model[0](torch.ones(1, 2)))).sum().backward()
+    assert diary.told == ["begin", "1.weight"] and not diary.in_backward
+    backward(model)
+    assert diary.told == ["begin", "1.weight", *WHOLE]
+    assert error.type is ArithmeticError
+
+
+def test_a_forward_within_backward():
+    """Recomputed layers: one backward all the same.
+
+    Must catch: a forward that resets what is known of the backward under way."""
+    model = net()
+    diary = Diary(model)
+    x = torch.ones(1, 2, requires_grad=True)
+    for layer in model:
+        x = checkpoint(layer, x, use_reentrant=False)
+    x.sum().backward()
+    assert diary.told == WHOLE
+
+
+def test_the_newest_owns():
+    """Of two listeners the newest is told, of one that is gone nobody; the older knows who has
+    taken its parameters.
+
+    Must catch: both told; the first told; a listener kept alive by its parameters."""
+    model = net()
+    first = Diary(model)
+    second = Diary(model[1])
+    backward(model)
+    assert first.told == ["begin", "0.weight", "end"] and first.taken_by == "Diary"
+    assert second.told == ["begin", "weight", "end"] and second.taken_by is None
+    del first
+    gc.collect()
+    backward(model)
+    assert second.told == 2 * ["begin", "weight", "end"]
+    assert all(len(p._post_accumulate_grad_hooks) == 1 for p in model.parameters())
+
+
+def test_a_copied_parameter():
+    """A copy has no owner, and can get one.
+
+    Must catch: owners kept in the parameter, where a copy inherits them."""
+    model = net()
+    diary = Diary(model)
+    twin = copy.deepcopy(model)
+    backward(twin)
+    assert diary.told == []
+    of_the_twin = Diary(twin)
+    backward(twin)
+    assert of_the_twin.told == WHOLE and diary.told == []
+
+
+def test_for_techniques_that_act_before():
+    """The first gradient of a tensor, and the end of that backward.
+
+    Must catch: a call for each gradient and not for the first; an end that comes early."""
+    model, told = net(), []
+    running = []
+
+    def begins():
+        told.append(current_backward() is not None)
+        running.append(when_backward_ends(lambda: told.append("end")))
+
+    hidden = model[0](torch.ones(1, 2))
+    when_gradient_comes([hidden, hidden * 2], begins)
+    when_gradient_comes([], begins)
+    model[0].weight.register_post_accumulate_grad_hook(lambda _: told.append(running[0]() is None))
+    model[1](hidden).sum().backward()
+    assert told == [True, False, "end"] and running[0]() is None and current_backward() is None
