@@ -15,6 +15,7 @@ from visit import (
     PHONE,
     Watch,
     axe_findings,
+    stop_clock,
 )
 
 from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
@@ -352,6 +353,7 @@ def test_nothing_below_jumps(open_card):
 def test_steps_are_announced_when_the_reader_rests(card):
     """Once, politely, and not on the way. Mutations: a sentence that is no live region; every step
     announced; `assertive`."""
+    stop_clock(card.page)
     status = card.find(".explorer-status")
     assert status.get_attribute("role") == "status" and not status.text_content()
     card.page.evaluate(
@@ -363,8 +365,8 @@ def test_steps_are_announced_when_the_reader_rests(card):
     card.find(".explorer-picture").focus()
     for _ in range(3):
         card.page.keyboard.press("ArrowRight")
-    card.page.wait_for_function("said.length")
-    card.page.wait_for_timeout(200)
+        card.page.clock.run_for(600)
+    card.page.clock.run_for(5000)
     assert card.page.evaluate("said") == [stepper_steps(FIRST, RANKS_FIRST)[4].sentence]
     assert card.find("svg").first.get_attribute("aria-labelledby") == card.find(
         ".explorer-words"
@@ -376,9 +378,7 @@ def test_steps_are_announced_when_the_reader_rests(card):
 
 def playing_card(open_card, **options):
     card = open_card(**options)
-    card.page.clock.install()
-    card.page.reload()
-    card.page.wait_for_selector(".stepper svg[width]")
+    stop_clock(card.page)
     return card
 
 

@@ -182,6 +182,24 @@ def open_all(page):
     )
 
 
+def wait_for_pictures(page):
+    """Wait until no explorer shows the ghost of its picture before: a ghost is drawn into the
+    picture and stretches its axis, so a picture with a ghost equals no other."""
+    page.wait_for_function("!document.querySelector('.ghosted')")
+
+
+def stop_clock(page):
+    """Reload the page and stop its clock: from then on timers of the page run only while the test
+    calls `page.clock.run_for(milliseconds)`, however busy the machine is."""
+    page.clock.install(time=0)
+    page.reload()
+    page.wait_for_function(
+        "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
+        " svg.hasAttribute('width'))"
+    )
+    page.clock.pause_at(3600)
+
+
 def new_context(browser, **options):
     """A reader who wants no motion, so that no colour is caught half-way."""
     return browser.new_context(

@@ -5,6 +5,8 @@
   "use strict";
 
   const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
+  const FADE_MS = 900; // as long as the transition of .fading in explorer.css, and a frame more
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const format = BOOK.format, parse = BOOK.parse, { set, draw, write } = BOOK.svg;
 
   /* No line ends between a number and its unit. */
@@ -185,14 +187,18 @@
       drawings.forEach(drawing => drawing.picture.ghost(shown));
     }
 
+    function dropGhost() {
+      root.classList.remove("ghosted", "fading");
+      drawings.forEach(drawing => drawing.picture.ghost(null));
+      redraw();
+    }
+
+    /* A ghost fades slowly. A reader who wants no motion sees none: the ghost goes before the next frame is drawn. */
     function releaseGhost() {
       clearTimeout(fading);
+      if (calm.matches) { dropGhost(); return; }
       root.classList.add("fading");
-      fading = setTimeout(() => {
-        root.classList.remove("ghosted", "fading");
-        drawings.forEach(drawing => drawing.picture.ghost(null));
-        redraw();
-      }, matchMedia("(prefers-reduced-motion: reduce)").matches ? 0 : 900);
+      fading = setTimeout(dropGhost, FADE_MS);
     }
 
     // -- what the reader does
