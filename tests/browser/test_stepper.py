@@ -205,7 +205,7 @@ def test_what_is_drawn_is_what_is_held(card, name, n):
         assert places == sorted(places, key=lambda place: (place[1], place[0]))
         assert len({tuple(place) for place in places}) == n * chunks
         targets = {(move.target, 0 if shown.hearsay else move.chunk): move for move in step.moves}
-        for k, (_, top, words, digits, kinds, fresh, old) in enumerate(drawn["cells"]):
+        for k, (_, _, words, digits, kinds, fresh, old) in enumerate(drawn["cells"]):
             rank, chunk = divmod(k, chunks)
             parts = step.picture[rank].get(chunk, frozenset())
             assert ("empty" in kinds, "full" in kinds) == (not parts, len(parts) >= shown.need(n))
