@@ -163,7 +163,7 @@ def measure_fake_steps() -> list[Result]:
 
 
 def measure_many_steps() -> list[Result]:
-    """What tests/test_step.py does, with other and more steps."""
+    """What tests/where_the_memory_goes/test_step.py does, with other and more steps."""
     import torch
     from test_step import FAKE_EACH, compare, draw
 

@@ -318,13 +318,13 @@ def answered(text):
 
 def small_lab():
     """A lab of the right form: the shortest that there is, filled up with text."""
-    imports = "from shardlab.exercises.why_one_gpu import states_bytes_of_fp32_adam"
+    imports = "from shardlab.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam"
     head = [
         new_markdown_cell("# A lab"),
         new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
         new_markdown_cell("## What can this machine show?"),
         new_code_cell(
-            "from shardlab.capabilities import capabilities\nfrom shardlab.exercises import"
+            "from shardlab.measure.capabilities import capabilities\nfrom shardlab.exercises import"
             " Predictions, check\npredictions = Predictions('lab')\ncapabilities('cpu')",
             metadata={"tags": ["setup"]},
         ),

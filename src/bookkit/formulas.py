@@ -26,11 +26,12 @@ the presets hold, all or parts.
 """
 
 import ast
-import importlib
 import math
 import re
+import sys
 from functools import partial
 from html import escape
+from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
@@ -339,6 +340,9 @@ class FormulaSheetDirective(SphinxDirective):
             "links": self._links,
         }
         parts = self.arguments[0].split() if self.arguments else list(sections)
+        if "others" in parts:
+            elsewhere = {*parts, *self._parts_of_other_pages()}
+            parts[parts.index("others") :] = [group for group in groups if group not in elsewhere]
         unknown = [part for part in parts if part not in sections]
         if unknown:
             self._warn(
@@ -356,6 +360,18 @@ class FormulaSheetDirective(SphinxDirective):
             self._warn(f"{twice[0]} stands on the formula sheet {sheets[twice[0]]} already")
         sheets.update(dict.fromkeys(printed, self.env.docname))
         return [sections[part]() for part in parts]
+
+    def _parts_of_other_pages(self):
+        """The parts that the other pages' directives name, read from their sources: Sphinx may read
+        those pages later than this one."""
+        self.env.note_reread()
+        for page in self.env.found_docs - {self.env.docname}:
+            source = Path(self.env.doc2path(page))
+            if source.suffix == ".md":
+                for found in re.findall(
+                    r"(?m)^`{3,}\{formula-sheet\} (.+)$", source.read_text("utf-8")
+                ):
+                    yield from found.split()
 
     def _warn(self, sentence):
         logger.warning(
@@ -388,14 +404,11 @@ class FormulaSheetDirective(SphinxDirective):
         )
 
     def _group(self, group):
-        title, _, rest = importlib.import_module(f"shardlab.formulas.{group}").__doc__.partition(
-            ":"
-        )
+        of_group = [formula for formula in BOOK.formulas.values() if formula.group == group]
+        title, _, rest = sys.modules[of_group[0].function.__module__].__doc__.partition(":")
         first = rest.split("\n\n")[0].strip()  # the rest of a docstring is for who reads the code
         intro = _text(first[:1].upper() + first[1:])
-        entries = [
-            self._entry(formula) for formula in BOOK.formulas.values() if formula.group == group
-        ]
+        entries = [self._entry(formula) for formula in of_group]
         return self._section(f"sheet-{group}", title.strip(), intro, *entries)
 
     def _entry(self, formula):

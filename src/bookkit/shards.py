@@ -7,7 +7,7 @@ server.
 
 The argument is the stage that is shown first, the option on how many ranks; the reader chooses
 others, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
-draws what it shows. Moves, words and numbers are data (``shardlab.show.shard_steps``): those of the
+draws what it shows. Moves, words and numbers are data (``shardlab.topics.zero.steps``): those of the
 first picture stand in the card, the others in a script that is fetched when the reader asks for
 another. Without a script, and on paper, a table says the same moves.
 """
@@ -18,15 +18,17 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from shardlab.show.shard_steps import (
-    LOOK,
-    MICROBATCHES,
-    RANKS,
-    first_number,
-    name_of,
-    page_data,
-    shard_steps,
-)
+from shardlab import topics
+
+# The topic whose steps these are, found by what it has.
+_steps = next(found for found in topics.modules("steps") if hasattr(found, "LOOK"))
+LOOK = _steps.LOOK
+MICROBATCHES = _steps.MICROBATCHES
+RANKS = _steps.RANKS
+first_number = _steps.first_number
+name_of = _steps.name_of
+page_data = _steps.page_data
+shard_steps = _steps.shard_steps
 
 logger = logging.getLogger(__name__)
 

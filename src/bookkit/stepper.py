@@ -6,7 +6,7 @@
 
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses
 others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
-data (``shardlab.show.collective_steps``): those of the first picture stand in the card, the others
+data (``shardlab.topics.collectives.steps``): those of the first picture stand in the card, the others
 in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
 ``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
 """
@@ -21,7 +21,14 @@ from docutils.parsers.rst import directives
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
+from shardlab import topics
+
+# The topic whose steps these are, found by what it has.
+_steps = next(found for found in topics.modules("steps") if hasattr(found, "COLLECTIVES"))
+COLLECTIVES = _steps.COLLECTIVES
+RANKS = _steps.RANKS
+page_data = _steps.page_data
+stepper_steps = _steps.stepper_steps
 
 logger = logging.getLogger(__name__)
 

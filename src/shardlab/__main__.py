@@ -16,7 +16,7 @@ def main() -> int:
     )
     asked = parser.parse_args()
 
-    from .doctor import examine  # here, so that --help needs no torch
+    from shardlab.measure.doctor import examine  # here, so that --help needs no torch
 
     report, fit = examine(asked.folder or (Path("labs") if Path("labs").is_dir() else Path()))
     print(report)

@@ -19,7 +19,8 @@ from visit import (
     axe_findings,
 )
 
-from shardlab.show.shard_steps import (
+from shardlab.topics.zero.moves import AllGather, AllReduce, Part, Update
+from shardlab.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
     UNITS,
@@ -29,7 +30,6 @@ from shardlab.show.shard_steps import (
     page_data,
     shard_steps,
 )
-from shardlab.zero.moves import AllGather, AllReduce, Part, Update
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -18,7 +18,7 @@ from visit import (
     stop_clock,
 )
 
-from shardlab.show.collective_steps import COLLECTIVES, RANKS, page_data, stepper_steps
+from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, page_data, stepper_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, RANKS_FIRST = "ring all-reduce", 4

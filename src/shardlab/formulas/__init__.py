@@ -5,22 +5,9 @@ resolved, render.py for how they are printed.
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
 """
 
-from . import (  # noqa: F401, I001  (they fill the registry, in this order)
-    given,
-    model,
-    states,
-    activations,
-    working_sets,
-    step,
-    layer_timeline,
-    timeline,
-    time,
-    communication,
-    data_parallel,
-    roofline,
-    zero,
-    saving,
-)
+from shardlab import topics
+
+from . import given  # quantities of more than one chapter
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import (
@@ -35,6 +22,7 @@ from .subset import (
     where,
 )
 
+topics.modules("formulas")  # each fills the registry
 evaluate, validate = BOOK.evaluate, BOOK.validate
 
 
@@ -67,6 +55,7 @@ __all__ = [
     "equal",
     "evaluate",
     "floor_div",
+    "given",
     "maximum",
     "minimum",
     "quantities",

@@ -1,14 +1,14 @@
-"""What the reader gives: the quantities that no formula computes, with symbol, unit, meaning and
-range, and the rules between them."""
+"""What the reader gives in more than one chapter: quantities that no formula computes, with symbol,
+unit, meaning and range, and the rules between them. A topic declares its own beside its formulas."""
 
 import math
 
 from .registry import BOOK
 from .subset import equal, floor_div
 
-_SWITCH = dict(least=0, most=1)
-_RATE = dict(least=0, above=True, most=math.inf)
-_TIME = dict(least=0, most=math.inf)
+SWITCH = dict(least=0, most=1)
+RATE = dict(least=0, above=True, most=math.inf)
+TIME = dict(least=0, most=math.inf)
 
 # --- the model ------------------------------------------------------------------------------------
 BOOK.quantity("layers", "L", "count", "transformer layers")
@@ -31,24 +31,24 @@ BOOK.quantity(
     r"1_\text{pos}",
     "count",
     "1 if positions are a learned table, 0 if they are computed (rotary)",
-    **_SWITCH,
+    **SWITCH,
 )
 BOOK.quantity(
     "biases",
     r"1_\text{bias}",
     "count",
     "1 if linear layers and norms have a bias (LayerNorm), 0 if not (RMSNorm)",
-    **_SWITCH,
+    **SWITCH,
 )
 BOOK.quantity(
     "gated_mlp",
     r"1_\text{gate}",
     "count",
     "1 if the MLP has a gate, as SwiGLU does: three matrices in the place of two",
-    **_SWITCH,
+    **SWITCH,
 )
 BOOK.quantity(
-    "tied_head", r"1_\text{tied}", "count", "1 if the head shares the embedding's weight", **_SWITCH
+    "tied_head", r"1_\text{tied}", "count", "1 if the head shares the embedding's weight", **SWITCH
 )
 
 # --- the recipe: bytes of one element, and how many -----------------------------------------------
@@ -113,7 +113,7 @@ BOOK.quantity(
     r"1_\text{fused}",
     "count",
     "1 if attention is one kernel that never stores its scores, 0 if not",
-    **_SWITCH,
+    **SWITCH,
 )
 BOOK.quantity(
     "dropout",
@@ -128,7 +128,7 @@ BOOK.quantity(
     r"1_\text{first}",
     "count",
     "1 in the first step, which makes the optimizer's states, 0 in every later one",
-    **_SWITCH,
+    **SWITCH,
 )
 BOOK.quantity(
     "optimizer_mode",
@@ -170,100 +170,9 @@ BOOK.quantity(
 )
 BOOK.quantity("tokens", "D", "tokens", "tokens the model is trained on")
 BOOK.quantity(
-    "memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **_RATE
-)
-BOOK.quantity("operation_rows", r"m_\text{op}", "count", "rows of an operation's result")
-BOOK.quantity("operation_columns", r"n_\text{op}", "count", "columns of an operation's result")
-BOOK.quantity(
-    "operation_depth",
-    r"k_\text{op}",
-    "count",
-    "inner size of a matrix product; of an elementwise operation, what it does to each element,"
-    " counted in operations",
-)
-BOOK.quantity(
-    "operation_element_bytes",
-    r"\beta_\text{op}",
-    "bytes",
-    "bytes of one element that an operation reads or writes",
-)
-BOOK.quantity(
-    "matrix_product",
-    r"1_\text{mm}",
-    "count",
-    "1 if the operation is a matrix product, 0 if it is elementwise",
-    **_SWITCH,
-)
-BOOK.quantity(
-    "measured_flops_per_second",
-    r"F_\text{meas}",
-    "FLOP/s",
-    "rate that an operation was measured to reach",
-    **_RATE,
-)
-BOOK.quantity("multiprocessors", r"n_\text{SM}", "count", "streaming multiprocessors of the GPU")
-BOOK.quantity(
-    "multiprocessor_flops_per_cycle",
-    r"C_\text{SM}",
-    "FLOP",
-    "operations one of them does in a cycle",
-    **_RATE,
-)
-BOOK.quantity(
-    "cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **_RATE
-)
-BOOK.quantity(
-    "launch_seconds",
-    r"\tau_\text{launch}",
-    "seconds",
-    "time the CPU takes to hand one operation to the GPU",
-    **_TIME,
+    "memory_bytes_per_second", r"B_\text{mem}", "bytes/s", "bandwidth of one GPU's memory", **RATE
 )
 
-# --- ZeRO -----------------------------------------------------------------------------------------
-BOOK.quantity(
-    "zero_stage",
-    "z",
-    "count",
-    "what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too",
-    least=0,
-    most=3,
-)
-BOOK.quantity(
-    "zero_flat_tensors",
-    r"n_\text{flat}",
-    "count",
-    "flat tensors that are cut into shards: buckets, or units in stage 3",
-)
-BOOK.quantity(
-    "zero_unit_parameters",
-    r"\Psi_\text{unit}",
-    "parameters",
-    "parameters of the largest unit, which stage 3 has whole at a time",
-)
-BOOK.quantity(
-    "zero_root_parameters",
-    r"\Psi_\text{root}",
-    "parameters",
-    "parameters of stage 3's root, which stay whole while its units come and go",
-    least=0,
-)
-
-# --- saving ---------------------------------------------------------------------------------------
-BOOK.quantity(
-    "storage_bytes_per_second",
-    r"B_\text{disk}",
-    "bytes/s",
-    "bandwidth at which all ranks together write to storage",
-    **_RATE,
-)
-BOOK.quantity(
-    "failure_seconds",
-    r"\tau_\text{fail}",
-    "seconds",
-    "mean time between failures that end the run, of all its machines together",
-    **_RATE,
-)
 
 # --- the link -------------------------------------------------------------------------------------
 BOOK.quantity("ranks", "N", "count", "ranks of the group that communicates", most=2**20)
@@ -272,60 +181,29 @@ BOOK.quantity(
     "ranks_per_node", r"N_\text{node}", "count", "ranks of the group on one node", most=2**20
 )
 BOOK.quantity(
-    "message_elements",
-    "E",
-    "count",
-    "elements of the whole array that a collective works on",
-    least=0,
-)
-BOOK.quantity("message_element_bytes", r"\beta_\text{msg}", "bytes", "bytes of one of its elements")
-BOOK.quantity(
     "latency_seconds",
     r"\alpha",
     "seconds",
     "time of a message without bytes, from rank to rank",
-    **_TIME,
+    **TIME,
 )
 BOOK.quantity(
     "link_bytes_per_second",
     "B",
     "bytes/s",
     "bandwidth of the link from rank to rank, or node to node, each way",
-    **_RATE,
+    **RATE,
 )
-BOOK.quantity(
-    "node_latency_seconds",
-    r"\alpha_\text{node}",
-    "seconds",
-    "latency between ranks of one node",
-    **_TIME,
-)
-BOOK.quantity(
-    "node_bytes_per_second",
-    r"B_\text{node}",
-    "bytes/s",
-    "bandwidth between ranks of one node",
-    **_RATE,
-)
-BOOK.quantity(
-    "bucket_bytes",
-    r"S_\text{bkt}",
-    "bytes",
-    "bytes of gradients at which a bucket is closed and may leave",
-)
-BOOK.quantity("forward_seconds", r"\tau_\text{fwd}", "seconds", "time of the forward pass", **_TIME)
+BOOK.quantity("forward_seconds", r"\tau_\text{fwd}", "seconds", "time of the forward pass", **TIME)
 BOOK.quantity(
     "backward_seconds",
     r"\tau_\text{bwd}",
     "seconds",
     "time of the backward pass, without communication",
-    **_TIME,
+    **TIME,
 )
 BOOK.quantity(
-    "update_seconds", r"\tau_\text{upd}", "seconds", "time of the optimizer's step", **_TIME
-)
-BOOK.quantity(
-    "collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **_RATE
+    "update_seconds", r"\tau_\text{upd}", "seconds", "time of the optimizer's step", **TIME
 )
 
 

@@ -125,7 +125,7 @@ def _recipe(
     )
 
 
-_RUN = "tests/test_states.py::test_states_of_a_training_run"
+_RUN = "tests/why_one_gpu/test_states.py::test_states_of_a_training_run"
 
 RECIPES = _by_name(
     [

@@ -197,6 +197,13 @@ class Formula:
         return value
 
 
+def group_of(module):
+    """The name under which a formula sheet prints a module's formulas: the topic's where its
+    formulas are one module, else the module's."""
+    package, _, name = module.rpartition(".")
+    return package.rpartition(".")[2] if name == "formulas" else name
+
+
 class Registry:
     """Quantities, formulas and rules by name."""
 
@@ -225,7 +232,7 @@ class Registry:
                 inspect.cleandoc(function.__doc__),
                 source,
                 measured_by,
-                function.__module__.rpartition(".")[2],
+                group_of(function.__module__),
                 least,
                 self,
             )

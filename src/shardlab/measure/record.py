@@ -25,14 +25,23 @@ from pathlib import Path
 
 import torch
 
-from .. import __version__
-from ..capabilities import find_device, memory_bytes
+from shardlab.measure.capabilities import find_device, memory_bytes
+
+from .. import __version__, topics
 from .attempts import FAILED, attempt, failure
 from .recordings import Hardware, InvalidRecording, Recording, read_all
-from .rows import ALL
 
 SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
+# Each topic has RUNS: pairs of a number and a function that yields rows. Lower numbers come first,
+# so that a run that is cut short has them.
+ALL = tuple(
+    group
+    for _, group in sorted(
+        (pair for module in topics.modules("runs") for pair in module.RUNS),
+        key=lambda pair: pair[0],
+    )
+)
 LOOK_SECONDS = 1.0  # between two looks at what a group has written
 Keep = Callable[[Recording], object]
 

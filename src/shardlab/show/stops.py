@@ -17,3 +17,28 @@ def spread(least, most, count):
     return tuple(
         dict.fromkeys(round(least * (most / least) ** (k / (count - 1))) for k in range(count))
     )
+
+
+HIDDEN_SIZES = (
+    256,
+    512,
+    768,
+    1024,
+    1280,
+    1536,
+    1600,
+    2048,
+    2560,
+    3072,
+    4096,
+    5120,
+    6144,
+    7168,
+    8192,
+    10_240,
+    12_288,
+    14_336,
+    16_384,
+    20_480,
+)
+HEADS = (1, 2, 4, 8, 12, 16, 20, 25, 32, 40, 48, 64, 80, 96, 128)

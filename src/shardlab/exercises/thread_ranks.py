@@ -1,0 +1,257 @@
+"""Ranks on paper: threads of this process that send to each other. A check on them cannot hang:
+where all of them wait, all end, and the error says who waits for whom; one that runs on and on is
+stopped.
+
+    on_paper(3, lambda dist: dist.get_rank())          # [0, 1, 2]: one result a rank
+    on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and
+                                                       # all_reduce as in torch
+    attempt(2, work)                                   # the same for a check: a failure is an
+                                                       # answer
+
+A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank
+brings as its k-th, whatever that is: like a real one.
+"""
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed
+from torch import Tensor
+
+from shardlab.exercises.checker import Failure, is_blank
+from shardlab.exercises.patience import RunsOn, stop
+
+LIMIT_SECONDS = 10.0  # for work that neither ends nor waits
+STOPPED_SECONDS = 1.0  # for a rank to end when it is told to
+
+
+class Stuck(RuntimeError):
+    """Nobody can go on."""
+
+
+class Sheet:
+    """What the ranks of one piece of work share."""
+
+    def __init__(self, n: int):
+        self.n, self.changed = n, threading.Condition()
+        self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        # to the k-th all-reduce, by rank
+        self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)
+        self.running, self.waiting = set(range(n)), {}
+        self.results: list = [None] * n
+        self.trouble: BaseException | None = None
+        # of each rank's own; that it was stopped is none
+        self.errors: dict[int, BaseException] = {}
+
+    def wait(self, rank: int, ready: Callable[[], bool], words: str):
+        """Until `ready`, or until nobody can be: then Stuck. The caller holds `changed`."""
+        self.waiting[rank] = ready, words
+        while not ready() and self.trouble is None:
+            if len(self.waiting) == len(self.running) and not any(
+                can() for can, _ in self.waiting.values()
+            ):
+                said = "; ".join(
+                    f"rank {one} waits {self.waiting[one][1]}" for one in sorted(self.waiting)
+                )
+                self.trouble = Stuck(f"{said}: nobody can go on.")
+                self.changed.notify_all()
+            else:
+                self.changed.wait()
+        del self.waiting[rank]
+        # whoever can go on does, so that the same code fails in the same way each time
+        if not ready():
+            raise Stuck(str(self.trouble))
+
+    def end(self, rank: int, error: BaseException | None):
+        with self.changed:
+            self.running.discard(rank)
+            if error is not None and not isinstance(error, Stuck):
+                self.errors[rank] = error
+            self.trouble = self.trouble or error
+            self.changed.notify_all()
+
+    def verdict(self) -> tuple[BaseException | None, list[int]]:
+        """What went wrong, and the ranks that raised it: of several errors the lowest rank's."""
+        if isinstance(self.trouble, TimeoutError) or not self.errors:
+            return self.trouble, []
+        error = self.errors[min(self.errors)]
+        alike = [
+            rank
+            for rank, other in self.errors.items()
+            if (type(other), str(other)) == (type(error), str(error))
+        ]
+        return error, sorted(alike)
+
+
+class Paper:
+    """One rank's view: what a reader's code calls `dist`."""
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self, sheet: Sheet, rank: int):
+        self._sheet, self._rank, self._reductions = sheet, rank, 0
+
+    def __getattr__(self, name: str):
+        known = ", ".join(
+            sorted(word for word in vars(Paper) if not word.startswith("_") and word != "wait")
+        )
+        raise AttributeError(f"ranks on paper have no {name}; they have {known}.")
+
+    def get_rank(self, group=None) -> int:
+        return self._rank
+
+    def get_world_size(self, group=None) -> int:
+        return self._sheet.n
+
+    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Paper":
+        self._peer(dst)
+        with self._sheet.changed:
+            self._sheet.mail[self._rank, dst].append(tensor.detach().clone())
+            self._sheet.changed.notify_all()
+        return self
+
+    send = isend
+
+    def wait(self):
+        """A message is on its way as soon as it is sent."""
+
+    def recv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> int:
+        self._peer(src)
+        with self._sheet.changed:
+            letters = self._sheet.mail[src, self._rank]
+            self._sheet.wait(self._rank, lambda: bool(letters), f"for rank {src}")
+            letter = letters.popleft()
+        if letter.numel() != tensor.numel():
+            raise ValueError(
+                f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room"
+                f" for {tensor.numel()}."
+            )
+        tensor.detach().copy_(letter.view(tensor.shape))
+        return src
+
+    def irecv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> "Later":
+        self._peer(src)
+        return Later(lambda: self.recv(tensor, src))
+
+    def all_reduce(
+        self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
+    ) -> "Paper | None":
+        if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG):
+            raise ValueError(f"op = {op}: an all-reduce on paper is a SUM or an AVG.")
+        self._reductions += 1
+        with self._sheet.changed:
+            brought = self._sheet.brought[self._reductions]
+            brought[self._rank] = tensor.detach().clone()
+            self._sheet.changed.notify_all()
+            self._sheet.wait(
+                self._rank,
+                lambda: len(brought) == self._sheet.n,
+                f"in all-reduce {self._reductions}",
+            )
+        sizes = [brought[rank].numel() for rank in range(self._sheet.n)]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))}"
+                " elements."
+            )
+        total = sum(brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n))
+        tensor.detach().copy_(total / self._sheet.n if op == self.ReduceOp.AVG else total)
+        return self if async_op else None
+
+    def broadcast(self, tensor: Tensor, src: int, group=None):
+        if self._rank != src:
+            self.recv(tensor, src)
+            return
+        for rank in range(self._sheet.n):
+            if rank != src:
+                self.send(tensor, rank)
+
+    def _peer(self, rank: int):
+        if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
+            raise ValueError(
+                f"rank {self._rank} has no peer {rank!r}: there are ranks 0 to {self._sheet.n - 1}."
+            )
+
+
+class Later:
+    """A receive that is made when somebody waits for it."""
+
+    def __init__(self, receive: Callable[[], int]):
+        self.receive = receive
+
+    def wait(self):
+        if self.receive is not None:
+            receive, self.receive = self.receive, None
+            receive()
+
+
+def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
+    """What work(dist) returns on each of n ranks. Raises what a rank raised, Stuck where all wait,
+    TimeoutError for work that runs on and on."""
+    sheet = _followed(n, work)
+    error, _ = sheet.verdict()
+    if error is not None:
+        raise error
+    return sheet.results
+
+
+def attempt(n: int, work: Callable[[Paper], Any]) -> Any:
+    """The same as an answer that a check compares: a Failure that names the ranks which raised,
+    unless all did; `...` for a blank that was left. Raises TimeoutError, because one such case is
+    enough."""
+    sheet = _followed(n, work)
+    error, guilty = sheet.verdict()
+    if isinstance(error, TimeoutError):
+        raise error
+    if error is not None:
+        return (
+            ...
+            if is_blank(error)
+            else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
+        )
+    return sheet.results
+
+
+def _followed(n: int, work: Callable[[Paper], Any]) -> Sheet:
+    """The sheet when all have ended."""
+    sheet = Sheet(n)
+
+    def life(rank):
+        error = None
+        try:
+            sheet.results[rank] = work(Paper(sheet, rank))
+        except BaseException as raised:
+            error = raised
+        sheet.end(rank, error)
+
+    threads = [threading.Thread(target=life, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join(LIMIT_SECONDS)
+            if thread.is_alive():
+                with sheet.changed:
+                    busy = sheet.running - set(sheet.waiting)
+                    sheet.trouble = sheet.trouble or TimeoutError(
+                        f"{_ranks(busy)} had not ended after {LIMIT_SECONDS:g} s, and did not wait"
+                        " for another."
+                    )
+                break
+    finally:  # an interrupt comes here, too
+        for rank, thread in enumerate(threads):
+            if thread.is_alive():
+                sheet.end(rank, RunsOn())  # whoever waits ends
+                thread.join(STOPPED_SECONDS / 4)
+                stop(thread)
+        for thread in threads:
+            thread.join(STOPPED_SECONDS)
+    return sheet
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """rank 1; ranks 0, 2."""
+    listed = ", ".join(map(str, sorted(ranks)))
+    return f"ranks {listed}" if "," in listed else f"rank {listed}"

@@ -1,0 +1,125 @@
+"""What this machine can do for a lab, found by trying it: a visible GPU that cannot compute is no
+GPU."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from shardlab.measure.recordings import NOT_RECORDED, Recording
+
+
+class Capability(NamedTuple):
+    """One row of the table a lab opens with: what was asked, what this machine has, what follows
+    for the lab."""
+
+    question: str
+    here: str
+    so: str
+
+
+def find_device() -> tuple[torch.device, str]:
+    """(device to train on, why not a GPU): the first CUDA GPU if it multiplies two matrices, else
+    the CPU and the reason."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), "no CUDA GPU was found"
+    try:
+        a = torch.ones(16, 16, device="cuda")
+        if (a @ a).sum().item() == 16**3:
+            return torch.device("cuda", torch.cuda.current_device()), ""
+        return torch.device("cpu"), "the GPU computed a wrong product"
+    # a driver too old, an architecture this PyTorch was not built for, no memory left
+    except RuntimeError as error:
+        return torch.device("cpu"), f"the GPU refused: {str(error).strip().splitlines()[0]}"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of the device; on a CPU that of the machine, None where the system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """True where a GPU has bf16 matrix units. `torch.cuda.is_bf16_supported()` is true on a T4 too:
+    it emulates them."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def capabilities(
+    device: torch.device,
+    why_not: str = "",
+    run: str = "every cell",
+    needs_gpu: Sequence[str] = (),
+    recordings: Sequence[Recording] = (),
+    ranks: int = 1,
+    types: str = "everything below is fp32",
+    on_cpu: bool = False,
+) -> list[Capability]:
+    """Rows for a lab on `device`; `why_not` is find_device's reason.
+
+    `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run,
+    `recordings` are those it can replay, `ranks` is how many processes it starts, `types` what it
+    computes with, `on_cpu` that its ranks stay on the CPU.
+    """
+    gpus, total = torch.cuda.device_count(), memory_bytes(device)
+    memory = f", {total / 2**30:.1f} GiB" if total else ""
+    if device.type == "cuda":
+        units = "bf16 matrix units" if multiplies_bf16(device) else "no bf16 matrix units"
+        here = f"{torch.cuda.get_device_name(device)}{memory}"
+        device_row = Capability(
+            "device", here, f"one of {gpus} GPUs is used" if gpus > 1 else "the GPU is used"
+        )
+        precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
+    else:
+        threads = torch.get_num_threads()
+        device_row = Capability(
+            "device",
+            f"CPU, {threads} thread{'s' * (threads > 1)}{memory}",
+            why_not or "the CPU is used",
+        )
+        precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
+    skipped = () if device.type == "cuda" else needs_gpu
+    on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
+    if ranks == 1:
+        together = [
+            Capability("ranks", "1", "one process; no ranks are started"),
+            Capability("backend", "none", "one rank has nobody to send to"),
+        ]
+    else:
+        nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
+        together = [
+            Capability(
+                "ranks", str(ranks), "processes of this machine, started where a section needs them"
+            ),
+            Capability(
+                "backend",
+                "nccl" if nccl else "gloo",
+                (
+                    "a GPU for each rank"
+                    if nccl
+                    else f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
+                ),
+            ),
+        ]
+    return [
+        together[0],
+        device_row,
+        together[1],
+        Capability("precision", precision, types),
+        Capability("run", run, "bytes are exact on any machine; times are this machine's"),
+        Capability(
+            "skipped",
+            "; ".join(skipped) or "nothing",
+            "only a GPU can show it" if skipped else "this machine can show all of it",
+        ),
+        Capability(
+            "replayed",
+            "what a GPU showed" if on_gpu else "nothing",
+            on_gpu[0].label if on_gpu else NOT_RECORDED,
+        ),
+    ]

@@ -1,0 +1,233 @@
+"""What this machine can do for the labs: everything is tried, nothing is guessed from a version.
+
+A lab says in its notebook's metadata what it needs; without that it is one process that runs
+anywhere:
+
+    "shardlab": {"ranks": 4, "needs_gpu": ["the allocator's account"]}
+"""
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from packaging.requirements import Requirement
+
+from shardlab.measure.capabilities import find_device, memory_bytes
+from shardlab.ranks import ranks
+from shardlab.ranks.links import LinksUnavailable, two_hosts
+from shardlab.ranks.server import start_method
+from shardlab.show.tables import Table
+
+RANKS = 4
+GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
+PYTHONS = ((3, 10), (3, 13))
+ENOUGH = "nothing to do"
+
+
+class Finding(NamedTuple):
+    """One row: what was tried, what was found, what to do about it. Where `fit` is False a lab that
+    needs it cannot run."""
+
+    question: str
+    here: str
+    do: str
+    fit: bool = True
+
+
+class Lab(NamedTuple):
+    """What a lab says that it needs."""
+
+    name: str
+    ranks: int
+    needs_gpu: tuple[str, ...]
+
+
+def examine(folder: Path) -> tuple[str, bool]:
+    """(the report, whether the labs can run here). `folder` is where the labs are."""
+    findings = [python(), *packages(), *machine(), started_ranks(), nccl(), links()]
+    report = [
+        repr(
+            Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
+        )
+    ]
+    rows = [lab_row(lab, findings) for lab in labs_in(folder)]
+    if rows:
+        report += ["", repr(Table(["lab", "here it", "because"], rows))]
+    else:
+        report += [
+            "",
+            (
+                f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
+                " looks elsewhere."
+            ),
+        ]
+    return "\n".join(report), all(finding.fit for finding in findings)
+
+
+# --- what is tried --------------------------------------------------------------------------------
+
+
+def python() -> Finding:
+    low, high = (".".join(map(str, one)) for one in PYTHONS)
+    fit = sys.version_info[:2] >= PYTHONS[0]
+    tried = fit and sys.version_info[:2] <= PYTHONS[1]
+    advice = (
+        ENOUGH
+        if tried
+        else (
+            f"the labs were tested with {low} to {high}"
+            if fit
+            else f"install Python {low} or newer"
+        )
+    )
+    return Finding("Python", platform.python_version(), advice, fit)
+
+
+def packages() -> Iterator[Finding]:
+    """One row for all that is as it should be, and one for each that is not."""
+    fine = []
+    for line in requires("shardlab") or ():
+        wanted = Requirement(line)
+        # for the book's authors, or another system
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(wanted.name)
+        except PackageNotFoundError:
+            yield Finding(wanted.name, "missing", f"pip install '{wanted}'", fit=False)
+            continue
+        if wanted.specifier.contains(found.partition("+")[0], prereleases=True):
+            fine.append(f"{wanted.name} {found}")
+        else:
+            yield Finding(wanted.name, found, f"pip install '{wanted}'", fit=False)
+    yield Finding("packages", ", ".join(fine), ENOUGH)
+
+
+def machine() -> Iterator[Finding]:
+    device, why_not = find_device()
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    memory = memory_bytes(torch.device("cpu"))
+    needed = RANKS * GIB_A_RANK
+    enough = memory is None or memory / 2**30 > needed
+    yield Finding(
+        "CPU",
+        f"{cores} core{'s' * (cores > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
+        ENOUGH if enough else f"{RANKS} ranks want {needed:g} GiB: close other programs",
+    )
+    if device.type == "cuda":
+        names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
+        yield Finding("GPU", names, ENOUGH)
+    else:
+        refused = (
+            torch.cuda.is_available()
+            or torch.version.cuda is not None
+            and os.path.exists("/proc/driver/nvidia")
+        )
+        yield Finding(
+            "GPU",
+            why_not,
+            (
+                "look at the driver, or take a PyTorch built for this GPU"
+                if refused
+                else "nothing: labs run on the CPU and replay what only a GPU shows"
+            ),
+        )
+
+
+def started_ranks() -> Finding:
+    """Ranks are started and add up their numbers."""
+    begin = perf_counter()
+    try:
+        with ranks(RANKS, announce=False) as world:
+            sums = world.run(add_up)
+            seconds, where = perf_counter() - begin, world.places
+    except Exception as error:
+        return Finding(
+            f"{RANKS} ranks",
+            str(error).splitlines()[0],
+            "if it is not plain what to do, report this line",
+            fit=False,
+        )
+    if sums != [RANKS * (RANKS - 1) / 2] * RANKS:
+        return Finding(
+            f"{RANKS} ranks",
+            f"their sum is wrong: {sums}",
+            "report this: its collectives err",
+            fit=False,
+        )
+    return Finding(
+        f"{RANKS} ranks",
+        f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
+        ENOUGH,
+    )
+
+
+def add_up() -> float:
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.tensor([float(dist.get_rank())], device=device)
+    dist.all_reduce(x)
+    return x.item()
+
+
+def nccl() -> Finding:
+    gpus = torch.cuda.device_count()
+    if not gpus or not dist.is_nccl_available():
+        return Finding(
+            "NCCL",
+            "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch",
+            "nothing: ranks use gloo",
+        )
+    found = ".".join(map(str, torch.cuda.nccl.version()))
+    return Finding(
+        "NCCL",
+        f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
+        (
+            ENOUGH
+            if gpus > 1
+            else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
+        ),
+    )
+
+
+def links() -> Finding:
+    try:
+        with two_hosts(1000):
+            return Finding("slow links", "two hosts can be rehearsed", ENOUGH)
+    except (LinksUnavailable, OSError) as error:
+        return Finding("slow links", "no", f"nothing, or as root: {error}")
+
+
+# --- labs -----------------------------------------------------------------------------------------
+
+
+def labs_in(folder: Path) -> Iterator[Lab]:
+    """The labs of a folder, in the order of their names."""
+    for path in sorted(folder.glob("[0-9]*.ipynb")):
+        try:
+            needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"{path.name} is no notebook ({error}): get it anew.") from None
+        yield Lab(path.stem, needs.get("ranks", 1), tuple(needs.get("needs_gpu", ())))
+
+
+def lab_row(lab: Lab, findings: list[Finding]) -> tuple[str, str, str]:
+    needed = [finding for finding in findings if lab.ranks > 1 or "ranks" not in finding.question]
+    if broken := [finding.question for finding in needed if not finding.fit]:
+        return lab.name, "cannot run", f"see {', '.join(broken)} above"
+    world = f"{lab.ranks} rank{'s' * (lab.ranks > 1)}"
+    if lab.needs_gpu and not torch.cuda.is_available():
+        return lab.name, "runs in part", f"{world}; replayed or skipped: {', '.join(lab.needs_gpu)}"
+    return lab.name, "runs", world

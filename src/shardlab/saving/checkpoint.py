@@ -1,0 +1,329 @@
+"""Saving what lies in shards: each rank writes its own, and a save is either whole or not there.
+
+    save("runs/7", model, optimizer, step=300)           # on every rank
+    saved = resume("runs/7", model, optimizer)           # on every rank: as many, more or fewer, in
+                                                         # the same stage or another
+    saved.step, saved.extra                              # 300, what was given; None if nothing was
+                                                         # ever saved
+
+How a save becomes whole: the ranks write their files into a folder named `step-300.partial`, each
+flushed to the disk; rank 0 adds a manifest with every file's size and SHA-256; then the folder gets
+its name, `step-300`, in one move that a file system makes at once or not at all. Whatever ends the
+ranks before that leaves the last good save as it was, and it is only removed after that. If one
+rank cannot do its part, all of them say so: see `together`.
+
+Before anything of a file is used, its checksum is compared: one flipped bit in a weight changes no
+shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass. What of a run
+goes to which file, and back to other ranks: resharding.py.
+"""
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.saving.durable import (
+    Damaged,
+    flush_folder,
+    make_folder,
+    read,
+    read_json,
+    write,
+    write_json,
+)
+from shardlab.saving.resharding import (
+    Layout,
+    buffers_of,
+    contents,
+    flats_of,
+    group_of,
+    kinds_of,
+    own_parts,
+)
+
+MANIFEST, REST = "manifest.json", "rest.pt"
+
+
+class SaveFailed(RuntimeError):
+    """A rank could not write. The saves from before are as they were."""
+
+
+class Saved(NamedTuple):
+    step: int
+    extra: dict
+
+
+def save(
+    folder,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    *,
+    extra: dict | None = None,
+    keep: int = 2,
+    group=None,
+):
+    """Save model, optimizer and random states. All ranks call it, with the same arguments.
+
+    extra   what else is to come back, on every rank rank 0's: a scheduler's state_dict, a position
+            in the data
+    keep    how many saves to leave, the newest; older ones are removed when this one is whole
+    group   of ranks that hold the same, for a plain model; a sharded one knows its own. Each group
+            has a folder of its own
+
+    Raises ValueError if the folder has a save of this step or a later one, or if extra could not be
+    read again; SaveFailed on all ranks, with the reason of the first that could not write.
+    """
+    if not (isinstance(step, int) and step >= 0):
+        raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
+    if not keep >= 1:
+        raise ValueError(f"keep = {keep!r}: at least the save just made must stay.")
+    folder, group = Path(folder), group_of(model, optimizer) or group
+    whole, partial, own = (
+        folder / f"step-{step}",
+        folder / f"step-{step}.partial",
+        file_of(dist.get_rank(group)),
+    )
+    flats, states = list(flats_of(model, optimizer, group)), optimizer.state_dict()["state"]
+
+    def begin():
+        if (found := saves(folder)) and step_of(found[0]) >= step:
+            raise ValueError(
+                f"step = {step}: {found[0].name} is there already, and nothing is written over."
+                " Resume from it, move it away, or take another folder."
+            )
+        make_folder(folder)
+        for left in folder.glob("step-*.partial"):  # of a save that did not come to its end
+            shutil.rmtree(left)
+        partial.mkdir()
+
+    def write_own():
+        return write(
+            partial / own,
+            dict(chunks=[own_parts(flat, states, group) for flat in flats], random=random_states()),
+        )
+
+    def write_rest():
+        written = write(
+            partial / REST,
+            dict(
+                kinds=[kinds_of(flat, states) for flat in flats],
+                buffers=buffers_of(model),
+                settings=settings(optimizer),
+                extra=extra or {},
+            ),
+        )
+        try:
+            read(partial / REST, *written)
+        except pickle.UnpicklingError:
+            raise ValueError(
+                "extra has something that is only read from a file one trusts: give numbers,"
+                " strings, tensors, and lists and dicts of them."
+            ) from None
+        return written
+
+    def finish():
+        for name, (size, _) in files.items():
+            if (partial / name).stat().st_size != size:
+                raise OSError(f"{name} is not as it was written: is there another run?")
+        write_json(
+            partial / MANIFEST,
+            dict(
+                step=step,
+                ranks=dist.get_world_size(group),
+                files=files,
+                flats=[flat.parameters for flat in flats],
+                contents=contents(model, flats, optimizer),
+            ),
+        )
+        flush_folder(partial)
+        os.rename(partial, whole)
+        flush_folder(folder)
+        with suppress(OSError):
+            for old in saves(folder)[keep:]:
+                shutil.rmtree(old.rename(f"{old}.partial"))  # never a half that looks like a whole
+
+    failed = SaveFailed, f"could not write to {folder}"
+    together(begin, group, failed, only_rank_0=True)
+    files = {
+        file_of(rank): written for rank, written in enumerate(together(write_own, group, failed))
+    }
+    files[REST], *_ = together(write_rest, group, failed, only_rank_0=True)
+    together(finish, group, failed, only_rank_0=True)
+
+
+def resume(
+    folder, model: nn.Module, optimizer: torch.optim.Optimizer, *, group=None
+) -> Saved | None:
+    """Bring back the newest save: model, optimizer with its learning rates and the like, and if
+    there are as many ranks their random states. All ranks call it; `group` is as in save. None if
+    there is no save.
+
+    Raises Damaged if a file is not what was saved, ValueError if it is of another model or
+    optimizer; nothing is changed then. An older save is never taken by itself: move the newest
+    away.
+    """
+    folder, group = Path(folder), group_of(model, optimizer) or group
+    flats, loaded = list(flats_of(model, optimizer, group)), []
+    me, n = dist.get_rank(group), dist.get_world_size(group)
+
+    def choose():  # on one rank, so that all resume from the same
+        if not (found := saves(folder)):
+            return None
+        manifest = read_json(found[0] / MANIFEST)
+        if manifest["step"] != step_of(found[0]):
+            raise Damaged(f"{found[0].name}/{MANIFEST} is the one of step {manifest['step']}.")
+        return manifest
+
+    def load():
+        refuse_another(manifest, contents(model, flats, optimizer))
+        place, layout = (
+            folder / f"step-{manifest['step']}",
+            Layout(manifest["flats"], manifest["ranks"]),
+        )
+        wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)} | (
+            {me} if n == layout.ranks else set()
+        )
+        files = {
+            rank: read(place / file_of(rank), *manifest["files"][file_of(rank)]) for rank in wanted
+        }
+        rest, chunks = (
+            read(place / REST, *manifest["files"][REST]),
+            {rank: file["chunks"] for rank, file in files.items()},
+        )
+        restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
+        loaded.extend([restored, rest, files[me]["random"] if n == layout.ranks else None])
+
+    failed = Damaged, f"could not read {folder}"
+    try:
+        manifest, *_ = together(choose, group, failed, only_rank_0=True)
+        if manifest is None:
+            return None
+        together(load, group, failed)
+    except Damaged as damaged:
+        raise Damaged(f"{damaged} {older(folder)}") from None
+    restored, rest, random = loaded
+    with torch.no_grad():
+        for flat, (values, _) in zip(flats, restored):
+            for tensor, value in zip(flat.tensors, values):
+                tensor.copy_(value)
+        for name, buffer in buffers_of(model).items():
+            buffer.copy_(rest["buffers"][name])
+    states = {
+        number: state
+        for flat, (_, own) in zip(flats, restored)
+        for number, state in zip(flat.numbers, own)
+        if state
+    }
+    groups = [
+        now | then
+        for now, then in zip(optimizer.state_dict()["param_groups"], rest["settings"], strict=True)
+    ]
+    optimizer.load_state_dict(dict(state=states, param_groups=groups))
+    for bucket in getattr(optimizer, "buckets", []):
+        optimizer.collectives.all_gather(bucket.flat, optimizer.group)
+    if random is not None:
+        set_random_states(random)
+    return Saved(manifest["step"], rest["extra"])
+
+
+def settings(optimizer) -> list[dict]:
+    """Learning rates and the like, of each parameter group."""
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def refuse_another(manifest: dict, here: dict[str, str]):
+    there = manifest["contents"]
+    for name in {**there, **here}:
+        if there.get(name) != here.get(name):
+            raise ValueError(
+                f"step-{manifest['step']}: {name} was {there.get(name, 'not there')}, now it is"
+                f" {here.get(name, 'not there')}. Resume the model and the optimizer that were"
+                " saved."
+            )
+
+
+def random_states() -> dict[str, Tensor]:
+    return {"cpu": torch.get_rng_state()} | (
+        {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+    )
+
+
+def set_random_states(states: dict[str, Tensor]):
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"])
+
+
+# --- all or none ----------------------------------------------------------------------------------
+
+
+def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
+    """What work() returns on each rank. Where it raises on one, all raise: what the first in
+    trouble says. No work communicates, so that a rank in trouble leaves nobody waiting."""
+    (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)
+    try:
+        if me == 0 or not only_rank_0:
+            result = work()
+    except (Damaged, ValueError) as error:
+        trouble = error
+    except Exception as error:
+        trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (result, trouble), group=group)
+    for _, trouble in everyone:
+        if trouble is not None:
+            raise trouble
+    return [result for result, _ in everyone]
+
+
+def reason(error: BaseException) -> str:
+    """In a line. torch.save hides what the system says behind an error of its own."""
+    within = error
+    while within is not None:
+        if isinstance(within, OSError) and within.strerror:
+            return within.strerror
+        within = within.__cause__ or within.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+def saves(folder: Path) -> list[Path]:
+    """Whole saves, the newest first."""
+    # not glob: to that a folder that may not be read is empty
+    names = os.listdir(folder) if folder.exists() else []
+    found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
+    return sorted(found, key=step_of, reverse=True)
+
+
+def older(folder: Path) -> str:
+    """What there is beside the newest."""
+    try:
+        newest, *others = [path.name for path in saves(folder)]
+    except (OSError, ValueError):
+        return ""
+    return (
+        f"Older saves: {', '.join(others)}; move {newest} away to take that."
+        if others
+        else "There is no older save."
+    )
+
+
+def step_of(path: Path) -> int:
+    return int(path.name[5:])
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank}.pt"

@@ -1,0 +1,263 @@
+"""The same run in other shards: which elements of a saved run are whose now. saving.py brings them
+to the disk and back.
+
+What a rank has of a run are flat tensors: buckets in stages 1 and 2, units in stage 3 (see
+zero/flat.py), and what all ranks have whole: every parameter of a plain model, and what is not
+trained in stages 1 and 2. Each is cut into chunks as flat.py cuts, one for each rank, and beside
+the parameters' chunk lie those of the optimizer's states.
+
+A save knows the parameters of its flat tensors by name, in order. So an element is found in three
+steps:
+
+    in my flat tensor  ->  in which parameter  ->  in which flat tensor of the save  ->  in whose
+                       chunk
+
+whatever the numbers of ranks, the stages, units and buckets. Where both are cut alike, my chunk is
+one piece of one file.
+"""
+
+from collections.abc import Iterable, Iterator
+from copy import deepcopy
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.zero.flat import chunk_of
+from shardlab.zero.stage3 import sharded_units
+
+VALUE = "value"  # the key of the parameters, beside those of their states
+
+
+class Flat(NamedTuple):
+    """Parameters one after the other, as [name in the plain model, shape]; `tensors`, one after the
+    other, have the `held` ones of all their elements. `numbers` are their places in the optimizer,
+    if they have any, and `group` their parameter group."""
+
+    parameters: list
+    tensors: list[Tensor]
+    held: range
+    numbers: list[int]
+    group: int | None
+
+
+def group_of(model: nn.Module, optimizer):
+    """The process group that shares a sharded model or optimizer; None for the world, and for a
+    plain one."""
+    units = sharded_units(model)
+    return units[0].sharded_unit.group if units else getattr(optimizer, "group", None)
+
+
+def flats_of(model: nn.Module, optimizer, group) -> Iterator[Flat]:
+    """All parameters, in an order that the ranks share. ValueError if the optimizer has others."""
+    if any(module.sharded_unit.open for module in sharded_units(model)):
+        raise ValueError(
+            "the model is unsharded: save and resume outside of `with unsharded(...)`."
+        )
+    me, n = dist.get_rank(group), dist.get_world_size(group)
+    names, buckets = (
+        {id(p): name for name, p in model.named_parameters()},
+        getattr(optimizer, "buckets", []),
+    )
+    in_group = [
+        (p, number) for number, each in enumerate(optimizer.param_groups) for p in each["params"]
+    ]
+    shards = [shard for bucket in buckets for shard in bucket.shards]
+    places = {
+        id(tensor): (number, in_group[number][1])
+        for number, tensor in enumerate(shards or [p for p, _ in in_group])
+    }
+    known = {*names, *map(id, shards)}
+    if not known.issuperset([*places, *(id(p) for bucket in buckets for p in bucket.parameters)]):
+        raise ValueError(
+            "the optimizer has parameters that are not the model's: give the model that it was made"
+            " for."
+        )
+
+    def flat(parameters, *tensors, whole=False):
+        held = range(size_of(parameters)) if whole else chunk_of(me, size_of(parameters), n)
+        numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
+        return Flat(
+            parameters,
+            list(tensors),
+            held,
+            [number for number in numbers if number is not None],
+            groups[0],
+        )
+
+    for bucket in buckets:  # stages 1 and 2
+        yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], *bucket.shards)
+    paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
+    for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
+        # a tied one by its first name
+        called = {number: f"{paths[place]}{name}" for place, name, number in reversed(unit.sites)}
+        parameters = iter(
+            [called[number], list(shape)]
+            for number, shape in enumerate(s for f in unit.flats for s in f.shapes)
+        )
+        for each in unit.flats:
+            names.pop(id(each.shard))
+            yield flat([next(parameters) for _ in each.shapes], each.shard)
+    for name, p in model.named_parameters():  # what all ranks have whole
+        if id(p) in names:
+            yield flat([[name, list(p.shape)]], p, whole=True)
+
+
+def buffers_of(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
+    }
+
+
+def contents(model: nn.Module, flats: list[Flat], optimizer) -> dict[str, str]:
+    """What the run is, whatever its shards: two that differ here are not the same."""
+    inner = getattr(optimizer, "inner", optimizer)
+    name = type(inner).__name__.removesuffix("OnTheHost")  # where it computes is nobody's business
+    found = {"the optimizer": f"{name} with {len(optimizer.param_groups)} parameter groups"}
+    for flat in flats:
+        place = f"in group {flat.group}" if flat.tensors[0].requires_grad else "not trained"
+        found |= {
+            name: f"{flat.tensors[0].dtype} {shape} {place}" for name, shape in flat.parameters
+        }
+    return found | {
+        name: f"{buffer.dtype} {list(buffer.shape)} as a buffer"
+        for name, buffer in buffers_of(model).items()
+    }
+
+
+# --- to the files ---------------------------------------------------------------------------------
+
+
+def own_parts(flat: Flat, states: dict, group) -> dict[str, Tensor]:
+    """Copies of what this rank writes: its chunk of the parameters, and of each state that goes
+    with them element by element."""
+    part = common(
+        flat.held,
+        chunk_of(dist.get_rank(group), size_of(flat.parameters), dist.get_world_size(group)),
+    )
+    cut = slice(part.start - flat.held.start, part.stop - flat.held.start)
+    chunks = {
+        key: [states[number][key] for number in flat.numbers]
+        for key, state in first_states(flat, states).items()
+        if is_chunk(key, state, flat.tensors[0])
+    }
+    return {
+        key: torch.cat([tensor.detach().cpu().reshape(-1) for tensor in tensors])[cut].clone()
+        for key, tensors in {VALUE: flat.tensors, **chunks}.items()
+    }
+
+
+def kinds_of(flat: Flat, states: dict) -> dict:
+    """Its states: those in chunks as an empty tensor of their type, others, such as a step counter,
+    as they are."""
+    return {
+        key: torch.empty(0, dtype=state.dtype) if is_chunk(key, state, flat.tensors[0]) else state
+        for key, state in first_states(flat, states).items()
+    }
+
+
+def first_states(flat: Flat, states: dict) -> dict:
+    """Of its first tensor; the others were updated in the same steps."""
+    return states.get(flat.numbers[0], {}) if flat.numbers else {}
+
+
+def is_chunk(key: str, state, tensor: Tensor) -> bool:
+    return (
+        isinstance(state, Tensor)
+        and state.shape == tensor.shape
+        and (state.dim() > 0 or key != "step")
+    )
+
+
+# --- and back -------------------------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Elements next to each other: from `begin` in the rank's chunk of flat tensor `number`, to
+    `to` in what is held here."""
+
+    rank: int
+    number: int
+    begin: int
+    to: int
+    elements: int
+
+
+class Layout:
+    """Of a save: its flat tensors, each as [[name, shape], ...], and the ranks among which they
+    were cut."""
+
+    def __init__(self, flats: list[list], ranks: int):
+        self.ranks, self.sizes, self.places = (
+            ranks,
+            [size_of(parameters) for parameters in flats],
+            {},
+        )
+        for number, parameters in enumerate(flats):
+            begins = accumulate((prod(shape) for _, shape in parameters), initial=0)
+            self.places |= {name: (number, begin) for (name, _), begin in zip(parameters, begins)}
+
+    def pieces(self, flat: Flat) -> Iterator[Piece]:
+        """Where the elements held here are."""
+        begin = 0
+        for name, shape in flat.parameters:
+            number, begin_there = self.places[name]
+            ahead, end = begin_there - begin, begin + prod(shape)
+            mine = common(flat.held, range(begin, end))
+            for rank in range(self.ranks if mine else 0):
+                chunk = chunk_of(rank, self.sizes[number], self.ranks)
+                if both := common(chunk, range(mine.start + ahead, mine.stop + ahead)):
+                    yield Piece(
+                        rank,
+                        number,
+                        both.start - chunk.start,
+                        both.start - ahead - flat.held.start,
+                        len(both),
+                    )
+            begin = end
+
+    def restored(
+        self, flat: Flat, files: dict[int, list], kinds: list[dict]
+    ) -> tuple[list[Tensor], list[dict]]:
+        """(parameters, states) held here, of each tensor. `files` has what own_parts gave on each
+        rank, `kinds` what kinds_of gave."""
+        numbers = sorted({self.places[name][0] for name, _ in flat.parameters})
+        first, *others = [kinds[number] for number in numbers]
+        if any(str(other) != str(first) for other in others):
+            raise ValueError(
+                f"{flat.parameters[0][0]} and others were not updated in the same steps, and share"
+                " a step counter here: resume with the stage, units and bucket_bytes that were"
+                " saved."
+            )
+        states = {
+            key: (
+                self._joined(flat, files, key, kind.dtype)
+                if isinstance(kind, Tensor) and not kind.numel()
+                else [deepcopy(kind) for _ in flat.tensors]
+            )
+            for key, kind in first.items()
+        }
+        return self._joined(flat, files, VALUE, flat.tensors[0].dtype), [
+            {key: values[place] for key, values in states.items()}
+            for place in range(len(flat.tensors))
+        ]
+
+    def _joined(self, flat, files, key, dtype):
+        result = torch.empty(len(flat.held), dtype=dtype)
+        for rank, number, begin, to, elements in self.pieces(flat):
+            result[to : to + elements] = files[rank][number][key][begin : begin + elements]
+        parts = result.split([tensor.numel() for tensor in flat.tensors])
+        return [part.view(tensor.shape) for part, tensor in zip(parts, flat.tensors)]
+
+
+def size_of(parameters: Iterable) -> int:
+    return sum(prod(shape) for _, shape in parameters)
+
+
+def common(a: range, b: range) -> range:
+    return range(max(a.start, b.start), min(a.stop, b.stop))

@@ -1,0 +1,29 @@
+"""One folder for each chapter, named as its page. Engines find a topic's modules by name, so a new
+topic needs no entry in any list:
+
+    formulas.py, or a package    quantities and formulas, which fill the registry
+    explorer.py                  explorers, as data
+    steps.py                     what a stepper shows, as data
+    figures.py                   plotly figures of measurements
+    exercises.py                 exercises, with the wrong solutions that readers write
+    runs.py                      what `make gpu` measures (RUNS)
+
+A topic may import the shelf and the engines, and no other topic: formulas of different topics meet
+by the names of their arguments.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from types import ModuleType
+
+
+def names() -> list[str]:
+    """The topics, in alphabetical order."""
+    return sorted(module.name for module in iter_modules(__path__) if module.ispkg)
+
+
+def modules(part: str) -> list[ModuleType]:
+    """The module `part` of every topic that has one, imported, in the order of names()."""
+    paths = [f"{__name__}.{topic}.{part}" for topic in names()]
+    return [import_module(path) for path in paths if find_spec(path)]

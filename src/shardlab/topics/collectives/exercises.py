@@ -1,0 +1,429 @@
+"""Chapter 4: collectives. Plans are followed on paper, code runs on thread ranks
+(thread_ranks.py): no check can hang."""
+
+from functools import partial
+
+import torch
+
+from shardlab import collective_plans as plans
+from shardlab.collective_plans import Move, follow
+from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.exercises.thread_ranks import attempt
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def _what_a_plan_does(goal, solution, n):
+    """One sentence: the first thing wrong with solution(n), or that all is right. goal(rank, n) are
+    the chunks that must be whole there."""
+    plan = solution(n)
+    if plan is None or plan is ...:
+        return plan
+    try:
+        plan = [[Move(*move) for move in moves] for moves in plan]
+    except TypeError:
+        raise TypeError(
+            "a plan is a list of steps, and a step a list of moves, Move(source, target, chunk,"
+            " operator)."
+        ) from None
+    if any(part is ... for moves in plan for move in moves for part in move):
+        return ...
+    for number, moves in enumerate(plan, 1):
+        for move in moves:
+            if move.target != (move.source + 1) % n:
+                return (
+                    f"step {number}: rank {move.source} sends to rank {move.target}, which is not"
+                    " the rank to its right."
+                )
+    try:
+        held = follow(
+            plan, [{chunk: frozenset([rank]) for chunk in range(n)} for rank in range(n)]
+        )[-1]
+    except ValueError as error:
+        return str(error)
+    steps = f"{len(plan)} step{'s' * (len(plan) != 1)}"
+    sums = [(rank, chunk, held[rank][chunk]) for rank in range(n) for chunk in goal(rank, n)]
+    lacking = [(rank, chunk, parts) for rank, chunk, parts in sums if len(parts) < n]
+    if lacking:
+        rank, chunk, parts = lacking[0]
+        missing = sum(n - len(parts) for *_, parts in lacking)
+        there = ", ".join(map(str, sorted(parts)))
+        return (
+            f"after {steps} {missing} parts are missing, the first in chunk {chunk} of rank {rank},"
+            f" which has those of ranks {there}."
+        )
+    return f"every sum is where it belongs, after {steps}."
+
+
+def _scatter(chunk, operator="+=", more=0):
+    return lambda n: [
+        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
+        for step in range(1, n + more)
+    ]
+
+
+plan_of_a_ring_reduce_scatter = Exercise(
+    name="reduce_scatter_plan",
+    reference=plans.ring_reduce_scatter,
+    cases=(dict(n=2), dict(n=3), dict(n=5)),
+    answer=partial(_what_a_plan_does, lambda rank, n: [rank]),
+    misconceptions=(
+        Misconception(
+            _scatter(lambda rank, step: rank),
+            "every rank sends the chunk of its own number in every step. After the first step that"
+            " adds the same part again: a rank must pass on what it received in the step before,"
+            " with its own part in it.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step + 1),
+            "every chunk is summed, and none is at home: rank r ends with chunk r + 1. A chunk that"
+            " is to end at rank r sets out at the rank to its right.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step - 1),
+            "every chunk is summed, and none is at home: rank r ends with chunk r - 1. That chunk"
+            " has gone one place too far, or set out one place too late.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + step),
+            "chunks travel to the right, so the number that a rank sends falls from step to step."
+            " With + a rank sends a chunk that nobody has added to yet, and the one it has just"
+            " received stays where it is.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, operator="="),
+            "what arrives replaces what was there, so each rank ends with somebody else's part:"
+            " reducing means +=.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, more=1),
+            "one step too many: after n - 1 steps each chunk has met every rank, and the next one"
+            " adds parts a second time.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, more=-1),
+            "one step too few: a chunk that collects the parts of n ranks travels n - 1 times.",
+        ),
+    ),
+    right=(
+        "chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
+        " home."
+    ),
+)
+
+
+def _ring(gather):
+    return lambda n: plans.ring_reduce_scatter(n) + gather(n)
+
+
+def _gather(operator="=", chunk=lambda rank, step: rank - step, steps=0):
+    return lambda n: [
+        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
+        for step in range(n - 1 + steps)
+    ]
+
+
+ring_that_adds_too_often = Exercise(
+    name="all_reduce_plan",
+    reference=plans.ring_all_reduce,
+    cases=(dict(n=2), dict(n=3), dict(n=4)),
+    answer=partial(_what_a_plan_does, lambda rank, n: range(n)),
+    misconceptions=(
+        Misconception(
+            _ring(_gather("+=")),
+            "the first round is right. In the second one whole sums travel, and they are added to"
+            " parts that are in them already. What does an all-gather do with what arrives?",
+        ),
+        Misconception(
+            lambda n: _scatter(lambda rank, step: rank - step, "=")(n) + _gather()(n),
+            "now nothing is added at all: the second round was to change, not the first.",
+        ),
+        Misconception(
+            _ring(_gather(chunk=lambda rank, step: rank - step + 1)),
+            "the second round sets out with the wrong chunk: after the first, rank r has the whole"
+            " sum of chunk r and of no other, so that one must go first.",
+        ),
+        Misconception(
+            _ring(lambda n: []),
+            "that is the reduce-scatter alone: each rank has the sum of its own chunk. The others"
+            " still have to get it.",
+        ),
+        Misconception(
+            _ring(_gather(steps=-1)),
+            "one step is missing: a sum that is to reach n - 1 other ranks travels n - 1 times.",
+        ),
+    ),
+    right="+= on the way around that adds up, = on the one that hands out.",
+)
+
+
+# --- a number that two texts print differently ----------------------------------------------------
+
+bus_bandwidth_of_an_all_gather = Exercise(
+    name="bus_bandwidth",
+    reference=lambda shard_bytes, seconds, n: (n - 1) * shard_bytes / seconds,
+    cases=(
+        dict(shard_bytes=1_000_000, seconds=0.01, n=4),
+        dict(shard_bytes=3_000_000, seconds=0.002, n=8),
+    ),
+    misconceptions=(
+        Misconception(
+            lambda shard_bytes, seconds, n: (n - 1) / n * shard_bytes / seconds,
+            "the factor is right, and S is not: for nccl-tests S is the whole array, what each rank"
+            " has at the end. A shard is one n-th of it.",
+        ),
+        Misconception(
+            lambda shard_bytes, seconds, n: n * shard_bytes / seconds,
+            "that is the algorithm bandwidth, S / t. A rank does not receive its own shard: times"
+            " (n - 1) / n.",
+        ),
+        Misconception(
+            lambda shard_bytes, seconds, n: 2 * (n - 1) * shard_bytes / seconds,
+            "2 (n - 1) / n is the factor of an all-reduce, which goes around twice; an all-gather"
+            " goes around once.",
+        ),
+        Misconception(
+            lambda shard_bytes, seconds, n: shard_bytes / seconds,
+            "that is the rate at which one shard would pass; n - 1 of them pass every link.",
+        ),
+        Misconception(
+            lambda shard_bytes, seconds, n: 2 * (n - 1) / n * shard_bytes / seconds,
+            "two things: S is the whole array, n shards, and an all-gather goes around once, not"
+            " twice.",
+        ),
+    ),
+    right=(
+        "n - 1 shards pass every link of the ring, whatever n is: that is what makes bus bandwidths"
+        " comparable."
+    ),
+)
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def _numbers(rank, size):
+    """A rank's part: small whole numbers, so that sums are exact in any order."""
+    return torch.arange(1, size + 1, dtype=torch.float64) * (10**rank)
+
+
+def _on_ranks(solution, n, size):
+    """What all ranks hold after solution(full, dist)."""
+
+    def work(dist):
+        full = _numbers(dist.get_rank(), size)
+        solution(full, dist)
+        return full.tolist()
+
+    return attempt(n, work)
+
+
+def pass_on(outgoing, room, dist):
+    """Send a chunk to the right; return what comes from the left, which is as large as `room`."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    arriving = torch.empty_like(room)
+    sent = dist.isend(outgoing, (me + 1) % n)
+    dist.recv(arriving, (me - 1) % n)
+    sent.wait()
+    return arriving
+
+
+def _add(into, arriving):
+    into += arriving
+
+
+def _put(into, arriving):
+    into.copy_(arriving)
+
+
+def _ring_of(first, second, cut=lambda full, n: full.tensor_split(n), then=lambda full, n: None):
+    """A ring all-reduce that does `first` with what arrives in the first round and `second` in the
+    second."""
+
+    def all_reduce(full, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        chunks = cut(full, n)
+        for does, steps in ((first, range(1, n)), (second, range(n - 1))):
+            for step in steps:
+                into = chunks[(me - step - 1) % n]
+                arriving = pass_on(chunks[(me - step) % n], into, dist)
+                does(into, arriving)
+        then(full, n)
+
+    return all_reduce
+
+
+def _nothing(into, arriving):
+    pass
+
+
+CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=8))
+WORDS = ("2 ranks, 4 elements", "3 ranks, 7 elements", "4 ranks, 8 elements")
+
+all_reduce_from_send_and_recv = Exercise(
+    name="all_reduce",
+    reference=_ring_of(_add, _put),
+    cases=CASES,
+    words=WORDS,
+    answer=_on_ranks,
+    misconceptions=(
+        Misconception(
+            _ring_of(_nothing, _nothing),
+            "nothing in full has changed: what arrives is dropped. Fill in both blanks; and mind"
+            " that into = ... gives the name to another tensor, while into += ... and"
+            " into.copy_(...) write into full.",
+        ),
+        Misconception(
+            _ring_of(_nothing, _put),
+            "the second round is right, and hands out what the first one left: there nothing was"
+            " added. Mind that into = into + arriving gives the name to another tensor, while into"
+            " += arriving writes into full.",
+        ),
+        Misconception(
+            _ring_of(_add, _add),
+            "the second round adds as well: whole sums are added to parts that are in them already."
+            " There what arrives is complete, and takes the place of what is there.",
+        ),
+        Misconception(
+            _ring_of(_put, _put),
+            "nothing is ever added: in the first round what arrives is a part of the sum, and yours"
+            " is missing in it.",
+        ),
+        Misconception(_ring_of(_put, _add), "the two are exchanged: first add up, then hand out."),
+        Misconception(
+            _ring_of(_add, _nothing),
+            "that is a reduce-scatter: each rank has the sum of its own chunk, and of no other. The"
+            " second round still has to do something with what arrives.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
+            "that is the mean; all-reduce is to give the sum here.",
+        ),
+    ),
+    right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
+)
+
+
+def _slices(each):
+    return lambda full, n: [
+        full[k * each(full.numel(), n) : (k + 1) * each(full.numel(), n)] for k in range(n)
+    ]
+
+
+chunks_that_do_not_divide = Exercise(
+    name="all_reduce",
+    reference=_ring_of(_add, _put),
+    cases=(dict(n=4, size=8), dict(n=4, size=10), dict(n=4, size=5), dict(n=3, size=5)),
+    words=(
+        "4 ranks, 8 elements",
+        "4 ranks, 10 elements",
+        "4 ranks, 5 elements",
+        "3 ranks, 5 elements",
+    ),
+    answer=_on_ranks,
+    misconceptions=(
+        Misconception(
+            _ring_of(_add, _put, _slices(lambda size, n: size // n)),
+            "8 elements on 4 ranks are right, 10 are not: look at the last two. size // n rounds"
+            " down, so they are in no chunk, nobody sends them, and each rank keeps its own.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, _slices(lambda size, n: round(size / n))),
+            "rounding to the nearest loses elements whenever it rounds down: n chunks of that size"
+            " end too early.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, lambda full, n: full.chunk(n)),
+            "chunk(n) cuts pieces of one size, rounded up, and can run out of elements before it"
+            " has n of them: 5 elements make 3 pieces of at most 2. tensor_split(n) always"
+            " makes n.",
+        ),
+        Misconception(
+            _ring_of(_nothing, _nothing),
+            "nothing in full has changed: what the ring works on must be views of full, not"
+            " copies.",
+        ),
+    ),
+    right="n chunks, every element in one of them, whether n divides their number or not.",
+)
+
+
+# --- bug hunt: ranks that do not agree on the order -----------------------------------------------
+
+
+def _summed(solution, orders, sizes):
+    """What all ranks hold, by name, after solution(gradients, dist); rank r has its gradients in
+    the order orders[r]."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        places = {name: "abc".index(name) for name in orders[rank]}
+        # another one on every other rank
+        largest = {name: place if rank % 2 else 3 - place for name, place in places.items()}
+        gradients = {
+            name: (1 + largest[name]) * _numbers(rank, sizes[place])
+            for name, place in places.items()
+        }
+        solution(gradients, dist)
+        return {name: gradients[name].tolist() for name in sorted(gradients)}
+
+    return attempt(len(orders), work)
+
+
+def _in_order(order):
+    def sum_gradients(gradients, dist):
+        for name in order(gradients, dist):
+            dist.all_reduce(gradients[name])
+
+    return sum_gradients
+
+
+order_that_differs = Exercise(
+    name="sum_gradients",
+    reference=_in_order(lambda gradients, dist: sorted(gradients)),
+    cases=(
+        dict(orders=("ab", "ab"), sizes=(2, 2)),
+        dict(orders=("ab", "ba"), sizes=(2, 2)),
+        dict(orders=("abc", "bca", "abc"), sizes=(1, 2, 3)),
+    ),
+    words=(
+        "2 ranks, the same order",
+        "2 ranks, orders ab and ba, all of one size",
+        "3 ranks, one in another order, three sizes",
+    ),
+    answer=_summed,
+    misconceptions=(
+        Misconception(
+            _in_order(lambda gradients, dist: gradients),
+            "with the same order on all ranks it is right. With another, one rank's a is added to"
+            " the other's b: silently where they are equally large. Which order is the same on"
+            " every rank, whatever became ready first?",
+        ),
+        Misconception(
+            _in_order(
+                lambda gradients, dist: sorted(gradients, key=lambda name: gradients[name].numel())
+            ),
+            "by size is an order that all ranks know, until two are equally large: those stay as"
+            " they came.",
+        ),
+        Misconception(
+            _in_order(
+                lambda gradients, dist: sorted(
+                    gradients, key=lambda name: -gradients[name].sum().item()
+                )
+            ),
+            "the order follows from values, and each rank has its own: that it fits here is luck at"
+            " best. Take something that is the same everywhere, such as the names.",
+        ),
+        Misconception(
+            _in_order(lambda gradients, dist: []),
+            "nothing is summed: each rank still has its own gradients, and the models drift apart.",
+        ),
+        Misconception(
+            _in_order(lambda gradients, dist: sorted(gradients) if dist.get_rank() == 0 else []),
+            "only rank 0 takes part: it waits for the others, who never come. A collective is a"
+            " call that all ranks make.",
+        ),
+    ),
+    right="an order that every rank finds by itself, and the same for all: here the names.",
+)

@@ -1,0 +1,118 @@
+"""The explorer of chapter "collectives": what an all-reduce costs."""
+
+from types import MappingProxyType
+
+from shardlab.show.pictures import Axis, Curves, Line
+from shardlab.show.spec import Choice, Control, Explorer, Menu, Say, Table
+from shardlab.show.stops import powers_of_two, spread, steps_of_ten
+
+KIB, GIB = 1024, 1024**3
+
+COLLECTIVE_COST = Explorer(
+    name="collective-cost",
+    title="What does an all-reduce cost?",
+    menus=(Menu("link", "Link between nodes"), Menu("node_link", "Link inside a node")),
+    controls=(
+        Control("message_bytes", "message", powers_of_two(KIB, 4 * GIB), "bytes"),
+        Control("ranks", "ranks", powers_of_two(2, 4096)),
+        Choice("ranks_per_node", "ranks on a node", ((1, "1"), (2, "2"), (4, "4"), (8, "8"))),
+        Control(
+            "latency_seconds",
+            "latency between nodes",
+            tuple(float(f"{digit}e{power}") for power in range(-6, -2) for digit in (1, 2, 5)),
+            "short duration",
+        ),
+        Control(
+            "link_bytes_per_second", "bandwidth between nodes", steps_of_ten(7, 12), "bandwidth"
+        ),
+    ),
+    links=(),
+    begin=MappingProxyType(
+        dict(
+            link="network, 400 Gbit/s",
+            node_link="NVLink 4 (H100)",
+            message_bytes=64 * 1024**2,
+            ranks=32,
+            ranks_per_node=8,
+        )
+    ),
+    pictures=(
+        Curves(
+            title="Time of an all-reduce, by the size of its message",
+            sweep="message_bytes",
+            stops=spread(KIB, 4 * GIB, 45),
+            x=Axis("message, logarithmic", "bytes", ticks=tuple(KIB * 32**k for k in range(5))),
+            y=Axis("time, logarithmic", "short duration"),
+            lines=(
+                Line("ring_all_reduce_seconds", "ring"),
+                Line("tree_all_reduce_seconds", "tree"),
+                Line("naive_all_reduce_seconds", "naive"),
+                Line(
+                    "hierarchical_all_reduce_seconds",
+                    "hierarchical",
+                    unless=(("ranks_per_node", 1),),
+                ),
+            ),
+            point="fastest_all_reduce_seconds",
+            words="{fastest_all_reduce_seconds:short duration}",
+            above=False,
+            marks=(
+                ("ring_tree_crossover_bytes", "ring = tree: {ring_tree_crossover_bytes:bytes}"),
+            ),
+        ),
+    ),
+    sentence=(
+        Say("For {message_bytes:bytes} among {ranks:exact} ranks "),
+        Say("a ring is fastest", when=(("fastest_all_reduce", 1),)),
+        Say("a tree is fastest", when=(("fastest_all_reduce", 2),)),
+        Say("a hierarchical all-reduce is fastest", when=(("fastest_all_reduce", 3),)),
+        Say(
+            ": {fastest_all_reduce_seconds:duration}, a bus bandwidth of"
+            " {fastest_bus_bytes_per_second}. "
+        ),
+        Say(
+            "A tree beats a ring below {ring_tree_crossover_bytes:bytes}.",
+            unless=(("ring_tree_crossover_bytes", 0),),
+        ),
+        Say(
+            "No message is so small that a tree would beat a ring.",
+            when=(("ring_tree_crossover_bytes", 0),),
+        ),
+    ),
+    detail=(
+        Say(
+            "Ring {ring_all_reduce_seconds:short duration}, tree {tree_all_reduce_seconds:short"
+            " duration}, naive {naive_all_reduce_seconds:short duration}"
+        ),
+        Say(
+            ", hierarchical {hierarchical_all_reduce_seconds:short duration}",
+            unless=(("ranks_per_node", 1),),
+        ),
+        Say(
+            ". Between nodes {latency_seconds:short duration} and {link_bytes_per_second} each way"
+        ),
+        Say(
+            "; inside a node {node_latency_seconds:short duration} and {node_bytes_per_second},"
+            " which only the hierarchical one makes use of",
+            unless=(("ranks_per_node", 1),),
+        ),
+        Say("."),
+    ),
+    table=Table(
+        "64 MiB among 32 ranks, 8 on a node with NVLink 4, by the link between nodes",
+        "link",
+        (
+            ("ring", "ring_all_reduce_seconds", "short duration"),
+            ("tree", "tree_all_reduce_seconds", "short duration"),
+            ("naive", "naive_all_reduce_seconds", "short duration"),
+            ("hierarchical", "hierarchical_all_reduce_seconds", "short duration"),
+            ("a tree beats a ring below", "ring_tree_crossover_bytes", "bytes"),
+        ),
+    ),
+    outputs=(
+        "fastest_all_reduce",
+        "fastest_all_reduce_seconds",
+        "fastest_bus_bytes_per_second",
+        "ring_tree_crossover_bytes",
+    ),
+)

@@ -1,0 +1,192 @@
+"""What `make gpu` measures of ranks: whether they start on the GPUs of this machine, how fast, whether
+the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link."""
+
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
+from statistics import median
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+
+from shardlab import collectives
+from shardlab.measure.attempts import attempt
+from shardlab.measure.links import Timing, all_reduce_timings
+from shardlab.measure.recordings import Recording, Row
+from shardlab.mesh import Mesh
+from shardlab.ranks import ranks
+from shardlab.ranks.links import LinksUnavailable, two_hosts
+
+ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
+SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)
+STARTS = 5
+
+
+def rank_starts(device: torch.device) -> Iterator[Row]:
+    """A rank on each GPU (NCCL) and two on each (gloo); two on a CPU. Seconds from asking to the
+    end of the first all-reduce."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    for count in (gpus, 2 * gpus) if gpus else (2,):
+        yield from attempt(f"rank_starts, {count} ranks", starts_of(count, device))
+    if gpus:
+        yield from attempt("rank_starts, shared by NCCL", shared_by_nccl(2 * gpus))
+
+
+def starts_of(count: int, device: torch.device) -> Iterator[Row]:
+    taken = []
+    for _ in range(STARTS):
+        begin = perf_counter()
+        with ranks(count, device=device.type, announce=False) as world:
+            found = world.run(look, device.type)
+            taken.append(perf_counter() - begin)
+    case = dict(ranks=count, backend=found[0][1])
+    # the first may find the fork server cold
+    yield Row("ranks.start", median(taken[1:]), "seconds", case)
+    yield Row(
+        "ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case
+    )
+    yield Row(
+        "ranks.right_messages",
+        sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)),
+        "count",
+        case,
+    )
+    yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
+
+
+def shared_by_nccl(count: int) -> Iterator[Row]:
+    """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum.
+    An older one says so in one sentence."""
+    with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
+        found = world.run(look, "cuda")
+    right = sum(total == sum(range(count)) for total, *_ in found)
+    yield Row("ranks.right_sums", right, "count", dict(ranks=count, backend="nccl", gpus="shared"))
+
+
+def look(kind: str) -> tuple[float, str, int, float]:
+    """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork
+    server has open, the number that the rank before sent)."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([float(dist.get_rank())], device=kind)
+    dist.all_reduce(x)
+    rank, count = dist.get_rank(), dist.get_world_size()
+    mine, got = torch.tensor([float(rank)], device=kind), torch.tensor([-1.0], device=kind)
+    if count == 1:  # nobody to send to
+        got = mine
+    else:
+        ring = [
+            dist.P2POp(dist.isend, mine, (rank + 1) % count),
+            dist.P2POp(dist.irecv, got, (rank - 1) % count),
+        ]
+        for work in dist.batch_isend_irecv(ring):  # under gloo through the host
+            work.wait()
+    return x.item(), dist.get_backend(), files_of_the_gpu(os.getppid()), got.item()
+
+
+def files_of_the_gpu(process: int) -> int:
+    folder = f"/proc/{process}/fd"
+    found = 0
+    for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        try:
+            found += os.readlink(f"{folder}/{name}").startswith("/dev/nvidia")
+        except OSError:  # closed since
+            pass
+    return found
+
+
+def all_reduces(device: torch.device) -> Iterator[Row]:
+    """PyTorch's and ours: a rank for each GPU with NCCL where there are two or more; else two ranks
+    with gloo, on one GPU if any."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    with ranks(max(2, gpus), device=device.type, announce=False) as world:
+        backend = "nccl" if gpus > 1 else "gloo"
+        case = dict(ranks=world.world_size, backend=backend, device=device.type)
+        right, timings = world.run(on_a_rank, ALL_REDUCE_BYTES, device.type)[0]
+        yield Row("collectives.right_sums", right, "count", case)
+        for name, found in timings.items():
+            for timing in found:
+                yield Row(
+                    "collectives.all_reduce",
+                    timing.bus_bytes_per_second,
+                    "bytes/s",
+                    dict(**case, implementation=name, nbytes=timing.nbytes, seconds=timing.seconds),
+                )
+
+
+def on_a_rank(sizes, device: str):
+    """How many of our all-reduces are right where this device's tensors live, and the timings of
+    both implementations."""
+    right = 0
+    for plan in (
+        collectives.ring_all_reduce,
+        collectives.tree_all_reduce,
+        collectives.naive_all_reduce,
+    ):
+        x = torch.arange(1001.0, device=device)
+        want = dist.get_world_size() * x
+        collectives.all_reduce(x, plan=plan)
+        right += torch.equal(x, want)
+    return right, {
+        name: all_reduce_timings(sizes, function, device)
+        for name, function in (("PyTorch", dist.all_reduce), ("shardlab", collectives.all_reduce))
+    }
+
+
+def slow_links(device: torch.device) -> Iterator[Row]:
+    """Our all-reduces on two ranks here and two there, on the CPU, with a slow link between; no
+    rows where the system refuses it."""
+    try:
+        with (
+            two_hosts(SLOW_MEGABITS_PER_SECOND) as hosts,
+            ranks(4, device="cpu", hosts=hosts, announce=False) as world,
+        ):
+            found = world.run(over_a_link, SLOW_BYTES)[0]
+    except LinksUnavailable:
+        return
+    for name, timings in found.items():
+        for timing in timings:
+            yield Row(
+                "collectives.slow_link",
+                timing.seconds,
+                "seconds",
+                dict(
+                    implementation=name,
+                    nbytes=timing.nbytes,
+                    ranks=4,
+                    hosts=2,
+                    megabits_per_second=SLOW_MEGABITS_PER_SECOND,
+                ),
+            )
+
+
+def replay(recordings: Iterable[Recording], nbytes: int) -> tuple[dict[str, float], str]:
+    """What slow_links() wrote into the first of the recordings that has it: (seconds of each way,
+    where it was recorded).
+
+    Raises LookupError where none has."""
+    for recording in recordings:
+        if rows := recording.find("collectives.slow_link", nbytes=nbytes):
+            return {row.case["implementation"]: row.value for row in rows}, recording.label
+    raise LookupError(f"no recording has an all-reduce of {nbytes:,} bytes over a slow link.")
+
+
+def over_a_link(sizes) -> dict[str, list[Timing]]:
+    """On each of four ranks, two of them on either host: timings of each way to all-reduce so many
+    bytes."""
+    mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a host, dp: those across
+    ways = {
+        name: partial(collectives.all_reduce, plan=getattr(collectives, f"{name}_all_reduce"))
+        for name in ("ring", "tree", "naive")
+    }
+    ways["hierarchical"] = lambda x: collectives.hierarchical_all_reduce(
+        x, mesh.tp.group, mesh.dp.group
+    )
+    return {
+        name: all_reduce_timings(sizes, way, repeats=3, warm_up=1) for name, way in ways.items()
+    }
+
+
+RUNS = ((50, rank_starts), (60, all_reduces), (90, slow_links))

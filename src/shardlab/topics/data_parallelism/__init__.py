@@ -1,0 +1,1 @@
+"""A copy of the model on every rank."""

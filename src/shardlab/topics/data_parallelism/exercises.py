@@ -1,0 +1,495 @@
+"""Chapter 5: data parallelism. What readers write runs on thread ranks (thread_ranks.py): no check
+can hang."""
+
+import copy
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.exercises.thread_ranks import attempt
+
+
+def _digits(tensor):
+    return [round(value, 9) for value in tensor.flatten().tolist()]
+
+
+# --- the mean of the gradients --------------------------------------------------------------------
+
+
+def _averaged(solution, n, without):
+    """Parameters and gradients on all ranks after solution(parameters, dist). Rank `without` has no
+    gradient of the first one."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        parameters = [
+            nn.Parameter(torch.tensor(values, dtype=torch.float64))
+            for values in ([1.0, 2.0], [5.0, 7.0])
+        ]
+        for number, parameter in enumerate(parameters):
+            if not (rank == without and number == 0):
+                parameter.grad = torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * (rank + 1)
+        solution(parameters, dist)
+        return [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
+
+    return attempt(n, work)
+
+
+def _average(
+    before=lambda g, n: g, after=lambda g, n: g / n, of=lambda p: p.grad, absent=torch.zeros_like
+):
+    def average(parameters, dist):
+        n = dist.get_world_size()
+        for p in parameters:
+            if p.grad is None:
+                if absent is None:
+                    continue
+                p.grad = absent(p)
+            with torch.no_grad():
+                x = of(p)
+                x.copy_(before(x, n))
+                dist.all_reduce(x)
+                x.copy_(after(x, n))
+
+    return average
+
+
+def _sum_of_parameters(parameters, dist):
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(p)
+        p.grad /= dist.get_world_size()
+
+
+mean_of_the_gradients = Exercise(
+    name="average",
+    reference=_average(),
+    cases=(dict(n=2, without=None), dict(n=3, without=None), dict(n=3, without=1)),
+    words=("2 ranks", "3 ranks", "3 ranks, of which one has not used a parameter"),
+    answer=_averaged,
+    misconceptions=(
+        Misconception(
+            _average(after=lambda g, n: g),
+            "that is the sum. With n ranks the update is n times too long, as if you had multiplied"
+            " the learning rate by n: divide by dist.get_world_size().",
+        ),
+        Misconception(
+            _average(before=lambda g, n: g / n),
+            "divided twice: once before the sum and once after. The update is n times too short,"
+            " and the loss still falls, only slowly. Keep one of the two.",
+        ),
+        Misconception(
+            _average(of=lambda p: p),
+            "you average the parameters. They are the same on all ranks, so nothing happens, and"
+            " the gradients stay each rank's own: take p.grad.",
+        ),
+        Misconception(
+            _sum_of_parameters,
+            "you sum the parameters, and divide the gradients, which stay each rank's own: take"
+            " p.grad both times.",
+        ),
+        Misconception(
+            _average(absent=None),
+            "a rank without a gradient leaves one all-reduce out, and from then on it is one behind"
+            " the others: its second gradient is added to their first. It has to take part, with"
+            " zeros.",
+        ),
+        Misconception(
+            _average(after=lambda g, n: g / 2),
+            "right for two ranks. How many there are, dist.get_world_size() knows.",
+        ),
+        Misconception(
+            lambda parameters, dist: None,
+            "nothing was sent: each rank has its own gradients, and after one update the models"
+            " differ.",
+        ),
+    ),
+    right="summed once, divided once, and every rank takes part in every all-reduce.",
+)
+
+
+# --- a mean over tokens ---------------------------------------------------------------------------
+
+_TOKENS = {2: (10, 10), 3: (8, 2, 6), 4: (1, 1, 1, 13)}
+
+
+def _losses(solution, n):
+    """What each rank calls backward on, solution(loss_sum, tokens, dist) of its own tokens, and the
+    gradient of loss_sum then."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        losses = torch.tensor(3.0 * (rank + 1), dtype=torch.float64, requires_grad=True)
+        result = solution(losses.clone(), _TOKENS[n][rank], dist)
+        if result is None or result is ...:
+            return result
+        if not (isinstance(result, torch.Tensor) and result.requires_grad and result.numel() == 1):
+            what = (
+                f"tensor of {result.numel()} elements"
+                if isinstance(result, torch.Tensor)
+                else type(result).__name__
+            )
+            raise TypeError(
+                f"it returned a {what} without a graph: backward wants the one number that was made"
+                " from loss_sum, a tensor."
+            )
+        result.sum().backward()
+        return round(result.item(), 9), round(losses.grad.item(), 9)
+
+    found = attempt(n, work)
+    return next((result for result in found if result is None or result is ...), found)
+
+
+def _of_all(tokens, dist):
+    total = torch.tensor([float(tokens)], dtype=torch.float64)
+    dist.all_reduce(total)
+    return total.item()
+
+
+loss_of_unequal_parts = Exercise(
+    name="loss_for_backward",
+    reference=lambda loss_sum, tokens, dist: (
+        loss_sum * dist.get_world_size() / _of_all(tokens, dist)
+    ),
+    cases=(dict(n=2), dict(n=3), dict(n=4)),
+    words=(
+        "2 ranks, 10 tokens each",
+        "3 ranks with 8, 2 and 6 tokens",
+        "4 ranks, of which one has 13 tokens and three have 1",
+    ),
+    answer=_losses,
+    misconceptions=(
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum / tokens,
+            "right where all ranks have equally many tokens. Where not, this is a mean of means: a"
+            " token of a rank with few of them counts more. Divide by the tokens of all ranks.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum / _of_all(tokens, dist),
+            "the weights are right. But data parallelism then takes the mean over n ranks, which"
+            " divides by n once more: multiply by dist.get_world_size().",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum / tokens * dist.get_world_size() * tokens,
+            "the number of tokens cancels out: this is n times the sum of the losses.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum,
+            "that is a sum: the more tokens a batch has, the longer the update.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum * tokens / _of_all(tokens, dist),
+            "tokens / total is the weight of a rank's mean, and loss_sum is a sum already: its"
+            " weight is in it.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: (
+                loss_sum / tokens * tokens / _of_all(tokens, dist) / dist.get_world_size()
+            ),
+            "the mean over ranks divides by n for you; you divide once more. Multiply by n in the"
+            " place of that.",
+        ),
+    ),
+    right=(
+        "the sum of a rank over the tokens of all, times n, because the mean over ranks divides"
+        " by n."
+    ),
+)
+
+
+# --- the start ------------------------------------------------------------------------------------
+
+
+def _started(solution, n, seed):
+    """The state of all ranks' networks, seeded differently, after solution(net, saved, dist); only
+    rank 0 has read the file."""
+    torch.manual_seed(seed)
+    nets = [nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double() for _ in range(n + 1)]
+    for number, net in enumerate(nets):
+        net[1].running_mean.fill_(number)
+    saved = copy.deepcopy(nets[n].state_dict())
+
+    def work(dist):
+        solution(nets[dist.get_rank()], saved if dist.get_rank() == 0 else None, dist)
+        return {name: _digits(value) for name, value in nets[dist.get_rank()].state_dict().items()}
+
+    return attempt(n, work)
+
+
+def _load(net, saved, dist):
+    if saved is not None:
+        net.load_state_dict(saved)
+
+
+def _send(tensors):
+    def send(net, saved, dist):
+        with torch.no_grad():
+            for tensor in tensors(net):
+                dist.broadcast(tensor, 0)
+
+    return send
+
+
+def _start(*steps):
+    def start(net, saved, dist):
+        for step in steps:
+            step(net, saved, dist)
+
+    return start
+
+
+_EVERYTHING = _send(lambda net: net.state_dict().values())
+
+same_start = Exercise(
+    name="start",
+    reference=_start(_load, _EVERYTHING),
+    cases=(dict(n=2, seed=0), dict(n=3, seed=1)),
+    words=(
+        "2 ranks, of which rank 0 has a checkpoint",
+        "3 ranks, of which rank 0 has a checkpoint",
+    ),
+    answer=_started,
+    misconceptions=(
+        Misconception(
+            _start(_EVERYTHING, _load),
+            "the broadcast is stale: it gives everyone the random start of rank 0, and then rank 0"
+            " alone loads the checkpoint. Load first.",
+        ),
+        Misconception(
+            _start(_load),
+            "only rank 0 has the checkpoint; the others begin at random numbers of their own, and"
+            " the mean of the gradients belongs to no model at all. Broadcast, and not into a copy"
+            " such as tensor.clone(): that reaches nobody.",
+        ),
+        Misconception(
+            _EVERYTHING,
+            "all ranks start alike, from the random numbers of rank 0: nobody has loaded the"
+            " checkpoint.",
+        ),
+        Misconception(
+            _start(_load, _send(lambda net: net.parameters())),
+            "the parameters are alike, the buffers are not: each rank keeps its own running mean."
+            " state_dict() has both.",
+        ),
+        Misconception(
+            _start(_load, _send(lambda net: net.buffers())),
+            "the buffers are alike, the parameters are not: state_dict() has both.",
+        ),
+        Misconception(
+            lambda net, saved, dist: None,
+            "nothing was loaded or sent: each rank has a random start of its own.",
+        ),
+    ),
+    right="first what rank 0 starts from, then a broadcast of parameters and buffers, in place.",
+)
+
+
+# --- epochs ---------------------------------------------------------------------------------------
+
+
+def _orders(solution, n, examples, epochs):
+    """What each rank sees in each epoch: solution(sampler, epochs) on every rank's own sampler."""
+
+    def sampler(rank):
+        return DistributedSampler(range(examples), num_replicas=n, rank=rank, shuffle=True, seed=7)
+
+    seen = [solution(sampler(rank), epochs) for rank in range(n)]
+    return next((orders for orders in seen if orders is None or orders is ...), seen)
+
+
+def _epochs(number, after=False):
+    def see(sampler, epochs):
+        seen = []
+        for epoch in range(epochs):
+            if not after:
+                sampler.set_epoch(number(epoch, sampler))
+            seen.append(list(sampler))
+            if after:
+                sampler.set_epoch(number(epoch, sampler))
+        return seen
+
+    return see
+
+
+another_order_each_epoch = Exercise(
+    name="see",
+    reference=_epochs(lambda epoch, sampler: epoch),
+    cases=(dict(n=2, examples=12, epochs=3), dict(n=3, examples=10, epochs=2)),
+    words=("2 ranks, 12 examples, 3 epochs", "3 ranks, 10 examples, 2 epochs"),
+    answer=_orders,
+    misconceptions=(
+        Misconception(
+            lambda sampler, epochs: [list(sampler) for _ in range(epochs)],
+            "every epoch has the same order: the sampler makes it from its seed and the number of"
+            " the epoch, and nobody has told it that number. Call sampler.set_epoch(epoch) before"
+            " each epoch.",
+        ),
+        Misconception(
+            _epochs(lambda epoch, sampler: epoch, after=True),
+            "one epoch late: the sampler hears of an epoch when that is over, so the first two have"
+            " the same order.",
+        ),
+        Misconception(
+            _epochs(lambda epoch, sampler: epoch + sampler.rank),
+            "each rank shuffles in another way, so some examples are seen by two ranks and some by"
+            " none. The order is one for all ranks; the sampler itself gives each of them its"
+            " part.",
+        ),
+        Misconception(
+            _epochs(lambda epoch, sampler: epoch + 1),
+            "a new order in each epoch, and the same on all ranks: that trains well. Count from 0"
+            " here, as range does, so that a run can be compared with another.",
+        ),
+        Misconception(
+            lambda sampler, epochs: [list(range(len(sampler.dataset))) for _ in range(epochs)],
+            "every rank sees every example: that is n times the work for the same gradient. Iterate"
+            " over the sampler.",
+        ),
+    ),
+    right=(
+        "the order follows from the seed and the epoch: new each time, and the same on all ranks,"
+        " which share it out."
+    ),
+)
+
+
+# --- bug hunt: ranks that drift apart -------------------------------------------------------------
+
+
+class Replica(nn.Module):
+    """A copy of a network on a rank of paper: each backward sends its gradients, except under
+    no_sync()."""
+
+    def __init__(self, net, dist):
+        super().__init__()
+        self.net, self.dist, self.sends, self.messages = net, dist, True, 0
+        for parameter in net.parameters():
+            parameter.register_post_accumulate_grad_hook(self._send)
+
+    def forward(self, x):
+        return self.net(x)
+
+    @contextmanager
+    def no_sync(self):
+        self.sends = False
+        try:
+            yield
+        finally:
+            self.sends = True
+
+    def _send(self, parameter):
+        if self.sends:
+            self.dist.all_reduce(parameter.grad)
+            parameter.grad /= self.dist.get_world_size()
+            self.messages += 1
+
+
+class Trained(NamedTuple):
+    """What became of the ranks."""
+
+    all_alike: bool  # the parameters of all ranks
+    messages_of_each_step: float
+    length_of_the_update: float  # over that of one rank with the whole batch
+
+
+def watch_replicas(train, n, microbatches) -> Trained | str:
+    """Train a small network on n ranks with `train`(model, optimizer, steps), and compare them."""
+    generator = torch.Generator().manual_seed(n)
+    # steps, ranks, microbatches, rows
+    data = torch.randn(2, n, microbatches, 4, 3, generator=generator, dtype=torch.float64)
+    nets = [nn.Linear(3, 1).double() for _ in range(n + 1)]
+    for net in nets:
+        nn.init.constant_(net.weight, 0.5)
+        nn.init.constant_(net.bias, 0.1)
+
+    def work(dist):
+        model = Replica(nets[dist.get_rank()], dist)
+        steps = [[(x, x.sum(1, keepdim=True)) for x in step[dist.get_rank()]] for step in data]
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps)
+        return model.messages
+
+    found = attempt(n, work)
+    if not isinstance(found, list):
+        return found
+    optimizer = torch.optim.SGD(nets[n].parameters(), lr=0.1)
+    for step in data:
+        x = step.reshape(-1, 3)
+        nn.functional.mse_loss(nets[n](x), x.sum(1, keepdim=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    ours, whole = (
+        [torch.cat([p.detach().flatten() for p in net.parameters()]) for net in nets[:n]],
+        torch.cat([p.detach().flatten() for p in nets[n].parameters()]),
+    )
+    start = torch.tensor([0.5, 0.5, 0.5, 0.1], dtype=torch.float64)
+    alike = all(torch.allclose(other, ours[0], rtol=1e-12) for other in ours)
+    length = ((ours[0] - start).norm() / (whole - start).norm()).item()
+    # a network has two parameters
+    return Trained(alike, found[0] / len(data) / 2, round(length, 9))
+
+
+def _train(quiet, divide=True, zero_each=False):
+    def train(model, optimizer, steps):
+        for microbatches in steps:
+            for number, (x, y) in enumerate(microbatches):
+                with model.no_sync() if quiet(number, len(microbatches)) else nullcontext():
+                    loss = nn.functional.mse_loss(model(x), y)
+                    (loss / len(microbatches) if divide else loss).backward()
+                if zero_each and number < len(microbatches) - 1:
+                    optimizer.zero_grad()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return train
+
+
+ranks_that_drift_apart = Exercise(
+    name="train",
+    reference=_train(lambda number, k: number < k - 1),
+    cases=(dict(n=2, microbatches=3), dict(n=3, microbatches=2)),
+    words=("2 ranks, 3 microbatches a step", "3 ranks, 2 microbatches a step"),
+    answer=watch_replicas,
+    misconceptions=(
+        Misconception(
+            _train(lambda number, k: number == k - 1),
+            "the last microbatch of a step is the one that must send: its backward sends what all"
+            " of them have added up. Here it is the one that is silent, so each rank steps with a"
+            " last part of its own, and the copies drift apart. Nothing raises.",
+        ),
+        Misconception(
+            _train(lambda number, k: number > 0),
+            "the first microbatch sends, and the sum goes on growing on each rank after it. What is"
+            " added later is a rank's own: the copies drift apart.",
+        ),
+        Misconception(
+            lambda model, optimizer, steps: None, "nothing was trained, and nothing was sent."
+        ),
+        Misconception(
+            _train(lambda number, k: True),
+            "no microbatch sends. Each rank trains a model of its own.",
+        ),
+        Misconception(
+            _train(lambda number, k: False),
+            "the copies stay alike, and every microbatch sends: that is as many all-reduces as"
+            " there are microbatches, for the same gradient. no_sync() is for all but the last.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, divide=False),
+            "the copies stay alike. But the loss of each microbatch is a mean, and you add them up:"
+            " divide by the number of microbatches, or the update is so many times too long.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, zero_each=True),
+            "the gradients of the earlier microbatches are thrown away: zero_grad() comes after the"
+            " step.",
+        ),
+    ),
+    right=(
+        "silent but for the last, which sends the sum of all: one all-reduce a step, and copies"
+        " that stay alike."
+    ),
+)

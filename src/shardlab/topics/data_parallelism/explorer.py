@@ -1,0 +1,109 @@
+"""The explorer of chapter 5: how long a data-parallel step takes, by the size of its buckets and by
+the number of its ranks."""
+
+from types import MappingProxyType
+
+from shardlab.show.pictures import Axis, Curves, Line
+from shardlab.show.spec import Control, Explorer, Menu, Say, Table
+from shardlab.show.stops import powers_of_two, spread, steps_of_ten
+
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+MILLISECONDS = tuple(
+    float(f"{digit}e{power}") for power in range(-3, 1) for digit in (1, 1.5, 2, 3, 4, 6, 8)
+)
+LATENCIES = tuple(float(f"{digit}e{power}") for power in range(-6, -2) for digit in (1, 2, 5))
+
+STEP_TIME = Explorer(
+    name="step-time",
+    title="How long is a step, and how much of it is waiting?",
+    menus=(Menu("model", "Model"), Menu("link", "Link")),
+    controls=(
+        Control("bucket_bytes", "bucket", powers_of_two(64 * KIB, 4 * GIB), "bytes"),
+        Control("ranks", "ranks", powers_of_two(2, 4096)),
+        Control("latency_seconds", "latency of the link", LATENCIES, "short duration"),
+        Control("link_bytes_per_second", "bandwidth of the link", steps_of_ten(7, 12), "bandwidth"),
+        Control("forward_seconds", "forward", MILLISECONDS, "short duration"),
+        Control("backward_seconds", "backward", MILLISECONDS, "short duration"),
+    ),
+    links=(),
+    begin=MappingProxyType(
+        dict(
+            model="GPT-2 124M",
+            link="network, 100 Gbit/s",
+            gradient_element_bytes=4,
+            bucket_bytes=16 * MIB,
+            ranks=64,
+            forward_seconds=0.08,
+            backward_seconds=0.15,
+            update_seconds=0.01,
+        )
+    ),
+    pictures=(
+        Curves(
+            title="Time of a step, by the size of its buckets",
+            sweep="bucket_bytes",
+            stops=spread(64 * KIB, 4 * GIB, 45),
+            x=Axis(
+                "bucket, logarithmic", "bytes", ticks=(64 * KIB, MIB, 16 * MIB, 256 * MIB, 4 * GIB)
+            ),
+            y=Axis("time, logarithmic", "short duration"),
+            lines=(
+                Line("data_parallel_step_seconds", "overlap"),
+                Line("step_without_overlap_seconds", "no overlap"),
+                Line("compute_seconds", "one rank alone"),
+            ),
+            point="data_parallel_step_seconds",
+            words="{data_parallel_step_seconds:short duration}",
+        ),
+        Curves(
+            title="Scaling efficiency, by the number of ranks",
+            sweep="ranks",
+            stops=powers_of_two(1, 4096),
+            x=Axis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
+            y=Axis("share of the step that computes", "percent", scale="linear"),
+            lines=(
+                Line("scaling_efficiency", "overlap"),
+                Line("efficiency_without_overlap", "no overlap"),
+            ),
+            point="scaling_efficiency",
+            words="{scaling_efficiency}",
+        ),
+    ),
+    sentence=(
+        Say(
+            "A step takes {data_parallel_step_seconds:short duration}: {compute_seconds:short"
+            " duration} of computing and {exposed_seconds:short duration} of waiting, so ranks"
+            " compute for {scaling_efficiency} of it. "
+        ),
+        Say(
+            "Of {all_buckets_seconds:short duration} of communication, backward hides"
+            " {hidden_seconds:short duration}."
+        ),
+    ),
+    detail=(
+        Say(
+            "{reduced_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s},"
+            " {bucket_seconds:short duration} each; every rank sends {data_parallel_sent_bytes}."
+            " Without overlap a step takes {step_without_overlap_seconds:short duration}. Forward"
+            " and backward are yours to set: they do not follow the model. The update takes"
+            " {update_seconds:short duration}."
+        ),
+    ),
+    table=Table(
+        "GPT-2 124M in fp32 on 64 ranks, buckets of 16 MiB, 240 ms of computing, by link",
+        "link",
+        (
+            ("communication", "all_buckets_seconds", "short duration"),
+            ("not hidden", "exposed_seconds", "short duration"),
+            ("step", "data_parallel_step_seconds", "short duration"),
+            ("step without overlap", "step_without_overlap_seconds", "short duration"),
+            ("efficiency", "scaling_efficiency", "percent"),
+        ),
+    ),
+    outputs=(
+        "data_parallel_step_seconds",
+        "scaling_efficiency",
+        "exposed_seconds",
+        "hidden_seconds",
+    ),
+)

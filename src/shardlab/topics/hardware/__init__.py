@@ -1,0 +1,1 @@
+"""What a chip and its links can do."""

@@ -1,0 +1,131 @@
+"""plotly figure of a machine: measured operations under its roof, beside the roofs of known ones.
+Lines are what a formula says, discs what was measured.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardlab.formulas import evaluate
+from shardlab.show.figures import INK, LINE, axis, new_figure
+from shardlab.show.format import format_as, format_number
+
+
+class Roof(NamedTuple):
+    """A machine: its rate of arithmetic, in FLOP/s, and its memory's bandwidth, in bytes/s."""
+
+    name: str
+    flops_per_second: float
+    bytes_per_second: float
+
+
+class Point(NamedTuple):
+    """An operation that was measured: FLOP for each byte, and FLOP/s."""
+
+    name: str
+    intensity: float
+    flops_per_second: float
+
+
+def roofline_figure(
+    title: str, roofs: Iterable[Roof], points: Iterable[Point] = (), height: int = 440
+) -> go.Figure:
+    """Roofs on logarithmic axes, the first in colour, and what was measured, under it or not.
+    Raises ValueError without a roof."""
+    roofs, points = list(roofs), list(points)
+    if not roofs:
+        raise ValueError("roofs = []: a roofline needs the roof of at least one machine.")
+    ridges = [
+        evaluate(
+            ["ridge_intensity"],
+            flops_per_second=roof.flops_per_second,
+            memory_bytes_per_second=roof.bytes_per_second,
+        )["ridge_intensity"]
+        for roof in roofs
+    ]
+    intensities = [*ridges, *(point.intensity for point in points)]
+    least, most = _decades(min(intensities) / 4, max(intensities) * 4)
+    figure = new_figure(title, height)
+    rates = [point.flops_per_second for point in points]
+    # the first is drawn last, above the others
+    for number, (roof, ridge) in reversed(list(enumerate(zip(roofs, ridges)))):
+        places = [least, min(max(ridge, least), most), most]
+        heights = [
+            evaluate(
+                ["attainable_flops_per_second"],
+                arithmetic_intensity=place,
+                flops_per_second=roof.flops_per_second,
+                memory_bytes_per_second=roof.bytes_per_second,
+            )["attainable_flops_per_second"]
+            for place in places
+        ]
+        rates += heights
+        words = (
+            f"{format_as(roof.flops_per_second, 'rate')},"
+            f" {format_as(roof.bytes_per_second, 'bandwidth')}, ridge {format_number(ridge)}"
+        )
+        figure.add_trace(
+            go.Scatter(
+                x=places,
+                y=heights,
+                mode="lines",
+                name=roof.name,
+                hovertemplate=f"{roof.name}: {words}<extra></extra>",
+                line=dict(color=LINE if number == 0 else INK, width=3 if number == 0 else 1.25),
+            )
+        )
+        figure.add_annotation(
+            text=f"<b>{roof.name}</b>" if number == 0 else roof.name,
+            x=math.log10(most),
+            y=math.log10(heights[-1]),
+            xanchor="right",
+            yanchor="bottom",
+            yshift=1,
+            showarrow=False,
+            font=dict(size=12),
+        )
+    for point in points:
+        figure.add_trace(
+            go.Scatter(
+                x=[point.intensity],
+                y=[point.flops_per_second],
+                mode="markers",
+                name=point.name,
+                marker=dict(size=9, color=LINE),
+                hovertemplate=(
+                    f"{point.name}: {format_number(point.intensity)} FLOP/byte, "
+                    f"{format_as(point.flops_per_second, 'rate')}<extra></extra>"
+                ),
+            )
+        )
+    low, high = _decades(min(rates), max(rates) * 2)
+    name = dict(font=dict(size=13), standoff=8)
+    figure.update_xaxes(
+        _log_axis(least, most, format_number), title=dict(text="operations for a byte", **name)
+    )
+    figure.update_yaxes(_log_axis(low, high, lambda rate: format_as(rate, "rate")))
+    figure.update_layout(margin_b=56)
+    return figure
+
+
+def _decades(least, most):
+    """The powers of ten around two values, at least one apart."""
+    low, high = math.floor(math.log10(least)), math.ceil(math.log10(most))
+    return 10.0**low, 10.0 ** max(high, low + 1)
+
+
+def _log_axis(least, most, words):
+    """A logarithmic axis with a named tick at each power of ten, or at every second or third where
+    they are many."""
+    low, high = round(math.log10(least)), round(math.log10(most))
+    ticks = [10.0**power for power in range(low, high + 1, 1 + (high - low) // 9)]
+    return axis(
+        type="log",
+        range=[low, high],
+        tickvals=ticks,
+        ticktext=[words(tick) for tick in ticks],
+        showgrid=True,
+        tickfont=dict(size=11),
+    )

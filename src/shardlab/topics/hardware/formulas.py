@@ -1,0 +1,181 @@
+"""Roofline: what an operation does and what it moves, and the rate it can reach, bound by
+arithmetic or by memory. Each matrix moves once: what a chip holds only a part of moves more often,
+so bytes are the least there are, and rates the most.
+"""
+
+from shardlab.formulas.given import RATE, SWITCH, TIME
+from shardlab.formulas.registry import BOOK
+from shardlab.formulas.subset import maximum, minimum, where
+
+# --- what the reader gives
+
+BOOK.quantity("operation_rows", r"m_\text{op}", "count", "rows of an operation's result")
+BOOK.quantity("operation_columns", r"n_\text{op}", "count", "columns of an operation's result")
+BOOK.quantity(
+    "operation_depth",
+    r"k_\text{op}",
+    "count",
+    "inner size of a matrix product; of an elementwise operation, what it does to each element,"
+    " counted in operations",
+)
+BOOK.quantity(
+    "operation_element_bytes",
+    r"\beta_\text{op}",
+    "bytes",
+    "bytes of one element that an operation reads or writes",
+)
+BOOK.quantity(
+    "matrix_product",
+    r"1_\text{mm}",
+    "count",
+    "1 if the operation is a matrix product, 0 if it is elementwise",
+    **SWITCH,
+)
+BOOK.quantity(
+    "measured_flops_per_second",
+    r"F_\text{meas}",
+    "FLOP/s",
+    "rate that an operation was measured to reach",
+    **RATE,
+)
+BOOK.quantity("multiprocessors", r"n_\text{SM}", "count", "streaming multiprocessors of the GPU")
+BOOK.quantity(
+    "multiprocessor_flops_per_cycle",
+    r"C_\text{SM}",
+    "FLOP",
+    "operations one of them does in a cycle",
+    **RATE,
+)
+BOOK.quantity(
+    "cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **RATE
+)
+BOOK.quantity(
+    "launch_seconds",
+    r"\tau_\text{launch}",
+    "seconds",
+    "time the CPU takes to hand one operation to the GPU",
+    **TIME,
+)
+
+_ROOFLINE = "Williams, Waterman and Patterson 2009"
+_DEFINITION = "definition"
+_COUNTED = "tests/hardware/test_roofline_formulas.py::test_what_a_product_does_and_moves"
+_ELEMENTWISE = (
+    "tests/hardware/test_roofline_formulas.py::test_what_an_elementwise_operation_does_and_moves"
+)
+_MEASURED = "tests/collectives/test_collective_formulas.py::test_roofline"
+_BOUND = "tests/hardware/test_roofline_formulas.py::test_which_bound"
+_SHEET = "tests/hardware/test_roofline_formulas.py::test_a_datasheets_rate"
+
+
+# --- what an operation does and moves -------------------------------------------------------------
+
+
+@BOOK.formula(symbol=r"C_\text{mm}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+def product_flops(operation_rows, operation_columns, operation_depth):
+    """operations of a matrix product: a multiplication and an addition for each row, column and
+    place within them"""
+    return 2 * operation_rows * operation_columns * operation_depth
+
+
+@BOOK.formula(symbol=r"S_\text{mm}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED)
+def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
+    """bytes of a matrix product: both factors are read once, the result is written once"""
+    return operation_element_bytes * (
+        operation_rows * operation_depth
+        + operation_depth * operation_columns
+        + operation_rows * operation_columns
+    )
+
+
+@BOOK.formula(symbol=r"C_\text{elem}", unit="FLOP", source=_DEFINITION, measured_by=_ELEMENTWISE)
+def elementwise_flops(operation_rows, operation_columns, operation_depth):
+    """operations of an elementwise operation, or of several that one kernel does in one go"""
+    return operation_rows * operation_columns * operation_depth
+
+
+@BOOK.formula(symbol=r"S_\text{elem}", unit="bytes", source=_DEFINITION, measured_by=_ELEMENTWISE)
+def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
+    """bytes of an elementwise operation: each element is read once and written once, whatever is
+    done to it in between"""
+    return 2 * operation_element_bytes * operation_rows * operation_columns
+
+
+@BOOK.formula(symbol=r"C_\text{op}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+def operation_flops(matrix_product, product_flops, elementwise_flops):
+    """floating-point operations of the operation"""
+    return where(matrix_product > 0, product_flops, elementwise_flops)
+
+
+@BOOK.formula(
+    symbol=r"S_\text{op}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED, least=1
+)
+def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
+    """bytes that the operation reads from memory and writes to it"""
+    return where(matrix_product > 0, product_bytes, elementwise_bytes)
+
+
+# --- the roof -------------------------------------------------------------------------------------
+
+
+@BOOK.formula(symbol=r"I", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
+def arithmetic_intensity(operation_flops, operation_bytes):
+    """operations done for each byte that moves between memory and chip"""
+    return operation_flops / operation_bytes
+
+
+@BOOK.formula(symbol=r"F_\text{chip}", unit="FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
+def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
+    """where a datasheet's rate comes from: multiprocessors, what each does in a cycle, cycles"""
+    return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
+
+
+@BOOK.formula(symbol=r"I_\text{ridge}", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
+def ridge_intensity(flops_per_second, memory_bytes_per_second):
+    """arithmetic intensity from which on arithmetic is the bound, and below which memory is"""
+    return flops_per_second / memory_bytes_per_second
+
+
+@BOOK.formula(symbol=r"F_\text{roof}", unit="FLOP/s", source=_ROOFLINE, measured_by=_MEASURED)
+def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_bytes_per_second):
+    """rate that an operation of this intensity can reach at most"""
+    return minimum(flops_per_second, arithmetic_intensity * memory_bytes_per_second)
+
+
+@BOOK.formula(symbol=r"\tau_\text{op}", unit="seconds", source=_ROOFLINE, measured_by=_MEASURED)
+def operation_seconds(operation_flops, attainable_flops_per_second):
+    """time that an operation takes at least"""
+    return operation_flops / attainable_flops_per_second
+
+
+@BOOK.formula(symbol=r"1_\text{mem}", unit="count", source=_ROOFLINE, measured_by=_BOUND)
+def bound_by_memory(arithmetic_intensity, ridge_intensity):
+    """1 if memory bounds the operation, 0 if arithmetic does"""
+    return where(arithmetic_intensity < ridge_intensity, 1, 0)
+
+
+@BOOK.formula(symbol=r"\eta_\text{roof}", unit="fraction", source=_ROOFLINE, measured_by=_BOUND)
+def attainable_share(attainable_flops_per_second, flops_per_second):
+    """share of the arithmetic that the operation can use at most; the rest waits for memory"""
+    return attainable_flops_per_second / flops_per_second
+
+
+@BOOK.formula(symbol=r"\eta_\text{meas}", unit="fraction", source=_DEFINITION, measured_by=_SHEET)
+def measured_share(measured_flops_per_second, flops_per_second):
+    """share of the datasheet's figure that was measured"""
+    return measured_flops_per_second / flops_per_second
+
+
+# --- before the roof ------------------------------------------------------------------------------
+
+
+@BOOK.formula(
+    symbol=r"\tau_\text{queue}",
+    unit="seconds",
+    source=_DEFINITION,
+    measured_by="tests/hardware/test_roofline_formulas.py::test_pace",
+)
+def queued_operation_seconds(launch_seconds, operation_seconds):
+    """time for each of many operations in a row: the CPU launches the next while the GPU works, and
+    the slower of the two sets the pace"""
+    return maximum(launch_seconds, operation_seconds)

@@ -1,0 +1,1 @@
+"""Checkpoints that survive a crash."""

@@ -1,0 +1,68 @@
+"""Saving: how large a checkpoint is, how long it takes, and how often to make one."""
+
+from shardlab.formulas.given import RATE
+from shardlab.formulas.registry import BOOK
+from shardlab.formulas.subset import square_root, where
+
+# --- what the reader gives
+
+BOOK.quantity(
+    "storage_bytes_per_second",
+    r"B_\text{disk}",
+    "bytes/s",
+    "bandwidth at which all ranks together write to storage",
+    **RATE,
+)
+BOOK.quantity(
+    "failure_seconds",
+    r"\tau_\text{fail}",
+    "seconds",
+    "mean time between failures that end the run, of all its machines together",
+    **RATE,
+)
+
+_YOUNG = "Young 1974; Daly 2006 for what it leaves out"
+_BYTES = "tests/saving/test_saving.py::test_bytes_of_a_checkpoint"
+_OFTEN = "tests/saving/test_saving_formulas.py::test_how_often_to_save"
+
+
+@BOOK.formula(
+    symbol=r"\beta_\text{ckpt}", unit="bytes", source="shardlab.saving", measured_by=_BYTES
+)
+def checkpoint_bytes_per_parameter(
+    parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
+):
+    """bytes of a checkpoint for each parameter: it and its moments, no gradient; where there is a
+    master copy that one only, since the parameter is made from it"""
+    return (
+        where(master_element_bytes > 0, master_element_bytes, parameter_element_bytes)
+        + optimizer_moments * moment_element_bytes
+    )
+
+
+@BOOK.formula(symbol=r"M_\text{ckpt}", unit="bytes", source="shardlab.saving", measured_by=_BYTES)
+def checkpoint_bytes(parameters, checkpoint_bytes_per_parameter):
+    """bytes of a checkpoint, all ranks together, before names and step counters"""
+    return checkpoint_bytes_per_parameter * parameters
+
+
+@BOOK.formula(symbol=r"\tau_\text{ckpt}", unit="seconds", source="definition", measured_by=_OFTEN)
+def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
+    """time that the run waits for a checkpoint to be written"""
+    return checkpoint_bytes / storage_bytes_per_second
+
+
+@BOOK.formula(symbol=r"\tau_\text{save}", unit="seconds", source=_YOUNG, measured_by=_OFTEN)
+def save_interval_seconds(checkpoint_seconds, failure_seconds):
+    """training time from one checkpoint to the next that loses least, if failures are far apart
+    beside what a checkpoint takes"""
+    return square_root(2 * checkpoint_seconds * failure_seconds)
+
+
+@BOOK.formula(symbol=r"p_\text{lost}", unit="fraction", source=_YOUNG, measured_by=_OFTEN)
+def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
+    """share of the time that goes into checkpoints, and into work that is done again: half an
+    interval for each failure"""
+    return checkpoint_seconds / save_interval_seconds + save_interval_seconds / (
+        2 * failure_seconds
+    )

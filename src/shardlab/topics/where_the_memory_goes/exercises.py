@@ -1,0 +1,394 @@
+"""Chapter 3: where does the memory go?"""
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.formulas import RECIPES
+from shardlab.formulas import layer_activation_bytes as formula
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+
+# --- what autograd keeps --------------------------------------------------------------------------
+
+
+class _FirstHalf(nn.Module):
+    """A linear layer that reads half of its input: what it keeps is a view of the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, x):
+        return self.linear(x[:, :2])
+
+
+class _BothHalves(_FirstHalf):
+    """It reads both halves: two views are kept of one storage."""
+
+    def forward(self, x):
+        return self.linear(x[:, :2]) + self.linear(x[:, 2:])
+
+
+def _packed(module, x):
+    """Every tensor that autograd keeps for backward of module(x), as often as it keeps it."""
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = module(x)
+    return kept, result  # the result, because the memory of what it holds would be given away again
+
+
+def _places(tensors):
+    return {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors
+    }
+
+
+def _saved(module, x):
+    kept, result = _packed(module, x)
+    weights = _places(module.parameters())
+    return sum(nbytes for place, nbytes in _places(kept).items() if place not in weights)
+
+
+def _without_weights(module, x):
+    kept, result = _packed(module, x)
+    weights = _places(module.parameters())
+    return [tensor for tensor in kept if tensor.untyped_storage().data_ptr() not in weights]
+
+
+def _outputs(module, x):
+    return x.nbytes + sum(y.nbytes for y in _each_output(module, x))
+
+
+def _each_output(module, x):
+    for layer in module if isinstance(module, nn.Sequential) else [module]:
+        x = layer(x)
+        yield x
+
+
+saved_bytes_of_a_module = Exercise(
+    name="saved_bytes",
+    reference=_saved,
+    cases=(
+        dict(
+            module=nn.Sequential(nn.Linear(5, 7), nn.GELU(), nn.Linear(7, 2)), x=torch.zeros(3, 5)
+        ),
+        dict(
+            module=nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), x=torch.zeros(3, 5)
+        ),
+        dict(module=_FirstHalf(), x=torch.zeros(3, 5)),
+        dict(module=_BothHalves(), x=torch.zeros(3, 4)),
+    ),
+    words=(
+        "linear 5 to 7, GELU, linear 7 to 2",
+        "linear 5 to 7, ReLU, linear 7 to 2",
+        "a linear layer on x[:, :2], x is 3 by 5",
+        "a linear layer on x[:, :2] and on x[:, 2:], x is 3 by 4",
+    ),
+    misconceptions=(
+        Misconception(
+            lambda module, x: sum(_places(_packed(module, x)[0]).values()),
+            "autograd keeps weights too, to find the gradient of a layer's input; but those are the"
+            " parameters, which lie in memory anyway. Leave their storages out.",
+        ),
+        Misconception(
+            lambda module, x: sum(
+                tensor.untyped_storage().nbytes() for tensor in _without_weights(module, x)
+            ),
+            "you count a storage twice. ReLU keeps its result, and the next layer keeps the same"
+            " tensor as its input: two tensors, one storage.",
+        ),
+        Misconception(
+            lambda module, x: sum(
+                {
+                    tensor.untyped_storage().data_ptr(): tensor.nbytes
+                    for tensor in _without_weights(module, x)
+                }.values()
+            ),
+            "a slice is kept, and with it the whole storage it looks at: count"
+            " untyped_storage().nbytes(), not .nbytes.",
+        ),
+        Misconception(
+            lambda module, x: sum(
+                {
+                    tensor.untyped_storage().data_ptr(): tensor.nbytes
+                    for tensor in _packed(module, x)[0]
+                }.values()
+            ),
+            "two things: weights are kept too, but they are the parameters, which lie in memory"
+            " anyway; and a slice keeps the whole storage it looks at, so count"
+            " untyped_storage().nbytes(), not .nbytes.",
+        ),
+        Misconception(
+            lambda module, x: sum(tensor.nbytes for tensor in _packed(module, x)[0]),
+            "that is everything that was handed over for keeping: with the weights, and some memory"
+            " twice. Count each storage once, and the parameters' not at all.",
+        ),
+        Misconception(
+            lambda module, x: _saved(module, x) // 4,
+            "those are elements; each of them takes 4 bytes in fp32.",
+        ),
+        Misconception(
+            _outputs,
+            "those are the input and every output. Autograd keeps what backward needs, no more:"
+            " nobody needs the last result, and of ReLU the result alone is enough.",
+        ),
+    ),
+    right="each storage once, as large as it is, and the parameters not at all.",
+)
+
+
+# --- one layer, and the loss ----------------------------------------------------------------------
+
+
+def _layer(b, s, h, a):
+    return formula(
+        microbatch=b,
+        sequence=s,
+        hidden=h,
+        heads=a,
+        key_value_heads=a,
+        feed_forward=4 * h,
+        learned_positions=1,
+        biases=1,
+        gated_mlp=0,
+        dropout=0,
+        fused_attention=1,
+        **RECIPES["fp32 Adam"].quantities,
+    )
+
+
+layer_bytes_of_gpt2 = Exercise(
+    name="layer_bytes",
+    reference=_layer,
+    cases=(
+        dict(b=1, s=1, h=1, a=1),
+        dict(b=2, s=256, h=256, a=4),
+        dict(b=3, s=7, h=24, a=6),
+        dict(b=1, s=2048, h=4096, a=32),
+    ),
+    misconceptions=(
+        Misconception(
+            lambda b, s, h, a: s * b * h * 34 + 5 * a * s * s * b,
+            "that is the famous sbh(34 + 5as/h): 16-bit tensors, dropout, and attention that stores"
+            " its scores. Here everything is fp32, nothing is dropped, and fused attention stores"
+            " no scores.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 2 * (s * b * h * 34 + 5 * a * s * s * b),
+            "twice sbh(34 + 5as/h) still holds dropout masks and attention scores, and this layer"
+            " keeps neither.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 64 * s * b * h,
+            "the sixteen vectors are right. Fused attention also keeps one number for each head and"
+            " token, and LayerNorm two for each token.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 64 * s * b * h + 4 * a * b * s,
+            "LayerNorm keeps the mean and the deviation of each token, and a layer has two norms.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 64 * s * b * h + 16 * b * s,
+            "fused attention keeps the log-sum-exp of its scores: one fp32 number for each head and"
+            " token.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 64 * s * b * h + 4 * a * b * s + 8 * b * s,
+            "that is one norm; a layer has two, and each keeps two numbers for each token.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 48 * s * b * h + 4 * a * b * s + 16 * b * s,
+            "the MLP keeps its inner vectors twice: before GELU, for GELU's gradient, and after it,"
+            " for the next weight's. That is 8h, not 4h.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 32 * s * b * h + 2 * a * b * s + 8 * b * s,
+            "each element takes 4 bytes in fp32; you counted 2.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 32 * s * b * h + 4 * a * b * s + 16 * b * s,
+            "the vectors take 4 bytes an element in fp32; you counted 2.",
+        ),
+        Misconception(
+            lambda b, s, h, a: 16 * s * b * h + a * b * s + 4 * b * s,
+            "those are elements; each of them takes 4 bytes.",
+        ),
+    ),
+    right=(
+        "sixteen vectors of h, one number a head for the scores' softmax, two for each of the two"
+        " norms, 4 bytes each."
+    ),
+)
+
+loss_bytes_at_the_peak = Exercise(
+    name="loss_bytes",
+    reference=lambda b, s, vocabulary: 12 * b * s * vocabulary,
+    cases=(
+        dict(b=1, s=1, vocabulary=1),
+        dict(b=2, s=256, vocabulary=50_257),
+        dict(b=3, s=5, vocabulary=70),
+    ),
+    misconceptions=(
+        Misconception(
+            lambda b, s, vocabulary: 4 * b * s * vocabulary,
+            "that is the log-softmax, which forward keeps. Backward makes two more of its size: the"
+            " gradient of the log-softmax, and from it the gradient of the logits.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 8 * b * s * vocabulary,
+            "there are three at once: the kept log-softmax, its gradient, and the gradient of the"
+            " logits that is being made.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 16 * b * s * vocabulary,
+            "the logits themselves are gone: nobody kept a name for them, and the loss keeps their"
+            " log-softmax instead.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 6 * b * s * vocabulary,
+            "that is what 16-bit logits and their fp32 copy take; here the logits are fp32, and"
+            " backward needs three.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 3 * b * s * vocabulary,
+            "those are elements; each of them takes 4 bytes in fp32.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 12 * s * vocabulary,
+            "that is one sequence; the batch has b of them.",
+        ),
+    ),
+    right=(
+        "three tensors of b x s x vocabulary numbers: the kept log-softmax, its gradient, and the"
+        " gradient of the logits."
+    ),
+)
+
+
+# --- bug hunt: memory that grows ------------------------------------------------------------------
+
+
+class Left(NamedTuple):
+    """What a training loop left behind, and the most it held, as the ledger counted."""
+
+    losses: int
+    bytes_left: int  # beyond parameters and optimizer states
+    peak_bytes: int
+    in_training_mode: bool
+
+
+CONFIG = GPTConfig(layers=2, hidden=16, heads=2, vocabulary=31, max_sequence=8)
+TRAIN, HELD_OUT = 2, 16  # windows: without gradients there is room for more, people think
+
+
+def pairs(steps):
+    """(training batch, held-out batch) for each step, each of tokens and targets."""
+    for step in range(steps):
+        yield tuple(
+            (torch.full((n, 8), step), torch.full((n, 8), step + 1)) for n in (TRAIN, HELD_OUT)
+        )
+
+
+def watch(train, steps) -> Left:
+    """Run a loop train(model, optimizer, pairs) that returns its held-out losses, with a ledger
+    watching."""
+    torch.manual_seed(0)
+    model = GPT(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with Ledger(model, optimizer) as ledger:
+        losses = train(model, optimizer, pairs(steps))
+        if not isinstance(losses, list):
+            raise TypeError(
+                f"it returned {losses!r}; it is to return a list with one loss for each step."
+            )
+        left = ledger.bytes.total - ledger.bytes.parameters - ledger.bytes.optimizer
+    return Left(len(losses), left, ledger.peak.bytes.total, model.training)
+
+
+def _train(validate):
+    def train(model, optimizer, pairs):
+        losses = []
+        for batch, held_out in pairs:
+            next_token_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses += validate(model, *held_out)
+        return losses
+
+    return train
+
+
+def _clean(model, tokens, targets):
+    with torch.no_grad():
+        return [next_token_loss(model(tokens), targets).item()]
+
+
+def _leaky(model, tokens, targets):
+    return [next_token_loss(model(tokens), targets)]
+
+
+def _eval_mode(model, tokens, targets):
+    model.eval()
+    return _leaky(model, tokens, targets)
+
+
+def _never_back(model, tokens, targets):
+    model.eval()
+    return _clean(model, tokens, targets)
+
+
+def _tensors(model, tokens, targets):
+    with torch.no_grad():
+        return _leaky(model, tokens, targets)
+
+
+memory_that_grows = Exercise(
+    name="train",
+    reference=_train(_clean),
+    cases=(dict(steps=1), dict(steps=3)),
+    words=("1 step", "3 steps"),
+    answer=watch,
+    misconceptions=(
+        Misconception(
+            _train(_leaky),
+            "each step leaves more behind than the one before, and it is neither parameters nor"
+            ' optimizer states. ledger.by_module("activations") says who made it; then ask who'
+            " still holds it.",
+        ),
+        Misconception(
+            _train(_eval_mode),
+            "eval() changes what dropout and batch norm do, and nothing else: autograd records as"
+            " before. And nobody switched the model back.",
+        ),
+        Misconception(
+            _train(_never_back),
+            "nothing is left behind any more, but the model stays in eval mode: from the second"
+            " step on it trains without dropout. Call train() again, or leave eval() out.",
+        ),
+        Misconception(
+            _train(lambda model, *held_out: [loss.item() for loss in _leaky(model, *held_out)]),
+            "nothing is left behind any more. But the held-out forward still keeps every activation"
+            " for a backward that never comes, and that decides the peak: tell autograd not to"
+            " record.",
+        ),
+        Misconception(
+            _train(_tensors),
+            "the activations are gone. What is left is a tensor for each loss, 4 bytes here and 512"
+            " on a GPU, where the allocator rounds up: keep a number.",
+        ),
+        Misconception(
+            _train(lambda *_: []),
+            "that measures no held-out loss any more; the loop is to return one for each step.",
+        ),
+    ),
+    right="no graph where no backward comes, and a number kept in the place of a tensor.",
+)

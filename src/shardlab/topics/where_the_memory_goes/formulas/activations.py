@@ -1,0 +1,302 @@
+"""Saved activations: what forward keeps for backward, tensor by tensor, counted right after the
+loss, before backward frees any. Two element sizes tell the recipes apart: the residual stream and
+the norms have one, what matrix products take and give has the other.
+"""
+
+# Under autocast the two are 4 and 2, and every weight is kept a second time, as the 16-bit copy
+# that the product was made with. Where PyTorch cannot pass on a view it copies, and backward keeps
+# the copy: the microbatch and the key-value heads decide that.
+#
+# Counted on CPU. On CUDA, LayerNorm keeps fp32 statistics of 16-bit inputs (give
+# layer_norm_statistic_element_bytes=4), and autocast makes the softmax of unfused attention fp32.
+
+from shardlab.formulas.registry import BOOK
+from shardlab.formulas.subset import equal, minimum, where
+
+_KORTHIKANTI = "Korthikanti et al. 2022, section 4.1"
+_GPT = "counted from gpt.py"
+_PARTS = (
+    "tests/where_the_memory_goes/test_activations.py::test_each_module_keeps_what_its_formula_says"
+)
+_SAVED = "tests/where_the_memory_goes/test_step.py::test_random_steps"
+
+
+@BOOK.formula(
+    symbol=r"n_\text{tok}", unit="tokens", source="definition", measured_by=_PARTS, least=1
+)
+def microbatch_tokens(microbatch, sequence):
+    """tokens of one microbatch"""
+    return microbatch * sequence
+
+
+@BOOK.formula(symbol=r"1_\text{drop}", unit="count", source="definition", measured_by=_PARTS)
+def has_dropout(dropout):
+    """1 if elements are dropped, 0 if not: how many makes no difference to memory"""
+    return where(dropout > 0, 1, 0)
+
+
+@BOOK.formula(symbol=r"1_\text{scores}", unit="count", source=_GPT, measured_by=_PARTS)
+def keeps_scores(has_dropout, fused_attention):
+    """1 if attention keeps its scores, as it does when not fused; dropout on the scores leaves no
+    choice"""
+    return where(equal(has_dropout, 1), 1, 1 - fused_attention)
+
+
+@BOOK.formula(
+    symbol=r"\beta_\text{copy}", unit="bytes", source="torch.autocast", measured_by=_PARTS
+)
+def weight_copy_element_bytes(compute_element_bytes, parameter_element_bytes):
+    """bytes of an element of the copy that autocast makes of every weight; 0 where products take
+    the weight as it is"""
+    return where(compute_element_bytes < parameter_element_bytes, compute_element_bytes, 0)
+
+
+@BOOK.formula(symbol=r"1_\text{copy}", unit="count", source="torch.autocast", measured_by=_PARTS)
+def copies_weights(weight_copy_element_bytes):
+    """1 if weights, and what goes into a product, are copied to another type"""
+    return where(weight_copy_element_bytes > 0, 1, 0)
+
+
+# --- one norm, and the input of one linear layer --------------------------------------------------
+
+
+@BOOK.formula(symbol=r"A_\text{res}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def residual_bytes(microbatch_tokens, hidden, residual_element_bytes):
+    """bytes of the residual stream: what enters a norm, and what its gradient takes"""
+    return residual_element_bytes * microbatch_tokens * hidden
+
+
+@BOOK.formula(
+    symbol=r"\beta_\text{stat}",
+    unit="bytes",
+    source="torch.native_layer_norm on CPU",
+    measured_by=_PARTS,
+)
+def layer_norm_statistic_element_bytes(residual_element_bytes):
+    """bytes of LayerNorm's mean of one token: as its input on CPU, always 4 on CUDA"""
+    return residual_element_bytes
+
+
+@BOOK.formula(symbol=r"A_\text{norm}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def norm_activation_bytes(
+    residual_bytes, microbatch_tokens, biases, layer_norm_statistic_element_bytes
+):
+    """bytes a norm keeps: its input and, a token, LayerNorm's mean and deviation, or the one fp32
+    scale of RMSNorm"""
+    return residual_bytes + microbatch_tokens * where(
+        equal(biases, 1), 2 * layer_norm_statistic_element_bytes, 4
+    )
+
+
+@BOOK.formula(symbol=r"A_\text{in}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def linear_input_bytes(microbatch_tokens, hidden, compute_element_bytes):
+    """bytes of one vector of the hidden size for each token: what a linear layer keeps to find its
+    weight's gradient"""
+    return compute_element_bytes * microbatch_tokens * hidden
+
+
+@BOOK.formula(symbol=r"A_\text{mask}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def mask_bytes(has_dropout, microbatch_tokens, hidden):
+    """bytes of a dropout mask over the hidden size: one an element"""
+    return has_dropout * microbatch_tokens * hidden
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+@BOOK.formula(symbol=r"h_\text{qkv}", unit="count", source=_GPT, measured_by=_PARTS)
+def query_key_value_size(hidden, key_value_size):
+    """columns of queries, keys and values together; 3h without grouping"""
+    return hidden + 2 * key_value_size
+
+
+@BOOK.formula(symbol=r"A_\text{qkv}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def query_key_value_bytes(microbatch_tokens, query_key_value_size, compute_element_bytes):
+    """bytes of queries, keys and values"""
+    return compute_element_bytes * microbatch_tokens * query_key_value_size
+
+
+@BOOK.formula(symbol=r"A_\text{kv}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def key_bytes(microbatch_tokens, key_value_size, compute_element_bytes):
+    """bytes of the keys; those of the values are as many"""
+    return compute_element_bytes * microbatch_tokens * key_value_size
+
+
+@BOOK.formula(symbol=r"A_\text{score}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def score_bytes(heads, sequence, microbatch_tokens, compute_element_bytes):
+    """bytes of one layer's attention scores: one for each head and pair of tokens"""
+    return compute_element_bytes * heads * sequence * microbatch_tokens
+
+
+@BOOK.formula(symbol=r"A_\text{drop}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def score_dropout_bytes(has_dropout, score_bytes, heads, sequence, microbatch_tokens):
+    """bytes that dropout on the scores adds: the dropped scores, and a mask of one byte a score"""
+    return has_dropout * (score_bytes + heads * sequence * microbatch_tokens)
+
+
+@BOOK.formula(symbol=r"A_\text{split}", unit="bytes", source=_GPT, measured_by=_PARTS)
+def query_copy_bytes(learned_positions, key_value_heads, heads, linear_input_bytes):
+    """bytes of the copy that brings the queries of several groups together; rotary has made a new
+    tensor of them anyway"""
+    return learned_positions * where(
+        key_value_heads > 1, where(key_value_heads < heads, linear_input_bytes, 0), 0
+    )
+
+
+@BOOK.formula(symbol=r"1_\text{view}", unit="count", source="torch.matmul", measured_by=_PARTS)
+def keeps_whole_product(learned_positions, microbatch, key_value_heads, sequence):
+    """1 if unfused attention can use keys and values where they lie, and so keeps the queries, keys
+    and values they lie among"""
+    return learned_positions * where(equal(minimum(microbatch, key_value_heads, sequence), 1), 1, 0)
+
+
+@BOOK.formula(
+    symbol=r"A_\text{fused}",
+    unit="bytes",
+    source="Dao et al. 2022 (FlashAttention)",
+    measured_by=_PARTS,
+)
+def fused_attention_bytes(query_key_value_bytes, query_copy_bytes, heads, microbatch_tokens):
+    """bytes fused attention keeps: queries, keys, values, and one fp32 number for each head and
+    token, the log-sum-exp"""
+    return query_key_value_bytes + query_copy_bytes + 4 * heads * microbatch_tokens
+
+
+@BOOK.formula(symbol=r"A_\text{unfused}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def unfused_attention_bytes(
+    query_key_value_bytes, keeps_whole_product, linear_input_bytes, score_bytes, score_dropout_bytes
+):
+    """bytes unfused attention keeps: queries (scaled, so beside the others), keys, values, scores
+    after the softmax, dropout"""
+    return (
+        query_key_value_bytes
+        + keeps_whole_product * linear_input_bytes
+        + score_bytes
+        + score_dropout_bytes
+    )
+
+
+@BOOK.formula(symbol=r"A_\text{rot}", unit="bytes", source="Su et al. 2021", measured_by=_PARTS)
+def rotation_bytes(learned_positions, sequence, head_size, compute_element_bytes):
+    """bytes of the cosines and sines of rotary positions, one for each position and column of a
+    head"""
+    return (1 - learned_positions) * compute_element_bytes * sequence * head_size
+
+
+@BOOK.formula(symbol=r"A_\text{core}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def attention_core_bytes(
+    keeps_scores, unfused_attention_bytes, fused_attention_bytes, rotation_bytes
+):
+    """bytes kept between the two linear layers of attention"""
+    return (
+        where(equal(keeps_scores, 1), unfused_attention_bytes, fused_attention_bytes)
+        + rotation_bytes
+    )
+
+
+@BOOK.formula(symbol=r"A_\text{attn}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def attention_activation_bytes(
+    norm_activation_bytes,
+    linear_input_bytes,
+    attention_core_bytes,
+    mask_bytes,
+    weight_copy_element_bytes,
+    hidden,
+    query_key_value_size,
+):
+    """bytes attention keeps: norm, input and output of the core, the core, mask, copies of the
+    weights"""
+    return (
+        norm_activation_bytes
+        + 2 * linear_input_bytes
+        + attention_core_bytes
+        + mask_bytes
+        + weight_copy_element_bytes * hidden * (query_key_value_size + hidden)
+    )
+
+
+# --- MLP, layer, model ----------------------------------------------------------------------------
+
+
+@BOOK.formula(symbol=r"A_f", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def inner_bytes(microbatch_tokens, feed_forward, compute_element_bytes):
+    """bytes of one vector of the MLP's inner size for each token"""
+    return compute_element_bytes * microbatch_tokens * feed_forward
+
+
+@BOOK.formula(symbol=r"A_\text{up}", unit="bytes", source=_GPT, measured_by=_PARTS)
+def mlp_input_bytes(linear_input_bytes, copies_weights, gated_mlp):
+    """bytes of the MLP's input; autocast copies it for the gate and again for the other"""
+    return (1 + copies_weights * gated_mlp) * linear_input_bytes
+
+
+@BOOK.formula(symbol=r"A_\text{mlp}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def mlp_activation_bytes(
+    norm_activation_bytes,
+    mlp_input_bytes,
+    inner_bytes,
+    gated_mlp,
+    mask_bytes,
+    weight_copy_element_bytes,
+    hidden,
+    feed_forward,
+):
+    """bytes the MLP keeps: norm, input, before and after GELU (with a gate: gate, its SiLU, the
+    other factor, the product), mask"""
+    return (
+        norm_activation_bytes
+        + mlp_input_bytes
+        + (2 + 2 * gated_mlp) * inner_bytes
+        + mask_bytes
+        + (2 + gated_mlp) * weight_copy_element_bytes * hidden * feed_forward
+    )
+
+
+@BOOK.formula(
+    symbol=r"A_\ell",
+    unit="bytes",
+    source=_KORTHIKANTI,
+    measured_by="tests/where_the_memory_goes/test_activations.py::test_published_counts_of_a_layer",
+)
+def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
+    """bytes one layer keeps for backward; b s h (34 + 5 a s / h) in 16 bits with dropout, and the
+    statistics of the norms"""
+    return attention_activation_bytes + mlp_activation_bytes
+
+
+@BOOK.formula(symbol=r"A_V", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def logit_bytes(microbatch_tokens, vocabulary):
+    """bytes of the logits, or of their log-softmax, which the loss keeps: fp32 in every recipe"""
+    return 4 * microbatch_tokens * vocabulary
+
+
+@BOOK.formula(symbol=r"A_\text{head}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+def head_activation_bytes(
+    norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes, vocabulary, hidden
+):
+    """bytes the head keeps: last norm, input, copy of the weight"""
+    return (
+        norm_activation_bytes + linear_input_bytes + weight_copy_element_bytes * vocabulary * hidden
+    )
+
+
+@BOOK.formula(symbol=r"A_\text{batch}", unit="bytes", source="torch.long", measured_by=_PARTS)
+def batch_bytes(microbatch_tokens):
+    """bytes of the microbatch itself: tokens and targets, 8 bytes each, both kept"""
+    return 16 * microbatch_tokens
+
+
+@BOOK.formula(symbol=r"A", unit="bytes", source=_KORTHIKANTI, measured_by=_SAVED)
+def activation_bytes(
+    batch_bytes, mask_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
+):
+    """bytes forward and loss keep for backward: batch, mask after the embedding, layers, head,
+    log-softmax, the sum of weights (4)"""
+    return (
+        batch_bytes
+        + mask_bytes
+        + layers * layer_activation_bytes
+        + head_activation_bytes
+        + logit_bytes
+        + 4
+    )

@@ -1,0 +1,146 @@
+"""What `make gpu` measures of a training step: each function yields rows for one device.
+
+Byte rows carry what the formula says beside what was counted, as far as there is a formula; where
+CUDA differs from it, the recording shows by how much.
+"""
+
+from collections.abc import Iterator
+
+import torch
+
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.attempts import attempt
+from shardlab.measure.clock import median_seconds
+from shardlab.measure.cuda import CudaAccount
+from shardlab.measure.ledger import Ledger
+from shardlab.measure.recordings import Row
+
+MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
+# the step that chapter 3 takes apart
+SIZES = dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)
+BATCH, SEQUENCE = 2, 256
+STEP = dict(
+    microbatch=BATCH,
+    sequence=SEQUENCE,
+    accumulation_steps=1,
+    first_step=0,
+    optimizer_mode=0,
+    dropout=0,
+    fused_attention=1,
+)  # the same in the words of the formulas, the optimizer's loop
+
+
+def _training(device, mode="loop", **changes):
+    """(config, model, optimizer, step): one steady step of fp32 Adam; the first, which makes the
+    states, is behind it."""
+    torch.manual_seed(0)
+    config = GPTConfig(**{**SIZES, **changes})
+    model = GPT(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), **MODES[mode])
+
+    def step():
+        tokens, targets = (
+            torch.zeros(BATCH, SEQUENCE, dtype=torch.long, device=device) for _ in range(2)
+        )
+        loss = next_token_loss(model(tokens), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    return config, model, optimizer, step
+
+
+def states(device: torch.device) -> Iterator[Row]:
+    """Bytes of the model states after a step, for each way of running the optimizer."""
+    for mode in MODES:
+        yield from attempt(f"states, {mode}", states_of(device, mode))
+
+
+def states_of(device, mode) -> Iterator[Row]:
+    config, model, optimizer, _ = _training(device, mode)
+    with Ledger(model, optimizer) as ledger:
+        found = ledger.bytes
+    given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
+    want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
+    yield Row(
+        "states.parameters",
+        found.parameters,
+        "bytes",
+        dict(optimizer=mode),
+        "parameter_bytes",
+        want["parameter_bytes"],
+    )
+    # on the CPU, unless fused or capturable
+    counters = sum(state["step"].nbytes for state in optimizer.state.values())
+    yield Row(
+        "states.optimizer",
+        sum(t.nbytes for state in optimizer.state.values() for t in state.values()),
+        "bytes",
+        dict(optimizer=mode),
+        "optimizer_bytes + step_counter_bytes",
+        want["optimizer_bytes"] + want["step_counter_bytes"],
+    )
+    yield Row(
+        "states.step_counters",
+        counters,
+        "bytes",
+        dict(optimizer=mode),
+        "step_counter_bytes",
+        want["step_counter_bytes"],
+    )
+
+
+def peaks(device: torch.device) -> Iterator[Row]:
+    """The peak of a step by the ledger, and on CUDA each row from there to what the driver
+    prints."""
+    for mode in MODES:
+        yield from attempt(f"peaks, {mode}", peak_of(device, mode))
+
+
+def peak_of(device, mode) -> Iterator[Row]:
+    """On CUDA a second step gives the account: of what lies on the GPU alone, while step counters
+    of the loop lie on the CPU."""
+    config, model, optimizer, step = _training(device, mode)
+    with Ledger(model, optimizer) as ledger:
+        step()
+    given = {**config.quantities(), **STEP, **RECIPES["fp32 Adam"].quantities}
+    want = evaluate(
+        ["peak_bytes"], **{**given, "sequence": SEQUENCE, "optimizer_mode": list(MODES).index(mode)}
+    )
+    yield Row(
+        "step.peak",
+        ledger.peak.bytes.total,
+        "bytes",
+        dict(optimizer=mode, phase=ledger.peak.phase, operation=ledger.peak.operation),
+        "peak_bytes",
+        want["peak_bytes"],
+    )
+    if device.type == "cuda":
+        del ledger
+        with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
+            step()
+        for name, amount in account.rows():
+            yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
+
+
+def rates(device: torch.device) -> Iterator[Row]:
+    """Rate of a large product, by element type."""
+    size = 8192 if device.type == "cuda" else 512
+    for dtype in (torch.float32, torch.bfloat16):
+        yield from attempt(f"rates, {dtype}", rate_of(device, dtype, size))
+
+
+def rate_of(device, dtype, size) -> Iterator[Row]:
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    seconds = median_seconds(lambda: a @ b, device)
+    yield Row(
+        "matmul.rate",
+        2 * size**3 / seconds,
+        "FLOP/s",
+        dict(dtype=str(dtype).removeprefix("torch."), size=size),
+    )
+
+
+RUNS = ((10, states), (20, peaks), (70, rates))

@@ -1,0 +1,1 @@
+"""Does a model fit one GPU, and how long does it train."""

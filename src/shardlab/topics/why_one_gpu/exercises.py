@@ -1,0 +1,241 @@
+"""Chapter 1: does it fit, and how long?"""
+
+from typing import NamedTuple
+
+import torch
+
+from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.gpt import GPT, GPTConfig
+
+
+def _states(parameters):
+    return 16 * parameters
+
+
+states_bytes_of_fp32_adam = Exercise(
+    name="states_bytes",
+    reference=_states,
+    cases=(dict(parameters=1), dict(parameters=124_439_808), dict(parameters=175_000_000_000)),
+    misconceptions=(
+        Misconception(
+            lambda parameters: 4 * parameters,
+            "that is the parameters alone; backward makes a gradient for each, and Adam keeps two"
+            " moments for each.",
+        ),
+        Misconception(
+            lambda parameters: 8 * parameters,
+            "parameters and gradients are there; Adam's two moments are not.",
+        ),
+        Misconception(
+            lambda parameters: 12 * parameters,
+            "Adam keeps two tensors for every parameter, a first and a second moment; or the"
+            " gradients are missing.",
+        ),
+        Misconception(
+            lambda parameters: 20 * parameters,
+            "in fp32 the parameters are their own master copy: there is no fifth tensor.",
+        ),
+    ),
+    right="4 bytes of parameter, 4 of gradient, 8 of moments: 16 for every parameter.",
+)
+
+
+def _seconds(parameters, tokens, flops_per_second):
+    return 6 * parameters * tokens / flops_per_second
+
+
+training_seconds_from_rate = Exercise(
+    name="training_seconds",
+    reference=_seconds,
+    cases=(
+        dict(parameters=1_000, tokens=50, flops_per_second=2e3),
+        dict(parameters=175e9, tokens=300e9, flops_per_second=28e12),
+        dict(parameters=1_000, tokens=7, flops_per_second=3e4),
+    ),
+    misconceptions=(
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 2 * parameters * tokens / flops_per_second,
+            "2 operations per parameter and token is the forward pass; backward does twice as many"
+            " again.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 3 * parameters * tokens / flops_per_second,
+            "a multiplication and an addition are two operations, so each pass over a parameter"
+            " counts 2, not 1.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 6 * parameters * tokens * flops_per_second,
+            "operations divided by operations per second are seconds; you multiplied.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 6 * parameters / flops_per_second,
+            "that is one token; the run has many.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: (
+                6 * parameters * tokens // flops_per_second
+            ),
+            "those are whole seconds: // rounds down, and a step of 1.4 s comes out as 1. Divide"
+            " with /.",
+        ),
+    ),
+    right="2 operations forward and 4 backward for every parameter and token, over the rate.",
+)
+
+
+# --- a scale for tensors --------------------------------------------------------------------------
+
+_SIX = torch.zeros(6, dtype=torch.float16)
+_OTHER, _TWIN = torch.zeros(2), torch.zeros(3)
+
+
+def _behind(tensors):
+    return sum(
+        {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+    )
+
+
+bytes_behind_tensors = Exercise(
+    name="weigh",
+    reference=_behind,
+    cases=(
+        dict(tensors=[_SIX]),
+        dict(tensors=[_SIX[:3]]),
+        dict(tensors=[_SIX, _SIX[:3]]),
+        dict(tensors=[_SIX, _OTHER]),
+        dict(tensors=[_SIX, _TWIN]),
+        dict(tensors=[_SIX, _SIX[3:]]),
+    ),
+    words=(
+        "six fp16 numbers",
+        "the first three of them",
+        "the six and the first three of them",
+        "the six and two fp32 numbers",
+        "the six and three fp32 numbers",
+        "the six and the last three of them",
+    ),
+    misconceptions=(
+        Misconception(
+            lambda tensors: sum(t.numel() for t in tensors),
+            "those are elements, and each of them takes two bytes or four.",
+        ),
+        Misconception(
+            lambda tensors: sum(t.nbytes for t in tensors),
+            "a slice keeps its whole storage alive, and two tensors on one storage take its memory"
+            " once: ask for the storage.",
+        ),
+        Misconception(
+            lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors),
+            "you count a storage twice: a view has no memory of its own. .data_ptr() tells one"
+            " storage from another.",
+        ),
+        Misconception(
+            lambda tensors: max(t.untyped_storage().nbytes() for t in tensors),
+            "that is the largest storage; the others take memory too.",
+        ),
+        Misconception(
+            lambda tensors: sum({t.untyped_storage().nbytes() for t in tensors}),
+            "two storages may be equally large, and both take memory: tell them apart by where they"
+            " are, .data_ptr(), not by how many bytes they have.",
+        ),
+        Misconception(
+            lambda tensors: sum({t.data_ptr(): t.nbytes for t in tensors}.values()),
+            "the slice begins where its storage begins and hides it: take address and bytes from"
+            " untyped_storage().",
+        ),
+        Misconception(
+            lambda tensors: sum(
+                {t.data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values()
+            ),
+            "a slice that begins further on has a data_ptr() of its own, and so its storage counts"
+            " twice: ask the storage, untyped_storage().data_ptr().",
+        ),
+    ),
+    right="each storage once, however many tensors look at it.",
+)
+
+
+# --- bug hunt: the model that came back heavier ---------------------------------------------------
+
+
+class Resumed(NamedTuple):
+    """How a resumed model differs from the one that was saved."""
+
+    bytes_too_many: int
+    parameters_too_many: int  # of those that are trained
+    same_outputs: bool
+
+
+_CONFIG = GPTConfig(layers=1, hidden=8, heads=2, vocabulary=13, max_sequence=4)
+
+
+def compare_resumed(resume, seed) -> Resumed:
+    """Save a small model, resume it with `resume`(config, saved), and compare the two."""
+    torch.manual_seed(seed)
+    model, tokens = GPT(_CONFIG), torch.arange(4)[None]
+    resumed = resume(_CONFIG, model.state_dict())
+    if not isinstance(resumed, GPT):
+        raise TypeError(f"it returned {resumed!r}; it is to return the resumed model.")
+    with torch.no_grad():
+        same = torch.equal(model(tokens), resumed(tokens))
+    return Resumed(
+        _behind(resumed.parameters()) - _behind(model.parameters()),
+        sum(p.requires_grad for p in resumed.parameters()) - len(list(model.parameters())),
+        same,
+    )
+
+
+def _resume(finish):
+    def resume(config, saved):
+        with torch.device("meta"):
+            model = GPT(config)
+        model.to_empty(device="cpu")
+        finish(model, saved)
+        return model
+
+    return resume
+
+
+def _tie_and_load(model, saved):
+    model.initialise()
+    model.load_state_dict(saved)
+
+
+def _load_and_tie(model, saved):
+    model.load_state_dict(saved)
+    model.initialise()
+
+
+def _share_data(model, saved):
+    model.load_state_dict(saved)
+    model.head.scores.weight.data = model.embedding.tokens.weight.data
+
+
+model_that_came_back_heavier = Exercise(
+    name="resume",
+    reference=_resume(_tie_and_load),
+    cases=(dict(seed=0), dict(seed=1)),
+    words=("config, saved", "config, saved by another run"),
+    answer=compare_resumed,
+    misconceptions=(
+        Misconception(
+            _resume(lambda model, saved: model.load_state_dict(saved)),
+            "the outputs are the same, and the model is too heavy by one tensor. Which one has just"
+            " that many elements?",
+        ),
+        Misconception(
+            _resume(_load_and_tie),
+            "the bytes are right, but initialise draws new numbers: what was loaded is lost. It has"
+            " to come first.",
+        ),
+        Misconception(
+            _resume(_share_data),
+            "the memory is one again, but there are still two parameters on it, and an optimizer"
+            " would update both: the parameter itself must be shared.",
+        ),
+    ),
+    right=(
+        "to_empty gives every parameter new memory and so unties the head; initialise ties it"
+        " again, before the loading."
+    ),
+)

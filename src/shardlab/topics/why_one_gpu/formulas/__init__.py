@@ -1,0 +1,5 @@
+"""Parameters, states and training time of a model."""
+
+from . import model, states, time  # they fill the registry
+
+__all__ = ["model", "states", "time"]

@@ -1,0 +1,1 @@
+"""Shards of states, gradients and parameters."""

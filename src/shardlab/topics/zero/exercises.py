@@ -1,0 +1,448 @@
+"""Chapter 6: ZeRO. What readers write runs in this process, the clipping on thread ranks: no
+check can hang."""
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from shardlab.exercises.checker import Exercise, Failure, Misconception
+from shardlab.exercises.thread_ranks import attempt
+
+
+def _digits(tensor):
+    return [round(value, 9) for value in tensor.flatten().tolist()]
+
+
+# --- whose elements -------------------------------------------------------------------------------
+
+
+def _shard(elements, ranks, rank):
+    each, more = divmod(elements, ranks)
+    start = rank * each + min(rank, more)
+    return start, start + each + (rank < more)
+
+
+def _ceil_shard(elements, ranks, rank):
+    each = -(-elements // ranks)
+    return min(rank * each, elements), min((rank + 1) * each, elements)
+
+
+def _whole_answer(solution, **case):
+    """The answer; a blank that was left in a part of it as a blank."""
+    result = solution(**case)
+    if isinstance(result, tuple) and any(isinstance(part, float) for part in result):
+        raise TypeError(
+            f"it returned {result!r}: bounds are whole numbers, for a slice takes no others."
+        )
+    return ... if isinstance(result, tuple) and any(part is ... for part in result) else result
+
+
+bounds_of_a_shard = Exercise(
+    name="bounds",
+    reference=_shard,
+    answer=_whole_answer,
+    cases=(
+        dict(elements=8, ranks=4, rank=1),
+        dict(elements=10, ranks=4, rank=3),
+        dict(elements=10, ranks=4, rank=2),
+        dict(elements=9, ranks=4, rank=0),
+        dict(elements=9, ranks=4, rank=3),
+        dict(elements=2, ranks=4, rank=3),
+    ),
+    misconceptions=(
+        Misconception(
+            lambda elements, ranks, rank: (
+                rank * (elements // ranks),
+                (rank + 1) * (elements // ranks),
+            ),
+            "where the ranks do not divide the elements, the last ones are in no shard: nobody"
+            " reduces them, nobody updates them, and nothing raises. The first elements % ranks"
+            " shards have one more.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                rank * (elements // ranks),
+                elements if rank == ranks - 1 else (rank + 1) * (elements // ranks),
+            ),
+            "every element has an owner now, but the last rank has the whole rest, up to ranks - 1"
+            " more than the others: its shard sets the peak. Deal the rest out, one to each of the"
+            " first ranks.",
+        ),
+        Misconception(
+            _ceil_shard,
+            "that is how torch.chunk cuts: rounded up, so that the last shards are short or empty."
+            " Every element has an owner, but our collectives cut as tensor_split does: sizes that"
+            " differ by one at most, the larger ones first.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                rank * -(-elements // ranks),
+                (rank + 1) * -(-elements // ranks),
+            ),
+            "rounded up, the last shards reach beyond the end: a slice there is short, and no error"
+            " says so.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                _shard(elements, ranks, rank)[0],
+                _shard(elements, ranks, rank)[1] - 1,
+            ),
+            "the end of a slice in Python is the first element that is not in it: yours leaves one"
+            " out in every shard.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: _shard(elements, ranks, (rank + 1) % ranks),
+            "that is the right neighbour's shard. Ours leaves the sum of chunk r on rank r.",
+        ),
+    ),
+    right="every element has one owner, and no shard is more than one element larger than another.",
+)
+
+
+# --- divided by what ------------------------------------------------------------------------------
+
+# GPUs, of these data-parallel ranks, microbatches in a step
+_PLANS = ((8, 8, 1), (8, 4, 1), (8, 2, 3), (6, 3, 4))
+
+
+def _reduced(solution, world_size, data_parallel, accumulation_steps):
+    """The sum over data-parallel ranks and microbatches of what the solution makes of each
+    gradient, over the mean of all."""
+    result = solution(1.0, world_size, data_parallel, accumulation_steps)
+    if not isinstance(result, (int, float)) or isinstance(result, bool):
+        return result
+    return round(result * data_parallel * accumulation_steps, 12)
+
+
+mean_before_the_scatter = Exercise(
+    name="before_the_scatter",
+    reference=lambda gradient, world_size, data_parallel, accumulation_steps: (
+        gradient / (data_parallel * accumulation_steps)
+    ),
+    cases=tuple(dict(world_size=w, data_parallel=d, accumulation_steps=k) for w, d, k in _PLANS),
+    words=tuple(
+        f"{w} GPUs, {d} of them with examples of their own, {k} microbatch{'es' * (k > 1)} a step"
+        for w, d, k in _PLANS
+    ),
+    answer=_reduced,
+    misconceptions=(
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: gradient,
+            "the reduce-scatter sums, so what comes out is the sum over the ranks, not the mean."
+            " With Adam nobody notices for a while: a common factor cancels, until gradients are"
+            " clipped.",
+        ),
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: (
+                gradient / (world_size * accumulation_steps)
+            ),
+            "divided by all GPUs. Where several of them share one copy of the model, they work on"
+            " the same examples: the mean is over the data-parallel ranks, those whose gradients"
+            " are summed.",
+        ),
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: (
+                gradient / data_parallel
+            ),
+            "right for one microbatch. With k of them, k means are added up, so the update is k"
+            " times too long.",
+        ),
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: gradient / world_size,
+            "right only where every GPU has examples of its own and a step has one microbatch.",
+        ),
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: (
+                gradient / accumulation_steps
+            ),
+            "the microbatches are averaged, the ranks are summed: divide by the number of"
+            " data-parallel ranks, too.",
+        ),
+        Misconception(
+            lambda gradient, world_size, data_parallel, accumulation_steps: (
+                gradient / (data_parallel**2 * accumulation_steps)
+            ),
+            "divided twice by the number of ranks: once would do, before the sum or after it.",
+        ),
+    ),
+    right="the mean over all that is summed: data-parallel ranks times microbatches.",
+)
+
+
+# --- the norm of all shards -----------------------------------------------------------------------
+
+_SHARDS = (
+    ([[3.0, 0.0], [0.0, 4.0]], 1.0),
+    ([[1.0, 2.0], [2.0], [4.0]], 2.0),
+    ([[0.3], [0.4]], 1.0),
+)
+
+
+def _clipped(solution, shards, max_norm):
+    def work(dist):
+        gradient = torch.tensor(shards[dist.get_rank()], dtype=torch.float64)
+        solution(gradient, max_norm, dist)
+        return _digits(gradient)
+
+    return attempt(len(shards), work)
+
+
+def _clip(
+    own=lambda g: g.pow(2).sum(),
+    total=torch.sqrt,
+    reduce=True,
+    only_down=True,
+    limit=lambda max_norm: max_norm,
+):
+    def clip(gradient, max_norm, dist):
+        norm = own(gradient).reshape(1)
+        if reduce:
+            dist.all_reduce(norm)
+        scale = limit(max_norm) / total(norm)
+        gradient.mul_(scale.clamp(max=1) if only_down else scale)
+
+    return clip
+
+
+clip_by_the_norm_of_all = Exercise(
+    name="clip",
+    reference=_clip(),
+    cases=tuple(dict(shards=shards, max_norm=max_norm) for shards, max_norm in _SHARDS),
+    words=(
+        "2 ranks, a norm of 5, max_norm=1",
+        "3 ranks, a norm of 5, shards that are not of one size, max_norm=2",
+        "2 ranks, a norm of 0.5, max_norm=1",
+    ),
+    answer=_clipped,
+    misconceptions=(
+        Misconception(
+            _clip(reduce=False),
+            "the norm of the own shard. Every rank scales by another number, so the gradient as a"
+            " whole changes its direction; a rank whose shard is short does not scale at all. Sum"
+            " the squares over all ranks first.",
+        ),
+        Misconception(
+            _clip(own=lambda g: g.norm(), total=lambda norm: norm),
+            "norms do not add up, squares do: 3 and 4 make 5. Sum the squares and take the root"
+            " once.",
+        ),
+        Misconception(
+            _clip(total=lambda norm: norm), "the squares are summed, and nobody takes the root."
+        ),
+        Misconception(
+            _clip(only_down=False),
+            "a short gradient is made longer. Clipping only ever shortens: the scale is at most 1.",
+        ),
+        Misconception(
+            _clip(limit=lambda max_norm: 1.0),
+            "that is right for a max_norm of 1 alone: the scale is max_norm over the norm.",
+        ),
+        Misconception(
+            _clip(own=lambda g: g.abs().max() ** 2),
+            "that is the largest element of each shard, not its norm.",
+        ),
+        Misconception(
+            lambda gradient, max_norm, dist: None,
+            "nothing was clipped: the function changes the gradient in place, gradient.mul_(...).",
+        ),
+    ),
+    right="squares summed over all ranks, one root, one scale that all ranks share.",
+)
+
+
+# --- whose states ---------------------------------------------------------------------------------
+
+_EIGHT = ([1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0])
+_SAVED = (_EIGHT, _EIGHT, ([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0], [8.0, 9.0, 10.0]))
+_RANKS = (4, 2, 4)
+
+
+def _resumed(solution, saved, ranks):
+    """What each rank gets of the saved states."""
+    shards = [torch.tensor(values, dtype=torch.float64) for values in saved]
+    found = []
+    for rank in range(ranks):
+        try:
+            result = solution([shard.clone() for shard in shards], rank, ranks)
+        except Exception as error:
+            return Failure.of(error)
+        if not isinstance(result, torch.Tensor):
+            return result
+        found.append(_digits(result))
+    return found
+
+
+states_of_the_own_shard = Exercise(
+    name="states_of",
+    reference=lambda saved, rank, ranks: torch.cat(saved).tensor_split(ranks)[rank],
+    cases=tuple(dict(saved=saved, ranks=ranks) for saved, ranks in zip(_SAVED, _RANKS)),
+    words=(
+        "saved by 4 ranks, resumed by 4",
+        "saved by 4 ranks, resumed by 2",
+        "10 states saved by 3 ranks, resumed by 4",
+    ),
+    answer=_resumed,
+    misconceptions=(
+        Misconception(
+            lambda saved, rank, ranks: saved[rank],
+            "right as long as as many ranks resume as have saved. With fewer, the last states are"
+            " in nobody's hands; with more, there is no file for the last rank. Join the shards,"
+            " then cut anew.",
+        ),
+        Misconception(
+            lambda saved, rank, ranks: saved[(rank + 1) % len(saved)],
+            "the neighbour's states. The sizes agree, so nothing raises, and each parameter is"
+            " updated with another one's mean and variance.",
+        ),
+        Misconception(
+            lambda saved, rank, ranks: torch.cat(saved).tensor_split(ranks)[(rank + 1) % ranks],
+            "joined and cut anew, and then the neighbour's part taken. Where sizes agree nothing"
+            " raises, and each parameter is updated with another one's mean and variance.",
+        ),
+        Misconception(
+            lambda saved, rank, ranks: torch.cat(saved).chunk(ranks)[rank],
+            "chunk rounds up, so it may cut elsewhere than tensor_split, and even give fewer parts."
+            " Whoever cut the parameters has to cut the states.",
+        ),
+        Misconception(
+            lambda saved, rank, ranks: torch.cat(saved),
+            "that is everybody's states on every rank: what stage 1 is there to avoid.",
+        ),
+        Misconception(
+            lambda saved, rank, ranks: torch.cat(saved)[rank::ranks],
+            "dealt out like cards: element 0 to rank 0, element 1 to rank 1. A shard is a run of"
+            " neighbours.",
+        ),
+    ),
+    right="joined and cut anew, as the parameters are: it resumes on any number of ranks.",
+)
+
+
+# --- bug hunt: weights that were gathered and stay ------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """What became of the gathered weights. Bytes are live bytes of what gather() has returned."""
+
+    after_forward_bytes: int
+    most_bytes: int
+    after_backward_bytes: int
+    gatherings: int
+    gradients_right: bool
+
+
+def watch_gathered_weights(function, layers, width) -> Kept | str:
+    """Run a chain of layers through `function`, an autograd.Function of (x, shard, gather,
+    scatter), as rank 0 of two."""
+    if not hasattr(function, "apply"):
+        return "no torch.autograd.Function"
+    generator = torch.Generator().manual_seed(layers)
+    weights = [
+        torch.randn(width, width, generator=generator, dtype=torch.float64) for _ in range(layers)
+    ]
+    shards = [nn.Parameter(weight[: width // 2].clone()) for weight in weights]
+    others = {id(shard): weight[width // 2 :] for shard, weight in zip(shards, weights)}
+    watched, most = [], 0
+
+    def live():
+        return sum(
+            w.untyped_storage().nbytes()
+            for w in (reference() for reference in watched)
+            if w is not None
+        )
+
+    def gather(shard):  # [width/2, width] -> [width, width]: here the other rank's half is at hand
+        nonlocal most
+        whole = torch.cat([shard.detach(), others[id(shard)]])
+        watched.append(weakref.ref(whole))
+        most = max(most, live())
+        return whole
+
+    def scatter(gradient):
+        return gradient[: width // 2].clone()
+
+    # so that every layer gathers
+    x = start = torch.randn(3, width, generator=generator, dtype=torch.float64).requires_grad_()
+    try:
+        for shard in shards:
+            x = function.apply(x, shard, gather, scatter)
+        after_forward = live()
+        x.pow(2).sum().backward()
+    except Exception as error:
+        return Failure.of(error)
+    del x
+    plain = [nn.Parameter(weight) for weight in weights]
+    for weight in plain:
+        start = start @ weight.T
+    start.pow(2).sum().backward()
+    right = all(
+        shard.grad is not None and torch.allclose(shard.grad, weight.grad[: width // 2], rtol=1e-9)
+        for shard, weight in zip(shards, plain)
+    )
+    return Kept(after_forward, most, live(), len(watched), right)
+
+
+def _sharded_linear(keep_weight=False, again=True, cache=False, use_shard=False):
+    def whole(shard, gather):
+        if not cache:
+            return gather(shard)
+        if not hasattr(shard, "whole"):
+            shard.whole = gather(shard)
+        return shard.whole
+
+    class ShardedLinear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, shard, gather, scatter):
+            weight = whole(shard, gather)
+            ctx.save_for_backward(x, shard, *([weight] if keep_weight else []))
+            ctx.gather, ctx.scatter = gather, scatter
+            return x @ weight.T
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, shard = ctx.saved_tensors[:2]
+            if again:
+                weight = whole(shard, ctx.gather)
+            else:
+                weight = torch.cat([shard] * 2) if use_shard else ctx.saved_tensors[2]
+            return dy @ weight, ctx.scatter(dy.T @ x), None, None
+
+    return ShardedLinear
+
+
+weights_that_stay = Exercise(
+    name="ShardedLinear",
+    reference=_sharded_linear(),
+    cases=(dict(layers=3, width=4), dict(layers=6, width=8)),
+    words=("3 layers of width 4", "6 layers of width 8"),
+    answer=watch_gathered_weights,
+    misconceptions=(
+        Misconception(
+            _sharded_linear(keep_weight=True, again=False),
+            "autograd keeps every gathered weight from forward to backward: after forward the whole"
+            " model is there, as if nothing were sharded. Save the shard, and gather again in"
+            " backward.",
+        ),
+        Misconception(
+            _sharded_linear(keep_weight=True),
+            "you gather again, and keep the first one as well: the traffic of stage 3 with the"
+            " memory of stage 2. save_for_backward needs x and the shard, nothing else.",
+        ),
+        Misconception(
+            _sharded_linear(cache=True),
+            "a cache of gathered weights is a second home of the model: after forward the whole"
+            " model is there, and after backward it still is.",
+        ),
+        Misconception(
+            _sharded_linear(again=False, use_shard=True),
+            "the memory is right and the gradients are wrong: backward needs the other ranks' part"
+            " of the weight, too. Gather it again.",
+        ),
+        Misconception(
+            lambda *_: None, "the check wants the class ShardedLinear, a torch.autograd.Function."
+        ),
+    ),
+    right="one gathered weight at a time, gathered twice: once for forward, once for backward.",
+)

@@ -1,0 +1,134 @@
+"""The explorer of chapter 6: what each rank keeps and sends, by stage of ZeRO."""
+
+from types import MappingProxyType
+
+from shardlab.show.pictures import Axis, Curves, Line, MemoryBar, Part
+from shardlab.show.spec import Choice, Control, Explorer, Menu, Say, Table
+from shardlab.show.stops import powers_of_two, steps_of_ten
+
+ZERO = Explorer(
+    name="zero",
+    title="What does a rank keep, and what does it send?",
+    menus=(
+        Menu("model", "Model"),
+        Menu("recipe", "Recipe"),
+        Menu("gpu", "GPU"),
+        Menu("link", "Link"),
+    ),
+    controls=(
+        Choice("zero_stage", "stage", tuple((stage, str(stage)) for stage in range(4))),
+        Control("parameters", "parameters", steps_of_ten(6, 13), "count"),
+        Control("data_parallel", "data-parallel ranks d", powers_of_two(1, 4096)),
+        Control("accumulation_steps", "microbatches in a step k", powers_of_two(1, 64)),
+        Control("link_bytes_per_second", "bandwidth of the link", steps_of_ten(7, 12), "bandwidth"),
+    ),
+    links=(),
+    begin=MappingProxyType(
+        dict(
+            model="Llama 7B",
+            recipe="bf16 + fp32 master",
+            gpu="A100 SXM 80GB",
+            link="network, 400 Gbit/s",
+            zero_stage=1,
+            data_parallel=16,
+            accumulation_steps=1,
+            rank=0,
+            zero_flat_tensors=32,
+        )
+    ),
+    pictures=(
+        MemoryBar(
+            "Model states on rank 0",
+            (
+                Part("zero_parameter_bytes", "parameters", "parameters"),
+                Part("zero_gradient_bytes", "gradients", "gradients"),
+                Part("zero_optimizer_bytes", "optimizer states", "optimizer"),
+            ),
+            total="zero_states_bytes",
+            capacity="gpu_memory_bytes",
+            spare="zero_spare_bytes",
+            over="zero_overflow_bytes",
+        ),
+        Curves(
+            title="Model states by the number of ranks",
+            sweep="data_parallel",
+            stops=powers_of_two(1, 4096),
+            x=Axis("data-parallel ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
+            y=Axis("bytes on a rank, logarithmic", "decimal bytes"),
+            lines=tuple(
+                Line(f"zero_bytes_in_stage_{stage}", f"stage {stage}") for stage in range(4)
+            ),
+            point="zero_states_bytes",
+            words="{zero_states_bytes}",
+        ),
+        Curves(
+            title="Bytes that a rank sends, by microbatches in a step",
+            sweep="accumulation_steps",
+            stops=powers_of_two(1, 64),
+            x=Axis("microbatches in a step, logarithmic", "exact", ticks=(1, 4, 16, 64)),
+            y=Axis("bytes sent in a step, logarithmic", "decimal bytes"),
+            lines=(
+                Line("zero_sent_in_stage_1", "stages 0 and 1"),
+                Line("zero_sent_in_stage_2", "stage 2"),
+                Line("zero_sent_in_stage_3", "stage 3"),
+            ),
+            point="zero_sent_bytes",
+            words="{zero_sent_bytes}",
+        ),
+    ),
+    sentence=(
+        Say(
+            "In stage {zero_stage:exact} each of {data_parallel:exact} rank{data_parallel:s} keeps"
+            " {zero_states_bytes} ({zero_states_bytes:bytes}) of model states"
+        ),
+        Say(
+            "; a card of {gpu_memory_bytes} is {zero_overflow_bytes} short. ",
+            when=(("zero_states_fit", 0),),
+        ),
+        Say(
+            "; a card of {gpu_memory_bytes} has {zero_spare_bytes} left. ",
+            when=(("zero_states_fit", 1),),
+        ),
+        Say(
+            "It sends {zero_sent_bytes} in a step, which a link of {link_bytes_per_second} carries"
+            " in {zero_communication_seconds:short duration}."
+        ),
+    ),
+    detail=(
+        Say(
+            "Parameters {zero_parameter_bytes}, gradients {zero_gradient_bytes}, optimizer states"
+            " {zero_optimizer_bytes}. Gradients are reduce-scattered {zero_reductions:exact}"
+            " time{zero_reductions:s} in a step, everything is gathered {zero_gatherings:exact}"
+            " time{zero_gatherings:s}, in {zero_flat_tensors:exact} flat tensors with a latency of"
+            " {latency_seconds:short duration}. Activations come on top"
+        ),
+        Say(", and in stage 3 the units that are whole for a moment", when=(("zero_stage", 3),)),
+        Say("."),
+    ),
+    table=Table(
+        "Stage 1 on 16 ranks with a bf16 model and an fp32 master copy, against one A100 of 80 GB",
+        "model",
+        (
+            ("parameters", "parameters", "count"),
+            ("stage 0, GB", "zero_bytes_in_stage_0", "GB"),
+            ("stage 1, GB", "zero_bytes_in_stage_1", "GB"),
+            ("stage 2, GB", "zero_bytes_in_stage_2", "GB"),
+            ("stage 3, GB", "zero_bytes_in_stage_3", "GB"),
+            ("stage 1 fits?", "zero_states_fit", "yes or no"),
+        ),
+    ),
+    outputs=(
+        "zero_states_bytes",
+        "zero_states_fit",
+        "zero_sent_bytes",
+        "zero_communication_seconds",
+    ),
+    why=(
+        "zero_shard_parameters",
+        "zero_states_bytes",
+        "zero_reductions",
+        "zero_gatherings",
+        "zero_sent_bytes",
+        "zero_communication_seconds",
+    ),
+)

@@ -1,0 +1,352 @@
+"""Buttons that lead out of the book, with an address and without: tiny books are built and read."""
+
+import base64
+import os
+import subprocess
+import sys
+import zipfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from packaging.requirements import Requirement
+
+from bookkit.address import Address, InvalidAddress, resolve_address
+from bookkit.learner import INSTALL_CELL, learner_edition
+from shardlab.measure.recordings import read_all
+
+ROOT = Path(__file__).resolve().parents[2]
+FORK = "https://github.com/ada/sharding-book"
+WHEEL = "shardlab-9.9.9-py3-none-any.whl"
+
+
+def stored_lab():
+    return new_notebook(
+        metadata={
+            "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}
+        },
+        cells=[
+            new_markdown_cell("# A tiny lab"),
+            new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}, execution_count=1),
+            new_code_cell(
+                "6 * 7",
+                execution_count=2,
+                outputs=[new_output("execute_result", {"text/plain": "42"}, execution_count=2)],
+            ),
+            new_code_cell("answer = 42", metadata={"tags": ["solution"]}, execution_count=3),
+        ],
+    )
+
+
+class Anchors(HTMLParser):
+    """Links of a page: (text or label, attributes)."""
+
+    def __init__(self, page: Path):
+        super().__init__()
+        self.links, self._open = [], None
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "a":
+            self._open = [dict(attributes), dict(attributes).get("aria-label") or ""]
+            self.links.append(self._open)
+
+    def handle_data(self, data):
+        if self._open:
+            self._open[1] += data
+
+    def handle_endtag(self, tag):
+        if tag == "a":
+            self._open = None
+
+    def leading_to(self, start: str) -> list[dict]:
+        return [
+            attributes
+            for attributes, _ in self.links
+            if (attributes.get("href") or "").startswith(start)
+        ]
+
+    def outside(self) -> list[str]:
+        return [
+            attributes["href"]
+            for attributes, _ in self.links
+            if (attributes.get("href") or "").startswith("http")
+        ]
+
+
+def build(folder: Path, address: str, **environment: str) -> Path:
+    """Build a book of a front page, a chapter and its lab in `folder`; return the folder of its
+    pages."""
+    source = folder / "book"
+    for name in ("chapters", "labs", "build/wheel"):
+        (source / name).mkdir(parents=True)
+    # the real configuration, and what it names
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        (source / path.name).write_bytes(path.read_bytes())
+    (source / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/tiny}, {file: labs/tiny}]\n"
+    )
+    (source / "_address.yml").write_text(address)
+    (source / "index.md").write_text("# A tiny book\n\nRead on.\n")
+    (source / "chapters" / "tiny.md").write_text(
+        "---\nlab: labs/tiny\n---\n# A tiny chapter\n\nRead on.\n"
+    )
+    nbformat.write(stored_lab(), source / "labs" / "tiny.ipynb")
+    with zipfile.ZipFile(source / "build" / "wheel" / WHEEL, "w") as wheel:
+        wheel.writestr("shardlab/__init__.py", "")
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")
+    }
+    pages = folder / "pages" / "html"
+    subprocess.run(
+        [sys.executable, "-m", "bookkit", source, pages], env=inherited | environment, check=True
+    )
+    return pages
+
+
+@pytest.fixture(scope="module")
+def without_address(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("without"), (ROOT / "_address.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def with_address(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("with"), f"repository: {FORK}\nlearner_branch: learner\n")
+
+
+def saved_notebook(link: dict) -> nbformat.NotebookNode:
+    kind, data = link["href"].split(";base64,")
+    assert kind == "data:application/x-ipynb+json"
+    return nbformat.reads(base64.b64decode(data).decode(), as_version=4)
+
+
+@pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
+def test_without_an_address_no_link_leads_out(without_address, page):
+    """Must catch: a repository, issue or Colab button that is there although nobody said where it
+    should lead."""
+    assert Anchors(without_address / page).outside() == []
+
+
+def test_without_an_address_a_lab_says_how_to_run_it(without_address):
+    """Must catch: the sentence, the wheel or its link missing where they are the only way to
+    Colab."""
+    page = without_address / "labs" / "tiny.html"
+    (link,) = Anchors(page).leading_to("../downloads/")
+    assert link["download"] == WHEEL
+    assert zipfile.is_zipfile((page.parent / link["href"]).resolve())
+    assert "upload both" in page.read_text()
+
+
+@pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
+def test_with_an_address_every_page_leads_to_repository_and_issues(with_address, page):
+    """Must catch: the settings of _address.yml not reaching the theme."""
+    outside = Anchors(with_address / page).outside()
+    assert FORK in outside
+    assert any(address.startswith(f"{FORK}/issues/new") for address in outside)
+
+
+@pytest.mark.parametrize("page", ["chapters/tiny.html", "labs/tiny.html"])
+def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
+    """Must catch: a Colab link to the solved lab, to another branch, or missing from the
+    chapter."""
+    (link,) = Anchors(with_address / page).leading_to("https://colab.research.google.com/")
+    assert (
+        link["href"]
+        == "https://colab.research.google.com/github/ada/sharding-book/blob/learner/tiny.ipynb"
+    )
+    assert (with_address / "downloads" / "tiny.ipynb").exists(), (
+        "the file that the workflow pushes to that branch"
+    )
+
+
+def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
+    """Must catch: the variables not read, or a page that leads to the example in the file's
+    comment."""
+    pages = build(
+        tmp_path,
+        (ROOT / "_address.yml").read_text(),
+        GITHUB_SERVER_URL="https://github.com",
+        GITHUB_REPOSITORY="grace/fork",
+    )
+    anchors = Anchors(pages / "labs" / "tiny.html")
+    assert "https://github.com/grace/fork" in anchors.outside()
+    (link,) = anchors.leading_to(
+        "https://colab.research.google.com/github/grace/fork/blob/learner/"
+    )
+
+
+@pytest.mark.parametrize("book", ["without_address", "with_address"])
+def test_a_chapter_leads_to_its_lab(request, book):
+    """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a
+    chapter has no bytes for that)."""
+    anchors = Anchors(request.getfixturevalue(book) / "chapters" / "tiny.html")
+    assert "The lab: read it, download it" in [
+        name.strip()
+        for attributes, name in anchors.links
+        if attributes.get("href") == "../labs/tiny.html"
+    ]
+    assert anchors.leading_to("data:") == []
+
+
+@pytest.mark.parametrize("book", ["without_address", "with_address"])
+def test_the_notebook_that_is_saved_is_the_learners_edition(request, book):
+    """Must catch: solutions or outputs handed out; the install cell not told where the repository
+    is; bytes spent on white space."""
+    (link,) = Anchors(request.getfixturevalue(book) / "labs" / "tiny.html").leading_to("data:")
+    notebook = saved_notebook(link)
+    assert b"\n " not in base64.b64decode(link["href"].split(",")[1])
+    nbformat.validate(notebook)
+    assert link["download"] == "tiny.ipynb"
+    assert [cell.source for cell in notebook.cells[2:]] == ["6 * 7"]
+    assert all(not cell.get("outputs") for cell in notebook.cells)
+    filled_in = 'SHARDLAB = "shardlab @ git+https://github.com/ada/sharding-book@main"'
+    assert (filled_in in notebook.cells[1].source) == (book == "with_address")
+
+
+def test_guesses_are_blank_in_the_learners_edition():
+    """Must catch: the stored guess handed out; its comment or any other line of the cell lost."""
+    source = (
+        "my_bytes = 16 * 124_000_000  # for all of them\nmy_days = 3.5\nother = 4  #"
+        " stays\nlock(my_bytes, days=my_days)"
+    )
+    notebook = new_notebook(
+        cells=[new_code_cell(source, metadata={"tags": ["predict"]}), new_code_cell("my_bytes = 7")]
+    )
+    predict, other = learner_edition(notebook, "").cells
+    assert (
+        predict.source
+        == "my_bytes = ...  # for all of them\nmy_days = ...\nother = 4  # stays\nlock(my_bytes,"
+        " days=my_days)"
+    )
+    assert other.source == "my_bytes = 7"
+
+
+def test_every_link_has_a_name(with_address):
+    """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""
+    for page in with_address.rglob("*.html"):
+        unnamed = [
+            attributes
+            for attributes, name in Anchors(page).links
+            if "href" in attributes and not name.strip()
+        ]
+        assert unnamed == [], page.name
+
+
+def test_downloads_work_from_a_disk(browser, without_address):
+    """Must catch: a plain link to the notebook, which a browser shows as text when the book is read
+    from a disk."""
+    tab = browser.new_page()
+    tab.goto((without_address / "labs" / "tiny.html").as_uri())
+    for name in ("tiny.ipynb", WHEEL):
+        with tab.expect_download() as download:
+            tab.locator(f'a[download="{name}"]').click()
+        assert download.value.suggested_filename == name
+        assert download.value.failure() is None
+    tab.close()
+
+
+def test_addresses_are_resolved():
+    """Must catch: the file not going before the variables; a slash or .git kept; GitHub Enterprise
+    sent to Colab."""
+    variables = {"GITHUB_SERVER_URL": "https://git.example.org", "GITHUB_REPOSITORY": "a/b"}
+    assert resolve_address({}, {}) == Address()
+    assert resolve_address({"repository": ""}, {}).requirement == ""
+    assert resolve_address({"repository": FORK + ".git/"}, variables) == Address(
+        FORK, "main", "", "github"
+    )
+    assert resolve_address({"repository": FORK}, {}).colab("x.ipynb") == "", (
+        "nothing writes a learners' branch"
+    )
+    enterprise = resolve_address({"learner_branch": "learner"}, variables)
+    assert enterprise == Address("https://git.example.org/a/b", "main", "learner", "github")
+    assert enterprise.colab("x.ipynb") == ""
+    assert resolve_address({"repository": "https://gitlab.com/a/b"}, {}).provider == "gitlab"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"repo": FORK}, "'repo' is unknown"),
+        (
+            {"repository": "github.com/ada/book"},
+            "'github.com/ada/book'; it must look like https://",
+        ),
+        ({"repository": "https://github.com/ada"}, "it must look like https://"),
+        ({"repository": 'https://github.com/ada/b"ook'}, "it must look like https://"),
+        ({"repository": "https://example.org/ada/book"}, "its host must be GitHub or GitLab"),
+    ],
+)
+def test_a_wrong_address_gets_one_clear_sentence(settings, sentence):
+    """Must catch: a misspelt key passed over in silence; a value that would break links or the
+    install cell."""
+    with pytest.raises(InvalidAddress, match="_address.yml") as caught:
+        resolve_address(settings, {})
+    assert sentence in str(caught.value)
+
+
+# ---------------------------------------------------------------- the install cell
+
+
+def run_install_cell(
+    cell: str, folder: Path, *, calls_pip: str = "subprocess.run"
+) -> subprocess.CompletedProcess:
+    """Run `cell` in `folder` on a Python where shardlab is missing; print instead of starting
+    pip."""
+    script = (
+        "import importlib.util, subprocess\n"
+        "importlib.util.find_spec = lambda name: None\n"
+        f"{calls_pip} = lambda command, check: print(*command[1:], sep='\\n')\n" + cell
+    )
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
+    """Must catch: the cell doing nothing, so that the learner meets an ImportError further down."""
+    result = run_install_cell(INSTALL_CELL, tmp_path)
+    assert result.returncode != 0
+    assert "upload that beside this notebook, then run this cell again" in result.stderr
+
+
+def test_the_install_cell_takes_the_repository(tmp_path):
+    """Must catch: a requirement that pip cannot parse, or a line of the cell that the learner's
+    edition no longer finds."""
+    address = resolve_address({"repository": FORK}, {})
+    cell = learner_edition(stored_lab(), address.requirement).cells[1].source
+    argument = run_install_cell(cell, tmp_path).stdout.splitlines()[-1]
+    requirement = Requirement(argument)
+    assert (requirement.name, requirement.url) == ("shardlab", f"git+{FORK}@main")
+
+
+def test_the_install_cell_prefers_a_wheel_beside_the_notebook(tmp_path):
+    """Must catch: a room without a network sent to the repository although the wheel was handed
+    out."""
+    (tmp_path / WHEEL).touch()
+    cell = learner_edition(stored_lab(), f"shardlab @ git+{FORK}@main").cells[1].source
+    assert run_install_cell(cell, tmp_path).stdout.splitlines()[-1] == str(tmp_path / WHEEL)
+
+
+def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
+    """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab`
+    fails in the same process."""
+    wheels = list((ROOT / "build" / "wheel").glob("shardlab-*.whl"))
+    assert len(wheels) == 1, "run make book"
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    (python,) = [path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python"]
+    (tmp_path / wheels[0].name).write_bytes(wheels[0].read_bytes())
+    check = (
+        "\nimport shardlab, shardlab.formulas\nfrom pathlib import Path\nassert 'venv' in"
+        " shardlab.__file__, shardlab.__file__\nassert (Path(shardlab.__file__).parent / 'data' /"
+        " 'hardware.csv').stat().st_size\nfrom shardlab.measure.recordings import nearby\nassert"
+        " [found.file_name for found in nearby()] =="
+        f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
+        " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"
+    )
+    # Without the dependencies: torch is not what this test is about.
+    environment = os.environ | {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1"}
+    subprocess.run(
+        [python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True
+    )

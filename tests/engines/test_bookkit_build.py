@@ -1,0 +1,78 @@
+"""What makes a page stale: the book is built twice, with a change in between."""
+
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from bookkit.build import build_book, sources_digest
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDED = """\
+# Recorded
+
+```{code-cell} python3
+from pathlib import Path
+print("recorded:", Path("../measured/gpu.json").read_text())
+```
+"""
+NOTEBOOK = "---\nfile_format: mystnb\nkernelspec: {name: python3}\n---\n"
+
+
+@pytest.fixture
+def book(tmp_path):
+    """Folder of a book of two pages, with the real book's configuration."""
+    folder = tmp_path / "book"
+    (folder / "chapters").mkdir(parents=True)
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        copy(path, folder)
+    (folder / "index.md").write_text("# A book\n\nRead on.\n")
+    (folder / "chapters" / "first.md").write_text("# First\n\nA page.\n")
+    write_contents(folder, "first")
+    return folder
+
+
+def write_contents(folder, name):
+    (folder / "_toc.yml").write_text(
+        f"format: jb-book\nroot: index\nchapters: [{{file: chapters/{name}}}]\n"
+    )
+
+
+def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
+    """Must catch: the page under its old name still in the built book, found by search engines and
+    old links."""
+    pages = tmp_path / "html"
+    build_book(book, pages)
+    assert (pages / "chapters" / "first.html").exists()
+    (book / "chapters" / "first.md").rename(book / "chapters" / "second.md")
+    write_contents(book, "second")
+    build_book(book, pages)
+    assert sorted(path.stem for path in (pages / "chapters").iterdir()) == ["second"]
+    assert (pages / "index.html").exists() and (pages / "search.html").exists()
+
+
+def test_a_new_recording_reaches_the_page_that_shows_it(book, tmp_path):
+    """Must catch: the execution cache, which knows only the cells, handing out the numbers of an
+    old recording."""
+    (book / "measured").mkdir()
+    (book / "chapters" / "first.md").write_text(NOTEBOOK + RECORDED)
+    for value in ("17 GB", "18 GB"):
+        (book / "measured" / "gpu.json").write_text(value)
+        build_book(book, tmp_path / "html")
+        assert f"recorded: {value}" in (tmp_path / "html" / "chapters" / "first.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["model.py", "data/gpus.csv", "static/book.css"])
+def test_the_digest_sees_every_change(tmp_path, name):
+    """Must catch: a kind of file left out of the digest; a renamed file that is taken for the
+    same."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    digests = [sources_digest(tmp_path)]
+    for text in ("", "one", "two"):
+        path.write_text(text)
+        digests.append(sources_digest(tmp_path))
+    path.rename(path.with_stem("other"))
+    digests.append(sources_digest(tmp_path))
+    assert len(set(digests)) == len(digests)
+    assert sources_digest(tmp_path) == digests[-1], "without a change it stays as it is"

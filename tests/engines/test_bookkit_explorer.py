@@ -1,0 +1,183 @@
+"""The explorer's card as it is written: before any script runs, and what the script finds in it."""
+
+import json
+import re
+from dataclasses import replace
+from html import escape
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("sphinx")
+
+from test_bookkit_formulas import build  # noqa: E402, F401  (a fixture)
+
+from bookkit.explorer import card, marked_equation, unbroken  # noqa: E402
+from bookkit.mathml import to_mathml  # noqa: E402
+from shardlab.formulas import BOOK  # noqa: E402
+from shardlab.formulas.render import latex  # noqa: E402
+from shardlab.show.explorers import EXPLORERS  # noqa: E402
+from shardlab.show.spec import Say, default_style  # noqa: E402
+
+
+@pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
+def explorer(request):
+    return request.param
+
+
+class Nesting(HTMLParser):
+    """Fails where a tag is not closed, and collects ids and what refers to them."""
+
+    EMPTY = {"input", "br", "mspace"}
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.references = [], [], []
+        self.feed(text)
+        assert not self.open, f"not closed: {self.open}"
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.references += [
+            attributes[name]
+            for name in ("for", "aria-labelledby", "aria-describedby")
+            if name in attributes
+        ]
+        if tag not in self.EMPTY:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+
+def test_the_card_is_whole(explorer):
+    """Mutation: forget a closing tag, give two elements one id, or point a label at nothing."""
+    found = Nesting(card(explorer, "sheet.html#{}".format))
+    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
+
+
+def test_the_card_speaks_before_any_script(explorer):
+    """Sentence, table and equations are in the page as Python computed them.
+
+    Mutation: leave the sentence to the script."""
+    text = card(explorer)
+    shown = explorer.compute(explorer.start())
+    assert f'<p class="explorer-sentence">{escape(unbroken(explorer.say(shown)))}</p>' in text
+    for name, cells in explorer.rows():
+        assert (
+            f'<tr><th scope="row">{name}</th>'
+            + "".join(f'<td class="number">{cell}</td>' for cell in cells)
+            + "</tr>"
+            in text
+        )
+    assert text.count("<math") == len(explorer.explained) + len(explorer.inputs)
+    more = len(explorer.formulas) - len(explorer.explained)
+    assert (f"{more} more formulas stand behind these" in text) == (more > 0)
+
+
+def test_the_scripts_data_are_the_explorers(explorer):
+    """Every stop and preset arrives, and "Why?" knows how to print its values.
+
+    Mutations: sort the values of a preset; leave the style of what "Why?" shows to the script."""
+    raw = re.search(r'<script type="application/json">(.*?)</script>', card(explorer), re.S)[1]
+    data = json.loads(raw)
+    assert (
+        data["values"] == explorer.start()
+        and data["chosen"] == explorer.chosen_at_start()
+        and data["inputs"] == explorer.inputs
+    )
+    styles = dict(re.findall(r'<li data-quantity="(\w+)" data-style="([^"]+)">', card(explorer)))
+    assert styles == {name: default_style(name) for name in [*explorer.inputs, *explorer.explained]}
+    for control, given in zip(explorer.controls, data["controls"], strict=True):
+        stops = given["stops"]
+        assert list(control.stops) == (
+            list(range(stops["range"][0], stops["range"][1] + 1))
+            if isinstance(stops, dict)
+            else stops
+        )
+    for menu, given in zip(explorer.menus, data["menus"], strict=True):
+        presets = {
+            name: dict(zip(given["quantities"], values, strict=True))
+            for name, values in given["presets"].items()
+        }
+        assert presets == {name: explorer.preset(menu.kind, name) for name in menu.names}
+    assert not re.search(
+        r"\{\w+\}", json.dumps([piece["text"] for piece in data["sentence"] + data["detail"]])
+    ), "a quantity without a style"
+
+
+def test_nothing_in_the_data_ends_the_script():
+    """Mutation: write the data as JSON does, with `<` as it is."""
+    text = card(replace(EXPLORERS["does-it-fit"], sentence=(Say("a < b </script> {layers}"),)))
+    raw = re.search(r'<script type="application/json">(.*?)</script>', text, re.S)[1]
+    assert json.loads(raw)["sentence"][0]["text"] == "a < b </script> {layers:count}"
+
+
+@pytest.mark.parametrize("name", BOOK.formulas)
+def test_every_symbol_of_an_equation_is_marked(name):
+    """The equation reads as everywhere else, and each quantity in it has a place for its number.
+
+    Mutation: replace symbols in the finished equation by text search (the h of h_kv would be taken
+    for h)."""
+    formula, marked = BOOK.formulas[name], marked_equation(name)
+    assert set(re.findall(r'data-quantity="(\w+)"', marked)) == {name, *formula.needs}
+    plain = lambda markup: re.sub(r"<[^>]*>", "", markup)
+    assert plain(marked) == plain(to_mathml(latex(name), display=False)) and "@" not in marked
+
+
+def test_a_page_carries_what_it_uses(build):  # noqa: F811
+    """Plain scripts in the head, formulas first, only where there is an explorer; the function of
+    that explorer only.
+
+    Mutation: add the scripts to every page, that of curves or of the time axis where there are
+    none, or with `defer`, so that nothing moves until the whole page is read."""
+    pages, warnings = build(
+        index="# One\n\n```{explorer} does-it-fit\n```\n\n[two](two.md) [three](three.md)\n",
+        two="---\norphan: true\n---\n# Two\n\n```{explorer} fits-and-how-long\n```\n",
+        three="---\norphan: true\n---\n# Three\n",
+    )
+    assert not warnings
+    for page, here, elsewhere, drawing in (
+        ("index", "does-it-fit", "fits-and-how-long", ["pictures.js"]),
+        ("two", "fits-and-how-long", "does-it-fit", ["pictures.js", "timeline.js"]),
+    ):
+        head, _, body = pages[page].partition("<body")
+        scripts = re.findall(
+            r"<script[^>]*_static/(?:formulas|svg|pictures|timeline|curves|explorer)\.js[^>]*>",
+            head,
+        )
+        assert [re.search(r"\w+\.js", script)[0] for script in scripts] == [
+            "formulas.js",
+            "svg.js",
+            *drawing,
+            "explorer.js",
+        ]
+        assert not re.search("defer|async|module", "".join(scripts))
+        assert f'BOOK.define("{here}"' in body and elsewhere not in pages[page]
+    assert "explorer" not in pages["three"] and not any(
+        "curves.js" in page for page in pages.values()
+    )
+    pages, _ = build(index="# One\n\n```{explorer} collective-cost\n```\n")
+    found = re.findall(r"_static/(formulas|svg|pictures|curves|explorer)\.js", pages["index"])
+    assert found == ["formulas", "svg", "curves", "explorer"]
+
+
+def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811
+    """Mutation: take the first explorer for an unknown one; two cards of one name share their
+    ids."""
+    pages, warnings = build(
+        index=(
+            "# One\n\n```{explorer} does-it-fitt\n```\n\n```{explorer}"
+            " does-it-fit\n```\n\n```{explorer} does-it-fit\n```\n"
+        )
+    )
+    assert (
+        "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are collective-cost,"
+        in warnings
+    )
+    assert "index.md:9: WARNING: explorer 'does-it-fit' stands on this page already" in warnings
+    assert pages["index"].count('id="explorer-does-it-fit"') == 1

@@ -1,0 +1,435 @@
+"""A tiny book, built with the real configuration, asks for nothing outside itself and carries
+nothing unused."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from sphinx.errors import ExtensionError
+
+from bookkit import offline
+from bookkit.build import BuildFailed, build_book
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CHAPTER = """# A chapter
+
+Some $x^2$ and a [link out](https://example.org/page), which is no request.
+
+```{predict}
+How many?
+```
+
+```{measured} On a laptop
+Two, not `three`.
+```
+
+```{which-number}
+Both.
+```
+
+```{wild}
+DeepSpeed calls it the same.
+```
+
+```{margin} Aside
+A note.
+```
+
+## A section
+
+```python
+print("code")
+```
+
+| a | b |
+|:--|--:|
+| one | 1 |
+"""
+
+FIGURE = {
+    "data": [{"type": "bar", "x": ["a</script><b>"], "y": [1]}],
+    "layout": {
+        "title": {"text": "Bytes <b>held</b>"},
+        "height": 320,
+        "template": {"layout": {"colorway": ["#111111"]}},
+    },
+}
+
+
+def write_lab(path):
+    """A notebook with a stored plotly figure, a stored widget and the widget's state."""
+    outputs = [
+        nbformat.v4.new_output(
+            "display_data",
+            {"application/vnd.plotly.v1+json": FIGURE, "text/html": "<p>not this</p>"},
+        ),
+        nbformat.v4.new_output(
+            "display_data",
+            {
+                "application/vnd.jupyter.widget-view+json": {"model_id": "0"},
+                "text/plain": "IntSlider()",
+            },
+        ),
+    ]
+    quotations = "> **Predict.** How *many*?\n>\n> Write it down.\n\n> **Not a box.** Quoted.\n"
+    cells = [
+        nbformat.v4.new_markdown_cell("# A lab\n\nWith outputs."),
+        nbformat.v4.new_markdown_cell(quotations),
+        nbformat.v4.new_code_cell("figure", outputs=outputs, execution_count=1),
+    ]
+    metadata = {
+        "kernelspec": {"name": "python3", "display_name": "Python 3"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
+        "widgets": {
+            "application/vnd.jupyter.widget-state+json": {
+                "state": {"0": {"model_name": "IntSlider"}}
+            }
+        },
+    }
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), path)
+
+
+def write_book(folder, **pages):
+    """The book's own configuration around other pages."""
+    for name in ("chapters", "labs", "build/wheel"):
+        (folder / name).mkdir(parents=True)
+    (folder / "build" / "wheel" / "shardlab-0-py3-none-any.whl").touch()
+    for name in ("_config.yml", "references.bib"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    files = [*(f"chapters/{name}" for name in pages), "labs/lab"]
+    (folder / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nparts:\n- caption: Chapters\n  chapters:\n"
+        + "".join(f"  - file: {name}\n" for name in files)
+    )
+    (folder / "index.md").write_text("# A tiny book\n\nRead on.\n")
+    for name, text in pages.items():
+        (folder / "chapters" / f"{name}.md").write_text(text)
+    write_lab(folder / "labs" / "lab.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """Folder of the pages of a tiny book: index, chapters/chapter, labs/lab."""
+    folder = tmp_path_factory.mktemp("offline")
+    build_book(write_book(folder / "book", chapter=CHAPTER), folder / "html")
+    return folder / "html"
+
+
+def pages(book):
+    return {
+        path.relative_to(book).as_posix(): path.read_text() for path in sorted(book.rglob("*.html"))
+    }
+
+
+def loads(page):
+    """Addresses of everything a page loads, read with a rougher net than the build's own check."""
+    tags = re.findall(r"<(?:script|img|iframe|source|embed|object)\b[^>]*>", page)
+    tags += re.findall(r"<link\b[^>]*rel=\"(?!next|prev|search|author|index|canonical)[^>]*>", page)
+    return [
+        address
+        for tag in tags
+        for address in re.findall(r"(?:src|href|data|data-plotly)=\"([^\"]*)\"", tag)
+    ]
+
+
+def test_pages_load_nothing_from_elsewhere(book):
+    """Mutation: let MathJax, require.js, the widget manager or Thebe stay (drop ``extensions`` or
+    ``nb_ipywidgets_js`` from _config.yml)."""
+    for name, page in pages(book).items():
+        assert loads(page), name
+        assert not [address for address in loads(page) if "//" in address], name
+        assert not re.search(r"mathjax@|unpkg|jsdelivr|cdnjs|thebe", page, flags=re.IGNORECASE), (
+            name
+        )
+
+
+def test_what_pages_refer_to_is_there(book):
+    """Mutation: delete files that only a style sheet, or only an attribute such as data-plotly,
+    refers to."""
+    for name, page in pages(book).items():
+        for address in loads(page):
+            assert ((book / name).parent / address.split("?")[0]).is_file(), f"{name}: {address}"
+    for sheet in (book / "_static").rglob("*.css"):
+        for address in re.findall(r"url\(\"?([^\")]+)", sheet.read_text()):
+            assert address.startswith("data:") or (sheet.parent / address).is_file(), (
+                f"{sheet.name}: {address}"
+            )
+
+
+def test_nothing_unused_is_carried(book):
+    """Mutation: stop deleting what no page refers to; keep the rules of the icon fonts (the theme's
+    sheet: 397 kB)."""
+    names = {path.name for path in (book / "_static").rglob("*") if path.is_file()}
+    assert not [
+        name
+        for name in names
+        if re.search(r"fontawesome|fa-solid|bootstrap\.js$|\.map$|thebe|webpack", name)
+    ]
+    carried = sum(
+        path.stat().st_size
+        for path in (book / "_static").rglob("*")
+        if path.is_file() and path.name != "plotly.min.js" and path.suffix != ".woff2"
+    )
+    assert carried < 200_000
+    sheet = (book / "_static" / "styles" / "pydata-sphinx-theme.css").read_text()
+    assert "@font-face" not in sheet and ".fa-" not in sheet and len(sheet) < 100_000
+
+
+def test_our_own_files_lose_their_comments(book):
+    """Mutation: copy book.js and book.css as they are."""
+    for name in ("book.js", "book.css"):
+        ours = (offline.OURS / name).read_text(encoding="utf-8")
+        carried = (book / "_static" / name).read_text(encoding="utf-8")
+        assert "/*" in ours and "/*" not in carried and len(carried) < 0.85 * len(ours), name
+
+
+def test_fonts_and_their_licences_are_carried(book):
+    """Mutation: delete the licences, to which no page refers; let a font's name in book.css differ
+    from the file's."""
+    fonts = {path.name for path in (book / "_static" / "fonts").iterdir()}
+    assert {"book-serif-400.woff2", "book-code.woff2", "stix-two-math.woff2"} <= fonts
+    assert {
+        f"{name}-LICENSE.txt" for name in ("book-serif", "book-sans", "book-code", "stix-two-math")
+    } <= fonts
+
+
+def test_pages_ask_for_the_faces_they_show(book):
+    """Before they are laid out; a face that comes later is not shown, so nothing moves when it
+    comes.
+
+    Mutations: a face of book.css forgotten; italics asked for where there are none; `swap`, with
+    which lines break twice."""
+    asked = {
+        name: json.loads(
+            re.search(r"<script>(\[.*?\])\.forEach\(function\(f\)\{document\.fonts\.load", page)[1]
+        )
+        for name, page in pages(book).items()
+    }
+    always = {"1em 'Book Serif'", "600 1em 'Book Serif'", "1em 'Book Sans'"}
+    assert set(asked["index.html"]) == always and set(asked["labs/lab.html"]) - always == {
+        "italic 1em 'Book Serif'",
+        "1em 'Book Code'",
+    }
+    assert set(asked["chapters/chapter.html"]) - always == {
+        "1em 'Book Code'",
+        "1em 'STIX Two Math'",
+    }
+    for page in pages(book).values():
+        assert (
+            page.index('rel="stylesheet"') < page.index("document.fonts.load") < page.index("<body")
+        )
+    faces = re.findall(
+        r'@font-face\{font-family:"([^"]+)";src:url[^}]*font-display:(\w+)',
+        (book / "_static" / "book.css").read_text(),
+    )
+    assert len(faces) == 6 and {name for name, display in faces if display != "optional"} == {
+        "STIX Two Math"
+    }
+    assert {name for name, _ in faces} == {
+        re.search("'(.*)'", face)[1] for page in asked.values() for face in page
+    }
+
+
+def test_pages_carry_few_bytes(book):
+    """Mutation: put the search index, or the theme's scripts, back on every page."""
+    for name, page in pages(book).items():
+        scripts = [
+            address for address in loads(page) if ".js" in address and "plotly.min" not in address
+        ]
+        expected = {"book.js"}
+        if name == "search.html":
+            expected |= {
+                "documentation_options.js",
+                "doctools.js",
+                "sphinx_highlight.js",
+                "searchtools.js",
+                "language_data.js",
+                "searchindex.js",
+            }
+        if name == "labs/lab.html":
+            expected |= {"figures.js"}
+        assert {Path(address.split("?")[0]).name for address in scripts} == expected, name
+
+
+def test_there_is_one_search_box(book):
+    """Mutation: leave the theme's search dialog, or its second button field, in the page."""
+    for name, page in pages(book).items():
+        if name != "search.html":
+            assert len(re.findall(r"<input[^>]*type=\"search\"", page)) == 1, name
+
+
+def test_a_figure_is_data_in_the_page(book):
+    """Mutation: take the stored HTML; leave ``</script>`` in the data, which ends the element; load
+    plotly.js always."""
+    page = pages(book)["labs/lab.html"]
+    (data,) = re.findall(r'<script type="application/json">(.*?)</script>', page, flags=re.DOTALL)
+    stored = json.loads(data)
+    assert stored["data"] == FIGURE["data"]
+    assert stored["layout"] == {"title": {"text": "Bytes <b>held</b>"}, "height": 320}
+    assert (
+        'aria-label="Bytes held"' in page and "min-height: 320px" in page and "not this" not in page
+    )
+    assert "<noscript><p>Bytes held: an interactive figure" in page
+    assert 'data-plotly="../_static/plotly.min.js"' in page
+    assert (book / "_static" / "plotly.min.js").stat().st_size > 1_000_000
+    assert "plotly" not in pages(book)["chapters/chapter.html"].replace("plotly-figure", "")
+
+
+def test_a_widget_is_a_sentence(book):
+    """Mutation: leave the view's script (a dead slider) or the state of the widgets in the page."""
+    page = pages(book)["labs/lab.html"]
+    assert page.count("This control is live in the lab") == 1
+    assert "widget-view" not in page and "widget-state" not in page and "IntSlider" not in page
+
+
+@pytest.mark.parametrize(
+    "kind, label",
+    [
+        ("predict", "Predict"),
+        ("measured", "Measured"),
+        ("which-number", "Which number is right?"),
+        ("wild", "In the wild"),
+    ],
+)
+def test_boxes_say_what_they_are(book, kind, label):
+    """Mutation: label by colour only; give two boxes one mark; drop a box's own title."""
+    page = pages(book)["chapters/chapter.html"]
+    (box,) = re.findall(
+        rf'<div class="box box-{kind} admonition">(.*?)</div>', page, flags=re.DOTALL
+    )
+    assert f'<span class="box-label">{label}</span>' in box
+    marks = re.findall(r'<svg class="box-mark".*?</svg>', page)
+    assert len(set(marks)) == 4
+    if kind == "measured":
+        assert '<span class="box-title">On a laptop</span>' in box and "not <code" in box
+
+
+def test_a_quotation_with_a_label_is_a_box(book):
+    """Mutation: leave the label in the text; box every quotation that begins in bold; lose the
+    second paragraph."""
+    page = pages(book)["labs/lab.html"]
+    (box,) = re.findall(
+        r'<div class="box box-predict admonition">(.*?)</div>', page, flags=re.DOTALL
+    )
+    assert '<span class="box-label">Predict</span>' in box
+    assert "<p>How <em>many</em>?</p>" in box and "<p>Write it down.</p>" in box
+    assert re.search(r"<blockquote>\s*<div><p><strong>Not a box.</strong> Quoted.</p>", page)
+
+
+def test_the_contents_show_the_sections_of_the_page(book):
+    """Mutation: put the sections under every entry, or under none."""
+    contents = {
+        name: re.search(r'<nav class="bd-links.*?</nav>', page, flags=re.DOTALL).group()
+        for name, page in pages(book).items()
+    }
+    assert contents["chapters/chapter.html"].count('href="#a-section"') == 1
+    assert (
+        "#a-section" not in contents["labs/lab.html"] and "#a-section" not in contents["index.html"]
+    )
+
+
+def test_a_page_that_changed_is_read_again(tmp_path):
+    """Mutation: take every page's references from the last build: the style of a new class is
+    thrown away."""
+    pages, cache = tmp_path / "html", tmp_path / "references.json"
+    pages.mkdir()
+    for name in ("one", "another one"):
+        (pages / "index.html").write_text(f'<p class="{name}"><img src="{name}.png"></p>')
+        references = offline._references_of_pages(pages, cache)["index.html"]
+        assert set(name.split()) <= set(references["words"]) and references["loaded"] == [
+            f"{name}.png"
+        ]
+
+
+def test_a_bibliography_is_no_list_without_items():
+    """Mutation: leave docutils' roles as they are: axe calls it critical that a list holds no list
+    items."""
+    from bookkit.look import _without_roles
+
+    body = (
+        '<div role="list" class="citation-list">\n<div class="citation" id="id1"'
+        ' role="doc-biblioentry">\nOne</div></div><ul role="list"><li>Two</li></ul>'
+    )
+    assert (
+        _without_roles(body)
+        == '<div class="citation-list">\n<div class="citation" id="id1">\nOne</div></div>'
+        '<ul role="list"><li>Two</li></ul>'
+    )
+
+
+OUTSIDE = [
+    '<img src="https://example.org/a.png" alt="">',
+    '<script src="//example.org/a.js"></script>',
+    '<link rel="stylesheet" href="http://example.org/a.css"/>',
+    '<iframe src="https://example.org"></iframe>',
+    '<p style="background: url(https://example.org/b.png)">b</p>',
+    '<img srcset="https://example.org/c.png 2x" alt="">',
+]
+
+
+def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
+    """Mutation: look for ``src`` only; look at ``http:`` only; log it as information."""
+    book = write_book(
+        tmp_path / "book",
+        **{f"page{i}": f"# Page {i}\n\n{html}\n" for i, html in enumerate(OUTSIDE)},
+    )
+    for _ in range(2):
+        with pytest.raises(BuildFailed):
+            build_book(book, tmp_path / "html")
+        said = capfd.readouterr().err
+        for i, html in enumerate(OUTSIDE):
+            address = re.search(r"(?:https?:)?//example\.org[^\s\"')]*", html).group()
+            assert (
+                f"chapters/page{i}.html would load {address}: a page must not ask for anything"
+                " outside" in said
+            )
+
+
+def test_another_theme_is_refused_by_name(book, monkeypatch):
+    """Mutation: build on with templates that replace nothing."""
+
+    class Application:
+        class builder:
+            format = "html"
+
+    offline._check_theme(Application)
+    monkeypatch.setitem(offline.THEME_PARTS, "layout.html", ("block of_a_later_version",))
+    with pytest.raises(ExtensionError, match="has no 'block of_a_later_version' in layout.html"):
+        offline._check_theme(Application)
+
+
+@pytest.mark.parametrize(
+    "sheet, slim",
+    [
+        (".a{x:1}.b{x:2}", ".a{x:1}"),
+        (".a.b{x:1}", ""),
+        (".a,.b{x:1}", ".a{x:1}"),
+        (".a:not(.b){x:1}", ".a:not(.b){x:1}"),
+        (":is(.b, .c) .a{x:1}", ":is(.b, .c) .a{x:1}"),
+        (":is(.b, p):not(.a, .b){x:1}", ":is(.b, p):not(.a, .b){x:1}"),
+        ("p:is(.b, .a).b, i{x:1}", "i{x:1}"),
+        ("#a{x:1}#b{x:1}", "#a{x:1}"),
+        ("p[class*=b]{x:1}", "p[class*=b]{x:1}"),
+        (".a\\:c{x:1}", ""),
+        ("@media print{.a{x:1}.b{x:1}}", "@media print{.a{x:1}}"),
+        ("@media print{.b{x:1}}", ""),
+        ("@font-face{font-family:b}", ""),
+        ("@keyframes a{from{x:1}to{x:2}}", "@keyframes a{from{x:1}to{x:2}}"),
+        ("@import 'c';.a{x:1}", "@import 'c';.a{x:1}"),
+        (".a{x:1 !important;y:'}'}/* .b{ */.a{z:1}", ".a{x:1;y:'}'}.a{z:1}"),
+    ],
+)
+def test_slim_css(sheet, slim):
+    """Mutation: ask for every class in a rule's list; for those inside ``:not``; cut a rule at a
+    brace in a string."""
+    assert offline.slim_css(sheet, {"a"}) == slim
+
+
+def test_slim_css_refuses_what_is_not_closed():
+    """Mutation: take the rest of the sheet for the body of the last rule."""
+    with pytest.raises(ExtensionError, match="not closed: .a"):
+        offline.slim_css(".a{x:1", {"a"})

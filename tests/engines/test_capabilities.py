@@ -1,0 +1,143 @@
+"""The table a lab opens with says what was tried, also on machines that this one is not."""
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab.measure import capabilities
+from shardlab.measure.capabilities import find_device, memory_bytes, multiplies_bf16  # noqa: E402
+from shardlab.measure.recordings import Hardware, Recording, Row  # noqa: E402
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def pretend(monkeypatch, **cuda):
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+
+
+def test_without_a_gpu_the_cpu_is_used_and_the_reason_is_said(monkeypatch):
+    """Mutation: the reason left empty, so that the table says "the CPU is used" and not why."""
+    pretend(monkeypatch, is_available=False)
+    device, why_not = find_device()
+    assert (device, why_not) == (CPU, "no CUDA GPU was found")
+    assert any(
+        "no CUDA GPU was found" in row.so for row in capabilities.capabilities(device, why_not)
+    )
+
+
+def test_a_gpu_that_cannot_compute_is_no_gpu(monkeypatch):
+    """Mutation: is_available() believed. An old GPU is "available" to a PyTorch that has no kernels
+    for it."""
+
+    def refuse(*_, **__):
+        raise RuntimeError(
+            "CUDA error: no kernel image is available for execution on the device\nmore lines"
+        )
+
+    pretend(monkeypatch, is_available=True)
+    monkeypatch.setattr(capabilities.torch, "ones", refuse)
+    assert find_device() == (
+        CPU,
+        "the GPU refused: CUDA error: no kernel image is available for execution on the device",
+    )
+
+
+def test_a_t4_has_no_bf16_units(monkeypatch):
+    """Mutation: torch.cuda.is_bf16_supported() asked, which is true on a T4 by emulation."""
+    pretend(monkeypatch, get_device_capability=(7, 5), is_bf16_supported=True)
+    assert not multiplies_bf16(GPU)
+    pretend(monkeypatch, get_device_capability=(8, 0))
+    assert multiplies_bf16(GPU)
+    assert not multiplies_bf16(CPU)
+
+
+def test_the_table_of_a_gpu(monkeypatch):
+    """Mutations: memory in GB; the second GPU said to be used; "fp32" said without TF32's
+    setting."""
+    pretend(
+        monkeypatch,
+        device_count=2,
+        get_device_name="Tesla T4",
+        get_device_capability=(7, 5),
+        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
+    )
+    rows = {row.question: row for row in capabilities.capabilities(GPU)}
+    assert (
+        rows["device"].here == "Tesla T4, 14.7 GiB" and rows["device"].so == "one of 2 GPUs is used"
+    )
+    assert rows["precision"].here == "fp32 in products: highest; no bf16 matrix units"
+    assert rows["ranks"][1:] == ("1", "one process; no ranks are started")
+
+
+def test_a_lab_of_several_ranks(monkeypatch):
+    """Mutations: NCCL promised with one GPU for two ranks, or on the CPU of a machine with two, or
+    to a lab whose ranks stay on the CPU; "one process" said."""
+    pretend(
+        monkeypatch,
+        device_count=1,
+        get_device_name="Tesla T4",
+        get_device_capability=(7, 5),
+        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
+    )
+
+    def rows(device, **given):
+        return {
+            row.question: row.here for row in capabilities.capabilities(device, ranks=2, **given)
+        }
+
+    assert (rows(GPU)["ranks"], rows(GPU)["backend"]) == ("2", "gloo")
+    pretend(monkeypatch, device_count=2)
+    assert rows(GPU)["backend"] == "nccl" and rows(CPU)["backend"] == "gloo"
+    assert rows(GPU, on_cpu=True)["backend"] == "gloo"
+
+
+def recording(kind):
+    return Recording(
+        Hardware("NVIDIA H200", kind, 1, 2**37),
+        dict(python="3", torch="2", shardlab="0"),
+        "2026-11-21",
+        "make gpu",
+        (Row("step.peak", 1, "bytes"),),
+    )
+
+
+def test_what_is_skipped_and_what_is_replayed(monkeypatch):
+    """Mutations: what needs a GPU said to be skipped on one; a recording made on a CPU replayed as
+    a GPU's; other words than the book's."""
+    pretend(
+        monkeypatch,
+        device_count=1,
+        get_device_name="Tesla T4",
+        get_device_capability=(7, 5),
+        get_device_properties=SimpleNamespace(total_memory=15_835_660_288),
+    )
+
+    def rows(device, **given):
+        return {
+            row.question: row[1:]
+            for row in capabilities.capabilities(device, run="the first half", **given)
+        }
+
+    found = rows(CPU, needs_gpu=["the card's account"], recordings=[recording("cpu")])
+    assert found["run"][0] == "the first half"
+    assert found["skipped"] == ("the card's account", "only a GPU can show it")
+    assert found["replayed"] == ("nothing", "not yet recorded on a GPU")
+    found = rows(
+        GPU, needs_gpu=["the card's account"], recordings=[recording("cpu"), recording("gpu")]
+    )
+    assert found["skipped"] == ("nothing", "this machine can show all of it")
+    assert found["replayed"] == ("what a GPU showed", "recorded on NVIDIA H200, 2026-11-21")
+
+
+def test_memory_where_the_system_does_not_tell(monkeypatch):
+    """Mutation: the AttributeError of a Windows machine let through, so that the lab's first cell
+    fails there."""
+    assert memory_bytes(CPU) > 2**30
+    monkeypatch.delattr(capabilities.os, "sysconf")
+    assert memory_bytes(CPU) is None
+    assert any(
+        row.question == "device" and "GiB" not in row.here for row in capabilities.capabilities(CPU)
+    )

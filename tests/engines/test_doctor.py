@@ -1,0 +1,120 @@
+"""The doctor tries things, says what to do, and knows what each lab needs."""
+
+import ast
+import json
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab.measure import doctor
+from shardlab.measure.doctor import Finding, Lab, lab_row, labs_in  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_command():
+    """Mutation: ranks not started but assumed; a lab of the folder left out; an exit code that says
+    the opposite."""
+    command = [sys.executable, "-m", "shardlab", "doctor", str(ROOT / "labs")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert "4 ranks on " in rows["4 ranks"] and "their first sum after" in rows["4 ranks"]
+    assert {"Python", "packages", "CPU", "GPU", "NCCL", "slow links"} <= set(rows)
+    for path in (ROOT / "labs").glob("*.ipynb"):
+        assert path.stem in rows
+
+
+def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
+    """Mutation: a missing package that raises, one too old that passes, an extra taken for a
+    requirement."""
+    found = dict(torch="2.5.1+cpu", numpy="1.26.0")
+
+    def version(name):
+        if name not in found:
+            raise PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(doctor, "version", version)
+    wanted = ["torch>=2.6", "numpy>=1.26", "sympy>=1.13", "pytest>=8; extra == 'test'"]
+    monkeypatch.setattr(doctor, "requires", lambda name: wanted)
+    assert list(doctor.packages()) == [
+        Finding("torch", "2.5.1+cpu", "pip install 'torch>=2.6'", False),
+        Finding("sympy", "missing", "pip install 'sympy>=1.13'", False),
+        Finding("packages", "numpy 1.26.0", "nothing to do"),
+    ]
+    monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 1))
+    assert doctor.python().do == "install Python 3.10 or newer" and not doctor.python().fit
+
+
+def test_ranks_that_do_not_start_are_one_line(monkeypatch):
+    """Mutation: a traceback in the place of a report; the wrong sum of a broken backend taken for a
+    world that works."""
+
+    def refuse(*_, **__):
+        raise ValueError("no room\nmore lines")
+
+    monkeypatch.setattr(doctor, "ranks", refuse)
+    assert doctor.started_ranks()[:2] == ("4 ranks", "no room") and not doctor.started_ranks().fit
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "add_up", lambda: 7.0)
+    assert doctor.started_ranks().here == "their sum is wrong: [7.0, 7.0, 7.0, 7.0]"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "labs").glob("[0-9]*.ipynb")), ids=lambda path: path.stem
+)
+def test_the_labs_say_what_they_need(path):
+    """Mutations: a lab without metadata, which the doctor takes for one process that needs nothing;
+    metadata of another number of ranks than the lab's own table shows, or without what only a GPU
+    can show."""
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    sources = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    calls = (
+        node
+        for source in sources
+        if "capabilities(" in source
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "capabilities"
+    )
+    given = {keyword.arg: keyword.value for keyword in next(calls).keywords}
+    ranks, needs_gpu = (
+        ast.literal_eval(given[name]) if name in given else default
+        for name, default in (("ranks", 1), ("needs_gpu", []))
+    )
+    needs = notebook["metadata"]["shardlab"]
+    assert needs["ranks"] == ranks and len(needs.get("needs_gpu", [])) == len(needs_gpu)
+
+
+def test_what_each_lab_will_do(tmp_path, monkeypatch):
+    """Mutation: a lab of one process refused because ranks do not start; the needs of one lab given
+    to the next."""
+    monkeypatch.setattr(doctor.torch.cuda, "is_available", lambda: False)
+    needs = {
+        "01-plain": {},
+        "04-ranks": {"shardlab": {"ranks": 4}},
+        "03-gpu": {"shardlab": {"needs_gpu": ["the account"]}},
+    }
+    for name, metadata in needs.items():
+        (tmp_path / f"{name}.ipynb").write_text(json.dumps({"metadata": metadata}))
+    labs = list(labs_in(tmp_path))
+    assert labs == [
+        Lab("01-plain", 1, ()),
+        Lab("03-gpu", 1, ("the account",)),
+        Lab("04-ranks", 4, ()),
+    ]
+    fine, broken = [Finding("4 ranks", "", "")], [Finding("4 ranks", "", "", fit=False)]
+    assert [lab_row(lab, fine)[1:] for lab in labs] == [
+        ("runs", "1 rank"),
+        ("runs in part", "1 rank; replayed or skipped: the account"),
+        ("runs", "4 ranks"),
+    ]
+    assert [lab_row(lab, broken)[1] for lab in labs] == ["runs", "runs in part", "cannot run"]
+    (tmp_path / "05-torn.ipynb").write_text('{"metadata":')
+    with pytest.raises(ValueError, match="05-torn.ipynb is no notebook"):
+        list(labs_in(tmp_path))

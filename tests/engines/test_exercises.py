@@ -1,0 +1,341 @@
+"""Predictions stay as they were made; checks know every misconception they were given."""
+
+import importlib
+import json
+import tempfile
+import threading
+import time
+
+import pytest
+import torch
+
+from shardlab import topics
+from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
+from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
+
+
+def all_exercises():
+    for module in topics.modules("exercises"):
+        for name, value in vars(module).items():
+            if isinstance(value, Exercise):
+                yield pytest.param(value, id=f"{module.__name__.split('.')[2]}.{name}")
+
+
+@pytest.mark.parametrize("exercise", list(all_exercises()))
+def test_the_reference_passes_and_each_wrong_solution_gets_its_own_sentence(exercise):
+    """Must catch: a case list on which a wrong solution is right by luck, or two misconceptions
+    that cannot be told apart."""
+    assert check(exercise, exercise.reference)
+    assert len(exercise.misconceptions) >= 2 and len(exercise.cases) >= 2
+    for misconception in exercise.misconceptions:
+        verdict = check(exercise, misconception.solution)
+        assert not verdict and verdict.sentence == misconception.sentence
+
+
+TWICE = Exercise(
+    "twice",
+    lambda a: 2 * a,
+    (dict(a=3), dict(a=1_000)),
+    (
+        Misconception(lambda a: a * a, "that is the square."),
+        Misconception(lambda a: 3 * a, "that is thrice."),
+    ),
+    "twice it is.",
+)
+
+
+def test_a_verdict_says_what_is_wrong():
+    """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an
+    answer, 6 and 6.0 or True and 1 mixed up."""
+    assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
+    assert repr(check(TWICE, lambda a: a * a)) == "not yet: that is the square."
+    assert repr(check(TWICE, lambda a: 7)) == "not yet: twice(a=3) should give 6, yours gives 7."
+    assert (
+        repr(check(TWICE, lambda a: ...)) == "not yet: twice(a=3) gave Ellipsis: fill in the blank."
+    )
+    assert (
+        repr(check(TWICE, lambda a: a / 0))
+        == "not yet: twice(a=3) raised ZeroDivisionError: division by zero"
+    )
+    assert repr(check(TWICE, 6)) == "not yet: twice wants a function, this is a int."
+    assert "should give 2_000, yours gives 6" in repr(check(TWICE, lambda a: 6))
+    assert check(TWICE, lambda a: 2.0 * a)
+    assert (
+        check(TWICE, lambda a: 1 < a)._repr_markdown_()
+        == "**not yet:** twice(a=3) should give 6, yours gives True."
+    )
+    # else a browser takes it for a tag
+    assert r"yours gives \<class 'int'\>." in check(TWICE, lambda a: int)._repr_markdown_()
+
+
+def test_what_a_solution_does_to_its_arguments_stays_there():
+    """A right solution may use up what it is given, and a wrong one must not change what is asked
+    of the next.
+
+    Mutation: the cases themselves handed over: after `uses_up` everybody is asked about an empty
+    list."""
+    letters = Exercise(
+        "count",
+        lambda obj: len(obj),
+        (dict(obj=["a"]), dict(obj=["a", "b"])),
+        (Misconception(lambda obj: 2, "that is two."),),
+        "as many.",
+    )
+
+    def uses_up(obj):
+        found = 0
+        while obj:
+            found += len(obj.pop())
+        return found
+
+    for solution in (uses_up, letters.reference):
+        assert check(letters, solution)
+    assert (
+        repr(check(letters, lambda obj: obj.clear() or 0))
+        == "not yet: count(obj=['a']) should give 1, yours gives 0."
+    )
+
+
+def test_a_check_ends(monkeypatch):
+    """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps
+    the end away; the limit that goes on after the check, into the next cell."""
+    monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
+
+    def forever(a):
+        while True:
+            try:
+                for _ in range(10**6):
+                    pass
+            except Exception:
+                pass
+
+    assert (
+        repr(check(TWICE, forever))
+        == "not yet: twice(a=3) raised TimeoutError: it had not ended after 0.2 s."
+    )
+    assert check(TWICE, TWICE.reference)
+    time.sleep(0.4)  # nothing comes
+
+
+def test_answers_that_are_nobodys():
+    """Mutations: an array compared as one truth value, which raises; all of a long answer printed,
+    in which nobody finds the difference; True for 1 within a tuple."""
+    pair = Exercise(
+        "pair",
+        lambda a: (a, 2.0 * a),
+        (dict(a=1), dict(a=3)),
+        (Misconception(lambda a: a, "that is one."),),
+        "two.",
+    )
+    assert check(pair, lambda a: (a, 2 * a))
+    assert "yours gives (True, 2)" in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
+    for strange in (torch.ones(2), (torch.ones(2), torch.ones(2)), [1, 2], float("nan"), None):
+        assert not check(pair, lambda a: strange)
+    long = Exercise(
+        "long",
+        lambda a: [0] * a,
+        (dict(a=999), dict(a=1)),
+        (Misconception(lambda a: a, "that is how many."),),
+        "long.",
+    )
+    sentence = check(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
+    assert len(sentence) < 700 and "yours gives ... " in sentence and "0, 1, 0" in sentence
+
+
+def test_an_exercise_can_compare_something_else_than_the_result():
+    """Must catch: the result compared in the place of what `answer` makes of it; tensors printed
+    where there are words; an error that fills the screen."""
+
+    def answer(solution, start):
+        return len(solution(start))
+
+    letters = Exercise(
+        "letters",
+        lambda start: start + "b",
+        (dict(start="a"), dict(start="aa")),
+        (Misconception(lambda start: "", "that is nothing."),),
+        "as many.",
+        ("one letter", "two"),
+        answer,
+    )
+    assert check(letters, lambda start: start + "c")
+    assert (
+        repr(check(letters, lambda start: start))
+        == "not yet: letters(one letter) should give 2, yours gives 1."
+    )
+    assert repr(check(letters, lambda start: "")) == "not yet: that is nothing."
+
+    def raises(start):
+        raise ValueError("one line\nand many more")
+
+    assert (
+        repr(check(letters, raises)) == "not yet: letters(one letter) raised ValueError: one line"
+    )
+    with pytest.raises(
+        ValueError, match="letters: 1 words for 2 cases: each case has its own, or none has"
+    ):
+        Exercise("letters", str, (dict(start="a"), dict(start="b")), (), "", ("one letter",))
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        (
+            "where_the_memory_goes.memory_that_grows",
+            "it returned None; it is to return a list with one loss for each step.",
+        ),
+        (
+            "why_one_gpu.model_that_came_back_heavier",
+            "it returned None; it is to return the resumed model.",
+        ),
+        (
+            "hardware.rate_above_the_roof",
+            "it returned None; it is to return a rate, in operations a second.",
+        ),
+        ("collectives.ring_that_adds_too_often", "fill in the blank."),
+        ("collectives.chunks_that_do_not_divide", "nothing in full has changed"),
+        ("collectives.order_that_differs", "nothing is summed"),
+        ("data_parallelism.mean_of_the_gradients", "nothing was sent"),
+        ("data_parallelism.loss_of_unequal_parts", "fill in the blank."),
+        ("data_parallelism.another_order_each_epoch", "fill in the blank."),
+        ("data_parallelism.ranks_that_drift_apart", "nothing was trained"),
+        ("zero.mean_before_the_scatter", "fill in the blank."),
+        ("zero.clip_by_the_norm_of_all", "nothing was clipped"),
+        ("zero.states_of_the_own_shard", "fill in the blank."),
+        ("zero.weights_that_stay", "wants the class ShardedLinear"),
+    ],
+)
+def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
+    """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""
+    module, _, exercise = name.partition(".")
+    exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
+    assert sentence in check(exercise, lambda *_: None).sentence
+
+
+def test_a_queue_hands_over_and_waits():
+    """Must catch: a launch that waits until its work is done, which has no bug to hunt; a
+    synchronize that does not wait for all of it; a rate that was returned without a look at the
+    clock."""
+    gate, done = threading.Event(), []
+    queue = Queue(lambda: gate.wait(5) and done.append(len(done)), torch.device("cpu"))
+    queue.synchronize()  # nothing was handed over: nothing to wait for
+    for _ in range(3):
+        queue.launch()
+    assert done == []
+    gate.set()
+    queue.synchronize()
+    assert done == [0, 1, 2] and queue.clock() <= queue.clock()
+    assert (
+        "it never looked at queue.clock()"
+        in check(rate_above_the_roof, lambda queue, flops: 1.0).sentence
+    )
+
+
+def test_the_first_prediction_stays(tmp_path, capsys):
+    """Must catch: a cell run again after the reveal that overwrites the prediction; a new kernel
+    that has forgotten it."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 1_000)
+    Predictions("01-lab", tmp_path).lock("peak", 2_000)
+    assert predictions["peak"] == Predictions("01-lab", tmp_path)["peak"] == 1_000
+    assert "peak = 1,000 (locked; not 2,000)" in capsys.readouterr().out
+    assert json.loads((tmp_path / "01-lab.predictions.json").read_text()) == {"peak": 1000}
+    predictions.forget("peak")
+    Predictions("01-lab", tmp_path).lock("peak", 2_000)
+    assert Predictions("01-lab", tmp_path)["peak"] == 2_000
+
+
+def test_predict_first(tmp_path):
+    """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken
+    for a number; twenty lines of ours above the one sentence."""
+    predictions = Predictions("01-lab", tmp_path)
+    assert predictions.summary().rows[0][0] == "nothing predicted yet"
+    with pytest.raises(LookupError, match="peak was not predicted yet"):
+        predictions.compare("peak", 5)
+    with pytest.raises(LookupError, match="peak was not predicted yet"):
+        predictions.measured("peak")
+    with pytest.raises(ValueError, match="put your number in the place of the dots"):
+        predictions.lock("peak", ...)
+    for value in ("12", float("nan"), True, None):
+        with pytest.raises(ValueError, match="a prediction is one finite number"):
+            predictions.lock("peak", value)
+    with pytest.raises(ValueError) as caught:
+        predictions.lock("peak", ...)
+    # no lines of ours
+    assert caught.value._render_traceback_() == [
+        "NoNumber: peak: put your number in the place of the dots."
+    ]
+    predictions.lock("locked", 1)
+    with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
+        predictions.lock("locked", "two")
+    with pytest.raises(
+        LookupError,
+        match=(
+            "locked was not measured yet: run the cell that predicts it to its end, then this one."
+        ),
+    ):
+        Predictions("01-lab", tmp_path).measured("locked")
+    predictions.path.unlink()
+    assert not list(tmp_path.iterdir())  # nothing was kept
+
+
+def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch, capsys):
+    """The lab goes on, and says once that a new kernel will not know. Mutations: the error let
+    through; the prediction not kept."""
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("peak", 700)
+    predictions.lock("gradients", 7)
+    said = capsys.readouterr().out
+    assert predictions["peak"] == 500 and "peak = 500 (locked; not 700)" in said
+    assert (
+        said.count(
+            "cannot be written (Permission denied): predictions last as long as this kernel."
+        )
+        == 1
+    )
+
+
+def test_predicted_beside_measured(tmp_path):
+    """Must catch: the ratio upside down, a division by zero, a prediction missing from the
+    summary."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("gradients", 7)
+    assert predictions.compare("peak", 1_000).rows == [["peak", "500", "1,000", "0.5"]]
+    assert predictions.compare("gradients", 0).rows == [["gradients", "7", "0", "–"]]
+    assert (predictions.measured("peak"), predictions.measured("gradients")) == (1_000, 0)
+    predictions.lock("unmeasured", 1)
+    assert [row[0] for row in predictions.summary().rows] == ["peak", "gradients", "unmeasured"]
+    assert predictions.summary().rows[2][2] == "–"
+
+
+def test_the_last_column_says_what_a_gpu_showed(tmp_path):
+    """Must catch: other words than the book's for what was not recorded; a recording shown beside
+    another prediction."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("gradients", 7)
+    table = predictions.summary({"gradients": "0 bytes on NVIDIA H200, 2026-11-21"})
+    assert table.heads[-1] == "recorded on a GPU"
+    assert [row[-1] for row in table.rows] == [
+        "not yet recorded on a GPU",
+        "0 bytes on NVIDIA H200, 2026-11-21",
+    ]
+
+
+def test_a_damaged_file_is_refused_and_kept(tmp_path):
+    """Must catch: a damaged file taken as no predictions, and overwritten by the next one."""
+    path = tmp_path / "01-lab.predictions.json"
+    path.write_text('{"peak": 10')
+    with pytest.raises(ValueError, match="is damaged .* mend it, or delete it and predict again"):
+        Predictions("01-lab", tmp_path)
+    path.write_text('{"peak": "ten"}')
+    with pytest.raises(ValueError, match="is damaged"):
+        Predictions("01-lab", tmp_path)
+    assert path.read_text() == '{"peak": "ten"}'

@@ -1,0 +1,555 @@
+"""The registry, its three renderings, and the formulas that need no training run to be held against
+something real."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from shardlab import formulas
+from shardlab.formulas import (
+    BOOK,
+    GPUS,
+    MODELS,
+    RECIPES,
+    InvalidQuantity,
+    Registry,
+    TooLarge,
+    evaluate,
+    quantities,
+    render,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = dict(
+    layers=3,
+    hidden=24,
+    heads=6,
+    key_value_heads=2,
+    feed_forward=52,
+    vocabulary=97,
+    max_sequence=16,
+    learned_positions=1,
+    biases=1,
+    gated_mlp=0,
+    tied_head=0,
+)
+
+
+# --- the registry ---------------------------------------------------------------------------------
+
+
+def ceil_div(a, b):  # the subset's names as a formula's author sees them
+    return formulas.ceil_div(a, b)
+
+
+def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
+    """Mutation: resolve() ignores `given` and computes b from a all the same."""
+    registry = Registry()
+    registry.quantity("a", "a", "count", "given")
+
+    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
+    def b(a):
+        """twice a"""
+        return 2 * a
+
+    @registry.formula(symbol="c", unit="bytes", source="", measured_by="")
+    def c(b, a):
+        """needs both"""
+        return ceil_div(b, a) + b
+
+    assert registry.evaluate(["c", "b"], a=7) == {"c": 16, "b": 14}
+    assert registry.evaluate(["c"], a=7, b=15) == {"c": 18}
+    assert registry.resolve(["c"]) == (["b", "c"], ["a"])
+    assert c(a=7) == 16  # a formula is callable
+
+
+def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
+    """Mutation: drop the `path` check (RecursionError instead of the circle) or the list of missing
+    names."""
+    registry = Registry()
+
+    @registry.formula(symbol="x", unit="bytes", source="", measured_by="")
+    def x(y):
+        """needs y"""
+        return y + 1
+
+    @registry.formula(symbol="y", unit="bytes", source="", measured_by="")
+    def y(x):
+        """needs x"""
+        return x + 1
+
+    with pytest.raises(ValueError, match="x -> y -> x: these formulas need each other in a circle"):
+        registry.evaluate(["x"])
+    with pytest.raises(
+        TypeError, match="no quantity or formula is named paramters; did you mean parameters?"
+    ):
+        evaluate(["paramters"])
+    with pytest.raises(TypeError, match="needed but not given: hidden, feed_forward"):
+        formulas.mlp_parameters(gated_mlp=0, biases=1)
+
+
+def test_a_formula_outside_the_subset_is_refused_when_it_is_defined():
+    """Mutation: remove any one of the checks of check_subset; each formula here leaves the subset
+    in one way."""
+    registry = Registry()
+
+    def two_statements(a):
+        b = 2 * a
+        return b
+
+    def integer_division(a):
+        return a // 49
+
+    def remainder(a):
+        return a % 8
+
+    def equality(a):
+        return formulas.where(a == 2, 1, 0)
+
+    def other_call(a):
+        return math.log2(a)
+
+    def real_exponent(a):
+        return a**0.5
+
+    def free_variable(a):
+        return a + SMALL
+
+    def chained(a):
+        return formulas.where(1 < a < 3, 1, 0)
+
+    def text(a):
+        return "a"
+
+    def hidden_difference(a, b):
+        return a * b - a
+
+    for function in (
+        two_statements,
+        integer_division,
+        remainder,
+        equality,
+        other_call,
+        real_exponent,
+        free_variable,
+        chained,
+        text,
+        hidden_difference,
+    ):
+        with pytest.raises(TypeError, match=f"formula {function.__name__}: "):
+            registry.formula(symbol="", unit="bytes", source="", measured_by="")(function)
+    assert not registry.formulas
+
+
+def test_names_that_python_or_javascript_reserves_are_refused():
+    """Mutation: drop the check of JAVASCRIPT_WORDS; `var new = ...` would break the page, not the
+    build."""
+    registry = Registry()
+    for name in ("lambda", "new", "not a name"):
+        with pytest.raises(ValueError, match="reserved word"):
+            registry.quantity(name, "x", "count", "")
+    registry.quantity("a", "a", "count", "")
+    with pytest.raises(ValueError, match="a is defined twice"):
+        registry.quantity("a", "a", "count", "")
+
+
+@pytest.mark.parametrize(
+    "given, sentence",
+    [
+        (dict(layers=0), "layers = 0: layers must be a whole number of at least 1."),
+        (dict(layers=-3), "layers = -3: layers must be a whole number of at least 1."),
+        (dict(layers=2.5), "layers = 2.5: layers must be a whole number of at least 1."),
+        (dict(layers="12"), "layers = 12: layers must be a whole number of at least 1."),
+        (dict(hidden=float("nan")), "hidden = nan: hidden must be a whole number of at least 1."),
+        (dict(biases=2), "biases = 2: biases must be a whole number of at least 0 and at most 1."),
+        (
+            dict(heads=7),
+            (
+                "heads = 7 does not divide hidden = 24: every head takes hidden / heads columns, so"
+                " heads must divide hidden."
+            ),
+        ),
+        (
+            dict(key_value_heads=4),
+            (
+                "key_value_heads = 4 does not divide heads = 6: each key-value head serves the same"
+                " number of heads."
+            ),
+        ),
+        (
+            dict(utilisation=0),
+            "utilisation = 0: utilisation must be a number above 0 and at most 1.",
+        ),
+        (
+            dict(utilisation=1.5),
+            "utilisation = 1.5: utilisation must be a number above 0 and at most 1.",
+        ),
+        (
+            dict(gpus=64, data_parallel=8, gpus_per_copy=4),
+            (
+                "data_parallel = 8 copies of 4 GPUs each do not make gpus = 64: the degrees must"
+                " multiply to the number of GPUs."
+            ),
+        ),
+    ],
+)
+def test_bad_input_gets_one_sentence_with_the_value_and_the_rule(given, sentence):
+    """Mutation: `number < self.least` becomes `<=`, a rule is dropped, or a message loses its
+    value."""
+    with pytest.raises(InvalidQuantity) as caught:
+        formulas.validate(**{**SMALL, **given})
+    assert str(caught.value) == sentence and caught.value.quantity in given
+
+
+def test_rules_also_hold_for_computed_quantities():
+    """Mutation: evaluate() checks rules on the given names only; gpus_per_copy is computed here."""
+    degrees = dict(
+        gpus=64, data_parallel=2, tensor_parallel=8, pipeline_parallel=4, parameters=10**9
+    )
+    assert (
+        evaluate(
+            ["parameters_per_gpu", "achieved_flops_per_second"],
+            **degrees,
+            flops_per_second=1e12,
+            utilisation=0.5,
+        )["parameters_per_gpu"]
+        == 31_250_000
+    )
+    with pytest.raises(
+        InvalidQuantity, match="data_parallel = 2 copies of 16 GPUs each do not make gpus = 64"
+    ):
+        evaluate(["parameters_per_gpu"], **{**degrees, "tensor_parallel": 4})
+
+
+def test_counts_are_exact_below_two_to_the_53_and_refused_from_there_on():
+    """Mutation: EXACT_LIMIT = 2**53, at which the page cannot tell 2**53 from 2**53 + 1."""
+    assert formulas.parameter_bytes(parameters=2**53 - 1, parameter_element_bytes=1) == 2**53 - 1
+    with pytest.raises(
+        TooLarge, match=r"parameters = 9\.01e\+15: from 2\^53 = 9,007,199,254,740,992 on"
+    ):
+        formulas.parameter_bytes(parameters=2**53, parameter_element_bytes=1)
+    with pytest.raises(TooLarge, match=r"parameter_bytes = 9\.01e\+15"):
+        formulas.parameter_bytes(parameters=2**52, parameter_element_bytes=2)
+    with pytest.raises(TooLarge, match=r"layers = 1\.00e\+400"):
+        formulas.parameters(**{**SMALL, "layers": 10**400})
+
+
+def test_a_dividend_too_large_for_the_page_is_refused():
+    """Mutation: remove the check in _whole_division; a quotient below 2^53 would hide a dividend
+    that JavaScript rounds."""
+    registry = Registry()
+    registry.quantity("a", "a", "count", "")
+
+    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
+    def b(a):
+        """a squared, dealt to a"""
+        return ceil_div(a * a, a)
+
+    assert b(a=10**7) == 10**7
+    with pytest.raises(TooLarge, match=r"b = 1\.00e\+16"):
+        b(a=10**8)
+
+
+def test_whole_quantities_take_whole_floats_and_never_become_floats():
+    """Mutation: compute() lets a float through for a whole unit."""
+    assert formulas.validate(tokens=300e9)["tokens"] == 300_000_000_000
+    assert isinstance(formulas.validate(tokens=300e9)["tokens"], int)
+    registry = Registry()
+    registry.quantity("a", "a", "count", "")
+
+    @registry.formula(symbol="b", unit="bytes", source="", measured_by="")
+    def b(a):
+        """a true division among bytes"""
+        return a / 2
+
+    with pytest.raises(TypeError, match="not a whole number"):
+        b(a=4)
+
+
+# --- the second and third rendering ---------------------------------------------------------------
+
+
+def test_equations_keep_the_written_order():
+    """Mutation: call the formula without sympy.evaluate(False), or print without order="none"."""
+    assert (
+        render.latex("parameters")
+        == r"\Psi = L\,\Psi_\ell + \Psi_\text{embed} + \Psi_\text{norm} + \Psi_\text{head}"
+    )
+    assert (
+        render.latex("parameters_per_gpu")
+        == r"\Psi_\text{GPU} = \left\lceil \frac{\Psi}{n_\text{copy}} \right\rceil"
+    )
+    assert render.latex("training_flops") == r"C = 6\,\Psi\,D"
+    assert r"\begin{cases} 1 & \text{if } " in render.latex("states_fit")
+
+
+def test_long_equations_are_stacked():
+    """A `where` in the place of `no` is one more row; long arguments of a maximum stand one under
+    the other, in the written order.
+
+    Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
+    from shardlab.formulas import maximum, minimum, where
+
+    registry = Registry()
+    for name in ("first", "second", "third"):
+        registry.quantity(name, name[0] + r"_\text{long}", "count", "")
+
+    @registry.formula(symbol="x", unit="count", source="", measured_by="")
+    def stages(first, second, third):
+        """rows"""
+        return where(first > 2, third, where(first > 1, second, minimum(second, 0, first)))
+
+    @registry.formula(symbol="y", unit="count", source="", measured_by="")
+    def largest(first, second, third):
+        """a maximum of long things"""
+        return maximum(third + second + first, 0, 2 * second + 3 * first + third + 7 * second)
+
+    assert render.latex("stages", registry) == (
+        r"x = \begin{cases} t_\text{long} & \text{if } f_\text{long} > 2 \\ s_\text{long} &"
+        r" \text{if } f_\text{long} > 1 \\ "
+        r"\min\left(s_\text{long}, 0, f_\text{long}\right) & \text{otherwise} \end{cases}"
+    )
+    assert render.latex("largest", registry) == (
+        r"y = \max \begin{cases} t_\text{long} + s_\text{long} + f_\text{long} \\ 0 \\ "
+        r"2\,s_\text{long} + 3\,f_\text{long} + t_\text{long} + 7\,s_\text{long} \end{cases}"
+    )
+    assert render.latex("largest", registry, symbol=lambda name: "x").startswith(
+        r"x = \max \begin{cases}"
+    ), "it depends on what is printed"
+    code = render.javascript(["stages", "largest"], registry=registry)
+    assert "Math.max((third + second) + first, 0, " in code and "Math.min(second, 0, first)" in code
+
+
+def test_every_formula_prints_in_both_languages():
+    """Mutation: register a formula whose function SymPy cannot print."""
+    code = render.javascript(list(BOOK.formulas))
+    for name in BOOK.formulas:
+        assert render.latex(name).startswith(BOOK.formulas[name].symbol)
+        assert f"  var {name} = " in code
+    # the traps of notes on SymPy
+    assert "Math.pow" not in code and "Math.ceil" not in code and "1/2" not in code
+
+
+def test_short_names_of_variables():
+    """Each its own, none a word of JavaScript, none the function's argument or result.
+
+    Mutation: `do` and `if`, which come after 150 names; `r`, which would be overwritten."""
+    names = [f"name_{k}" for k in range(2000)]
+    short = render._letters(names)
+    assert (
+        list(short) == names
+        and len({*short.values()}) == 2000
+        and not {"q", "r", "do", "if", "in"} & {*short.values()}
+    )
+    code = render.javascript(["parameters", "states_bytes"], short=True)
+    assert code.count("var ") < 6 and code.count("given(r, q, ") + code.count("exact(r, ") > 20
+
+
+def test_symbols_are_not_shared():
+    """Mutation: give two quantities the symbol C; an equation sheet on which one letter means two
+    things is wrong."""
+    symbols = [found.symbol for found in (*BOOK.quantities.values(), *BOOK.formulas.values())]
+    assert sorted(symbols) == sorted(set(symbols))
+
+
+def test_every_formula_names_a_test_that_exists():
+    """Mutation: rename a test; the formula sheet would point nowhere."""
+    named = {formula.measured_by for formula in BOOK.formulas.values()} | {
+        recipe.verified for recipe in RECIPES.values()
+    } - {""}
+    for where in named:
+        path, _, test = where.partition("::")
+        assert re.search(rf"^def {test}\(", (ROOT / path).read_text(encoding="utf-8"), re.M), (
+            f"{where} does not exist"
+        )
+    assert all(formula.source and formula.meaning for formula in BOOK.formulas.values())
+
+
+# --- held against something real ------------------------------------------------------------------
+
+
+def build(**changes):
+    torch = pytest.importorskip("torch")
+    from shardlab.gpt import GPT, GPTConfig
+
+    config = GPTConfig(**{**SMALL, **changes})
+    with torch.device("meta"):
+        return config, GPT(config)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(biases=0, gated_mlp=1),
+        dict(learned_positions=0, tied_head=1),
+        dict(gated_mlp=1, learned_positions=0, biases=1, key_value_heads=6),
+    ],
+)
+def test_counts_of_each_part(changes):
+    """Mutation: drop the gate's bias from mlp_parameters, or count the key-value size once."""
+    config, model = build(**changes)
+    count = lambda module: sum(p.numel() for p in module.parameters())
+    block, given = model.blocks[0], config.quantities()
+    assert formulas.attention_parameters(**given) == count(block.attention)
+    assert formulas.mlp_parameters(**given) == count(block.mlp)
+    assert formulas.norm_parameters(**given) == count(block.mlp_norm)
+    assert formulas.layer_parameters(**given) == count(block)
+    assert formulas.embedding_parameters(**given) == count(model.embedding)
+    assert formulas.head_parameters(**given) == count(model.head.scores) * (1 - config.tied_head)
+    assert formulas.parameters(**given) == count(model)
+
+
+@pytest.mark.parametrize("changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3)])
+def test_sizes_of_heads(changes):
+    """Mutation: key_value_size takes heads in the place of key_value_heads."""
+    config, model = build(**changes)
+    attention, given = model.blocks[0].attention, config.quantities()
+    assert formulas.head_size(**given) == attention.head_size
+    assert config.hidden + 2 * formulas.key_value_size(**given) == attention.qkv.weight.shape[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_tensors(name):
+    """Mutation: forget the bias of the gate, of the last norm, or the tied head."""
+    config, model = build(**MODELS[name].quantities)
+    assert formulas.parameter_tensors(**config.quantities()) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(gated_mlp=1, biases=0, learned_positions=0), dict(tied_head=1, key_value_heads=6)],
+)
+def test_matmul_flops(changes):
+    """PyTorch's own counter sees every matrix product of forward and backward. 6 FLOPs per
+    parameter and token is what is left without attention scores and with every parameter counted,
+    tables included: close for wide models, not equal.
+
+    Mutation: count the tied head's product as free, or the attention scores once in the place of
+    twice (12 Lhs -> 6 Lhs)."""
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from shardlab.gpt import GPT, GPTConfig, next_token_loss
+
+    config = GPTConfig(**{**SMALL, **changes}, fused_attention=False)
+    model, batch, sequence = GPT(config), 2, 11
+    tokens = torch.randint(config.vocabulary, (batch, sequence + 1))
+    with FlopCounterMode(display=False) as counter:
+        next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+    per_token = formulas.matmul_flops_per_token(**config.quantities(), sequence=sequence)
+    assert counter.get_total_flops() == per_token * batch * sequence
+    wide = quantities(model="GPT-3 175B", sequence=2048)
+    ratio = formulas.training_flops(
+        parameters=formulas.parameters(**wide), tokens=1
+    ) / formulas.matmul_flops_per_token(**wide)
+    assert 0.97 < ratio < 1  # at 175B the six-per-parameter rule leaves out 2.7 % of the work
+
+
+def test_degrees():
+    """Mutation: add the degrees in the place of multiplying them; the real grid of ranks is the
+    witness."""
+    grid = [(t, p) for t in range(4) for p in range(3)]
+    assert formulas.gpus_per_copy(tensor_parallel=4, pipeline_parallel=3) == len(grid)
+
+
+@pytest.mark.parametrize("gpu_memory_bytes", [1, 999, 1000, 1001, 10**9])
+def test_fit(gpu_memory_bytes):
+    """What fits, what is spare and what is over are one fact seen from three sides.
+
+    Mutation: `<=` becomes `<` in states_fit, or the two differences are swapped."""
+    given = dict(
+        parameters=250,
+        gpus_per_copy=4,
+        gpu_memory_bytes=gpu_memory_bytes,
+        **RECIPES["fp32 Adam"].quantities,
+    )
+    got = evaluate(
+        [
+            "states_fit",
+            "spare_bytes",
+            "overflow_bytes",
+            "states_bytes_per_gpu",
+            "gpus_to_hold_states",
+            "states_bytes",
+        ],
+        **given,
+    )
+    used = got["states_bytes_per_gpu"]
+    assert used == 63 * 16
+    assert got["states_fit"] == int(got["overflow_bytes"] == 0)
+    assert gpu_memory_bytes + got["overflow_bytes"] == used + got["spare_bytes"] and 0 in (
+        got["overflow_bytes"],
+        got["spare_bytes"],
+    )
+    held = got["gpus_to_hold_states"]
+    assert held * gpu_memory_bytes >= got["states_bytes"] > (held - 1) * gpu_memory_bytes
+    exactly = evaluate(["states_fit", "spare_bytes"], **{**given, "gpu_memory_bytes": used})
+    assert exactly == {"states_fit": 1, "spare_bytes": 0}
+
+
+def test_time_is_work_over_rate():
+    """Dimensional truth by doubling: twice the tokens take twice as long, twice the GPUs half as
+    long; a day is 86,400 s.
+
+    Mutation: multiply by the utilisation in the place of dividing, or divide days by 3600."""
+    base = dict(
+        parameters=10**9, tokens=20 * 10**9, gpus=8, flops_per_second=312e12, utilisation=0.4
+    )
+    days = formulas.training_days(**base)
+    assert formulas.training_days(**{**base, "tokens": 40 * 10**9}) == 2 * days
+    assert formulas.training_days(**{**base, "gpus": 16}) == days / 2
+    assert formulas.training_days(**{**base, "utilisation": 0.2}) == 2 * days
+    assert math.isclose(formulas.training_days(training_seconds=86_400.0), 1)
+    assert math.isclose(
+        formulas.training_seconds(training_flops=6e18, achieved_flops_per_second=1e12), 6e6
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        dict(utilisation=1e-320, flops_per_second=1e-300),
+        dict(utilisation=1e-300, flops_per_second=1e-20),
+    ],
+)
+def test_a_time_without_end_is_refused(given):
+    """Division by a rate that underflows to 0, and a quotient above every float, never become inf
+    or a traceback.
+
+    Mutation: drop the except clause, or the check for infinity, in Formula.compute."""
+    with pytest.raises(InvalidQuantity, match="training_seconds has no finite value"):
+        formulas.training_days(parameters=10**9, tokens=10**9, gpus=1, **given)
+
+
+def test_published_claims_of_gpt3():
+    """300B tokens on one V100 at 28 TFLOP/s take 357 years of 365 days (356 in the literature),
+    100B take 119; 700 GB of fp32 parameters, 2.1 TB with Adam's moments, 2.8 TB with gradients.
+
+    Mutation: 6 -> 2 in training_flops; a moment forgotten in optimizer_bytes."""
+    years = lambda tokens: (
+        formulas.training_days(
+            parameters=175e9, tokens=tokens, gpus=1, flops_per_second=28e12, utilisation=1
+        )
+        / 365
+    )
+    assert 356 <= years(300e9) < 358 and 118.5 < years(100e9) < 119.5
+    fp32 = evaluate(
+        ["parameter_bytes", "optimizer_bytes", "states_bytes"],
+        **quantities(recipe="fp32 Adam", parameters=175e9),
+    )
+    assert fp32 == {
+        "parameter_bytes": 700 * 10**9,
+        "optimizer_bytes": 1400 * 10**9,
+        "states_bytes": 2800 * 10**9,
+    }
+
+
+def test_presets_name_what_is_missing_and_given_values_win():
+    """Mutation: merge given values before the presets."""
+    assert quantities(gpu="T4", gpu_memory_bytes=1)["gpu_memory_bytes"] == 1
+    assert GPUS["H100 SXM 80GB"].quantities["flops_per_second"] == 989e12
+    with pytest.raises(TypeError, match="no recipe is named 'fp8'; there are fp32 Adam"):
+        quantities(recipe="fp8")

@@ -1,0 +1,259 @@
+"""`make gpu`, tried on the CPU: what is written can be read, and its byte rows are the formulas'
+bytes."""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab.measure import attempts, record
+from shardlab.measure.recordings import InvalidRecording, Row, read_all  # noqa: E402
+from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
+from shardlab.topics.collectives import runs as collective_runs
+from shardlab.topics.data_parallelism import runs as data_parallel_rows
+from shardlab.topics.hardware import probes as roofline
+from shardlab.topics.where_the_memory_goes import runs as rows
+from shardlab.topics.zero import runs as zero_rows  # noqa: E402
+
+
+def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
+    """Must catch: a row that breaks the schema, a group that is not run, bytes that differ from the
+    formulas on a machine where they must not."""
+    monkeypatch.setattr(
+        rows, "SIZES", dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32)
+    )
+    monkeypatch.setattr(rows, "SEQUENCE", 16)
+    monkeypatch.setattr(roofline, "MEMORY_BYTES", dict(cpu=2**20))
+    monkeypatch.setattr(roofline, "SIZES", dict(cpu=(8, 16)))
+    monkeypatch.setattr(collective_runs, "ALL_REDUCE_BYTES", (64, 4096))
+    monkeypatch.setattr(collective_runs, "SLOW_MEGABITS_PER_SECOND", 1000)
+    monkeypatch.setattr(collective_runs, "SLOW_BYTES", (64, 4096))
+    monkeypatch.setattr(
+        data_parallel_rows,
+        "SIZES",
+        dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8),
+    )
+    monkeypatch.setattr(data_parallel_rows, "TURNS", 2)
+    monkeypatch.setattr(
+        zero_rows, "SIZES", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8)
+    )
+    monkeypatch.setattr(zero_rows, "TURNS", 2)
+    assert record.main(["--cpu", str(tmp_path)]) == 0
+    (recording,) = read_all(tmp_path)
+    slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
+    assert len(slow) == (8 if can_rehearse() else 0)
+    if slow:
+        found, where = collective_runs.replay([recording], 4096)
+        assert where == recording.label and found["tree"] == next(
+            row.value
+            for row in slow
+            if (row.case["implementation"], row.case["nbytes"]) == ("tree", 4096)
+        )
+    with pytest.raises(
+        LookupError, match="no recording has an all-reduce of 5 bytes over a slow link"
+    ):
+        collective_runs.replay([recording], 5)
+    assert {row.name for row in recording.rows} - {row.name for row in slow} == {
+        "states.parameters",
+        "states.optimizer",
+        "states.step_counters",
+        "step.peak",
+        "matmul.rate",
+        "ranks.start",
+        "ranks.right_sums",
+        "ranks.right_messages",
+        "ranks.device_files_of_the_fork_server",
+        "roofline.matmul",
+        "roofline.memory",
+        "roofline.launch",
+        "collectives.right_sums",
+        "collectives.all_reduce",
+        "data_parallel.right_gradients",
+        "data_parallel.reduced",
+        "data_parallel.messages",
+        "data_parallel.peak",
+        "data_parallel.step",
+        "data_parallel.step_ratio",
+        "zero.right_parameters",
+        "zero.rests",
+        "zero.peak",
+        "zero.messages",
+        "zero.step",
+        "zero.step_ratio",
+    }
+    assert {row.case["implementation"] for row in recording.find("zero.step")} == {
+        *zero_rows.WAYS
+    } - {zero_rows.FULLY_OFFLOADED}
+    assert (
+        recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value
+        == 3
+    )
+    assert len(recording.find("collectives.all_reduce", implementation="shardlab")) == 2
+    for name in ("ranks.right_sums", "ranks.right_messages"):
+        assert recording.find(name, ranks=2, backend="gloo")[0].value == 2
+    assert recording.find("ranks.device_files_of_the_fork_server")[0].value == 0
+    assert [row for row in recording.rows if row.formula and row.value != row.predicted] == []
+    assert recording.hardware.kind == "cpu" and recording.versions["torch"] == torch.__version__
+
+
+def can_rehearse():
+    try:
+        with two_hosts(1000):
+            return True
+    except LinksUnavailable:
+        return False
+
+
+def test_a_part_alone(tmp_path, monkeypatch):
+    """Must catch: groups that were not asked for measured too; a command in the recording that
+    would measure something else."""
+    monkeypatch.setattr(collective_runs, "ALL_REDUCE_BYTES", (64,))
+    assert record.main([str(tmp_path), "--cpu", "--only", "all_reduces"]) == 0
+    (recording,) = read_all(tmp_path)
+    assert {row.name.partition(".")[0] for row in recording.rows} == {"collectives"}
+    assert recording.command == "python -m shardlab.measure.record --cpu --only all_reduces"
+
+
+def test_bytes_of_zero_where_there_is_a_gpu():
+    """Where the formulas say that bytes lie on two ranks that offload from a GPU: 1,001 parameters,
+    of which rank 0 has 501.
+
+    Must catch: the host's copy of a shard forgotten, offloaded shards counted on the GPU, whole
+    parameters on the host."""
+
+    def found(stage, offload):
+        return zero_rows.states_of(zero_rows.Way(None, stage=stage, offload=offload), [1001], 2)
+
+    assert [found(stage, False) for stage in (1, 2, 3)] == [
+        dict(cuda=4 * 1001 + 8 * 501, cpu=0)
+    ] * 2 + [dict(cuda=12 * 501, cpu=0)]
+    assert [found(stage, True) for stage in (1, 2, 3)] == [
+        dict(cuda=4 * 1001, cpu=12 * 501)
+    ] * 2 + [dict(cuda=0, cpu=12 * 501)]
+
+
+def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+    """Must catch: one error that costs all rows, or those of its part that were there before it; a
+    failure that nobody sees; a row twice, which a recording refuses; results that are not on disk
+    until everything is done."""
+    seen = []
+
+    def breaks(device):
+        yield Row("good.before", 1, "count")
+        seen.append({row.name for row in read_all(tmp_path)[0].rows})
+        raise RuntimeError("CUDA error: unspecified launch failure\nand more")
+
+    def doubles(device):
+        yield from [Row("good.twice", 1, "count")] * 2
+        yield Row("good.nan", float("nan"), "count")
+
+    def works(device):
+        yield Row("good.after", 2, "count")
+
+    monkeypatch.setattr(record, "ALL", (breaks, doubles, works))
+    assert record.main(["--cpu", str(tmp_path)]) == 0
+    (recording,) = read_all(tmp_path)
+    assert seen == [{"good.before"}]
+    assert [row.name for row in recording.rows] == [
+        "good.before",
+        "record.failed",
+        "good.twice",
+        "record.failed",
+        "record.failed",
+        "good.after",
+    ]
+    broken, twice, nan = (row.case for row in recording.find("record.failed"))
+    assert broken == dict(
+        part="breaks", error="RuntimeError: CUDA error: unspecified launch failure"
+    )
+    assert (
+        twice["part"] == "doubles, row 3"
+        and "stands once" in twice["error"]
+        and "a finite number" in nan["error"]
+    )
+    assert "failed: breaks: RuntimeError: CUDA error" in capsys.readouterr().out
+    with pytest.raises(InvalidRecording):
+        list(attempts.attempt("a part", ())) or Row("not a name", 1, "count")
+
+
+def lives(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
+    """Must catch: a group that hangs or dies taking the others with it, rows lost that it had
+    written before; processes left; a group begun when the time is up; the command of a child in the
+    place of the whole one's."""
+    hangs = """if True:
+        import subprocess, sys, time
+        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+        time.sleep(600)"""
+    monkeypatch.setattr(record, "LOOK_SECONDS", 0.1)
+    assert (
+        record.run_for([record.sys.executable, "-c", hangs], 5, lambda: None) == "ended after 5 s"
+    )
+    left = int(capfd.readouterr().out)
+    for _ in range(50):
+        if not lives(left):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("what a group started outlived it")
+    assert (
+        record.run_for([record.sys.executable, "-c", "raise SystemExit(7)"], 20, lambda: None)
+        == "its process ended with 7"
+    )
+    assert record.run_for(["no such program"], 0, lambda: None) == "not begun: the time was up"
+
+    run_for, kept = record.run_for, []
+
+    def dies_the_second_time(command, seconds, look):
+        if command[command.index("--only") + 1] == "machine":
+            return "ended after 9 s"
+        return run_for(command, seconds, look)
+
+    monkeypatch.setattr(record, "run_for", dies_the_second_time)
+    done = record.record_apart("make gpu", ["rates", "machine"], ["--cpu"], kept.append)
+    assert [row.name for row in done.rows] == [
+        "matmul.rate",
+        "matmul.rate",
+        "record.failed",
+    ] and done.command == "make gpu"
+    assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
+    assert kept[-1].rows == done.rows[:2]
+    assert record.record_apart("make gpu", ["machine"], ["--cpu"], kept.append) is None
+
+
+def test_ended_from_outside(tmp_path, monkeypatch):
+    """Must catch: a SIGTERM, as `timeout` sends it, that ends the parent on the spot and leaves a
+    group's processes behind."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def half_way(*_):
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(record, "record_apart", half_way)
+    try:
+        with pytest.raises(SystemExit, match="what was measured is written"):
+            record.main(["--cpu", "--apart", str(tmp_path)])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: make gpu would measure it")
+def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
+    """Must catch: a recording of a CPU passed off as one of a GPU."""
+    for more in ([], ["--apart"]):
+        assert record.main([str(tmp_path), *more]) == 1
+        assert (
+            "nothing was recorded: no CUDA GPU was found" in capsys.readouterr().err
+            and not list(tmp_path.iterdir())
+        )

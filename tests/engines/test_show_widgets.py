@@ -1,0 +1,411 @@
+"""The explorers of the labs, driven as a reader drives them: by setting the value of a control. No
+browser.
+
+They are made for ipywidgets 7.7 (Colab) and 8, so nothing here may name a trait that only one of
+them has.
+"""
+
+import subprocess
+import sys
+from html import escape
+
+import nbformat
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+from shardlab.formulas import InvalidQuantity, quantities, states_bytes  # noqa: E402
+from shardlab.show import widgets as module  # noqa: E402
+from shardlab.show.explorers import EXPLORERS  # noqa: E402
+from shardlab.show.widgets import OWN, explorer  # noqa: E402
+
+LLAMA_STATES = states_bytes(**quantities(model="Llama 7B", recipe="bf16 + fp32 master"))
+
+
+@pytest.fixture(autouse=True)
+def drawn(monkeypatch):
+    """The figures that were displayed, in the place of a notebook: outside of one, display prints
+    them at length."""
+    figures = []
+    monkeypatch.setattr(module, "display", lambda *given: figures.append(given))
+    monkeypatch.setattr(module, "clear_output", lambda **_: None)
+    return figures
+
+
+@pytest.fixture
+def fit():
+    return explorer("does-it-fit")
+
+
+@pytest.fixture
+def long():
+    return explorer("fits-and-how-long")
+
+
+def total(widget):
+    """The end of the lowest bar, "together", in the unit of the axis."""
+    lowest = [bar for bar in widget.figures[0].data if bar.name.startswith("together")][-1]
+    return lowest.base[0] + lowest.x[0]
+
+
+def message(widget, quantity):
+    return widget.errors[quantity].value
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("name", list(EXPLORERS))
+def test_it_starts_as_the_page_does(name):
+    """Mutations: the presets not applied at the start; a control without its widget; a menu that
+    names another preset."""
+    spec, widget = EXPLORERS[name], explorer(name)
+    assert widget.values == spec.start()
+    assert (
+        widget.sentence == spec.say(spec.compute(spec.start()))
+        and escape(widget.sentence) in widget.words.value
+    )
+    assert {kind: menu.value for kind, menu in widget.menus.items()} == spec.chosen_at_start()
+    assert list(widget.sliders) == list(widget.boxes)
+    assert (
+        {*widget.sliders, *widget.choices}
+        == set(widget.errors)
+        == {control.quantity for control in spec.controls}
+    )
+    assert len(widget.figures) == len(spec.pictures)
+
+
+def test_slider_box_sentence_and_figure_follow_one_another(fit):
+    """Mutations: the box not written when the slider moves, or the slider when the box does; the
+    old sentence kept; the figure drawn from the start's values."""
+    before = total(fit)
+    fit.sliders["gpus_per_copy"].value = 2
+    assert fit.boxes["gpus_per_copy"].value == "2" and "Each of the 2 GPUs" in fit.sentence
+    assert total(fit) == pytest.approx(before / 2) == pytest.approx(LLAMA_STATES / 2e9)
+    fit.boxes["gpus_per_copy"].value = "1"
+    assert fit.sliders["gpus_per_copy"].value == 1 and total(fit) == pytest.approx(before)
+
+
+def test_a_box_takes_what_is_no_stop_of_the_slider(long):
+    """Mutations: a typed value rounded to the next stop; "3.5B" not understood; the slider left
+    where it was."""
+    long.boxes["parameters"].value = "3.5B"
+    assert (
+        long.values["parameters"] == 3_500_000_000
+        and long.sliders["parameters"].value == 3_500_000_000
+    )
+    long.boxes["utilisation"].value = "31.5%"
+    assert long.values["utilisation"] == 0.315
+    long.sliders["parameters"].value = 7_000_000_000
+    assert 3_500_000_000 not in [value for _, value in long.sliders["parameters"].options]
+
+
+def test_a_box_takes_units_and_points_stand_beside_the_line():
+    """One line in a lab: the machine's own rates, and what was measured on it.
+
+    Mutations: units refused in a lab that the page takes; measured points dropped."""
+    widget = explorer(
+        "roofline",
+        flops_per_second=2e12,
+        memory_bytes_per_second=50e9,
+        operation_element_bytes=4,
+        measured={"attainable_flops_per_second": [(10.7, 1e11), (85.3, 8e11)]},
+    )
+    assert (
+        widget.menus["gpu"].value == OWN and widget.boxes["flops_per_second"].value == "2 TFLOP/s"
+    )
+    points = next(trace for trace in widget.figures[0].data if trace.name.endswith("measured"))
+    assert list(points.x) == [10.7, 85.3]
+    widget.boxes["memory_bytes_per_second"].value = "100 GB/s"
+    assert widget.values["memory_bytes_per_second"] == 100e9 and "from 20 on" in widget.sentence
+    cost = explorer("collective-cost", link="Ethernet, 1 Gbit/s", ranks=4, ranks_per_node=1)
+    cost.boxes["message_bytes"].value = "16 MiB"
+    cost.boxes["latency_seconds"].value = "50 µs"
+    assert (cost.values["message_bytes"], cost.values["latency_seconds"]) == (2**24, 5e-5)
+
+
+def test_a_preset_sets_its_quantities(fit):
+    """Mutations: only the menu changed; a preset replacing also what it does not set (the GPUs of a
+    copy)."""
+    fit.sliders["gpus_per_copy"].value = 4
+    fit.menus["model"].value = "GPT-3 175B"
+    assert (
+        fit.values["layers"] == 96
+        and fit.boxes["hidden"].value == "12,288"
+        and fit.values["gpus_per_copy"] == 4
+    )
+
+
+def test_a_menu_says_own_values_when_they_are(fit):
+    """Mutation: the last choice left standing in the menu over values that are another model's."""
+    fit.boxes["layers"].value = "33"
+    assert fit.menus["model"].value == OWN and fit.menus["gpu"].value == "A100 SXM 80GB"
+    fit.boxes["layers"].value = "32"
+    assert fit.menus["model"].value == "Llama 7B"
+    fit.menus["model"].value = OWN  # choosing it changes nothing
+    assert fit.menus["model"].value == "Llama 7B" and fit.values == EXPLORERS["does-it-fit"].start()
+
+
+def test_a_twin_among_presets_stays_chosen(fit):
+    """Mutation: the first preset with these values shown: "autocast Adam" jumps back to "fp32
+    Adam", its equal in bytes."""
+    fit.menus["recipe"].value = "autocast Adam"
+    assert fit.menus["recipe"].value == "autocast Adam" and 'recipe="autocast Adam"' in fit.call()
+
+
+def test_what_is_linked_follows(fit, long):
+    """Mutations: links not applied; the ratio of the model at the start kept after another was
+    chosen (4 in GPT-2)."""
+    fit.menus["model"].value = "GPT-2 124M"
+    fit.sliders["hidden"].value = 1024
+    assert fit.values["feed_forward"] == 4096
+    long.sliders["gpus_per_copy"].value = 64
+    assert long.values["data_parallel"] == 16 and long.boxes["data_parallel"].value == "16"
+
+
+def test_it_is_drawn_once_for_each_valid_change(drawn):
+    """Mutations: a redraw for every control that follows; a picture of refused values; the figures
+    of the start drawn again."""
+    widget = explorer("fits-and-how-long")
+    assert len(drawn) == 1 and [figure.to_json() for figure in drawn[0]] == [
+        figure.to_json() for figure in widget.figures
+    ]
+    widget.sliders["gpus_per_copy"].value = 64
+    widget.boxes["gpus"].value = "1,001"
+    widget.menus["gpu"].value = "T4"  # the degrees are still wrong
+    assert (
+        len(drawn) == 2
+        and drawn[1][0].to_json() == widget.figures[0].to_json() != drawn[0][0].to_json()
+    )
+
+
+def test_reset(fit):
+    """Mutations: Reset to the page's start and not to this widget's; the dict of the start changed
+    by moving."""
+    own = explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")
+    start = dict(own.values)
+    own.menus["gpu"].value = "B300 SXM"
+    own.sliders["layers"].value = 3
+    own.reset()
+    assert (
+        own.values == start
+        and own.menus["model"].value == "GPT-2 1.5B"
+        and own.boxes["layers"].value == "48"
+    )
+
+
+def test_choices_are_buttons_and_groups_fold():
+    """Mutations: a choice without its words; the value of a start that is no option lost; all
+    groups open, or built twice."""
+    widget = explorer("where-the-memory-goes", dropout=0.25, accumulation_steps=2)
+    assert widget.choices["optimizer_mode"].options == (("loop", 0), ("foreach", 1), ("fused", 2))
+    assert (
+        widget.choices["dropout"].options == (("off", 0), ("on", 0.1), ("25%", 0.25))
+        and widget.choices["dropout"].value == 0.25
+    )
+    groups = [child for child in widget.children if hasattr(child, "selected_index")]
+    assert [(group.get_title(0), group.selected_index) for group in groups] == [
+        ("Batch", 0),
+        ("Attention and optimizer", 0),
+        ("Model", None),
+    ]
+    widget.choices["dropout"].value = 0
+    widget.choices["fused_attention"].value = 0
+    assert widget.values["dropout"] == 0 and widget.shown["keeps_scores"] == 1
+    assert [tick for tick in widget.figures[1].layout.xaxis.ticktext][:3] == [
+        "start",
+        "attention",
+        "saved",
+    ]
+    widget.choices["fused_attention"].value = 1
+    assert "attention" not in widget.figures[1].layout.xaxis.ticktext and widget.choices[
+        "dropout"
+    ].options == (("off", 0), ("on", 0.1))
+
+
+# ---------------------------------------------------------------- bad input
+
+
+def test_a_refusal_is_said_and_the_picture_stays(fit):
+    """Mutations: the exception let through (the widget goes silent); the figure cleared; the
+    message at the wrong control; the message left standing once the value is good."""
+    before, sentence = total(fit), fit.sentence
+    fit.boxes["heads"].value = "24"
+    assert "heads = 24 does not divide hidden = 4,096" in message(fit, "heads")
+    assert "last valid values" in fit.status.value
+    assert (total(fit), fit.sentence, fit.boxes["heads"].value) == (before, sentence, "24")
+    fit.boxes["hidden"].value = "4,800"
+    assert (
+        message(fit, "heads") == message(fit, "hidden") == fit.status.value == ""
+        and total(fit) > before
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("0", "layers = 0: layers must be a whole number of at least 1."),
+        ("-3", "layers = -3"),
+        ("2.5", "layers = 2.5"),
+        ("many", "layers = many"),
+        ("1e400", "layers"),
+        ("9" * 16, "a count is no longer exact"),
+        ("", "layers = "),
+    ],
+)
+def test_bad_input_is_one_sentence_at_its_control(fit, typed, said):
+    """Mutations: text given to the formulas as it is (TypeError); the typed text wiped, so that
+    nobody sees what was wrong."""
+    fit.boxes["layers"].value = typed
+    assert said in message(fit, "layers") and fit.values["layers"] != 32
+    assert "of model states" in fit.sentence
+    fit.sliders["layers"].value = 12
+    assert message(fit, "layers") == "" and fit.boxes["layers"].value == "12"
+
+
+def test_what_is_typed_is_text_and_not_markup(fit):
+    """Mutation: the message put into the page unescaped."""
+    fit.boxes["layers"].value = "<img src=x onerror=alert(1)>"
+    assert "<img" not in message(fit, "layers") and "&lt;img" in message(fit, "layers")
+
+
+def test_degrees_that_do_not_fill_the_gpus(long):
+    """Mutation: the rule of the registry not asked; the page then shows a machine that cannot
+    be."""
+    long.boxes["gpus"].value = "1,001"
+    assert "do not make gpus = 1,001" in message(long, "data_parallel")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "said"),
+    [
+        (
+            dict(name_or_spec="does-it-float"),
+            TypeError,
+            "no explorer is named 'does-it-float'; there are collective-cost",
+        ),
+        (
+            dict(name_or_spec="does-it-fit", layer=3),
+            TypeError,
+            "the start: 'layer' is unknown here",
+        ),
+        (
+            dict(name_or_spec="does-it-fit", model="GPT-5"),
+            TypeError,
+            "model: 'GPT-5' is unknown here; there are GPT-2 124M",
+        ),
+        (
+            dict(name_or_spec="does-it-fit", measured=dict(states_bytes=1)),
+            TypeError,
+            "measured: 'states_bytes' is unknown here",
+        ),
+        (
+            dict(name_or_spec="does-it-fit", measured=dict(gpu_memory_bytes=1)),
+            TypeError,
+            "'gpu_memory_bytes' is unknown here",
+        ),
+        (
+            dict(name_or_spec="does-it-fit", heads=7),
+            InvalidQuantity,
+            "heads = 7 does not divide hidden",
+        ),
+    ],
+)
+def test_a_wrong_call_is_refused(arguments, error, said):
+    """Mutation: unknown names dropped: a measurement under a misspelt name would then vanish from
+    the picture."""
+    with pytest.raises(error, match=said):
+        explorer(**arguments)
+
+
+# ---------------------------------------------------------------- beside a measurement, and as text
+
+
+def test_a_measurement_stands_beside_the_formula_and_stays():
+    """Mutations: `measured` not handed to the figure; the measured bar moving with the slider."""
+    spec = EXPLORERS["does-it-fit"]
+    parts = [part.quantity for part in spec.pictures[0].parts]
+    computed = spec.compute(spec.start())
+    widget = explorer("does-it-fit", measured={name: computed[name] for name in parts})
+
+    def ends(kind):
+        return {
+            bar.base[0] + bar.x[0]
+            for bar in widget.figures[0].data
+            if bar.name == f"together, {kind}"
+        }
+
+    assert (
+        ends("predicted") == ends("measured") and "measured" in widget.figures[0].layout.title.text
+    )
+    weighed = ends("measured")
+    widget.sliders["layers"].value = 16
+    assert max(ends("measured")) == max(weighed) and max(ends("predicted")) < max(weighed)
+
+
+def test_a_start_with_this_machine():
+    """Mutation: quantities without a control (the rate, the memory) not taken from the start."""
+    widget = explorer(
+        "fits-and-how-long",
+        gpus=1,
+        data_parallel=1,
+        gpus_per_copy=1,
+        flops_per_second=1e11,
+        gpu_memory_bytes=10**10,
+    )
+    assert (
+        widget.shown["achieved_flops_per_second"] == 1e11 * 0.4 and widget.menus["gpu"].value == OWN
+    )
+    widget.menus["gpu"].value = "T4"
+    assert widget.shown["flops_per_second"] == 65e12
+
+
+def test_python_gives_the_same(fit):
+    """Mutation: the call of the start shown, not that of the values."""
+    fit.boxes["layers"].value = "33"
+    found = {}
+    exec(fit.call().replace("\nevaluate(", "\nanswer = evaluate("), found)
+    assert found["answer"]["states_bytes_per_gpu"] == fit.shown["states_bytes_per_gpu"]
+
+
+def test_as_text_it_is_the_sentence(fit):
+    """Mutation: ipywidgets' own text, kilobytes of traits, in every stored notebook."""
+    assert repr(fit) == f"Does it fit? {fit.sentence}"
+
+
+# ---------------------------------------------------------------- what the labs rely on
+
+
+def test_importing_the_widgets_needs_no_torch():
+    """Mutation: torch imported in show; the book would then need it to be built."""
+    code = (
+        "import shardlab.show.widgets, sys; assert 'torch' not in sys.modules and 'sympy' not in"
+        " sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_figure_is_drawn_in_the_output_in_a_notebook():
+    """In a real kernel, as a front end sees it. Mutations: figures displayed under the cell, where
+    each redraw adds one; the old figure not cleared."""
+    nbclient = pytest.importorskip("nbclient")
+    cells = [
+        (
+            "import plotly.io; plotly.io.renderers.default = 'plotly_mimetype'\nfrom"
+            " shardlab.show.widgets import explorer"
+        ),
+        "widget = explorer('does-it-fit')",
+        "widget.sliders['gpus_per_copy'].value = 2",
+        "widget",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    assert [len(cell.outputs) for cell in notebook.cells] == [0, 0, 0, 1]
+    assert "Each of the 2 GPUs" in notebook.cells[3].outputs[0].data["text/plain"]
+    models = notebook.metadata.widgets["application/vnd.jupyter.widget-state+json"].state.values()
+    (drawing,) = [model.state for model in models if model.model_name == "OutputModel"]
+    (figure,) = [output["data"]["application/vnd.plotly.v1+json"] for output in drawing.outputs]
+    assert figure["layout"]["title"]["text"] == "Model states on one GPU"
+    assert sum(
+        bar["x"][0] for bar in figure["data"] if bar["name"].startswith("together")
+    ) == pytest.approx(LLAMA_STATES / 2e9)

@@ -1,0 +1,260 @@
+"""Ranks on paper: what a check of an exercise runs on. Nothing that a reader writes there can
+hang."""
+
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from shardlab import collectives  # noqa: E402
+from shardlab.exercises import check  # noqa: E402
+from shardlab.exercises import thread_ranks as thread_ranks
+from shardlab.exercises.thread_ranks import Stuck, attempt, on_paper  # noqa: E402
+from shardlab.topics.collectives.exercises import (
+    all_reduce_from_send_and_recv,
+    chunks_that_do_not_divide,
+    pass_on,
+)  # noqa: E402
+
+
+def test_messages_arrive_in_order_and_are_copies():
+    """Mutations: the tensor itself handed over, so that a later change of the sender's arrives;
+    last in, first out; all ranks given one number."""
+
+    def work(dist):
+        x, other = torch.tensor([float(dist.get_rank())]), 1 - dist.get_rank()
+        first = dist.isend(x, other)
+        x += 10
+        dist.send(x, other)
+        first.wait()
+        got = [torch.empty(1), torch.empty(1)]
+        for y in got:
+            dist.recv(y, other)
+        return [y.item() for y in got]
+
+    assert on_paper(2, work) == [[1, 11], [0, 10]]
+    assert on_paper(3, lambda dist: (dist.get_rank(), dist.get_world_size())) == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
+
+
+def test_a_reduction_is_by_number():
+    """A real all-reduce knows no names. Mutation: reductions matched by anything else, so that a
+    mismatched order comes out right."""
+
+    def work(dist):
+        mine = torch.tensor([1.0, 10.0]) * (1 + dist.get_rank())
+        for place in ((0, 1), (1, 0))[dist.get_rank()]:
+            dist.all_reduce(part := mine[place : place + 1])
+        return mine.tolist(), part.numel()
+
+    assert on_paper(2, work) == [([21, 12], 1), ([12, 21], 1)]
+
+
+@pytest.mark.parametrize(
+    "work, error, sentence",
+    [
+        (
+            lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank()),
+            Stuck,
+            "rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on.",
+        ),
+        (
+            lambda dist: dist.get_rank() or dist.all_reduce(torch.ones(1)),
+            Stuck,
+            "rank 0 waits in all-reduce 1: nobody can go on.",
+        ),
+        (
+            lambda dist: time.sleep(0.2) if dist.get_rank() else dist.all_reduce(torch.ones(1)),
+            Stuck,
+            "rank 0 waits in all-reduce 1",
+        ),
+        (
+            lambda dist: dist.all_reduce(torch.ones(1 + dist.get_rank())),
+            ValueError,
+            "all-reduce 1: the ranks bring 1, 2 elements.",
+        ),
+        (
+            lambda dist: dist.isend(torch.ones(1), 2),
+            ValueError,
+            "has no peer 2: there are ranks 0 to 1.",
+        ),
+        (
+            lambda dist: (
+                dist.isend(torch.ones(3), 1)
+                if dist.get_rank() == 0
+                else dist.recv(torch.ones(2), 0)
+            ),
+            ValueError,
+            "rank 0 sent 3 elements to rank 1, which made room for 2.",
+        ),
+        (
+            lambda dist: (
+                1 / dist.get_rank() if dist.get_rank() == 0 else dist.recv(torch.empty(1), 0)
+            ),
+            ZeroDivisionError,
+            "division",
+        ),
+    ],
+)
+def test_no_fault_hangs(work, error, sentence):
+    """Mutation: no look at who waits when a rank ends."""
+    with pytest.raises(error, match=sentence):
+        on_paper(2, work)
+
+
+def test_what_runs_on_and_on_is_stopped(monkeypatch):
+    """The ranks that are busy are named, and not those that wait for them; none of them runs on
+    beside the next cell, whatever it catches.
+
+    Mutations: a join without a limit; a rank that is left to itself; the one that waits named,
+    too."""
+    monkeypatch.setattr(thread_ranks, "LIMIT_SECONDS", 0.1)
+    threads = threading.active_count()
+
+    def work(dist):
+        while dist.get_rank() == 1:
+            try:
+                for _ in range(10**6):
+                    pass
+            except Exception:
+                pass
+        dist.recv(torch.empty(1), 1)
+
+    with pytest.raises(
+        TimeoutError, match="^rank 1 had not ended after 0.1 s, and did not wait for another.$"
+    ):
+        on_paper(2, work)
+    assert threading.active_count() == threads
+    with pytest.raises(TimeoutError, match="^ranks 0, 2 had not ended"):
+        on_paper(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)
+
+
+def test_a_rank_that_raises_is_named():
+    """Mutations: the rank that was stopped while it waited named; a rank named where all raise; an
+    error that depends on who was first."""
+
+    def work(dist, guilty):
+        if dist.get_rank() in guilty:
+            raise KeyError("mine")
+        dist.all_reduce(torch.ones(1))
+
+    for _ in range(5):
+        assert attempt(3, lambda dist: work(dist, [1])) == "KeyError on rank 1: 'mine'"
+        assert attempt(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
+        assert attempt(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
+        assert attempt(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
+        assert (
+            attempt(3, lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0)
+            == "ZeroDivisionError: division by zero"
+        )
+        assert attempt(2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())).startswith(
+            "Stuck: rank 0 waits"
+        )
+    assert attempt(2, lambda dist: dist.get_rank() / ...) is ...
+
+
+def test_what_torch_lets_one_say():
+    """op, async_op, a receive that is waited for, a parameter that wants a gradient: as on real
+    ranks.
+
+    Mutations: a sum where a mean was asked for; irecv that waits at once, which deadlocks;
+    autograd's objection to a parameter."""
+
+    def work(dist):
+        rank, n = dist.get_rank(), dist.get_world_size()
+        x, y = torch.tensor([rank + 1.0]), torch.nn.Parameter(torch.tensor([rank + 1.0]))
+        dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True).wait()
+        dist.all_reduce(y, dist.ReduceOp.SUM)
+        arriving = torch.empty(1)
+        receive = dist.irecv(arriving, (rank - 1) % n)
+        dist.isend(torch.tensor([float(rank)]), (rank + 1) % n).wait()
+        receive.wait()
+        receive.wait()
+        return x.item(), y.item(), arriving.item()
+
+    assert on_paper(3, work) == [(2, 6, 2), (2, 6, 0), (2, 6, 1)]
+    with pytest.raises(ValueError, match="an all-reduce on paper is a SUM or an AVG"):
+        on_paper(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX))
+    with pytest.raises(
+        AttributeError, match="ranks on paper have no all_gather; they have .*all_reduce, broadcast"
+    ):
+        on_paper(2, lambda dist: dist.all_gather)
+
+
+def learners_ring(full, dist, chunks=None):
+    n, me = dist.get_world_size(), dist.get_rank()
+    chunks = full.tensor_split(n) if chunks is None else chunks
+    for step in range(1, n):
+        into = chunks[(me - step - 1) % n]
+        into += pass_on(chunks[(me - step) % n], into, dist)
+    for step in range(n - 1):
+        into = chunks[(me - step - 1) % n]
+        into.copy_(pass_on(chunks[(me - step) % n], into, dist))
+
+
+def uneven(full, dist):
+    """Another cut that loses nothing: the last chunk takes the rest."""
+    n = dist.get_world_size()
+    each = full.numel() // n
+    learners_ring(full, dist, [*full[: (n - 1) * each].view(n - 1, each), full[(n - 1) * each :]])
+
+
+def whole(full, dist):
+    """No chunks at all: everybody sends everything to everybody."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    for other in range(n):
+        if other != me:
+            dist.isend(full, other)
+    for other in range(n):
+        if other != me:
+            dist.recv(arriving := torch.empty_like(full), other)
+            full += arriving
+
+
+def test_every_right_solution_is_right():
+    """A check looks at what the ranks hold, not at how. Mutation: the reference's cut or order
+    asked for."""
+    for solution in (learners_ring, uneven, whole):
+        for exercise in (all_reduce_from_send_and_recv, chunks_that_do_not_divide):
+            assert check(exercise, solution), check(exercise, solution)
+
+
+def test_a_solution_that_deadlocks_gets_a_sentence():
+    """Mutation: Stuck let through, or a check that waits."""
+
+    def everybody_receives_first(full, dist):
+        dist.recv(torch.empty_like(full), (dist.get_rank() - 1) % dist.get_world_size())
+
+    verdict = check(all_reduce_from_send_and_recv, everybody_receives_first)
+    assert (
+        "Stuck: rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on."
+        in verdict.sentence
+    )
+
+
+def test_the_same_code_runs_on_real_ranks():
+    """Mutation: a stand-in for torch.distributed that wants other arguments."""
+    import sys
+
+    import cloudpickle
+
+    from shardlab.ranks import ranks
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    def work():
+        import torch.distributed as dist
+
+        ours = torch.arange(10.0) * (1 + dist.get_rank())
+        theirs = ours.clone()
+        learners_ring(ours, dist)
+        collectives.all_reduce(theirs)
+        return torch.equal(ours, theirs)
+
+    with ranks(3, device="cpu", announce=False) as world:
+        assert world.run(work) == [True] * 3

@@ -1,0 +1,114 @@
+"""Probes of links and of the machine: that they measure what they say. No test looks at how fast
+anything is."""
+
+import sys
+
+import cloudpickle
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+from shardlab.measure import links  # noqa: E402
+from shardlab.measure.communication import CommunicationLog  # noqa: E402
+from shardlab.ranks import ranks  # noqa: E402
+from shardlab.topics.hardware import probes as roofline
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+CPU = torch.device("cpu")
+
+
+def ping_pong():
+    with CommunicationLog() as log:
+        seconds = links.message_seconds(1000, 2, 0, repeats=4)
+    return seconds, [(m.operation, m.peer) for m in log.messages if m.nbytes == 1000]
+
+
+def test_ping_pong():
+    """Between the two ranks that were named, there and back, as often as said; every rank is told
+    the same.
+
+    Mutations: both halves in one direction; a rank between that takes part; the time of the rank
+    that waits."""
+    with ranks(3, device="cpu", announce=False) as world:
+        found = world.run(ping_pong)
+        timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
+        with pytest.raises(
+            RuntimeError, match="a link joins two ranks of the group's 3: 1 and 1 are none."
+        ):
+            world.run(links.message_seconds, 4, 1, 1)
+    times, messages = zip(*found)
+    rounds = links.WARM_UP + 4
+    assert times[0] > 0 and len(set(times)) == 1
+    assert messages == (
+        [("recv", 2), ("send", 2)] * rounds,
+        [],
+        [("send", 0), ("recv", 0)] * rounds,
+    )
+    assert len(set(map(tuple, timings))) == 1, "the slowest rank's time is everybody's"
+    for timing, nbytes in zip(timings[0], (4000, 40)):
+        assert (
+            timing.nbytes == nbytes and timing.algorithm_bytes_per_second == nbytes / timing.seconds
+        )
+        assert timing.bus_bytes_per_second == pytest.approx(4 / 3 * nbytes / timing.seconds)
+
+
+def test_link():
+    """Mutation: the bandwidth of the small message, or the latency not taken off."""
+
+    def with_a_known_link():
+        links.message_seconds = lambda nbytes, *_: 1e-5 + nbytes / 2e9
+        return links.measure_link()
+
+    with ranks(1, device="cpu", announce=False) as world:
+        link = world.run(with_a_known_link)[0]
+    assert link.latency_seconds == pytest.approx(
+        1e-5, rel=1e-3
+    ) and link.bytes_per_second == pytest.approx(2e9, rel=1e-3)
+
+
+def test_fit():
+    """Mutations: errors in seconds in the place of shares, so that the largest message hides what
+    is wrong with the small ones; seconds a byte returned for bytes a second; a line through one
+    point."""
+    sizes = (4, 1_000, 100_000, 16_000_000)
+    latency, bandwidth = links.fit_link(sizes, [5e-5 + nbytes / 2e9 for nbytes in sizes])
+    assert latency == pytest.approx(5e-5, rel=1e-9) and bandwidth == pytest.approx(2e9, rel=1e-9)
+    noisy = links.fit_link(
+        sizes, [(5e-5 + nbytes / 2e9) * factor for nbytes, factor in zip(sizes, (1, 1, 1, 1.5))]
+    )
+    assert noisy.latency_seconds == pytest.approx(5e-5, rel=0.1)
+    with pytest.raises(
+        ValueError,
+        match="a line wants seconds above 0 for two sizes or more: 2 for 1 sizes are none.",
+    ):
+        links.fit_link([4, 4], [1.0, 1.0])
+    with pytest.raises(ValueError, match="do not take longer when they are larger"):
+        links.fit_link([4, 4_000_000], [1.0, 0.5])
+
+
+def test_products_and_memory(monkeypatch):
+    """On a clock that says one second for anything, rates are counts.
+
+    Mutations: size^3 for 2 size^3; a matrix left out of the bytes; a copy's bytes counted once; a
+    launch's time not divided by the calls."""
+
+    def one_second(work, device, repeats):
+        work()
+        return 1.0
+
+    monkeypatch.setattr(roofline, "median_seconds", one_second)
+    wide, narrow = roofline.products(CPU, (torch.float32, torch.bfloat16), (24,))
+    assert wide == (24, "float32", 1.0, 2 * 24**3, 2 * 24**3 / (3 * 4 * 24**2))
+    assert narrow.dtype == "bfloat16" and narrow.intensity == 2 * wide.intensity
+    assert roofline.memory_bytes_per_second(CPU, 4096) == 4096
+    assert roofline.launch_seconds(CPU, calls=8) == 1 / 8
+
+
+def test_a_copy_needs_two_devices():
+    """Mutation: a copy from host to host given out as one to a GPU."""
+    with pytest.raises(
+        ValueError,
+        match="device = cpu: host and device are copied between where there is a CUDA GPU.",
+    ):
+        roofline.copy_bytes_per_second(CPU, True, True)

@@ -1,0 +1,644 @@
+"""Saving and resuming: the same run afterwards, on as many ranks and on others, in another stage;
+and every way in which a save can go wrong. The runs that are killed are in
+test_saving_faults.py."""
+
+import os
+import resource
+import sys
+
+import cloudpickle
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from shardlab import collectives  # noqa: E402
+from shardlab.formulas import RECIPES, checkpoint_bytes  # noqa: E402
+from shardlab.ranks import ranks  # noqa: E402
+from shardlab.saving import checkpoint as saving
+from shardlab.saving import durable
+from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save  # noqa: E402
+from shardlab.zero import flat, stage1, stage2, stage3  # noqa: E402
+from shardlab.zero.options import on_the_host  # noqa: E402
+from shardlab.zero.whole import unsharded  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", announce=False) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def three():
+    with ranks(3, device="cpu", announce=False) as world:
+        yield world
+
+
+class Network(nn.Module):
+    """Odd sizes, a shard without elements on three ranks, a frozen layer, a tied weight, a buffer
+    that changes."""
+
+    def __init__(self, width=7):
+        super().__init__()
+        self.first, self.last = nn.Linear(5, width), nn.Linear(width, 1)
+        self.frozen = nn.Linear(width, width).requires_grad_(False)
+        self.scale = nn.Linear(1, 2, bias=False)
+        self.again = nn.Linear(1, 2)
+        self.again.weight = self.scale.weight
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        self.seen += len(x)
+        x = self.last(self.frozen(torch.tanh(self.first(x))))
+        return self.scale(x) + self.again(x)
+
+
+def training(stage, seed=0, rule=torch.optim.AdamW, groups=False, dtype=torch.float64, width=7):
+    """(model, optimizer, scheduler); stage 0 is a plain model, on which all ranks do the same."""
+    torch.manual_seed(seed)
+    model = Network(width).to(dtype)
+    parts = list(model.parameters())
+    if groups:
+        others = [*model.last.parameters(), *model.scale.parameters(), model.again.bias]
+        parts = [dict(params=list(model.first.parameters())), dict(params=others, weight_decay=0.0)]
+    if stage == 3:
+        stage3.fully_shard(model, [model.first, model.frozen, model.last])
+        optimizer = rule(model.parameters(), lr=0.1)
+    elif stage == 0:
+        optimizer = rule(parts, lr=0.1)
+    else:
+        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
+            parts, rule, bucket_bytes=300, lr=0.1
+        )
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def steps(model, optimizer, scheduler, begin, end):
+    """The losses of all ranks together: the batch of a step is the same however many share it."""
+    n, me, losses = dist.get_world_size(), dist.get_rank(), []
+    for step in range(begin, end):
+        chance = torch.Generator().manual_seed(step)
+        x = torch.randn(6, 5, generator=chance, dtype=model.first.bias.dtype)[
+            6 * me // n : 6 * (me + 1) // n
+        ]
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if not hasattr(optimizer, "buckets") and not stage3.sharded_units(model):
+            for p in model.parameters():
+                if p.grad is not None:
+                    dist.all_reduce(
+                        p.grad,
+                        dist.ReduceOp.AVG if dist.get_backend() == "nccl" else dist.ReduceOp.SUM,
+                    )
+                    p.grad /= n
+        optimizer.step()
+        scheduler.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item() / n)
+    return losses
+
+
+def run_and_save(stage, folder, at=(2, 4), end=6, **options):
+    """The losses of a run that saves on its way."""
+    model, optimizer, scheduler = training(stage, **options)
+    losses, begin = [], 0
+    for step in (*at, end):
+        losses += steps(model, optimizer, scheduler, begin, step)
+        begin = step
+        if step != end:
+            save(folder, model, optimizer, step, extra=dict(scheduler=scheduler.state_dict()))
+    return losses
+
+
+def run_on(stage, folder, end=6, **options):
+    """(step resumed at, losses from there, what the buffer has)."""
+    model, optimizer, scheduler = training(stage, seed=9, **options)
+    saved = resume(folder, model, optimizer)
+    scheduler.load_state_dict(saved.extra["scheduler"])
+    return saved.step, steps(model, optimizer, scheduler, saved.step, end), model.seen.item()
+
+
+@pytest.mark.parametrize("stage", (0, 1, 2, 3))
+def test_the_run_goes_on(stage, two, three, tmp_path):
+    """The losses of an undisturbed run: equal on as many ranks, to rounding on others, in both
+    directions.
+
+    Mutations: the step counter, a moment or the learning rate not brought back; chunks put one
+    after the other in the order of the ranks, whatever their number; the frozen layer or the buffer
+    forgotten; parameters of stages 1 and 2 not gathered."""
+    for before, same, other in ((two, two, three), (three, three, two)):
+        folder = tmp_path / f"{before.world_size}"
+        whole = before.run(run_and_save, stage, str(folder))[0]
+        assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4"]
+        step, losses, _ = same.run(run_on, stage, str(folder))[0]
+        assert step == 4 and losses == whole[4:]
+        found = other.run(run_on, stage, str(folder))
+        assert found[0][1] == pytest.approx(whole[4:], rel=1e-12)
+        assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
+
+
+def set_sizes(small_bytes, piece_bytes):
+    """Of messages, and so of the parts of a shard. Returns those from before."""
+    before = flat.SMALL_BYTES, collectives.PIECE_BYTES
+    flat.SMALL_BYTES, collectives.PIECE_BYTES = small_bytes, piece_bytes
+    return before
+
+
+@pytest.mark.parametrize("before, after", [(1, 1), (2, 3), (3, 1)])
+def test_shards_in_parts(before, after, two, three, tmp_path):
+    """Saved where a bucket's shard has many parts and resumed where it has one, on another number
+    of ranks, and the other way round.
+
+    Mutations: of the states only those of the first part saved; parts brought back in another
+    order; all parts with the first one's states."""
+    sizes = three.run(set_sizes, 8, 40)[0]
+    try:
+        whole = three.run(run_and_save, before, str(tmp_path / "parts"))[0]
+        two.run(run_and_save, before, str(tmp_path / "one"))
+        ends = [
+            two.run(run_on, after, str(tmp_path / "parts"))[0],
+            three.run(run_on, after, str(tmp_path / "one"))[0],
+        ]
+    finally:
+        three.run(set_sizes, *sizes)
+    for step, losses, _ in ends:
+        assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
+
+
+@pytest.mark.parametrize("before, after", [(0, 1), (1, 3), (3, 2), (2, 0), (3, 0)])
+def test_another_stage(before, after, two, three, tmp_path):
+    """Saved in one stage, resumed in another on fewer ranks, with other flat tensors: the same
+    losses to rounding.
+
+    Mutations: one step counter object for all flat tensors, so that each counts for all; parameters
+    taken in the order of the flat tensors, not by name; a tied weight by its second name; the
+    states of a plain model not saved."""
+    whole = three.run(run_and_save, before, str(tmp_path))[0]
+    step, losses, _ = two.run(run_on, after, str(tmp_path))[0]
+    assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
+
+
+def test_offloaded_states(two, tmp_path):
+    """Optimizer states and the parameters that are updated lie on the host: they come back there,
+    too; and where there are none.
+
+    Mutation: the host's copies not refreshed, so that the first step undoes the resuming."""
+    hosted = on_the_host(torch.optim.AdamW)
+    whole = two.run(run_and_save, 1, str(tmp_path), rule=hosted)[0]
+    for rule in (hosted, torch.optim.AdamW):
+        assert two.run(run_on, 1, str(tmp_path), rule=rule)[0][1] == whole[4:]
+
+
+# --- what cannot be written -----------------------------------------------------------------------
+
+
+def limit_files(nbytes):
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (nbytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
+
+
+def full_disk(folder, guilty, phase):
+    """From the phase on no file of the guilty rank may grow; then there is room again."""
+    model, optimizer, scheduler = training(3)
+    steps(model, optimizer, scheduler, 0, 5)
+    whole = saving.together
+    phases = iter(("begin", "write_own", "write_rest", "finish"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+
+    def together(*args, **kwargs):
+        if next(phases) == phase and dist.get_rank() == guilty:
+            limit_files(200)
+        return whole(*args, **kwargs)
+
+    saving.together, said = together, None
+    try:
+        save(folder, model, optimizer, 5)
+    except SaveFailed as failed:
+        said = str(failed)
+    finally:
+        saving.together = whole
+        if dist.get_rank() == guilty:
+            limit_files(before)
+    found = sorted(os.listdir(folder))
+    dist.barrier()
+    save(folder, model, optimizer, 5)
+    return said, found
+
+
+@pytest.mark.parametrize(
+    "guilty, phase", [(1, "write_own"), (0, "write_own"), (0, "write_rest"), (0, "finish")]
+)
+def test_full_disk(guilty, phase, two, tmp_path):
+    """Files that may not grow (RLIMIT_FSIZE: it is the system that refuses to write) on one rank,
+    in its shard, in what rank 0 writes beside it, in the manifest: all ranks say whose; no save of
+    that step is there; the one before is; with room it can be saved.
+
+    Mutations: the other rank goes on, and waits for ever or calls the save whole; leftovers in the
+    way of the next save."""
+    whole = two.run(run_and_save, 3, str(tmp_path), (4,))[0]
+    for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=60):
+        assert said == f"rank {guilty} could not write to {tmp_path}: File too large."
+        assert found == ["step-4", "step-5.partial"]
+    assert sorted(os.listdir(tmp_path)) == ["step-4", "step-5"]
+    (tmp_path / "step-5").rename(tmp_path / "aside")
+    assert two.run(run_on, 3, str(tmp_path))[0][:2] == (4, whole[4:])
+
+
+def refused(stage, folder, what=resume, user=None, **options):
+    """What a rank says that could not resume or save. Nothing may have changed."""
+    model, optimizer, _ = training(stage, **options)
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        if user is not None:
+            os.seteuid(user)
+        what(folder, model, optimizer)
+    except (Damaged, SaveFailed, ValueError) as error:
+        assert (
+            all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+            and not optimizer.state
+        )
+        return f"{type(error).__name__}: {error}"
+    finally:
+        if user is not None:
+            os.seteuid(0)
+
+
+def save_1(folder, model, optimizer):
+    save(folder, model, optimizer, 1)
+
+
+def test_no_permission(two, tmp_path):
+    """A file where the folder should be; a folder in which rank 0 may not write; one in which it
+    may not look. All ranks say so.
+
+    Mutations: a collective among what rank 0 does first, so that it waits for ranks that wait for
+    it; a folder that may not be read taken for an empty one, so that a month of training begins
+    anew."""
+    (tmp_path / "file").write_text("no folder")
+    assert (
+        two.run(refused, 2, str(tmp_path / "file" / "saves"), save_1, limit_seconds=60)
+        == [f"SaveFailed: rank 0 could not write to {tmp_path}/file/saves: Not a directory."] * 2
+    )
+    two.run(run_and_save, 2, str(tmp_path / "saves"), (4,))
+    nobody = 65534 if os.geteuid() == 0 else None  # root may do everything
+    for mode, what, said in (
+        (0o555, save, "SaveFailed: rank 0 could not write to {}: Permission denied."),
+        (0o000, resume, "Damaged: rank 0 could not read {}: Permission denied."),
+    ):
+        for folder in (tmp_path.parent.parent, tmp_path.parent, tmp_path):
+            folder.chmod(folder.stat().st_mode | 0o055)
+        (tmp_path / "saves").chmod(mode)
+        try:
+            found = two.run(
+                refused,
+                2,
+                str(tmp_path / "saves"),
+                save_5 if what is save else resume,
+                nobody,
+                limit_seconds=60,
+            )
+        finally:
+            (tmp_path / "saves").chmod(0o755)
+        assert all(sentence.startswith(said.format(tmp_path / "saves")) for sentence in found), (
+            found
+        )
+
+
+def save_5(folder, model, optimizer):
+    save(folder, model, optimizer, 5)
+
+
+def unreadable_extra(folder):
+    import numpy
+
+    model, optimizer, _ = training(1)
+    said = []
+    for extra in (dict(best=numpy.float64(3.0)), dict(look=lambda: 0)):
+        try:
+            save(folder, model, optimizer, 1, extra=extra if dist.get_rank() == 0 else None)
+        except (ValueError, SaveFailed) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said, resume(folder, model, optimizer)
+
+
+def test_what_could_not_be_read_again(two, tmp_path):
+    """A NumPy number is saved without a word, and refused when it is needed; a function cannot be
+    saved at all. Both say so now.
+
+    Mutations: the file not read back; only OSError caught, so that one rank raises and the other
+    waits."""
+    for (number, function), nothing in two.run(unreadable_extra, str(tmp_path), limit_seconds=60):
+        assert number.startswith(
+            "ValueError: extra has something that is only read from a file one trusts: give numbers"
+        )
+        assert (
+            function.startswith(f"SaveFailed: rank 0 could not write to {tmp_path}: ")
+            and "pickle" in function
+        )
+        assert nothing is None
+
+
+def in_the_way(folder):
+    """Another run writes a shard into the same folder before this one does; then it takes one
+    away."""
+    model, optimizer, _ = training(1)
+    theirs, said = f"{folder}/step-1.partial/rank-1.pt", []
+    for name, rank, other in (
+        ("own_parts", 1, lambda: open(theirs, "w").close()),
+        ("kinds_of", 0, lambda: os.remove(theirs)),
+    ):
+        ours, come = getattr(saving, name), [other]
+
+        def both(*args):
+            while come and dist.get_rank() == rank:
+                come.pop()()
+            return ours(*args)
+
+        setattr(saving, name, both)
+        try:
+            save(folder, model, optimizer, 1)
+        except SaveFailed as failed:
+            said.append(str(failed))
+        finally:
+            setattr(saving, name, ours)
+    save(folder, model, optimizer, 1)
+    return said
+
+
+def test_two_runs_save_there(two, tmp_path):
+    """What another run has written is not taken for one's own, and what it took away is missed
+    before the save gets its name.
+
+    Mutations: files opened to be written over; sizes not compared before the move."""
+    for said in two.run(in_the_way, str(tmp_path), limit_seconds=60):
+        assert said == [
+            f"rank 1 could not write to {tmp_path}: File exists.",
+            f"rank 0 could not write to {tmp_path}: No such file or directory.",
+        ]
+    assert two.run(refused, 1, str(tmp_path)) == [None, None]
+
+
+# --- what cannot be resumed -----------------------------------------------------------------------
+
+
+def flip(path, place, bit=0):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def test_every_flipped_bit(two, tmp_path):
+    """Of a rank's file: header, weights, directory; of what rank 0 writes beside it; of the
+    manifest, its checksum too: bits of every place and of every value, in all of these regions; and
+    files that were cut.
+
+    Mutations: a checksum of the weights only, or of the size; the manifest without one of its
+    own."""
+    two.run(run_and_save, 3, str(tmp_path))
+    place = tmp_path / "step-4"
+    manifest = durable.read_json(place / "manifest.json")
+    for name in ("rank-1.pt", "rest.pt"):
+        path, (size, sha256), whole = (
+            place / name,
+            manifest["files"][name],
+            (place / name).read_bytes(),
+        )
+        durable.read(path, size, sha256)
+        for number in range(0, 8 * len(whole), 263):  # all eight bits, all regions
+            path.write_bytes(
+                whole[: number // 8]
+                + bytes([whole[number // 8] ^ 1 << number % 8])
+                + whole[number // 8 + 1 :]
+            )
+            with pytest.raises(Damaged, match=f"step-4/{name} is damaged"):
+                durable.read(path, size, sha256)
+        for length in (0, 1, len(whole) // 2, len(whole) - 1):
+            path.write_bytes(whole[:length])
+            with pytest.raises(Damaged, match=f"step-4/{name} has .* bytes, .* were saved"):
+                durable.read(path, size, sha256)
+    path, whole = place / "manifest.json", (place / "manifest.json").read_bytes()
+    changed = 0
+    for number in range(0, 8 * len(whole), 11):
+        path.write_bytes(
+            whole[: number // 8]
+            + bytes([whole[number // 8] ^ 1 << number % 8])
+            + whole[number // 8 + 1 :]
+        )
+        try:
+            assert durable.read_json(path) == manifest, number  # a blank that became another
+            changed += 1
+        except Damaged:
+            pass
+    assert changed == 0
+
+
+def test_a_damaged_save(two, tmp_path):
+    """Refused on all ranks with the file and what is wrong with it, nothing changed, the older save
+    named; and only when the reader has moved the damaged one away does the run go on from there.
+
+    Mutations: the checksum not compared; compared after the first parameter was overwritten; the
+    older save taken by itself; one rank that raises while the other waits."""
+    whole = two.run(run_and_save, 3, str(tmp_path))[0]
+    newest, older = tmp_path / "step-4", tmp_path / "step-2"
+    middle = (newest / "rank-1.pt").stat().st_size // 2
+    after = " Older saves: step-2; move step-4 away to take that."
+
+    def said():
+        found = two.run(refused, 3, str(tmp_path), limit_seconds=60)
+        assert found[0] == found[1]
+        return found[0]
+
+    flip(newest / "rank-1.pt", middle)
+    assert (
+        said()
+        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 is another than when it was saved."
+        + after
+    )
+    flip(newest / "rank-1.pt", middle)
+    assert said() is None
+    good = (newest / "rank-1.pt").read_bytes()
+    # as large, and as good, but of another step
+    (newest / "rank-1.pt").write_bytes((older / "rank-1.pt").read_bytes())
+    assert (
+        said()
+        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 is another than when it was saved."
+        + after
+    )
+    (newest / "rank-1.pt").unlink()
+    assert said() == "Damaged: step-4/rank-1.pt is missing." + after
+    (newest / "rank-1.pt").write_bytes(good)
+    text = (newest / "manifest.json").read_text()
+    (newest / "manifest.json").write_text(text.replace('"step": 4', '"step": 2'))
+    assert (
+        said()
+        == "Damaged: step-4/manifest.json is damaged: its SHA-256 is another than when it was"
+        " saved." + after
+    )
+    (newest / "manifest.json").write_text((older / "manifest.json").read_text())
+    assert said() == "Damaged: step-4/manifest.json is the one of step 2." + after
+    (newest / "manifest.json").unlink()
+    assert said().startswith("Damaged: step-4/manifest.json cannot be read: ")
+    newest.rename(tmp_path / "damaged")
+    assert two.run(run_on, 3, str(tmp_path))[0][:2] == (2, whole[2:])
+
+
+def test_another_run(two, tmp_path):
+    """Another model, dtype, optimizer or grouping: refused with the first thing that differs,
+    nothing changed.
+
+    Mutations: one of them not compared; the groups compared by their number only, or when the model
+    has been overwritten."""
+    two.run(run_and_save, 1, str(tmp_path), (4,), groups=True)
+    first = "first.weight was torch.float64 [7, 5] in group 0"
+    for options, said in (
+        (dict(groups=True, width=8), f"{first}, now it is torch.float64 [8, 5] in group 0"),
+        (
+            dict(groups=True, dtype=torch.float32),
+            f"{first}, now it is torch.float32 [7, 5] in group 0",
+        ),
+        (
+            dict(),
+            (
+                "the optimizer was AdamW with 2 parameter groups, now it is AdamW with 1 parameter"
+                " groups"
+            ),
+        ),
+        (
+            dict(groups=True, rule=torch.optim.Adam),
+            "the optimizer was AdamW with 2 parameter groups, now it is Adam with 2",
+        ),
+    ):
+        for sentence in two.run(refused, 1, str(tmp_path), **options):
+            assert sentence.startswith(f"ValueError: step-4: {said}"), sentence
+            assert sentence.endswith("Resume the model and the optimizer that were saved.")
+    found = two.run(groups_exchanged, str(tmp_path))
+    assert found[0].startswith(f"step-4: {first}, now it is torch.float64 [7, 5] in group 1")
+
+
+def groups_exchanged(folder):
+    model = Network().double()
+    parts = [
+        [*model.last.parameters(), *model.scale.parameters(), model.again.bias],
+        list(model.first.parameters()),
+    ]
+    optimizer = stage1.ShardedOptimizer([dict(params=part) for part in parts], torch.optim.AdamW)
+    try:
+        resume(folder, model, optimizer)
+    except ValueError as error:
+        return str(error)
+
+
+def updated_apart(folder):
+    """A plain model of which only one layer is trained in the second step."""
+    model, optimizer, scheduler = training(0)
+    steps(model, optimizer, scheduler, 0, 1)
+    optimizer.zero_grad()
+    model.first(torch.ones(1, 5, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    save(folder, model, optimizer, 2)
+    return refused(1, folder), refused(0, folder)
+
+
+def test_one_step_counter_for_two(two, tmp_path):
+    """Parameters that were updated in different steps cannot lie in one flat tensor, which has one
+    counter: refused.
+
+    Mutation: the first parameter's counter taken for all."""
+    for apart, together in two.run(updated_apart, str(tmp_path)):
+        assert (
+            apart.startswith("ValueError: first.bias and others were not updated in the same steps")
+            and together is None
+        )
+
+
+def bad_input(folder):
+    model, optimizer, _ = training(2)
+    found = [resume(folder, model, optimizer)]
+    save(folder, model, optimizer, 3)
+    for step, options in ((3, {}), (2, {}), (4, dict(keep=0)), (-1, {}), (4.0, {})):
+        try:
+            save(folder, model, optimizer, step, **options)
+        except ValueError as error:
+            found.append(str(error))
+    strange = nn.Linear(2, 2).double()
+    for attempt in (
+        lambda: save(folder, model, torch.optim.AdamW(strange.parameters()), 4),
+        lambda: save(
+            folder, model, stage1.ShardedOptimizer(strange.parameters(), torch.optim.AdamW), 4
+        ),
+    ):
+        try:
+            attempt()
+        except ValueError as error:
+            found.append(str(error))
+    model, optimizer, _ = training(3)
+    with unsharded(model):
+        try:
+            save(folder, model, optimizer, 4)
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+def test_bad_input(two, tmp_path):
+    """Nothing to resume; a step saved twice, or before one that is there, as by a run that forgot
+    to resume; nothing to keep; no step; an optimizer of another model; an unsharded model.
+    Mutation: any check left out."""
+    for nothing, twice, before, keep, below, half, strange, sharded, opened in two.run(
+        bad_input, str(tmp_path / "new")
+    ):
+        assert nothing is None
+        rule = (
+            "step-3 is there already, and nothing is written over. Resume from it, move it away, or"
+            " take another folder."
+        )
+        assert twice == f"step = 3: {rule}" and before == f"step = 2: {rule}"
+        assert keep == "keep = 0: at least the save just made must stay."
+        assert (below, half) == tuple(
+            f"step = {step}: it must be a whole number from 0 on." for step in ("-1", "4.0")
+        )
+        assert (
+            strange
+            == sharded
+            == "the optimizer has parameters that are not the model's: give the model that it was"
+            " made for."
+        )
+        assert opened == "the model is unsharded: save and resume outside of `with unsharded(...)`."
+
+
+# --- how large it is ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_bytes_of_a_checkpoint(stage, two, three, tmp_path):
+    """Parameters and moments, each element once however many ranks have it: the formula, to the
+    byte, in all files together.
+
+    Mutations: what all ranks have whole written by each of them; a chunk saved with the whole
+    tensor that it is a view of; gradients counted."""
+    for world in (two, three):
+        folder = tmp_path / f"{world.world_size}"
+        world.run(run_and_save, stage, str(folder), (4,), dtype=torch.float32)
+        files = sorted((folder / "step-4").glob("rank-*.pt"))
+        saved = [
+            tensor
+            for path in files
+            for chunk in torch.load(path, weights_only=True)["chunks"]
+            for tensor in chunk.values()
+        ]
+        frozen = 4 * (7 * 7 + 7)  # which has no moments
+        trained = (5 * 7 + 7) + (7 + 1) + 2 + 2
+        formula = frozen + checkpoint_bytes(parameters=trained, **RECIPES["fp32 Adam"].quantities)
+        assert (
+            formula
+            == sum(tensor.nbytes for tensor in saved)
+            == sum(tensor.untyped_storage().nbytes() for tensor in saved)
+        )

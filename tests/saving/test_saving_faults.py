@@ -1,0 +1,337 @@
+"""Runs that are killed, in a step and while they save, and go on: their losses are those of a run
+that nobody disturbed. A small GPT in float64 with AdamW, weight decay and a schedule; the batch
+follows from the step.
+
+On as many ranks the losses are the same numbers, dropout included: the same sums in the same order,
+from the same states, with the same random numbers. On others the batch is summed in other parts, so
+the last digits of a float64 may differ, and each further step carries that on: 1e-10. Dropout is
+left out there, because each rank draws its own.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from dataclasses import replace
+
+import cloudpickle
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint as dcp  # noqa: E402
+
+from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab.ranks import RankDied, ranks  # noqa: E402
+from shardlab.saving import checkpoint as saving
+from shardlab.saving import durable
+from shardlab.saving.checkpoint import resume, save  # noqa: E402
+from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
+BATCH, END, EVERY = 12, 9, 3
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """{number of ranks: a world of them}"""
+    opened = {n: ranks(n, device="cpu", announce=False) for n in (1, 2, 3, 4)}
+    yield opened
+    for world in opened.values():
+        world.close()
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(stage, folder, dropout=0.0, dies=None, **options):
+    """{step: loss} from the last save on. `dies` is (rank, step): there it is killed, when it has
+    its gradients."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    torch.manual_seed(me)
+    model = GPT(replace(CONFIG, dropout=dropout)).double()
+    if stage == 3:
+        stage3.fully_shard(model, model.blocks)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    else:
+        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
+            model.parameters(), torch.optim.AdamW, bucket_bytes=5_000, lr=0.01, weight_decay=0.1
+        )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, END)
+    begin, losses = 0, {}
+    if (saved := resume(folder, model, optimizer)) is not None:
+        begin = saved.step
+        scheduler.load_state_dict(saved.extra["scheduler"])
+    for step in range(begin, END):
+        chance = torch.Generator().manual_seed(step)
+        tokens = torch.randint(29, (BATCH, 8), generator=chance)[
+            BATCH * me // n : BATCH * (me + 1) // n
+        ]
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens[:, :-1]), tokens[:, 1:])
+        loss.backward()
+        if dies == (me, step):
+            kill()
+        optimizer.step()
+        scheduler.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses[step] = total.item() / n
+        if (step + 1) % EVERY == 0 and step + 1 < END:
+            save(
+                folder,
+                model,
+                optimizer,
+                step + 1,
+                extra=dict(scheduler=scheduler.state_dict()),
+                **options,
+            )
+    return losses
+
+
+def last(losses, begin):
+    return {step: losses[step] for step in range(begin, END)}
+
+
+@pytest.mark.parametrize("stage, dropout", [(1, 0.0), (2, 0.0), (3, 0.0), (3, 0.1)])
+def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
+    """Rank 1 of three is killed in step 7, after saves at 3 and 6. On three ranks the losses of
+    steps 6 to 8 are those of the undisturbed run, bit for bit; on two and on four to 1e-10.
+
+    Mutations: dropout's random state, the schedule, or a moment not brought back; the chunks of the
+    save's ranks taken for those of the ranks that there are."""
+    three, disturbed = worlds[3], tmp_path / "disturbed"
+    whole = three.run(train, stage, str(tmp_path / "whole"), dropout)[0]
+    with pytest.raises(RankDied, match="Rank 1 died: .* SIGKILL"):
+        three.run(train, stage, str(disturbed), dropout, (1, 7))
+    assert sorted(os.listdir(disturbed)) == ["step-3", "step-6"]
+    for n in (3,) if dropout else (3, 2, 4):
+        shutil.copytree(disturbed, folder := tmp_path / f"{n}")
+        found = worlds[n].run(train, stage, str(folder), dropout)[0]
+        assert found == (last(whole, 6) if n == 3 else pytest.approx(last(whole, 6), rel=1e-10)), n
+
+
+def dies_in_the_save(stage, folder, rank, where):
+    """A run whose rank is killed in the save of step 6, in or before what `where` says."""
+
+    def at(function, number=0):
+        calls = iter(range(1_000))
+
+        def killing(*args):
+            if (
+                os.path.isdir(f"{folder}/step-3")
+                and next(calls) == number
+                and dist.get_rank() == rank
+            ):
+                kill()
+            return function(*args)
+
+        return killing
+
+    def removes_some(path):
+        os.remove(f"{path}/rest.pt")
+        kill()
+
+    if where == "in its file":
+        durable.Hashed.write = at(durable.Hashed.write, 5)
+    elif where == "before the manifest":
+        saving.write_json = at(saving.write_json)
+    elif where == "before the move":
+        os.rename = at(os.rename)
+    elif where == "after the move":
+        # the first is that of step 3, the second before the move
+        saving.flush_folder = at(saving.flush_folder, 2)
+    elif where == "while it removes the older one":
+        shutil.rmtree = removes_some
+    train(stage, folder, keep=1)
+
+
+@pytest.mark.parametrize(
+    "rank, where, begin",
+    [
+        (1, "in its file", 3),
+        (0, "before the manifest", 3),
+        (0, "before the move", 3),
+        (0, "after the move", 6),
+        (0, "while it removes the older one", 6),
+    ],
+)
+def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
+    """Whatever the moment: there is a whole save, from which the losses are those of the
+    undisturbed run, bit for bit; and the next save clears away what was left.
+
+    Mutations: files written into the folder with the final name; the older save removed before the
+    new one is whole; the older one removed under its name, so that a half of it looks like a
+    whole."""
+    whole = worlds[2].run(train, 2, str(tmp_path / "whole"), keep=1)[0]
+    folder = tmp_path / "disturbed"
+    with pytest.raises(RankDied, match=f"Rank {rank} died: .* SIGKILL"):
+        worlds[2].run(dies_in_the_save, 2, str(folder), rank, where)
+    assert f"step-{begin}" in os.listdir(folder) and any(
+        name.endswith(".partial") for name in os.listdir(folder)
+    ) == (where != "after the move")
+    assert worlds[2].run(train, 2, str(folder), keep=1)[0] == last(whole, begin)
+    if begin == 3:
+        assert os.listdir(folder) == ["step-6"]
+
+
+# --- ranks that are not the world -----------------------------------------------------------------
+
+
+def two_halves(stage, folder, begin):
+    """Ranks 0 and 1, 2 and 3 have a model for each pair, which is saved in a folder of its own."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    number = dist.get_rank() // 2
+    torch.manual_seed(begin + number)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
+    if stage == 3:
+        stage3.fully_shard(model, list(model), group=pairs[number])
+        optimizer = torch.optim.AdamW(model.parameters())
+    else:
+        optimizer = stage1.ShardedOptimizer(
+            model.parameters(), torch.optim.AdamW, group=pairs[number]
+        )
+    if begin == 0:
+        save(f"{folder}/{number}", model, optimizer, 1)
+    else:
+        resume(f"{folder}/{number}", model, optimizer)
+    return [p.detach().clone() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", (1, 3))
+def test_groups_of_ranks(stage, worlds, tmp_path):
+    """A model that half of the ranks share is cut among these.
+
+    Mutation: shards cut by the world in the place of the group that the model or the optimizer
+    has."""
+    saved, resumed = (worlds[4].run(two_halves, stage, str(tmp_path), begin) for begin in (0, 9))
+    for before, after in zip(saved, resumed):
+        assert all(map(torch.equal, before, after))
+    assert sorted(path.name for path in (tmp_path / "1" / "step-1").glob("*.pt")) == [
+        "rank-0.pt",
+        "rank-1.pt",
+        "rest.pt",
+    ]
+
+
+# --- what torch's own do, for the chapter ---------------------------------------------------------
+
+
+def overwrites(path, number):
+    """torch.save over a file of the same size, killed before the number-th part of it is
+    written."""
+
+    class Killing(durable.Hashed):
+        parts = 0
+
+        def write(self, part):
+            if self.parts == number:
+                self.file.flush()
+                kill()
+            self.parts += 1
+            return super().write(part)
+
+    with open(path, "wb") as file:
+        torch.save(torch.ones(64, 64), killing := Killing(file))
+    return killing.parts
+
+
+def overwrites_dcp(folder, killed):
+    """The same with torch.distributed.checkpoint, killed when it has opened its file and writes the
+    first tensor."""
+    if killed:
+        torch.save = lambda *_: kill()
+    dcp.save(dict(w=torch.ones(64, 64)), checkpoint_id=folder, no_dist=True)
+
+
+class Nothing:
+    """An optimizer without states, as SGD is; to make one of torch's takes a new rank a second."""
+
+    def __init__(self, parameters):
+        self.param_groups = [dict(params=list(parameters), lr=0.1)]
+
+    def state_dict(self):
+        return dict(state={}, param_groups=[])
+
+
+def saves_again(folder, number):
+    """save() of a plain model, killed before the number-th part of all that it writes."""
+    model = torch.nn.Linear(64, 64)
+    whole, written = durable.Hashed.write, iter(range(1_000_000))
+
+    def write(self, part):
+        if next(written) == number:
+            kill()
+        return whole(self, part)
+
+    durable.Hashed.write = write
+    try:
+        save(folder, model, Nothing(model.parameters()), 1 if number is None else 2)
+    finally:
+        durable.Hashed.write = whole
+    return next(written)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_killed_while_overwriting(worlds, tmp_path):
+    """torch.save over the old file, killed at eight moments: eight times nothing can be read.
+    save(), killed at eight moments: the old one can be, eight times. torch.distributed.checkpoint
+    over the old folder: nothing can be read. The chapter says so.
+
+    Mutation: one of them killed before it begins or after it is done, which proves nothing."""
+    path, folder = tmp_path / "model.pt", tmp_path / "saves"
+    (parts,) = worlds[1].run(overwrites, str(path), None)
+    (all_parts,) = worlds[1].run(saves_again, str(folder), None)
+    for eighth in range(8):
+        worlds[1].run(overwrites, str(path), None)
+        assert torch.load(path).sum() == 64 * 64
+        with pytest.raises(RankDied):
+            worlds[1].run(overwrites, str(path), eighth * parts // 8)
+        with pytest.raises((RuntimeError, OSError, EOFError)):
+            torch.load(path)
+        with pytest.raises(RankDied):
+            worlds[1].run(saves_again, str(folder), eighth * all_parts // 8)
+        (newest,) = saving.saves(folder)
+        for name, written in durable.read_json(newest / saving.MANIFEST)["files"].items():
+            durable.read(newest / name, *written)
+        assert newest.name == "step-1"
+    worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), False)
+    dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    with pytest.raises(RankDied):
+        worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), True)
+    with pytest.raises(dcp.api.CheckpointException):
+        dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", no_dist=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_flipped_bit_in_torchs_own(tmp_path):
+    """torch.load and torch.distributed.checkpoint bring a tensor back with one bit flipped and say
+    nothing: the chapter says so, and if a later PyTorch looks at checksums, this test says that the
+    chapter is out of date.
+
+    Mutation: the bit flipped beside the tensor's bytes."""
+    tensor = torch.linspace(1, 2, 64)
+    torch.save(dict(w=tensor), tmp_path / "model.pt")
+    dcp.save(dict(w=tensor), checkpoint_id=tmp_path / "dcp")
+
+    def load_dcp():
+        found = dict(w=torch.zeros(64))
+        dcp.load(found, checkpoint_id=tmp_path / "dcp")
+        return found["w"]
+
+    for path, load in (
+        (tmp_path / "model.pt", lambda: torch.load(tmp_path / "model.pt")["w"]),
+        (tmp_path / "dcp" / "__0_0.distcp", load_dcp),
+    ):
+        whole = path.read_bytes()
+        begin = whole.index(tensor.numpy().tobytes())
+        assert torch.equal(load(), tensor)
+        for bit in range(0, 8 * tensor.nbytes, 61):
+            place = begin + bit // 8
+            path.write_bytes(
+                whole[:place] + bytes([whole[place] ^ 1 << bit % 8]) + whole[place + 1 :]
+            )
+            assert (load() != tensor).sum() == 1

@@ -1,0 +1,74 @@
+"""The chapter's picture of a step is what the ledger counts now."""
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_step import NOTED  # noqa: E402
+
+from shardlab.show.format import format_bytes  # noqa: E402
+from shardlab.topics.where_the_memory_goes.formulas.timeline import step_timeline  # noqa: E402
+
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_step.py"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    spec = spec_from_file_location("draw_step", TOOL)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def timeline(tool):
+    return tool.measure_step()
+
+
+def test_the_committed_figure_is_what_the_tool_draws(tool, timeline):
+    """Mutations: the model, the ledger or the drawing changed without drawing the figure anew; a
+    figure edited by hand."""
+    assert tool.FIGURE.read_text(encoding="utf-8") == tool.draw(timeline), "run tools/draw_step.py"
+
+
+def test_the_figure_says_what_the_formulas_say(tool, timeline):
+    """The step of record: the peak, its parts, and that it holds no gradients.
+
+    Mutations: a line beside the peak taken for it; the bytes of another category printed."""
+    assert (NOTED.config, NOTED.microbatch, NOTED.sequence) == (
+        tool.CONFIG,
+        tool.MICROBATCH,
+        tool.CONFIG.max_sequence,
+    )
+    loss = {moment.name: parts for moment, parts in step_timeline(**NOTED.quantities())}["loss"]
+    words = " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", tool.draw(timeline)))
+    assert (
+        f"peak {format_bytes(sum(loss.values()))} | activations {format_bytes(loss['activations'])}"
+        in words
+    )
+    assert (
+        f"temporaries {format_bytes(loss['temporaries'])} | no gradients" in words
+        and loss["gradients"] == 0
+    )
+
+
+def test_areas_are_to_scale_and_end_with_the_optimizer(tool, timeline):
+    """The upper edge of the stack is highest where the peak is, and as high as its bytes.
+
+    Mutations: the axis cut off; the sum of the categories below left out; the lines after the
+    optimizer drawn."""
+    totals = [line.bytes.total for line in timeline]
+    path = re.search(
+        r'<path d="([^"]*)" style="fill: var\(--memory-temporaries\)', tool.draw(timeline)
+    )[1]
+    edge = [float(height) for height in re.findall(r"V([\d.]+)", path)[:-1]]
+    height = max(totals) / (tool.MOST_MIB * 2**20) * (tool.BOTTOM - tool.TOP)
+    assert min(edge) == pytest.approx(tool.BOTTOM - height, abs=0.06)
+    assert (
+        timeline[-1].phase == "optimizer"
+        and timeline[-1].bytes.gradients == timeline[-1].bytes.parameters
+    )

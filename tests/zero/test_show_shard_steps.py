@@ -1,0 +1,281 @@
+"""Who holds which shard, as data and as a card: the formulas' numbers, the moves' words; before any
+script."""
+
+import json
+import re
+
+import pytest
+
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.topics.zero.moves import (
+    STAGES,
+    AllGather,
+    AllReduce,
+    Has,
+    Part,
+    ReduceScatter,
+    Update,
+    follow,
+)
+from shardlab.topics.zero.steps import (
+    MICROBATCHES,
+    RANKS,
+    RECIPE,
+    UNITS,
+    encode,
+    first_number,
+    page_data,
+    shard_steps,
+)
+
+EVERY = [
+    (stage, ranks, microbatches)
+    for stage in range(4)
+    for ranks in RANKS
+    for microbatches in MICROBATCHES
+]
+
+
+@pytest.mark.parametrize(("stage", "ranks", "microbatches"), EVERY)
+def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
+    """Moves and pictures; bytes between steps and when backward is done, elements sent in all: to
+    the digits that are printed.
+
+    Mutations: a picture too late; whole gradients at the price of shards; an all-gather taken for
+    an all-reduce."""
+    steps = shard_steps(stage, ranks, microbatches)
+    assert [step.move for step in steps] == [None, *STAGES[stage](len(UNITS), microbatches)]
+    assert [step.picture for step in steps] == follow(stage, len(UNITS), microbatches)
+    psi = len(UNITS) * ranks
+    given = dict(
+        zero_stage=stage,
+        data_parallel=ranks,
+        rank=0,
+        parameters=psi,
+        accumulation_steps=microbatches,
+    )
+    recipe = RECIPES[RECIPE].quantities
+    states = evaluate(["zero_states_bytes", "zero_gradient_bytes"], **given, **recipe)
+    sent = (
+        evaluate(["zero_sent_bytes"], **given, parameter_element_bytes=1, gradient_element_bytes=1)[
+            "zero_sent_bytes"
+        ]
+        / psi
+    )
+    found = [list(map(float, re.findall(r"\d+(?:\.\d+)?", step.detail))) for step in steps]
+    done = (
+        next(k for k, step in enumerate(steps) if isinstance(step.move, Update))
+        - 1
+        - len(UNITS) * (stage == 1)
+    )
+    assert found[done][0] == pytest.approx(states["zero_states_bytes"] / psi, rel=5e-3)
+    assert found[0][0] == pytest.approx(
+        (states["zero_states_bytes"] - states["zero_gradient_bytes"]) / psi, rel=5e-3
+    )
+    assert "sent nothing" in steps[0].detail and found[-1][-2] == found[-1][-1] == pytest.approx(
+        sent, rel=5e-3
+    )
+    assert {numbers[1] for numbers in found} == {max(numbers[0] for numbers in found)}
+    rising = [numbers[2] for numbers in found if len(numbers) == 4]
+    assert rising == sorted(rising) and len(set(rising)) == sum(
+        isinstance(step.move, (AllGather, AllReduce)) for step in steps
+    )
+
+
+def test_what_a_move_says():
+    """Mutations: `keeps` where a shard is added; microbatch 1 twice; `whole` where parameters are
+    refreshed; its number off by one."""
+    two = [step.sentence for step in shard_steps(2, 4, 2)]
+    assert (
+        two[0]
+        == "Before move 1 of 22: every rank has all parameters, and the optimizer states of its"
+        " shard."
+    )
+    assert (
+        two[3]
+        == "Move 3 of 22: forward of unit C in microbatch 1. Each rank computes with examples of"
+        " its own."
+    )
+    assert (
+        two[4]
+        == "Move 4 of 22: backward of unit C in microbatch 1. Each rank has all gradients of it"
+        " now, from its own examples only."
+    )
+    assert (
+        two[5]
+        == "Move 5 of 22: reduce-scatter of unit C’s gradients. A rank keeps its shard of their"
+        " mean and frees the rest."
+    )
+    assert (
+        two[10]
+        == "Move 10 of 22: forward of unit A in microbatch 2. Each rank computes with examples of"
+        " its own."
+    )
+    assert (
+        "backward of unit C in microbatch 2. Each rank has all" in two[13]
+        and "adds its shard of their mean" in two[14]
+    )
+    assert two[20].endswith(
+        "all-gather of unit A’s parameters. Each rank gets what the others have updated."
+    )
+    assert (
+        "backward of unit C in microbatch 2. Each rank adds to the gradients that it has of it"
+        in shard_steps(1, 2, 2)[10].sentence
+    )
+    three = [step.sentence for step in shard_steps(3, 2, 1)]
+    assert three[1].endswith(
+        "all-gather of unit A’s parameters. For a moment every rank has them whole."
+    )
+    assert three[3].endswith(
+        "unit A’s parameters are freed. A rank has only its shard of them again."
+    )
+    assert [three[first_number(3, 1)][:23]] == ["Move 22 of 22: the upda"]
+    assert shard_steps(0, 2, 1)[5].sentence.endswith(
+        "unit C’s gradients. Now every rank has their mean over all ranks."
+    )
+
+
+W, S, N = Part.WHOLE, Part.SHARD, Part.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("stage", "number", "cells"),
+    [
+        (1, 0, "222000111000"),
+        (1, 4, "22C00D111000"),
+        (1, 7, "22233b111000"),
+        (1, 10, "FFF111111000"),
+        (1, 11, "c55111111000"),
+        (3, 1, "111000111c00"),
+        (3, 11, "11100D11100C"),
+        (3, 13, "11100b111000"),
+        (0, 5, "22200c222000"),
+        (0, 10, "CCC222222000"),
+    ],
+)
+def test_cells_on_their_way_to_the_page(stage, number, cells):
+    """Mutations: gathered among the parameters; hatched for solid; the mark of a collective at
+    computing; marks of the move before."""
+    assert encode(shard_steps(stage, 4, 1)[number]) == cells
+
+
+def test_both_kinds_of_gradients_are_in_one_cell():
+    """Mutation: whole gradients drawn over the shard of the first microbatch."""
+    step = next(
+        step for step in shard_steps(2, 4, 2) if step.picture[2] == Has(W, S, own=W, gradients=S)
+    )
+    assert encode(step) == "22C11E111000"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((4, 4, 1), "stage = 4: the card shows 0 to 3."),
+        ((1, 9, 1), "ranks = 9: the card shows 2 to 8."),
+        ((1, 4, 3), "microbatches = 3: the card shows 1 to 2."),
+    ],
+)
+def test_what_there_is_not(given, sentence):
+    """Mutation: an IndexError, or a stage 4 that is stage 3."""
+    with pytest.raises(ValueError, match=sentence):
+        shard_steps(*given)
+
+
+# --- the card -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shards():
+    pytest.importorskip("sphinx")
+    from bookkit import shards
+
+    return shards
+
+
+def test_the_card_is_whole_and_speaks_before_any_script(shards):
+    """Mutations: a closing tag forgotten; two elements of one id; the first sentence of another
+    move than the slider's."""
+    from test_bookkit_explorer import Nesting
+
+    class Card(Nesting):
+        EMPTY = Nesting.EMPTY | {"path"}
+
+    text = shards.card(1, 4, "steps.js")
+    found = Card(text)
+    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
+    steps, text = shard_steps(1, 4, 1), text.replace("\N{NO-BREAK SPACE}", " ")
+    assert isinstance(steps[10].move, Update) and 'value="10"' in text and "10 of 13" in text
+    assert f'<p class="explorer-sentence">{steps[10].sentence}</p>' in text
+    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
+
+
+def test_the_script_has_every_picture(shards):
+    """Once for all ranks what does not depend on them. Mutation: the details of two ranks for
+    all."""
+    call = r"BOOK\.steppers\.add\(BOOK\.steppers\.kinds\.shards\.unpack\((.*)\)\);\n"
+    packed = json.loads(re.fullmatch(call, shards.script(), re.DOTALL)[1])
+    for stage, ranks, microbatches in EVERY:
+        pack = packed[
+            f"stage {stage}, {microbatches} microbatch{'es' if microbatches == 2 else ''}"
+        ]
+        say = [
+            [sentence, detail]
+            for sentence, detail in zip(pack["sentences"], pack["details"][str(ranks)], strict=True)
+        ]
+        assert {**pack["all"], "shards": ranks, "say": say} == json.loads(
+            json.dumps(page_data(stage, ranks, microbatches))
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("```{shards} 5\n```", "stage = 5: the card shows 0 to 3."),
+        ("```{shards} 1\n:ranks: 1\n```", "ranks = 1: the card shows 2 to 8."),
+        ("```{shards} one\n```", "invalid literal"),
+        (
+            "```{shards} 1\n```\n\n```{shards} 2\n```",
+            "who holds which shard stands on this page already.",
+        ),
+    ],
+)
+def test_a_wrong_directive_is_a_warning(shards, tmp_path, text, sentence):
+    """Mutation: an exception in the place of a warning with page and line, or two cards with one
+    id."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    (tmp_path / "index.md").write_text(f"# Page\n\n{text}\n", encoding="utf-8")
+    with open(tmp_path / "warnings", "w+", encoding="utf-8") as stream, docutils_namespace():
+        Sphinx(
+            tmp_path,
+            None,
+            tmp_path / "html",
+            tmp_path / "doctrees",
+            "html",
+            status=None,
+            warning=stream,
+            freshenv=True,
+            confoverrides=dict(
+                extensions=["myst_parser", "bookkit.shards"], root_doc="index", html_theme="basic"
+            ),
+        ).build()
+    said = (tmp_path / "warnings").read_text(encoding="utf-8")
+    assert sentence in said and re.search(r"index\.md:\d+", said)
+
+
+def test_the_marks_are_the_moves(shards):
+    """A collective marks the cells of one unit that it fills. Mutation: an all-gather of stage 3
+    marked among the parameters."""
+    for stage in range(4):
+        for step in shard_steps(stage, 4, 2):
+            found = {
+                (number // 3, number % 3)
+                for number, letter in enumerate(encode(step))
+                if letter in "abcdef"
+            }
+            if isinstance(step.move, (AllReduce, ReduceScatter, AllGather)):
+                column = (3 if stage == 3 else 0) if isinstance(step.move, AllGather) else 1
+                assert found == {(column, step.move.unit)}
+            else:
+                assert not found

@@ -1,0 +1,427 @@
+"""The moves of a step under ZeRO: what the real code does on ranks, one move after the other, and
+what the formulas say of it."""
+
+import sys
+
+import pytest
+
+from shardlab.formulas import evaluate
+from shardlab.topics.zero.moves import (
+    AT_REST,
+    STAGES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Forward,
+    Free,
+    Has,
+    Part,
+    ReduceScatter,
+    Update,
+    follow,
+)
+
+torch = pytest.importorskip("torch")
+
+import cloudpickle  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import nn  # noqa: E402
+
+from shardlab.data_parallel import DistributedDataParallel  # noqa: E402
+from shardlab.measure.communication import CommunicationLog  # noqa: E402
+from shardlab.measure.ledger import Ledger  # noqa: E402
+from shardlab.ranks import ranks  # noqa: E402
+from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+WIDTHS = (120, 120, 132, 144)
+# of the units, in elements: 12 divides them, no two are equal
+SIZES = [out * (into + 1) for into, out in zip(WIDTHS, WIDTHS[1:])]
+SMALL = 12_000  # bytes of activations and their gradients: less than the smallest shard on 4 ranks
+# gloo's thread may keep a buffer a moment longer: of each moment the leanest of three counts
+STEPS = 3
+
+
+# --- the real code, watched -----------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    """A unit, and a bucket: a weight and a bias."""
+
+    def __init__(self, into, out):
+        super().__init__()
+        self.linear = nn.Linear(into, out)
+
+    def forward(self, x):
+        return torch.tanh(self.linear(x))
+
+
+class Watched:
+    """A model and its optimizer under a stage; `moments` are the moves that it makes, each with
+    what the rank has afterwards.
+
+    A moment is weighed when the next thing begins: inside a hook of autograd a gradient that has
+    gone is alive until it returns."""
+
+    def __init__(self, stage):
+        self.stage, self.moments, self.pending, self.ledger = stage, [], None, None
+        self.blocks = [Block(into, out) for into, out in zip(WIDTHS, WIDTHS[1:])]
+        self.model = nn.Sequential(*self.blocks)
+        self.parameters = [list(block.parameters()) for block in self.blocks]
+        self.arrived = [0] * len(self.blocks)
+        for unit, block in enumerate(self.blocks):
+            block.linear.register_forward_hook(
+                lambda module, args, output, unit=unit: self.forward(unit, output)
+            )
+            if stage < 3:
+                for parameter in block.parameters():  # before the stage's own hooks
+                    parameter.register_post_accumulate_grad_hook(
+                        lambda _, unit=unit: self.gradient(unit)
+                    )
+        getattr(self, f"stage_{stage}")()
+
+    def unit_of(self, parameter):
+        return next(
+            unit for unit, own in enumerate(self.parameters) if any(parameter is p for p in own)
+        )
+
+    def stage_0(self):
+        self.model = DistributedDataParallel(self.model, bucket_bytes=4 * min(SIZES))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.watch_update(self.optimizer)
+        send = self.model.send_next
+        self.model.send_next = lambda: self.around(
+            send, AllReduce(self.unit_of(self.model.buckets[len(self.model.under_way)][0]))
+        )
+
+    def stage_1(self, module=stage1):
+        self.optimizer = optimizer = module.ShardedOptimizer(
+            self.model.parameters(),
+            torch.optim.SGD,
+            bucket_bytes=4 * max(SIZES),
+            lr=0.1,
+            momentum=0.9,
+        )
+        self.watch_update(optimizer.inner)
+        reduce, gather = optimizer._reduce, optimizer.collectives.all_gather
+        optimizer._reduce = lambda bucket: self.around(
+            reduce, ReduceScatter(self.unit_of(bucket.parameters[0])), bucket
+        )
+        optimizer.collectives.all_gather = lambda flat, group: self.around(
+            gather,
+            AllGather(
+                next(unit for unit, bucket in enumerate(optimizer.buckets) if bucket.flat is flat)
+            ),
+            flat,
+            group,
+        )
+
+    def stage_2(self):
+        self.stage_1(stage2)
+
+    def stage_3(self):
+        stage3.fully_shard(self.model, self.blocks)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.watch_update(self.optimizer)
+        for unit, block in enumerate(self.blocks):
+            own = block.sharded_unit
+
+            def leave_backward(unit=unit, own=own, leave=own.leave_backward):
+                if own.whole:
+                    self.note(Backward(unit))
+                leave()
+
+            def reshard(unit=unit, own=own, reshard=own.reshard):
+                self.around(reshard, Free(unit)) if own.whole else reshard()
+
+            own.gather = lambda unit=unit, gather=own.gather: self.around(gather, AllGather(unit))
+            own.leave_backward, own.reshard = leave_backward, reshard
+            for flat in own.flats:
+                flat.reduce = lambda *args, reduce=flat.reduce: self.weigh() or reduce(*args)
+                flat.shard.register_post_accumulate_grad_hook(
+                    lambda _, unit=unit: self.note(ReduceScatter(unit))
+                )
+
+    def watch_update(self, optimizer):
+        optimizer.register_step_pre_hook(lambda *_: self.weigh())
+        optimizer.register_step_post_hook(lambda *_: self.note(Update()))
+
+    def forward(self, unit, output):
+        self.note(Forward(unit))
+        # in backward: all is done in the units behind it
+        output.register_hook(lambda _: self.weigh())
+
+    def gradient(self, unit):
+        self.arrived[unit] += 1
+        if self.arrived[unit] == len(self.parameters[unit]):
+            self.arrived[unit] = 0
+            self.note(Backward(unit))
+
+    def around(self, function, move, *args):
+        self.weigh()
+        function(*args)
+        self.note(move)
+
+    def note(self, move):
+        self.weigh()
+        self.pending = move
+
+    def weigh(self):
+        move, self.pending = self.pending, None
+        if move is None or self.ledger is None:
+            return
+        counts, shards = (
+            self.ledger.bytes,
+            [p for group in self.optimizer.param_groups for p in group["params"]],
+        )
+        storages = {
+            p.grad.untyped_storage().data_ptr(): p.grad.untyped_storage().nbytes()
+            for p in (*shards, *self.model.parameters())
+            if p.grad is not None
+        }
+        rest = (
+            counts.total
+            - counts.parameters
+            - counts.optimizer
+            - counts.gathered
+            - sum(storages.values())
+        )
+        values = (
+            [sum(p.detach().double().sum().item() for p in own) for own in self.parameters]
+            if self.stage < 3
+            else None
+        )
+        self.moments.append(
+            [
+                move,
+                (counts.parameters, counts.optimizer, counts.gathered),
+                sum(storages.values()),
+                rest,
+                values,
+            ]
+        )
+
+    def step(self, microbatches):
+        self.optimizer.zero_grad()
+        for number in range(microbatches):
+            torch.manual_seed(10 * dist.get_rank() + number)
+            last = number == microbatches - 1
+            with self.model.no_sync() if self.stage == 0 and not last else torch.enable_grad():
+                self.model(torch.randn(1, WIDTHS[0])).sum().backward()
+        self.optimizer.step()
+        self.weigh()
+
+
+def collectives_in(messages):
+    """(kind, bytes of the whole array) of each collective of this rank. Of a ring, the chunk that a
+    rank sends first says which it is, and chunks are equal here."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    found = [
+        ("AllReduce", message.nbytes) for message in messages if message.operation == "all_reduce"
+    ]
+    sends = [message for message in messages if message.operation == "send"]
+    for first in range(0, len(sends), n - 1):
+        ring = sends[first : first + n - 1]
+        begins = {(me - 1) % n: "ReduceScatter", me: "AllGather"}
+        found.append(
+            (begins[ring[0].chunk], sum(message.nbytes for message in ring) * n // (n - 1))
+        )
+    return found
+
+
+def watched(stage, microbatches):
+    """(moments, collectives) of the leanest of the steps."""
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    watch = Watched(stage)
+    watch.step(microbatches)  # the optimizer makes its states
+    seen = []
+    for _ in range(STEPS):
+        watch.optimizer.zero_grad()
+        watch.moments = []
+        with Ledger(watch.model, watch.optimizer) as watch.ledger, CommunicationLog() as log:
+            watch.step(microbatches)
+        watch.ledger = None
+        seen.append(watch.moments)
+    assert all([m[:3] for m in moments] == [m[:3] for m in seen[0]] for moments in seen), (
+        "every step is the same"
+    )
+    leanest = [min(same, key=lambda moment: moment[3]) for same in zip(*seen)]
+    return [[*lean[:4], last[4]] for lean, last in zip(leanest, seen[-1])], collectives_in(
+        log.messages
+    )
+
+
+@pytest.fixture(scope="module", params=(2, 4))
+def world(request):
+    with ranks(request.param, device="cpu", announce=False) as world:
+        yield world
+
+
+def said(pictures, field, n):
+    """Bytes of float32 that every rank has of it, over all units."""
+    return sum(
+        {Part.NOTHING: 0, Part.SHARD: size // n, Part.WHOLE: size}[getattr(has, field)] * 4
+        for has, size in zip(pictures, SIZES)
+    )
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("microbatches", (1, 2))
+def test_the_moves_are_what_the_code_does(world, stage, microbatches):
+    """The real data_parallel.py, stage1.py, stage2.py and stage3.py make these moves in this order,
+    with these collectives of these sizes, and have after each the bytes of parameters, optimizer
+    states, gathered parameters and gradients that the list says, exactly; what else there is is
+    smaller than any shard. (Whole gradients of stage 3 are nobody's `.grad`: they are part of what
+    else there is, and taken off.) Where the list says that parameters are old, ranks differ, and
+    only there. (In stage 0 a bucket sends a flag for each of its parameters along.)
+
+    Mutations, in the list: stage 1 reduces in backward; stage 2 reduces after it; a unit freed
+    after its gradients are reduced; the last unit not gathered again; units updated before they are
+    reduced; stage 0 reduces in each microbatch. In the code: stage 1 reduces forwards; stage 2
+    keeps whole gradients; stage 3 does not free in forward."""
+    n, units = world.world_size, len(SIZES)
+    moves, pictures = list(STAGES[stage](units, microbatches)), follow(stage, units, microbatches)
+    flags = 4 * 2 if stage == 0 else 0
+    wanted = [
+        (type(move).__name__, 4 * SIZES[move.unit] + flags)
+        for move in moves
+        if isinstance(move, (AllReduce, AllGather))
+    ]
+    every = world.run(watched, stage, microbatches)
+    for moments, collectives in every:
+        assert [moment[0] for moment in moments] == moves
+        assert collectives == wanted
+        for move, before, now, (_, counts, gradients, rest, _) in zip(
+            moves, pictures, pictures[1:], moments
+        ):
+            assert counts == tuple(
+                said(now, field, n) for field in ("parameters", "optimizer", "gathered")
+            ), move
+            own, mean = said(now, "own", n), said(now, "gradients", n)
+            averaged = flags * sum(has.gradients == Part.WHOLE for has in now)
+            if stage < 3:
+                assert gradients == own + mean + averaged, move
+            else:  # whole gradients are on their way to the shards: nobody's .grad
+                assert gradients == mean, move
+                rest -= own
+            # what is added is there beside the sum
+            adds = stage == 0 and isinstance(move, Backward) and before[move.unit].own
+            assert 0 <= rest <= SMALL + (4 * SIZES[move.unit] if adds else 0), (move, rest)
+    if stage < 3:
+        for number, now in enumerate(pictures[1:]):
+            for unit, has in enumerate(now):
+                assert (len({moments[number][4][unit] for moments, _ in every}) > 1) == has.old, (
+                    moves[number],
+                    unit,
+                )
+
+
+# --- the list alone -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("units, microbatches", [(1, 1), (3, 1), (4, 3)])
+def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
+    """What a step sends, and what a rank has when backward is done (in stage 1, before it reduces):
+    those of the formulas.
+
+    Mutations: a gathering more in stage 3; stage 2 that keeps whole gradients; a unit left
+    whole."""
+    size, n = 60, 4
+    sent = {AllReduce: 2 * size, ReduceScatter: size, AllGather: size}
+    moves, pictures = list(STAGES[stage](units, microbatches)), follow(stage, units, microbatches)
+    given = dict(
+        zero_stage=stage,
+        parameters=units * size,
+        data_parallel=n,
+        rank=0,
+        accumulation_steps=microbatches,
+    )
+    targets = [
+        "zero_traffic_parameters",
+        "zero_kept_parameters",
+        "zero_kept_gradients",
+        "zero_kept_optimizer_states",
+    ]
+    want = evaluate(targets, **given)
+    assert sum(sent.get(type(move), 0) for move in moves) == want["zero_traffic_parameters"]
+    elements = {Part.NOTHING: 0, Part.SHARD: size // n, Part.WHOLE: size}
+    done = pictures[moves.index(Update()) - units * (stage == 1)]
+    kept = [
+        sum(elements[part] for has in done for part in parts(has))
+        for parts in (
+            lambda has: [has.parameters, has.gathered],
+            lambda has: [has.own, has.gradients],
+            lambda has: [has.optimizer],
+        )
+    ]
+    assert kept == [
+        want[f"zero_kept_{what}"] for what in ("parameters", "gradients", "optimizer_states")
+    ]
+    assert all(
+        (has.own, has.gathered, has.old) == (Part.NOTHING, Part.NOTHING, False)
+        for has in pictures[-1]
+    )
+    assert pictures[0] == [AT_REST[stage]] * units
+
+
+WHOLE, SHARD = Part.WHOLE, Part.SHARD
+
+
+@pytest.mark.parametrize(
+    "stage, moves, sentence",
+    [
+        (
+            3,
+            [Forward(0)],
+            (
+                "move 1, Forward(unit=0), unit 0: it computes with all its parameters, as they are"
+                " now."
+            ),
+        ),
+        (
+            0,
+            [Backward(1), Update()],
+            "move 2, Update(unit=None), unit 0: an update takes gradients where the states are",
+        ),
+        (
+            1,
+            [Backward(0), AllReduce(0), Update()],
+            "move 3, Update(unit=None), unit 0: an update takes gradients where the states are",
+        ),
+        (
+            1,
+            [Backward(0), ReduceScatter(0), Update(0), Forward(0)],
+            "move 4, Forward(unit=0), unit 0: it computes with all its parameters",
+        ),
+        (
+            2,
+            [ReduceScatter(1)],
+            "move 1, ReduceScatter(unit=1), unit 1: its gradients are not there.",
+        ),
+        (2, [AllGather(0)], "move 1, AllGather(unit=0), unit 0: every rank has them already."),
+        (
+            3,
+            [AllGather(0), AllGather(0)],
+            "move 2, AllGather(unit=0), unit 0: it is gathered already.",
+        ),
+        (3, [Free(0)], "move 1, Free(unit=0), unit 0: it is not gathered."),
+    ],
+)
+def test_moves_that_cannot_be(stage, moves, sentence):
+    """Each is refused with the move and the rule. Mutation: any of the checks left out."""
+    with pytest.raises(ValueError) as caught:
+        follow(stage, 2, 1, moves)
+    assert str(caught.value).startswith(sentence)
+
+
+def test_gradients_of_two_microbatches():
+    """In stage 2 whole gradients of the second stand beside the shard of the first, until they are
+    reduced.
+
+    Mutation: a backward that forgets what was there."""
+    had = Has(WHOLE, SHARD, gradients=SHARD)
+    assert Backward(0).then(had) == Has(WHOLE, SHARD, own=WHOLE, gradients=SHARD)
+    assert ReduceScatter(0).then(Backward(0).then(had)) == had
