@@ -10,6 +10,14 @@ MEGABYTES = (16, 64)
 # Of the time of gloo's: 0.9 of its bandwidth or more for the ring, 1.2 for the reduce-scatter,
 # which gloo makes by an all-reduce.
 RING, REDUCE_SCATTER = round(1 / 0.9, 3), round(1 / 1.2, 3)
+# What is printed, whose times are divided by whose, and how much the ratio may be.
+RATIOS = (
+    ("ring all-reduce, time / gloo's", "ring", "gloo", RING),
+    ("the same, a chunk as one piece", "ring whole", "gloo", None),
+    ("the same, arrivals in memory that is new each time", "ring new", "gloo", None),
+    ("reduce-scatter, time / gloo's", "scatter", "gloo scatter", REDUCE_SCATTER),
+    ("all-gather, time / gloo's", "gather", "gloo gather", None),
+)
 
 
 def measure_collectives() -> list[Result]:
@@ -19,11 +27,8 @@ def measure_collectives() -> list[Result]:
     with ranks(2, device="cpu", announce=False) as world:
         for megabytes in MEGABYTES:
             times = world.run(times_of_both, megabytes)[0]
-
-            def ratio(ours, theirs):
-                return median(a / b for a, b in zip(times[ours], times[theirs]))
-
-            def line(what, ours, theirs, most=None):
+            for what, ours, theirs, most in RATIOS:
+                ratio = round(median(a / b for a, b in zip(times[ours], times[theirs])), 3)
                 low, *_, high = quantiles(
                     [a / b for a, b in zip(times[theirs + " again"], times[theirs])], n=20
                 )
@@ -32,15 +37,7 @@ def measure_collectives() -> list[Result]:
                     f" {low:.2f} to {high:.2f}"
                 )
                 what = f"{megabytes} MB on 2 ranks: {what}"
-                results.append(
-                    Result("collectives", what, round(ratio(ours, theirs), 3), "x", most, note)
-                )
-
-            line("ring all-reduce, time / gloo's", "ring", "gloo", RING)
-            line("the same, a chunk as one piece", "ring whole", "gloo")
-            line("the same, arrivals in memory that is new each time", "ring new", "gloo")
-            line("reduce-scatter, time / gloo's", "scatter", "gloo scatter", REDUCE_SCATTER)
-            line("all-gather, time / gloo's", "gather", "gloo gather")
+                results.append(Result("collectives", what, ratio, "x", most, note))
     return results
 
 

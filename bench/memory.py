@@ -37,8 +37,13 @@ with FakeTensorMode():
     built = time.perf_counter()
     with Ledger(model, optimizer) as ledger:
         step()
-print(json.dumps(dict(seconds=time.perf_counter() - started, step=time.perf_counter() - built, peak=ledger.peak.bytes.total,
-                      where=ledger.peak.operation, real=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)))
+print(json.dumps(dict(
+    seconds=time.perf_counter() - started,
+    step=time.perf_counter() - built,
+    peak=ledger.peak.bytes.total,
+    where=ledger.peak.operation,
+    real=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+)))
 """
 
 
@@ -78,7 +83,7 @@ def measure_overhead() -> list[Result]:
         optimizer = torch.optim.AdamW(model.parameters())
         tokens = torch.randint(config.vocabulary, (microbatch, config.max_sequence + 1))
 
-        def step():
+        def step(model=model, optimizer=optimizer, tokens=tokens):
             next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
             optimizer.step()
             optimizer.zero_grad()

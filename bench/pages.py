@@ -22,12 +22,15 @@ DESKTOP = {"width": 1280, "height": 800}
 # callback arrives after the painting.
 FIRST_INPUT = """
   window.bench = {tasks: [], shift: 0};
-  new PerformanceObserver(list => bench.tasks.push(...list.getEntries().map(task => [task.startTime, task.duration])))
+  new PerformanceObserver(list => bench.tasks.push(...list.getEntries()
+    .map(task => [task.startTime, task.duration])))
     .observe({type: "longtask", buffered: true});
-  new PerformanceObserver(list => list.getEntries().forEach(entry => { bench.shift += entry.value; }))
+  new PerformanceObserver(list => list.getEntries()
+    .forEach(entry => { bench.shift += entry.value; }))
     .observe({type: "layout-shift", buffered: true});
   addEventListener("explorer:ready", event => {
-    const slider = event.target.querySelector("[type=range]"), words = () => event.target.querySelector(".explorer-words").textContent;
+    const slider = event.target.querySelector("[type=range]"),
+      words = () => event.target.querySelector(".explorer-words").textContent;
     if (bench.ready || !slider) return; // the first that has a slider
     bench.ready = performance.now();
     const before = words();
@@ -44,7 +47,8 @@ FIRST_INPUT = """
 
 SCROLL = """async () => {
   const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight / 2) { scrollTo(0, y); await frame(); }
+  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight / 2) {
+    scrollTo(0, y); await frame(); }
   await new Promise(done => setTimeout(done, 300));
 }"""
 
@@ -54,12 +58,15 @@ SCROLL = """async () => {
 # timed, and Reset makes the values valid again.
 REDRAW = """async ([name, count, why]) => {
   const card = document.getElementById("explorer-" + name);
-  const sliders = [...card.querySelectorAll("[type=range]")].filter(slider => slider.checkVisibility());
+  const sliders = [...card.querySelectorAll("[type=range]")]
+    .filter(slider => slider.checkVisibility());
   card.querySelector(".explorer-why").open = why;
-  while (why && !card.querySelector(".explorer-numbers")) await new Promise(done => setTimeout(done, 20));
+  while (why && !card.querySelector(".explorer-numbers")) 
+    await new Promise(done => setTimeout(done, 20));
   card.scrollIntoView();
   const frame = () => new Promise(done => requestAnimationFrame(() => {
-    const channel = new MessageChannel(); channel.port1.onmessage = done; channel.port2.postMessage(0); }));
+    const channel = new MessageChannel(); channel.port1.onmessage = done;
+    channel.port2.postMessage(0); }));
   const handled = [], redrawn = [], painted = [];
   let refused = 0;
   await frame();
@@ -73,7 +80,8 @@ REDRAW = """async ([name, count, why]) => {
     card.getBoundingClientRect(); document.body.offsetHeight;
     const layout = performance.now() - start;
     await frame();
-    if (card.classList.contains("stale")) { refused++; card.querySelector(".explorer-reset").click(); await frame(); continue; }
+    if (card.classList.contains("stale")) { refused++;
+      card.querySelector(".explorer-reset").click(); await frame(); continue; }
     handled.push(script); redrawn.push(layout); painted.push(performance.now() - start);
   }
   return {handled, redrawn, painted, refused};

@@ -5,6 +5,7 @@ one; on a continuous integration machine (CI=true) a missing browser is an error
 """
 
 import os
+import re
 import shutil
 import threading
 from contextlib import contextmanager
@@ -152,3 +153,52 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def build(tmp_path):
+    """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    def build_it(**pages):
+        source, output = tmp_path / "source", tmp_path / "html"
+        source.mkdir(exist_ok=True)
+        for name, text in pages.items():
+            (source / f"{name}.md").write_text(text, encoding="utf-8")
+        warnings = tmp_path / "warnings"
+        with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
+            app = Sphinx(
+                source,
+                None,
+                output,
+                tmp_path / "doctrees",
+                "html",
+                status=None,
+                warning=stream,
+                freshenv=True,
+                confoverrides={
+                    "extensions": [
+                        "myst_parser",
+                        "bookkit.mathml",
+                        "bookkit.explorer",
+                        "bookkit.formulas",
+                    ],
+                    "html_math_renderer": "mathml",
+                    "root_doc": "index",
+                    "nitpicky": True,
+                    "suppress_warnings": ["toc.not_included"],
+                    "html_theme": "basic",
+                    "myst_enable_extensions": ["dollarmath"],
+                },
+            )
+            app.build()
+        lines = re.sub(r"\x1b\[[\d;]*m", "", warnings.read_text(encoding="utf-8")).splitlines()
+        said = [
+            line for line in lines if "already registered" not in line
+        ]  # Sphinx says so of the second application in one process
+        return {
+            name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages
+        }, "\n".join(said)
+
+    return build_it

@@ -18,10 +18,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from test_labs import COMPARED, LABS, code_cells
 
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
-
-pytest.importorskip("torch")  # some exercises are about tensors
-
-from shardlab.exercises import Exercise, check  # noqa: E402
+from shardlab.exercises import Exercise, check
 
 CELLS, LINES, WIDTH = range(25, 46), 15, 95  # characters: what the page shows without scrolling
 PRINTED = 66

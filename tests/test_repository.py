@@ -64,7 +64,7 @@ NO_TORCH += ("topics/*/moves.py", "collective_plans.py", "schedules.py", "measur
 
 
 def floor_of(name: str) -> str:
-    """The floor of a dotted name inside shardlab: an engine or a topic by its name, or the shelf."""
+    """Of a dotted name inside shardlab: an engine or a topic by its name, or the shelf."""
     first, second = [*name.split(".")[1:], "", ""][:2]
     if first == "topics":
         return second if second in TOPICS else "topics"

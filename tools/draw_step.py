@@ -142,8 +142,9 @@ def draw(timeline):
         [
             (
                 f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}"'
-                f' width="{WIDTH}" role="img" aria-labelledby="step-timeline-title step-timeline-text"'
-                ' style="display: block; width: 100%; max-width: 40rem; height: auto; margin: 0 auto"'
+                f' width="{WIDTH}" role="img"'
+                ' aria-labelledby="step-timeline-title step-timeline-text" style="display: block;'
+                ' width: 100%; max-width: 40rem; height: auto; margin: 0 auto"'
                 ' font-family="inherit" font-size="13" fill="currentColor">'
             ),
             f'  <title id="step-timeline-title">{escape(title)}</title>',

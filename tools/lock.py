@@ -19,8 +19,9 @@ CUDA = re.compile(r"(nvidia-|cuda-|triton\b)")
 # (see Makefile).
 THEME = re.compile(r"(sphinx-book|pydata-sphinx)-theme==")
 HEADER = """\
-# The tested versions, written by `make lock`. Python 3.10 to 3.13; where the newest version of a package needs a newer
-# Python, each gets its own. Torch is moved by hand; on a machine without a GPU its CPU build satisfies the same line.
+# The tested versions, written by `make lock`. Python 3.10 to 3.13; where the newest version of a
+# package needs a newer Python, each Python gets its own. Torch is moved by hand; on a machine
+# without a GPU its CPU build satisfies the same line.
 """
 
 

@@ -91,12 +91,14 @@ def card(spec, sheet=None, script=None):
         else f'<details class="explorer-why"><summary>Why?</summary>{why(spec, sheet)}</details>'
     )
     return f"""
-<div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group" aria-labelledby="{ident}-title">
+<div class="explorer wide" id="{ident}" data-explorer="{spec.name}" role="group"
+ aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{escape(spec.title)}</p>
 <div class="explorer-picture">{pictures}<p class="explorer-stale">last valid values</p></div>
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls">{controls}</div>
-<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p>
+<div class="explorer-words" id="{ident}-words">
+<p class="explorer-sentence">{escape(unbroken(spec.say(computed)))}</p>
 <p class="explorer-detail">{escape(unbroken(spec.say_detail(computed)))}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{_table(spec)}</div>
@@ -146,10 +148,10 @@ def _controls(spec, start):
         for place, control in enumerate(spec.controls)
     }
     groups = "".join(
-        "<details"
-        f' class="explorer-group"{"" if group.folded else " open"}><summary>{escape(group.title)}</summary>'
-        "<div"
-        f' class="explorer-grouped">{"".join(made.pop(name) for name in group.quantities)}</div></details>'
+        f'<details class="explorer-group"{"" if group.folded else " open"}>'
+        f"<summary>{escape(group.title)}</summary>"
+        '<div class="explorer-grouped">'
+        f"{''.join(made.pop(name) for name in group.quantities)}</div></details>"
         for group in spec.groups
     )
     return "".join(made.values()) + groups

@@ -1,9 +1,8 @@
 """Numbers and equations out of the formula registry: no formula and no number that follows from one
 is written in a page.
 
-    {bytes}`states_bytes(parameters=175_000_000_000, recipe="fp32 Adam") as TB`      2.8 TB
-    {number}`training_days(model="GPT-3 175B", gpu="A100 SXM 80GB", tokens=300e9, gpus=1024, utilisation=0.4)`      28.5
-    days
+    {bytes}`states_bytes(parameters=175_000_000_000, recipe="fp32 Adam") as TB`      gives 2.8 TB
+    {number}`matmul_flops(rows=64, columns=64, depth=64)`                            gives 524,288
 
 The text is a call with keywords; model=, recipe= and gpu= name presets. After it may stand ``as``
 and a style of ``shardlab.show.format``; without one, bytes are GiB and everything else is printed

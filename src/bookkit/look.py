@@ -21,9 +21,11 @@ TEMPLATES = Path(__file__).parent / "templates"
 # Runs before anything is drawn, so that no page flashes in the wrong colours.
 THEME_SCRIPT = """(function (root) {
   var mode = "auto";
-  try { mode = localStorage.getItem("mode") || mode; } catch (refused) { /* private windows, some file:// pages */ }
+  try { mode = localStorage.getItem("mode") || mode; }
+  catch (refused) { /* private windows, some file:// pages */ }
   root.dataset.mode = mode;
-  root.dataset.theme = mode === "auto" ? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light") : mode;
+  var dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 })(document.documentElement);"""
 
 
@@ -64,9 +66,8 @@ def font_script(body):
     """Asks for the faces of a page before it is laid out: one that comes later is not shown
     (book.css)."""
     faces = [face for face, shows in FACES.items() if re.search(shows, body)]
-    return Markup(
-        f"{json.dumps(faces, separators=(',', ':'))}.forEach(function(f){{document.fonts.load(f).catch(function(){{}})}})"
-    )
+    load = "function(f){document.fonts.load(f).catch(function(){})}"
+    return Markup(f"{json.dumps(faces, separators=(',', ':'))}.forEach({load})")
 
 
 def _icon(*names):

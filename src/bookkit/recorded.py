@@ -172,16 +172,7 @@ def _table(rows):
     differ."""
     cells = []
     for row in rows:
-        style = STYLE_OF_UNIT.get(row.unit, "number")
-        show = lambda value: (
-            format_as(value, style)
-            + (
-                ""
-                if row.unit in STYLE_OF_UNIT or row.unit in ("count", "ratio")
-                else f" {row.unit}"
-            )
-        )
-        formula = "" if row.predicted is None else show(row.predicted)
+        formula = "" if row.predicted is None else _value(row.predicted, row.unit)
         rest = (
             ""
             if row.predicted is None
@@ -196,11 +187,16 @@ def _table(rows):
             [
                 f"{row.name.replace('.', ', ').replace('_', ' ')}{f' ({case})' if case else ''}",
                 formula,
-                show(row.value),
+                _value(row.value, row.unit),
                 rest,
             ]
         )
     return _plain_table(["What", "Formula", "Recorded", "Rest"], cells, numeric=range(1, 4))
+
+
+def _value(value, unit):
+    written = format_as(value, STYLE_OF_UNIT.get(unit, "number"))
+    return written if unit in STYLE_OF_UNIT or unit in ("count", "ratio") else f"{written} {unit}"
 
 
 def _plain_table(heads, rows, numeric=()):

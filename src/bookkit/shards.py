@@ -7,8 +7,8 @@ server.
 
 The argument is the stage that is shown first, the option on how many ranks; the reader chooses
 others, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
-draws what it shows. Moves, words and numbers are data (``shardlab.topics.zero.steps``): those of the
-first picture stand in the card, the others in a script that is fetched when the reader asks for
+draws what it shows. Moves, words and numbers are data (``shardlab.topics.zero.steps``): those of
+the first picture stand in the card, the others in a script that is fetched when the reader asks for
 another. Without a script, and on paper, a table says the same moves.
 """
 

@@ -6,8 +6,8 @@
 
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses
 others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
-data (``shardlab.topics.collectives.steps``): those of the first picture stand in the card, the others
-in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
+data (``shardlab.topics.collectives.steps``): those of the first picture stand in the card, the
+others in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
 ``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
 """
 
@@ -81,8 +81,8 @@ def card(name, ranks, source):
     )
     # the table says it
     first = {key: value for key, value in page_data(name, ranks).items() if key != "say"}
-    look = f"""<span class="stepper-look">{escape(COLLECTIVES[name].look)}</span> Arrows are what this step sends:
-+ is added, = is put in place."""
+    look = f"""<span class="stepper-look">{escape(COLLECTIVES[name].look)}</span>
+Arrows are what this step sends: + is added, = is put in place."""
     menus = f"""<div class="explorer-menu"><label for="{ident}-name">Collective</label>
 <select id="{ident}-name">{options}</select></div>
 {radio_buttons(ident, "n", "Ranks", {n: n for n in RANKS}, ranks)}"""
@@ -104,19 +104,25 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
     """The card of whatever goes step by step: `look` says what to look at, `menus` what is chosen
     (both HTML), `step` what a step is called; it is shown at step `number`. `first` are the data of
     the first picture."""
+    last = len(steps) - 1
     return f"""
-<div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}" role="group" aria-labelledby="{ident}-title">
+<div class="explorer stepper wide" id="{ident}" data-script="{escape(source)}"
+ role="group" aria-labelledby="{ident}-title">
 <p class="explorer-title" id="{ident}-title">{heading}</p>
-<div class="explorer-picture" tabindex="0" role="group" aria-label="Picture: the arrow keys step, space plays">
+<div class="explorer-picture" tabindex="0" role="group"
+ aria-label="Picture: the arrow keys step, space plays">
 <p class="explorer-caption">{look}</p><div class="explorer-drawing"></div></div>
 <div class="explorer-menus">{menus}</div>
 <div class="explorer-controls"><div class="explorer-menu">
-<label for="{ident}-step">{step} <span class="stepper-count">{number} of {len(steps) - 1}</span></label>
-<input type="range" id="{ident}-step" min="0" max="{len(steps) - 1}" step="1" value="{number}"></div>
+<label for="{ident}-step">{step}
+<span class="stepper-count">{number} of {last}</span></label>
+<input type="range" id="{ident}-step" min="0" max="{last}" step="1" value="{number}"></div>
 <div class="stepper-buttons">{"".join(map(_button, BUTTONS))}</div>
 <p class="stepper-keys">Keys: <kbd>←</kbd> <kbd>→</kbd> one step, <kbd>space</kbd> plays</p></div>
-<div class="explorer-words" id="{ident}-words"><p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
-<p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p><p class="stepper-room" aria-hidden="true"></p></div>
+<div class="explorer-words" id="{ident}-words">
+<p class="explorer-sentence">{escape(unbroken(steps[number].sentence))}</p>
+<p class="explorer-detail">{escape(unbroken(steps[number].detail))}</p>
+<p class="stepper-room" aria-hidden="true"></p></div>
 <p class="explorer-status" role="status"></p>
 <div class="explorer-fallback">{table(steps, caption)}</div>
 <div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
@@ -133,7 +139,8 @@ def radio_buttons(ident, key, label, choices, chosen):
         for value, text in choices.items()
     )
     return f"""<div class="explorer-menu"><span id="{ident}-{key}">{label}</span>
-<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">{buttons}</div></div>"""
+<div class="explorer-options" role="radiogroup" aria-labelledby="{ident}-{key}">
+{buttons}</div></div>"""
 
 
 def unbroken(text):

@@ -29,10 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from . import collective_plans as plans
-from .collective_plans import (
-    Plan,
-    ring_all_reduce,
-)  # noqa: F401  (values of `plan`)
+from .collective_plans import Plan, ring_all_reduce
 
 # a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
 PIECE_BYTES = 4 << 20

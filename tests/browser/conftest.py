@@ -17,8 +17,12 @@ SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
 SPOILS = (
     """
 <style>
-  html[data-theme=light] .pale-in-light { color: #bbb } html[data-theme=dark] .pale-in-dark { color: #555 }
-  @media print { html, body { background: black !important } .explorer-fallback { display: none !important } }
+  html[data-theme=light] .pale-in-light { color: #bbb }
+  html[data-theme=dark] .pale-in-dark { color: #555 }
+  @media print {
+    html, body { background: black !important }
+    .explorer-fallback { display: none !important }
+  }
 </style>
 <img src="https://example.org/counter.png" alt=""><img src="missing.png" alt="">
 <script>console.error("spoiled on the console")</script><script>nowhere.spoiled()</script>
@@ -26,7 +30,8 @@ SPOILS = (
 <p style="width: 900px">too wide</p><div style="overflow: auto; white-space: nowrap">"""
     + 200 * "cut-off "
     + """</div>
-<p id="late"></p><script>document.getElementById("late").textContent = "written by a script"</script>
+<p id="late"></p>
+<script>document.getElementById("late").textContent = "written by a script"</script>
 <p>\\(x\\)</p><button class="nameless"></button><button tabindex="-1">skipped</button>
 <button class="blind" style="outline: none !important">no focus to be seen</button>
 """

@@ -9,13 +9,16 @@ from visit import lines, new_context, open_all, open_page
 NUMBER_CONTROLS = """() => {
   let count = 0;
   for (const node of document.querySelectorAll(
-      "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0'], [contenteditable=true]")) {
+      "a[href], button, input:not([type=hidden]), select, textarea, summary, " +
+      "[tabindex='0'], [contenteditable=true]")) {
     const box = node.getBoundingClientRect();
-    if (node.disabled || node.closest("[inert]") || !box.width || !node.checkVisibility({visibilityProperty: true})) continue;
+    if (node.disabled || node.closest("[inert]") || !box.width
+      || !node.checkVisibility({visibilityProperty: true})) continue;
     if (node.type === "radio" && !node.checked) continue; // arrow keys go there, Tab does not
     const style = getComputedStyle(node);
     node.dataset.walk = count++;
-    node.dataset.unfocused = style.outlineStyle + style.boxShadow + style.borderColor + style.backgroundColor;
+    node.dataset.unfocused = style.outlineStyle + style.boxShadow + style.borderColor
+      + style.backgroundColor;
   }
   return count;
 }"""
@@ -25,16 +28,20 @@ NUMBER_CONTROLS = """() => {
 FOCUSED = """() => {
   const node = document.activeElement;
   if (!node || node === document.body || node === document.documentElement) return null;
-  const style = getComputedStyle(node), box = node.getBoundingClientRect(), card = node.closest(".explorer");
+  const style = getComputedStyle(node), box = node.getBoundingClientRect(),
+    card = node.closest(".explorer");
   const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) > 0;
   return {
     walk: node.dataset.walk === undefined ? null : +node.dataset.walk,
     name: node.outerHTML.slice(0, 120),
-    seen: outlined || style.outlineStyle + style.boxShadow + style.borderColor + style.backgroundColor !== node.dataset.unfocused,
+    seen: outlined || style.outlineStyle + style.boxShadow + style.borderColor
+      + style.backgroundColor !== node.dataset.unfocused,
     inView: box.bottom > 0 && box.top < innerHeight && box.right > 0 && box.left < innerWidth,
     kind: card ? (node.type || node.tagName).toLowerCase() : "",
     value: String(node.tagName === "SUMMARY" ? node.parentNode.open : node.value),
-    card: card && [...card.querySelectorAll("svg, .explorer-words, .explorer-error, .explorer-python")].map(part => part.outerHTML).join(""),
+    card: card
+      && [...card.querySelectorAll("svg, .explorer-words, .explorer-error, .explorer-python")]
+        .map(part => part.outerHTML).join(""),
   };
 }"""
 
@@ -55,7 +62,8 @@ KEYS = {
 # sees.
 AS_BEFORE = """walk => {
   const node = document.querySelector(`[data-walk="${walk}"]`);
-  if (node.matches("input, select")) node.closest(".explorer").querySelector(".explorer-reset").click();
+  if (node.matches("input, select")) node.closest(".explorer")
+    .querySelector(".explorer-reset").click();
   node.focus();
 }"""
 CHOOSE_ANOTHER = """() => {
@@ -167,9 +175,12 @@ def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
 
 
 SPOIL_KEYS = """() => {
-  document.querySelector(".explorer [type=range]").addEventListener("keydown", event => { if (event.key !== "Tab") event.preventDefault(); });
-  document.querySelector(".explorer select").addEventListener("change", event => event.stopImmediatePropagation(), true);
-  document.querySelector(".explorer-reset").addEventListener("click", event => event.stopImmediatePropagation(), true);
+  document.querySelector(".explorer [type=range]").addEventListener("keydown",
+    event => { if (event.key !== "Tab") event.preventDefault(); });
+  document.querySelector(".explorer select").addEventListener("change",
+    event => event.stopImmediatePropagation(), true);
+  document.querySelector(".explorer-reset").addEventListener("click",
+    event => event.stopImmediatePropagation(), true);
 }"""
 
 

@@ -71,13 +71,18 @@ class Card:
         by control) in one look."""
         words, errors, values = self.root.evaluate(
             """root => {
-          const rows = [...root.querySelectorAll(".explorer-control")], by = (rows, text) => Object.fromEntries(
+          const rows = [...root.querySelectorAll(".explorer-control")],
+            by = (rows, text) => Object.fromEntries(
             rows.map(row => [row.dataset.quantity, text(row)]));
-          const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility(); // the script makes them
-          return [[...root.querySelectorAll(".explorer-words p")].map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
+          // the script makes them
+          const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility();
+          return [[...root.querySelectorAll(".explorer-words p")]
+            .map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
             by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
-            by(rows, row => row.querySelector("[type=text]") ? row.querySelector("[type=text]").value
-              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))]; }"""
+            by(rows, row => row.querySelector("[type=text]")
+              ? row.querySelector("[type=text]").value
+              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))];
+        }"""
         )
         return (
             words,
@@ -234,9 +239,11 @@ def test_every_control_by_keyboard_alone(card):
     for _ in range(400):
         card.page.keyboard.press("Tab")
         here = card.page.evaluate(
-            """id => { const node = document.activeElement; if (!node.closest("#" + id)) return null;
+            """id => { const node = document.activeElement;
+          if (!node.closest("#" + id)) return null;
           const control = node.closest(".explorer-control");
-          return control ? control.dataset.quantity + " " + node.type : node.dataset.kind || node.textContent; }""",
+          return control ? control.dataset.quantity + " " + node.type
+            : node.dataset.kind || node.textContent; }""",
             f"explorer-{card.name}",
         )
         if here is None and reached:
@@ -687,10 +694,14 @@ def test_the_bar_of_one_parameter_is_to_scale(open_card):
 # [name, strong, then for each path of parts and for the hatch [y, height] where it has a box over
 # that name, else [0, 0]]
 COLUMNS = """drawing => {
-  const boxes = [...drawing.querySelectorAll("path.part, path.over")].map(path => [...path.getAttribute("d").matchAll(
+  const boxes = [...drawing.querySelectorAll("path.part, path.over")]
+    .map(path => [...path.getAttribute("d").matchAll(
     /M([-\\d.]+) ([-\\d.]+)h([\\d.]+)v([-\\d.e]+)H/g)].map(found => found.slice(1).map(Number)));
-  return [...drawing.querySelectorAll(".name")].filter(text => text.textContent).map(text => [text.textContent, text.classList.contains("strong"),
-    ...boxes.map(path => (path.find(([x, y, wide]) => Math.abs(x + wide / 2 - text.getAttribute("x")) < wide / 2) || [0, 0, 0, 0]).filter((_, k) => k % 2))]); }"""
+  return [...drawing.querySelectorAll(".name")].filter(text => text.textContent)
+    .map(text => [text.textContent, text.classList.contains("strong"),
+    ...boxes.map(path => (path.find(([x, y, wide]) =>
+      Math.abs(x + wide / 2 - text.getAttribute("x")) < wide / 2) || [0, 0, 0, 0])
+        .filter((_, k) => k % 2))]); }"""
 
 
 @pytest.mark.parametrize(
@@ -817,7 +828,8 @@ def test_the_ghost_of_the_picture_before(open_card):
 AT_ONCE = """(root, [selector, event]) => { const control = root.querySelector(selector);
   if (event === "change") control.dispatchEvent(new Event("input"));
   control.dispatchEvent(new Event(event));
-  return [root.className, ...[...root.querySelectorAll(".ghost")].map(node => node.getAttribute("d") || "")].join(" "); }"""
+  const ghosts = [...root.querySelectorAll(".ghost")];
+  return [root.className, ...ghosts.map(node => node.getAttribute("d") || "")].join(" "); }"""
 
 
 @pytest.mark.parametrize(
@@ -841,20 +853,27 @@ def test_who_wants_no_motion_sees_no_ghost_go(open_card, selector, event):
 # --- curves ---------------------------------------------------------------------------------------
 
 CURVES = """drawing => {
-  const seen = text => text.textContent, numbers = text => (text.match(/-?[\\d.]+/g) || []).map(Number);
+  const seen = text => text.textContent,
+    numbers = text => (text.match(/-?[\\d.]+/g) || []).map(Number);
   return {
-    lines: [...drawing.querySelectorAll(".curve")].map(line => line.getAttribute("d") ? numbers(line.getAttribute("d")) : null),
-    dashes: [...drawing.querySelectorAll(".curve")].filter(line => line.getAttribute("d")).map(line => line.getAttribute("stroke-dasharray")),
-    point: numbers(drawing.querySelector(".marker").getAttribute("d")).slice(0, 2), arrow: drawing.querySelector(".marker").getAttribute("d").includes("v14"),
-    ticks: [...drawing.querySelectorAll(".tick[text-anchor=end]")].filter(seen).map(text => [text.textContent, +text.getAttribute("y") - 4]),
+    lines: [...drawing.querySelectorAll(".curve")]
+      .map(line => line.getAttribute("d") ? numbers(line.getAttribute("d")) : null),
+    dashes: [...drawing.querySelectorAll(".curve")].filter(line => line.getAttribute("d"))
+      .map(line => line.getAttribute("stroke-dasharray")),
+    point: numbers(drawing.querySelector(".marker").getAttribute("d")).slice(0, 2),
+    arrow: drawing.querySelector(".marker").getAttribute("d").includes("v14"),
+    ticks: [...drawing.querySelectorAll(".tick[text-anchor=end]")].filter(seen)
+      .map(text => [text.textContent, +text.getAttribute("y") - 4]),
     texts: [...drawing.querySelectorAll("text")].filter(seen).map(text => text.textContent),
     ghost: drawing.querySelector(".ghost:not(.halo)").getAttribute("d")}; }"""
 
 CLASHES = """drawing => {
-  const texts = [...drawing.querySelectorAll("text")].filter(text => text.checkVisibility({visibilityProperty: true}) && text.textContent);
+  const texts = [...drawing.querySelectorAll("text")]
+    .filter(text => text.checkVisibility({visibilityProperty: true}) && text.textContent);
   const boxes = texts.map(text => text.getBoundingClientRect()), found = [];
   boxes.forEach((one, k) => boxes.slice(k + 1).forEach((other, j) => {
-    if (Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1 && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4)
+    if (Math.min(one.right, other.right) - Math.max(one.left, other.left) > 1
+      && Math.min(one.bottom, other.bottom) - Math.max(one.top, other.top) > 4)
       found.push(texts[k].textContent + " | " + texts[k + 1 + j].textContent);
   }));
   return found; }"""
@@ -1039,8 +1058,10 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places)
         == card.spec.explained
     )
     lines = items.evaluate_all(
-        """items => items.map(item => [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
-      place => [place.dataset.quantity || place.getAttribute("data-quantity"), place.textContent]))"""
+        """items => items.map(item =>
+      [...item.querySelectorAll(".explorer-numbers [data-quantity]")].map(
+      place => [place.dataset.quantity || place.getAttribute("data-quantity"),
+        place.textContent]))"""
     )
     for name, line in zip(card.spec.explained, lines, strict=True):
         assert line[0][0] == name and {quantity for quantity, _ in line} == {
@@ -1127,9 +1148,11 @@ def test_on_a_phone(open_card, name):
             card.slide(control.quantity, stop)
             for text, size, left, right in card.find("svg text").evaluate_all(
                 """texts => texts.filter(text => text.checkVisibility({visibilityProperty: true}))
-              .map(text => { const box = text.getBoundingClientRect(), svg = text.ownerSVGElement.getBoundingClientRect();
+              .map(text => { const box = text.getBoundingClientRect(),
+                svg = text.ownerSVGElement.getBoundingClientRect();
                 const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
-                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale, box.left - svg.left, svg.right - box.right]; })"""
+                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale,
+                  box.left - svg.left, svg.right - box.right]; })"""
             ):
                 assert size >= 11 and left >= -1 and right >= -1, (
                     f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"

@@ -5,12 +5,15 @@ from visit import PHONE, lines, new_context, open_page
 
 COLLISIONS = """() => [...document.querySelectorAll(".plotly-figure")].flatMap(figure => {
   const edge = figure.getBoundingClientRect(), found = [];
-  const texts = [...figure.querySelectorAll("svg text")].filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
+  const texts = [...figure.querySelectorAll("svg text")]
+    .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
   const boxes = texts.flatMap(text => { // the lines of a title are boxes of their own
     const rows = [...text.querySelectorAll("tspan.line")];
-    return (rows.length ? rows : [text]).map(row => [row.textContent, row.getBoundingClientRect()]); });
+    return (rows.length ? rows : [text])
+      .map(row => [row.textContent, row.getBoundingClientRect()]); });
   boxes.forEach(([words, box], k) => {
-    if (box.left < edge.left - 2 || box.right > edge.right + 2) found.push(`${words}: ${Math.round(box.left)} to ${Math.round(box.right)} px`);
+    if (box.left < edge.left - 2 || box.right > edge.right + 2)
+      found.push(`${words}: ${Math.round(box.left)} to ${Math.round(box.right)} px`);
     boxes.slice(k + 1).forEach(([others, other]) => {
       const across = Math.min(box.right, other.right) - Math.max(box.left, other.left);
       const down = Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top);

@@ -38,7 +38,8 @@ BAD = [
 # comes back is JSON.
 RUN = """([name, configurations]) => configurations.map(q => {
   try { return BOOK.models[name](q); }
-  catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return refused.message; }
+  catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
+    return refused.message; }
 })"""
 
 
@@ -165,8 +166,10 @@ def test_functions_and_refusals(open_page, name, protocol):
     assert not list(differences(spec, configurations, expected, got))[:3]
 
 
-SWEEP = """([model, sweep, stops, quantities, configurations]) => configurations.map(values => stops.map(stop => {
-  try { const found = BOOK.models[model]({...values, [sweep]: stop}); return quantities.map(name => found[name]); }
+SWEEP = """([model, sweep, stops, quantities, configurations]) =>
+  configurations.map(values => stops.map(stop => {
+  try { const found = BOOK.models[model]({...values, [sweep]: stop});
+    return quantities.map(name => found[name]); }
   catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return null; }
 }))"""
 
@@ -293,7 +296,8 @@ def test_printed_numbers(open_page):
     got = ask(
         open_page("does-it-fit", "file"),
         """([values, styles, typed]) => values.map(value => [
-      ...styles.map(style => BOOK.format(value, style)), BOOK.show(value), ...typed.map(style => BOOK.formatToType(value, style))])""",
+      ...styles.map(style => BOOK.format(value, style)), BOOK.show(value),
+      ...typed.map(style => BOOK.formatToType(value, style))])""",
         values,
         styles,
         typed,

@@ -70,7 +70,9 @@ def test_the_web_pages_load_without_failures_and_errors(web_watches):
 
 
 SHIFTS = """window.shifts = 0;
-  new PerformanceObserver(list => list.getEntries().forEach(entry => { shifts += entry.value; })).observe({type: "layout-shift", buffered: true})"""
+  new PerformanceObserver(list => list.getEntries()
+    .forEach(entry => { shifts += entry.value; }))
+      .observe({type: "layout-shift", buffered: true})"""
 SETTLED = """async () => {
   const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
   await document.fonts.ready;
@@ -140,7 +142,7 @@ def test_every_font_is_our_own_and_has_its_licence(book_html):
     assert [path.name for path in fonts if not path.name.startswith(tuple(licences))] == []
 
 
-# ---------------------------------------------------------------- narrow, printed, without JavaScript
+# ---------------------------------------------------------------- narrow, print, no JavaScript
 
 
 def test_nothing_is_wider_than_a_phone(visits):

@@ -65,7 +65,8 @@ class Shards(Card):
         ):
             self.find(f"[name=shards-{group}][value='{value}']").check()
             self.page.wait_for_function(
-                """([group, value]) => document.querySelector(`[name=shards-${group}]:checked`).value === value
+                """([group, value]) =>
+                 document.querySelector(`[name=shards-${group}]:checked`).value === value
                 && document.querySelector(".explorer-title").textContent.endsWith(
                   document.querySelector("[name=shards-stage]:checked").value)""",
                 arg=[group, str(value)],
@@ -149,10 +150,12 @@ def test_the_page_has_pythons_data(card):
 # Of each cell: what is solid (2) or hatched (1) in the middle of each chunk, above and below, and
 # its mark.
 DRAWN = """n => [...document.querySelectorAll(".stepper svg g[transform]")].map(cell => {
-  const box = cell.querySelector(".place").getBBox(), [solid, hatched] = [".solid", ".hatched"].map(kind => cell.querySelector(kind));
+  const box = cell.querySelector(".place").getBBox(),
+    [solid, hatched] = [".solid", ".hatched"].map(kind => cell.querySelector(kind));
   const there = (x, y) => { const point = new DOMPoint(x, y);
     return (solid.isPointInFill(point) ? 2 : 0) + (hatched.isPointInFill(point) ? 1 : 0); };
-  return [[0.25, 0.75].map(y => [...Array(n).keys()].map(chunk => there((chunk + 0.5) / n * box.width, y * box.height))),
+  return [[0.25, 0.75].map(y => [...Array(n).keys()]
+    .map(chunk => there((chunk + 0.5) / n * box.width, y * box.height))),
     cell.querySelector(".mark").getAttribute("class").slice(5)]; })"""
 
 
@@ -308,7 +311,8 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
     for number in (7, 10, 11):  # gradients hatched and reduced; parameters old; gathered
         card.step(number)
         colours = card.page.evaluate(
-            """() => [".place.held", ".solid", ".stripe", ".mark.used", ".mark.moved", ".link"].flatMap(kind =>
+            """() => [".place.held", ".solid", ".stripe", ".mark.used", ".mark.moved",
+        ".link"].flatMap(kind =>
           [...document.querySelectorAll(".stepper svg " + kind)].map(node =>
             getComputedStyle(node)[kind === ".stripe" ? "fill" : "stroke"]))"""
         )
@@ -355,7 +359,8 @@ def test_on_a_phone(open_card, ranks):
     texts = card.find("svg text").evaluate_all(
         """texts => texts.map(text => { const box = text.getBoundingClientRect();
       const svg = text.ownerSVGElement.getBoundingClientRect();
-      return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left, svg.right - box.right, box.left,
+      return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left,
+        svg.right - box.right, box.left,
         box.right, Math.round(box.top)]; })"""
     )
     for words, size, left, right, *_ in texts:

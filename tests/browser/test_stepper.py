@@ -59,7 +59,8 @@ class Card:
             self.find("select").select_option(name)
             self.page.wait_for_function(
                 "name =>"
-                " document.querySelector('.explorer-title').textContent.toLowerCase().startsWith(name"
+                " document.querySelector('.explorer-title').textContent"
+                ".toLowerCase().startsWith(name"
                 " + ',')",
                 arg=name,
             )
@@ -124,8 +125,10 @@ def card(open_card):
 
 # --- the data and the picture ---------------------------------------------------------------------
 
-FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) => Object.entries(sizes).map(([n, data]) => [
-  name, +n, data, BOOK.steppers.kinds.chunks.follow(data).map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
+FOLLOWED = """() => Object.entries(BOOK.steppers.known).flatMap(([name, sizes]) =>
+  Object.entries(sizes).map(([n, data]) => [
+  name, +n, data, BOOK.steppers.kinds.chunks.follow(data)
+    .map(step => step.picture.map(held => Object.entries(held).map(([chunk, parts]) =>
     [+chunk, [...Array(+n).keys()].filter(rank => parts >> rank & 1)])))]))"""
 
 
@@ -156,12 +159,16 @@ def test_the_page_follows_the_moves_as_python_does(card):
 
 # What the eye finds in a cell: [left, top, words, digits, kinds, new bars, old bars]; and of each
 # sign [top, 2 for +].
-DRAWN = """() => { const svg = document.querySelector(".stepper svg"), far = svg.getBoundingClientRect();
-  const round = (node, side) => Math.round(node.getBoundingClientRect()[side] - far[side === "top" ? "top" : "left"]);
+DRAWN = """() => {
+  const svg = document.querySelector(".stepper svg"), far = svg.getBoundingClientRect();
+  const round = (node, side) => Math.round(node.getBoundingClientRect()[side]
+    - far[side === "top" ? "top" : "left"]);
   const bars = path => (path.getAttribute("d") || "").split("M").length - 1;
   const signs = [...svg.querySelectorAll(".operator")];
-  return { cells: [...svg.querySelectorAll("g[transform]")].map(cell => { const find = kind => cell.querySelector(kind);
-      return [round(find(".cell"), "left"), round(find(".cell"), "top"), find(".chunk").textContent, find(".digits").textContent,
+  return { cells: [...svg.querySelectorAll("g[transform]")]
+    .map(cell => { const find = kind => cell.querySelector(kind);
+      return [round(find(".cell"), "left"), round(find(".cell"), "top"), find(".chunk").textContent,
+        find(".digits").textContent,
         find(".cell").getAttribute("class"), bars(find(".fresh")), bars(find(".bars"))]; }),
     arrows: svg.querySelectorAll(".arrow").length, heads: svg.querySelectorAll(".head").length,
     signs: signs.map(sign => [round(sign, "top"), sign.getAttribute("d").split("v").length]) }; }"""
@@ -360,7 +367,8 @@ def test_steps_are_announced_when_the_reader_rests(card):
         """() => { window.said = [];
       const status = document.querySelector(".explorer-status");
       const listen = () => { if (status.textContent) said.push(status.textContent); };
-      new MutationObserver(listen).observe(status, {childList: true, characterData: true, subtree: true}); }"""
+      new MutationObserver(listen).observe(status,
+        {childList: true, characterData: true, subtree: true}); }"""
     )
     card.find(".explorer-picture").focus()
     for _ in range(3):
@@ -469,12 +477,16 @@ def test_what_is_drawn_is_seen(open_card, mode):
     card.step(5)
     colours = card.page.evaluate(
         """() => Object.fromEntries([["page", null, "backgroundColor"],
-        ["line", ".cell:not(.moved)", "stroke"], ["moved", ".cell.moved", "stroke"], ["full", ".cell.full", "fill"],
+        ["line", ".cell:not(.moved)", "stroke"], ["moved", ".cell.moved", "stroke"],
+        ["full", ".cell.full", "fill"],
         ["old", ".bars:not(.fresh)", "fill"],
-        ["fresh", ".bars.fresh", "fill"], ["arrow", ".arrow", "stroke"], ["operator", ".operator", "stroke"],
-        ["letter", ".chunk:not(.on)", "fill"], ["on", ".chunk.on", "fill"], ["digit", ".digits", "fill"],
+        ["fresh", ".bars.fresh", "fill"], ["arrow", ".arrow", "stroke"],
+        ["operator", ".operator", "stroke"],
+        ["letter", ".chunk:not(.on)", "fill"], ["on", ".chunk.on", "fill"],
+        ["digit", ".digits", "fill"],
         ["rank", ".strong", "fill"], ["head", ".tick", "fill"]].map(([name, selector, property]) =>
-      [name, getComputedStyle(document.querySelector(selector ? ".stepper svg " + selector : "html"))[property]]))"""
+      [name, getComputedStyle(document.querySelector(
+        selector ? ".stepper svg " + selector : "html"))[property]]))"""
     )
     for line in ("line", "moved", "arrow", "operator"):
         assert contrast(colours[line], colours["page"]) >= 3, line
@@ -535,11 +547,14 @@ def test_on_a_phone(open_card, name, n):
         assert not card.page.evaluate(BEYOND)
         for text, size, left, right, beside in card.find("svg text").evaluate_all(
             """texts => texts.filter(
-            text => text.textContent).map((text, k, all) => { const box = text.getBoundingClientRect();
+            text => text.textContent).map((text, k, all) => {
+              const box = text.getBoundingClientRect();
             const svg = text.ownerSVGElement.getBoundingClientRect();
             const next = all[k + 1] && all[k + 1].getBoundingClientRect();
-            return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left, svg.right - box.right,
-              next && Math.abs(next.top - box.top) < 2 && next.left > box.left ? next.left - box.right : 1]; })"""
+            return [text.textContent, parseFloat(getComputedStyle(text).fontSize),
+              box.left - svg.left, svg.right - box.right,
+              next && Math.abs(next.top - box.top) < 2 && next.left > box.left
+                ? next.left - box.right : 1]; })"""
         ):
             assert size >= 11 and left >= -1 and right >= -1 and beside >= 0, (
                 text,

@@ -21,7 +21,8 @@ OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.op
 
 ASK_STEPPERS = """async () => {
   for (const card of document.querySelectorAll(".stepper.live")) {
-    const menu = card.querySelector("select"), title = card.querySelector(".explorer-title"), first = title.textContent;
+    const menu = card.querySelector("select"), title = card.querySelector(".explorer-title"),
+      first = title.textContent;
     if (menu) {
       menu.selectedIndex = (menu.selectedIndex + 1) % menu.options.length;
       menu.dispatchEvent(new Event("change"));
@@ -33,7 +34,8 @@ ASK_STEPPERS = """async () => {
 
 SCROLL_THROUGH = """async () => {
   const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) { scrollTo(0, y); await frame(); await frame(); }
+  for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) {
+    scrollTo(0, y); await frame(); await frame(); }
   scrollTo(0, 0);
   await document.fonts.ready;
   await frame();
@@ -42,16 +44,22 @@ SCROLL_THROUGH = """async () => {
 # What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or
 # `hidden` on the way up does not excuse it: then it is not even reached by scrolling.
 BEYOND = """() => {
-  const wide = document.scrollingElement.scrollWidth, room = document.documentElement.clientWidth, found = [];
-  if (room !== innerWidth) found.push(`the page is laid out ${room} px wide in a window of ${innerWidth}`);
+  const wide = document.scrollingElement.scrollWidth, room = document.documentElement.clientWidth,
+    found = [];
+  if (room !== innerWidth)
+    found.push(`the page is laid out ${room} px wide in a window of ${innerWidth}`);
   if (wide > room) found.push(`the page scrolls sideways: ${wide} px in ${room}`);
-  const scrolls = node => { for (let up = node.parentElement; up && up !== document.body; up = up.parentElement)
+  const scrolls = node => {
+    for (let up = node.parentElement; up && up !== document.body; up = up.parentElement)
     if (/auto|scroll/.test(getComputedStyle(up).overflowX)) return true; return false; };
   for (const node of document.body.querySelectorAll("*")) {
     const box = node.getBoundingClientRect();
-    if (box.right <= room + 1 || box.width < 2 || box.height < 2 || !node.checkVisibility({visibilityProperty: true})) continue;
-    if (node.ownerSVGElement || scrolls(node) || found.length > 5) continue; // a picture clips what is in it
-    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> reaches ${Math.round(box.right)} px of ${room}: ` +
+    if (box.right <= room + 1 || box.width < 2 || box.height < 2
+      || !node.checkVisibility({visibilityProperty: true})) continue;
+    // a picture clips what is in it
+    if (node.ownerSVGElement || scrolls(node) || found.length > 5) continue;
+    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> ` +
+      `reaches ${Math.round(box.right)} px of ${room}: ` +
       (node.textContent || "").trim().slice(0, 60));
   }
   return found;
@@ -59,44 +67,54 @@ BEYOND = """() => {
 
 # What there is to read, block by block, except in the explorers and figures, which a script may
 # draw.
-BLOCKS = """() => [...document.querySelectorAll("article :is(h1, h2, h3, h4, p, li, dt, dd, td, th, pre, figcaption, math)")]
-  .filter(node => !node.closest(".explorer, .plotly-figure, noscript, #search-results") && node.checkVisibility({visibilityProperty: true}))
+BLOCKS = """() => [...document.querySelectorAll(
+    "article :is(h1, h2, h3, h4, p, li, dt, dd, td, th, pre, figcaption, math)")]
+  .filter(node => !node.closest(".explorer, .plotly-figure, noscript, #search-results")
+    && node.checkVisibility({visibilityProperty: true}))
   .map(node => node.textContent.replace(/\\s+/g, " ").trim())"""
 
 # Where nothing can be moved (paper, no JavaScript) a card has its table and its sentence and no
 # dead control.
 EXPLORERS_AT_REST = """() => [...document.querySelectorAll(".explorer")].flatMap(card => {
-  const name = card.dataset.explorer, found = [], seen = node => node && node.checkVisibility({visibilityProperty: true});
+  const name = card.dataset.explorer, found = [],
+    seen = node => node && node.checkVisibility({visibilityProperty: true});
   const table = card.querySelector("table");
   if (!seen(table) || table.rows.length < 3) found.push(`${name}: no table`);
-  else for (const cell of table.querySelectorAll("th, td")) if (!cell.textContent.trim() && cell.cellIndex) found.push(`${name}: an empty cell`);
+  else for (const cell of table.querySelectorAll("th, td"))
+    if (!cell.textContent.trim() && cell.cellIndex) found.push(`${name}: an empty cell`);
   const sentence = card.querySelector(".explorer-sentence");
   if (!seen(sentence) || !/\\d/.test(sentence.textContent)) found.push(`${name}: no sentence`);
   for (const control of card.querySelectorAll("input, select, button"))
-    if (seen(control)) { found.push(`${name}: <${control.tagName.toLowerCase()}> that does nothing`); break; }
+    if (seen(control)) {
+      found.push(`${name}: <${control.tagName.toLowerCase()}> that does nothing`); break; }
   return found;
 })"""
 
 PAPER_PROBLEMS = """() => {
   const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
-  const light = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number); return a ? (r + g + b) / 765 : 1; };
+  const light = text => { const [r, g, b, a = 1] = text.match(/[\\d.]+/g).map(Number);
+    return a ? (r + g + b) / 765 : 1; };
   for (const node of document.querySelectorAll("html, body")) {
     const style = getComputedStyle(node);
-    if (light(style.backgroundColor) < 0.95) found.push(`${node.tagName} is printed on ${style.backgroundColor}`);
+    if (light(style.backgroundColor) < 0.95)
+      found.push(`${node.tagName} is printed on ${style.backgroundColor}`);
     if (light(style.color) > 0.4) found.push(`${node.tagName} is printed in ${style.color}`);
   }
   for (const node of document.querySelectorAll("main :is(pre, pre *)")) {
     const style = getComputedStyle(node);
     if (light(style.color) < 0.6 && light(style.backgroundColor) > 0.7) continue;
-    found.push(`code is printed in ${style.color} on ${style.backgroundColor}: ${node.textContent.trim().slice(0, 40)}`);
+    found.push(`code is printed in ${style.color} on ${style.backgroundColor}: ` +
+      node.textContent.trim().slice(0, 40));
     break;
   }
   for (const node of document.querySelectorAll("nav, .header-button, .copy-button"))
-    if (seen(node)) { found.push(`<${node.tagName.toLowerCase()} class="${node.className}"> is printed`); break; }
+    if (seen(node)) {
+      found.push(`<${node.tagName.toLowerCase()} class="${node.className}"> is printed`); break; }
   for (const node of document.querySelectorAll("main *")) {
     if (node.scrollWidth <= node.clientWidth + 1 || node.clientWidth < 2 || !seen(node)) continue;
     if (!/auto|scroll|hidden|clip/.test(getComputedStyle(node).overflowX)) continue;
-    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> is cut off on paper: ${node.scrollWidth} px in ` +
+    found.push(`<${node.tagName.toLowerCase()} class="${node.getAttribute("class") || ""}"> ` +
+      `is cut off on paper: ${node.scrollWidth} px in ` +
       node.clientWidth + ": " + node.textContent.trim().slice(0, 60));
   }
   return found.slice(0, 6);
@@ -257,14 +275,17 @@ def visit(context, address: str) -> Visit:
 NO_SCRIPT_PROBLEMS = """() => {
   const found = [], seen = node => node.checkVisibility({visibilityProperty: true});
   for (const node of document.querySelectorAll("button, input, select, textarea"))
-    if (seen(node) && !node.closest("form")) found.push("does nothing without JavaScript: " + node.outerHTML.slice(0, 100));
+    if (seen(node) && !node.closest("form"))
+      found.push("does nothing without JavaScript: " + node.outerHTML.slice(0, 100));
   for (const math of document.querySelectorAll("math")) {
     const box = math.getBoundingClientRect();
-    if (seen(math) && (box.width < 2 || box.height < 2)) found.push("a formula is not drawn: " + math.textContent.slice(0, 60));
+    if (seen(math) && (box.width < 2 || box.height < 2))
+      found.push("a formula is not drawn: " + math.textContent.slice(0, 60));
   }
   const tex = /\\\\[(\\[]|\\$\\$|\\\\(frac|text|cdot|begin)\\b/;
   for (const node of document.querySelectorAll("article :is(p, li, td, div)"))
-    if (!node.closest("pre, code") && [...node.childNodes].some(part => part.nodeType === 3 && tex.test(part.data)))
+    if (!node.closest("pre, code") && [...node.childNodes]
+      .some(part => part.nodeType === 3 && tex.test(part.data)))
       found.push("a formula is left as TeX: " + node.textContent.trim().slice(0, 60));
   return found.slice(0, 8);
 }"""

@@ -5,18 +5,15 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 
 from shardlab import collective_plans as plans
+from shardlab import collectives
 from shardlab.collective_plans import Move, follow
 from shardlab.formulas import evaluate
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from shardlab import collectives  # noqa: E402
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.ranks import RanksDisagree, ranks  # noqa: E402
+from shardlab.measure.communication import CommunicationLog
+from shardlab.ranks import RanksDisagree, ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 MANY = range(1, 18)

@@ -211,13 +211,34 @@ def test_what_there_is_not(name, n, sentence):
 # --- what ranks really send -----------------------------------------------------------------------
 
 
+def collectives_of(group, n, me):
+    """Name -> a call of our collective on the group's n ranks, of which this is number `me`."""
+    import torch
+
+    from shardlab import collectives
+
+    full, mine = torch.zeros(n + 3), torch.zeros(len(range(me, n + 3, n)))
+    root = full if me == 0 else None
+    return {
+        "broadcast": lambda: collectives.broadcast(full, group=group),
+        "reduce": lambda: collectives.reduce(full, group=group),
+        "naive all-reduce": lambda: collectives.all_reduce(full, group, plans.naive_all_reduce),
+        "tree all-reduce": lambda: collectives.all_reduce(full, group, plans.tree_all_reduce),
+        "ring all-reduce": lambda: collectives.all_reduce(full, group),
+        "scatter": lambda: collectives.scatter(mine, root, group=group),
+        "gather": lambda: collectives.gather(mine, root, group=group),
+        "all-gather": lambda: collectives.all_gather(full, mine, group),
+        "reduce-scatter": lambda: collectives.reduce_scatter(mine, full, group),
+        "all-to-all": lambda: collectives.all_to_all(torch.zeros(n * mine.numel()), full, group),
+        "barrier": lambda: collectives.barrier(group),
+    }
+
+
 def sent_and_received(most):
     """On each of the groups {0 ... n - 1}, of each collective, in order: (operation, peer,
     chunk)."""
-    import torch
     import torch.distributed as dist
 
-    from shardlab import collectives
     from shardlab.measure.communication import CommunicationLog
 
     found = {}
@@ -226,24 +247,7 @@ def sent_and_received(most):
         me = dist.get_rank()
         if me >= n:
             continue
-        full, mine = torch.zeros(n + 3), torch.zeros(len(range(me, n + 3, n)))
-        root = full if me == 0 else None
-        works = {
-            "broadcast": lambda: collectives.broadcast(full, group=group),
-            "reduce": lambda: collectives.reduce(full, group=group),
-            "naive all-reduce": lambda: collectives.all_reduce(full, group, plans.naive_all_reduce),
-            "tree all-reduce": lambda: collectives.all_reduce(full, group, plans.tree_all_reduce),
-            "ring all-reduce": lambda: collectives.all_reduce(full, group),
-            "scatter": lambda: collectives.scatter(mine, root, group=group),
-            "gather": lambda: collectives.gather(mine, root, group=group),
-            "all-gather": lambda: collectives.all_gather(full, mine, group),
-            "reduce-scatter": lambda: collectives.reduce_scatter(mine, full, group),
-            "all-to-all": lambda: collectives.all_to_all(
-                torch.zeros(n * mine.numel()), full, group
-            ),
-            "barrier": lambda: collectives.barrier(group),
-        }
-        for name, work in works.items():
+        for name, work in collectives_of(group, n, me).items():
             with CommunicationLog() as log:
                 work()
             found[name, n] = [
@@ -261,7 +265,6 @@ def drawn(plan, me):
 
 def carried():
     """What the stepper's page carries: collective -> number of ranks -> data."""
-    pytest.importorskip("sphinx")
     from bookkit.stepper import script
 
     return json.loads(re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", script(), flags=re.DOTALL)[1])
@@ -274,7 +277,6 @@ def test_the_steps_drawn_are_the_messages_sent():
     Mutations: a plan drawn that is not the plan run (a ring that turns the other way, a tree for
     the naive way, another root, a step less); a chunk's number written with the wrong digit;
     collectives.py running another plan."""
-    pytest.importorskip("torch")
     import cloudpickle
 
     from shardlab.ranks import ranks
@@ -306,7 +308,6 @@ def test_a_plan_goes_to_the_page_whole(name, n):
 
 @pytest.fixture
 def stepper():
-    pytest.importorskip("sphinx")
     from bookkit import stepper
 
     return stepper

@@ -6,13 +6,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-pytest.importorskip("ipywidgets")
-
-from shardlab import collective_plans as plans  # noqa: E402
-from shardlab.collective_plans import Move  # noqa: E402
-from shardlab.show.palette import MEMORY, TIMELINE  # noqa: E402
-from shardlab.topics.collectives.stepper import step_picture, stepper  # noqa: E402
-from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, label, stepper_steps  # noqa: E402
+from shardlab import collective_plans as plans
+from shardlab.collective_plans import Move
+from shardlab.show.palette import MEMORY, TIMELINE
+from shardlab.topics.collectives.stepper import step_picture, stepper
+from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, label, stepper_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,18 +4,16 @@ import copy
 import gc
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from shardlab.backward import (  # noqa: E402
+from shardlab.backward import (
     BackwardListener,
     when_backward_ends,
     when_gradient_comes,
 )
-from shardlab.torch_internals import current_backward  # noqa: E402
+from shardlab.torch_internals import current_backward
 
 
 class Diary(BackwardListener):

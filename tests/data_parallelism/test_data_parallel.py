@@ -7,15 +7,13 @@ import time
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from shardlab import collectives  # noqa: E402
-from shardlab.data_parallel import (  # noqa: E402
+from shardlab import collectives
+from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
     DistributedDataParallel,
@@ -23,12 +21,12 @@ from shardlab.data_parallel import (  # noqa: E402
     PerTensor,
     make_buckets,
 )
-from shardlab.formulas import evaluate  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig  # noqa: E402
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.measure.trace import trace_step  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
+from shardlab.formulas import evaluate
+from shardlab.gpt import GPT, GPTConfig
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.measure.trace import trace_step
+from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 KINDS = (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)

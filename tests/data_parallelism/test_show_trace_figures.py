@@ -4,10 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("plotly")
-
-from shardlab.show.palette import TIMELINE  # noqa: E402
-from shardlab.topics.data_parallelism.figures import step_figure, trace_figure  # noqa: E402
+from shardlab.show.palette import TIMELINE
+from shardlab.topics.data_parallelism.figures import step_figure, trace_figure
 
 ROWS = [
     ("backward", "backward", [(0.1, 0.2)]),

@@ -5,13 +5,10 @@ import re
 from html import unescape
 
 import pytest
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace
 
-pytest.importorskip("sphinx")
-
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.util.docutils import docutils_namespace  # noqa: E402
-
-from bookkit.diffs import NoDiff, coloured, compare, diff, source_of  # noqa: E402
+from bookkit.diffs import NoDiff, coloured, compare, diff, source_of
 
 CODE = '''
 import abc

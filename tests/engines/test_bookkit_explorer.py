@@ -8,16 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-pytest.importorskip("sphinx")
-
-from test_bookkit_formulas import build  # noqa: E402, F401  (a fixture)
-
-from bookkit.explorer import card, marked_equation, unbroken  # noqa: E402
-from bookkit.mathml import to_mathml  # noqa: E402
-from shardlab.formulas import BOOK  # noqa: E402
-from shardlab.formulas.render import latex  # noqa: E402
-from shardlab.show.explorers import EXPLORERS  # noqa: E402
-from shardlab.show.spec import Say, default_style  # noqa: E402
+from bookkit.explorer import card, marked_equation, unbroken
+from bookkit.mathml import to_mathml
+from shardlab.formulas import BOOK
+from shardlab.formulas.render import latex
+from shardlab.show.explorers import EXPLORERS
+from shardlab.show.spec import Say, default_style
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)
@@ -129,7 +125,7 @@ def test_every_symbol_of_an_equation_is_marked(name):
     assert plain(marked) == plain(to_mathml(latex(name), display=False)) and "@" not in marked
 
 
-def test_a_page_carries_what_it_uses(build):  # noqa: F811
+def test_a_page_carries_what_it_uses(build):
     """Plain scripts in the head, formulas first, only where there is an explorer; the function of
     that explorer only.
 
@@ -166,7 +162,7 @@ def test_a_page_carries_what_it_uses(build):  # noqa: F811
     assert found == ["formulas", "svg", "curves", "explorer"]
 
 
-def test_a_wrong_name_and_a_second_card_are_warnings(build):  # noqa: F811
+def test_a_wrong_name_and_a_second_card_are_warnings(build):
     """Mutation: take the first explorer for an unknown one; two cards of one name share their
     ids."""
     pages, warnings = build(

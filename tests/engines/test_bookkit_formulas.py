@@ -5,63 +5,11 @@ import re
 
 import pytest
 
-pytest.importorskip("sphinx")
-
-from sphinx.application import Sphinx  # noqa: E402
-from sphinx.util.docutils import docutils_namespace  # noqa: E402
-
-from bookkit.explorer import anchor  # noqa: E402
-from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call  # noqa: E402
-from shardlab.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES  # noqa: E402
+from bookkit.explorer import anchor
+from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
+from shardlab.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES
 
 GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
-
-
-@pytest.fixture
-def build(tmp_path):
-    """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
-
-    def build_it(**pages):
-        source, output = tmp_path / "source", tmp_path / "html"
-        source.mkdir(exist_ok=True)
-        for name, text in pages.items():
-            (source / f"{name}.md").write_text(text, encoding="utf-8")
-        warnings = tmp_path / "warnings"
-        with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
-            app = Sphinx(
-                source,
-                None,
-                output,
-                tmp_path / "doctrees",
-                "html",
-                status=None,
-                warning=stream,
-                freshenv=True,
-                confoverrides={
-                    "extensions": [
-                        "myst_parser",
-                        "bookkit.mathml",
-                        "bookkit.explorer",
-                        "bookkit.formulas",
-                    ],
-                    "html_math_renderer": "mathml",
-                    "root_doc": "index",
-                    "nitpicky": True,
-                    "suppress_warnings": ["toc.not_included"],
-                    "html_theme": "basic",
-                    "myst_enable_extensions": ["dollarmath"],
-                },
-            )
-            app.build()
-        lines = re.sub(r"\x1b\[[\d;]*m", "", warnings.read_text(encoding="utf-8")).splitlines()
-        said = [
-            line for line in lines if "already registered" not in line
-        ]  # Sphinx says so of the second application in one process
-        return {
-            name: (output / f"{name}.html").read_text(encoding="utf-8") for name in pages
-        }, "\n".join(said)
-
-    return build_it
 
 
 # --- the number roles -----------------------------------------------------------------------------

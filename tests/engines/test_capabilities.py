@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from shardlab.measure import capabilities
-from shardlab.measure.capabilities import find_device, memory_bytes, multiplies_bf16  # noqa: E402
-from shardlab.measure.recordings import Hardware, Recording, Row  # noqa: E402
+from shardlab.measure.capabilities import find_device, memory_bytes, multiplies_bf16
+from shardlab.measure.recordings import Hardware, Recording, Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -1,10 +1,9 @@
 """The clock of the labs, on a clock that the test moves. Nothing here measures time."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.measure import clock  # noqa: E402
+from shardlab.measure import clock
 
 CPU = torch.device("cpu")
 

@@ -5,14 +5,12 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
+from shardlab.measure.communication import CommunicationLog
+from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = (7, 12, 5)  # of a small network: odd, so that shards are padded

@@ -6,20 +6,18 @@ import itertools
 import random
 
 import pytest
+import torch
+from caching_allocator import KIB, MIB, OutOfMemory, Simulator
 
-torch = pytest.importorskip("torch")
-
-from caching_allocator import KIB, MIB, OutOfMemory, Simulator  # noqa: E402
-
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.cuda import (
     UNEXPLAINED,
     CachingAllocator,
     CudaAccount,
     Reading,
     account_rows,
-)  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
+)
+from shardlab.measure.ledger import Ledger
 
 # --- the model of the allocator against what was printed ------------------------------------------
 

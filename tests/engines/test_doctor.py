@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 from shardlab.measure import doctor
-from shardlab.measure.doctor import Finding, Lab, lab_row, labs_in  # noqa: E402
+from shardlab.measure.doctor import Finding, Lab, lab_row, labs_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -130,7 +130,7 @@ def test_answers_that_are_nobodys():
     assert check(pair, lambda a: (a, 2 * a))
     assert "yours gives (True, 2)" in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
     for strange in (torch.ones(2), (torch.ones(2), torch.ones(2)), [1, 2], float("nan"), None):
-        assert not check(pair, lambda a: strange)
+        assert not check(pair, lambda a, strange=strange: strange)
     long = Exercise(
         "long",
         lambda a: [0] * a,

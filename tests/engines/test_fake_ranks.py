@@ -5,17 +5,13 @@ import sys
 
 import cloudpickle
 import pytest
+import torch.distributed as dist
 
 from shardlab.formulas import RECIPES, evaluate
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from shardlab.gpt import GPTConfig  # noqa: E402
-from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
-from shardlab.zero.flat import Native  # noqa: E402
+from shardlab.gpt import GPTConfig
+from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
+from shardlab.ranks import ranks
+from shardlab.zero.flat import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=16, tied_head=0)

@@ -371,7 +371,8 @@ def test_every_formula_names_a_test_that_exists():
 
 
 def build(**changes):
-    torch = pytest.importorskip("torch")
+    import torch
+
     from shardlab.gpt import GPT, GPTConfig
 
     config = GPTConfig(**{**SMALL, **changes})
@@ -429,7 +430,7 @@ def test_matmul_flops(changes):
 
     Mutation: count the tied head's product as free, or the attention scores once in the place of
     twice (12 Lhs -> 6 Lhs)."""
-    torch = pytest.importorskip("torch")
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     from shardlab.gpt import GPT, GPTConfig, next_token_loss

@@ -3,15 +3,13 @@
 import gc
 
 import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
 
-torch = pytest.importorskip("torch")
-
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
-
-from shardlab.formulas import evaluate, quantities  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.ledger import Counts, Ledger  # noqa: E402
-from shardlab.torch_internals import FakeTensorMode  # noqa: E402
+from shardlab.formulas import evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Counts, Ledger
+from shardlab.torch_internals import FakeTensorMode
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=53, max_sequence=16)
 TRAPS = [

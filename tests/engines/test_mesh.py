@@ -2,13 +2,11 @@
 every factor."""
 
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from shardlab.mesh import AXES, Mesh, grid_of, slices  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
+from shardlab.mesh import AXES, Mesh, grid_of, slices
+from shardlab.ranks import ranks
 
 
 def test_groups_are_slices():

@@ -9,22 +9,17 @@ import textwrap
 import threading
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-if sys.platform == "win32":
-    pytest.skip("ranks need Linux or macOS", allow_module_level=True)
-
 # pytest imports this file as a module; the ranks must get its functions by value, as they get those
 # of a notebook
-import cloudpickle  # noqa: E402
-from notebook_kernel import gone  # noqa: E402
+import cloudpickle
+import pytest
+from notebook_kernel import gone
 
-from shardlab import ranks as package  # noqa: E402
-from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks  # noqa: E402
-from shardlab.ranks import world as world_module  # noqa: E402
-from shardlab.ranks.server import start  # noqa: E402
-from shardlab.ranks.world import _announcement  # noqa: E402
+from shardlab import ranks as package
+from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks
+from shardlab.ranks import world as world_module
+from shardlab.ranks.server import start
+from shardlab.ranks.world import _announcement
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

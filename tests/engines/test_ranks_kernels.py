@@ -1,19 +1,12 @@
 """Kernels that share a machine, are restarted or killed: ranks do not disturb each other and none
 outlives its notebook."""
 
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-import pytest
-
-pytest.importorskip("torch")
-if sys.platform == "win32":
-    pytest.skip("ranks need Linux or macOS", allow_module_level=True)
-
-from notebook_kernel import descendants, gone, notebook  # noqa: E402
+from notebook_kernel import descendants, gone, notebook
 
 COUNT = (
     "%%ranks 2\nfor k in range(50):\n    x = torch.ones(3); dist.all_reduce(x)\nprint(int(x.sum()))"

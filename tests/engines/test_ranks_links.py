@@ -7,13 +7,11 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-
-from shardlab.ranks import links, ranks  # noqa: E402
-from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
+from shardlab.ranks import links, ranks
+from shardlab.ranks.links import LinksUnavailable, two_hosts
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NBYTES = 4 * 2**20

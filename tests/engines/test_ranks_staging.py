@@ -6,14 +6,10 @@ from types import SimpleNamespace
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
 
-torch = pytest.importorskip("torch")
-if sys.platform == "win32":
-    pytest.skip("ranks need Linux or macOS", allow_module_level=True)
-
-import torch.distributed as dist  # noqa: E402
-
-from shardlab.ranks import RankRaised, ranks, staging  # noqa: E402
+from shardlab.ranks import RankRaised, ranks, staging
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -7,17 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from shardlab.measure import attempts, record
-from shardlab.measure.recordings import InvalidRecording, Row, read_all  # noqa: E402
-from shardlab.ranks.links import LinksUnavailable, two_hosts  # noqa: E402
+from shardlab.measure.recordings import InvalidRecording, Row, read_all
+from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.topics.collectives import runs as collective_runs
 from shardlab.topics.data_parallelism import runs as data_parallel_rows
 from shardlab.topics.hardware import probes as roofline
 from shardlab.topics.where_the_memory_goes import runs as rows
-from shardlab.topics.zero import runs as zero_rows  # noqa: E402
+from shardlab.topics.zero import runs as zero_rows
 
 
 def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
@@ -194,7 +193,8 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     place of the whole one's."""
     hangs = """if True:
         import subprocess, sys, time
-        print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid, flush=True)
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(child.pid, flush=True)
         time.sleep(600)"""
     monkeypatch.setattr(record, "LOOK_SECONDS", 0.1)
     assert (

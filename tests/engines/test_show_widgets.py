@@ -12,12 +12,10 @@ from html import escape
 import nbformat
 import pytest
 
-pytest.importorskip("ipywidgets")
-
-from shardlab.formulas import InvalidQuantity, quantities, states_bytes  # noqa: E402
-from shardlab.show import widgets as module  # noqa: E402
-from shardlab.show.explorers import EXPLORERS  # noqa: E402
-from shardlab.show.widgets import OWN, explorer  # noqa: E402
+from shardlab.formulas import InvalidQuantity, quantities, states_bytes
+from shardlab.show import widgets as module
+from shardlab.show.explorers import EXPLORERS
+from shardlab.show.widgets import OWN, explorer
 
 LLAMA_STATES = states_bytes(**quantities(model="Llama 7B", recipe="bf16 + fp32 master"))
 
@@ -388,7 +386,8 @@ def test_importing_the_widgets_needs_no_torch():
 def test_the_figure_is_drawn_in_the_output_in_a_notebook():
     """In a real kernel, as a front end sees it. Mutations: figures displayed under the cell, where
     each redraw adds one; the old figure not cleared."""
-    nbclient = pytest.importorskip("nbclient")
+    import nbclient
+
     cells = [
         (
             "import plotly.io; plotly.io.renderers.default = 'plotly_mimetype'\nfrom"

@@ -5,18 +5,17 @@ import threading
 import time
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab import collectives  # noqa: E402
-from shardlab.exercises import check  # noqa: E402
+from shardlab import collectives
+from shardlab.exercises import check
 from shardlab.exercises import thread_ranks as thread_ranks
-from shardlab.exercises.thread_ranks import Stuck, attempt, on_paper  # noqa: E402
+from shardlab.exercises.thread_ranks import Stuck, attempt, on_paper
 from shardlab.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
     pass_on,
-)  # noqa: E402
+)
 
 
 def test_messages_arrive_in_order_and_are_copies():

@@ -1,14 +1,13 @@
 """Weighing modules that are not ours, and adding up to what the driver prints."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.gpt import GPT, GPTConfig  # noqa: E402
-from shardlab.measure.cuda import UNEXPLAINED, CudaAccount  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.measure.weigh import storage_bytes, weigh  # noqa: E402
-from shardlab.torch_internals import FakeTensorMode  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig
+from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
+from shardlab.measure.ledger import Ledger
+from shardlab.measure.weigh import storage_bytes, weigh
+from shardlab.torch_internals import FakeTensorMode
 
 
 def test_a_module_of_the_readers_own():

@@ -5,13 +5,11 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-
-from shardlab.measure import links  # noqa: E402
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
+from shardlab.measure import links
+from shardlab.measure.communication import CommunicationLog
+from shardlab.ranks import ranks
 from shardlab.topics.hardware import probes as roofline
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

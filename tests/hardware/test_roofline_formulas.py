@@ -21,7 +21,7 @@ SHAPES = [(1, 1, 1), (5, 7, 3), (1, 96, 64), (33, 2, 129)]
 def test_what_a_product_does_and_moves(rows, columns, depth):
     """Mutations: one operation for a multiplication and an addition; the result left out; rows for
     columns."""
-    torch = pytest.importorskip("torch")
+    import torch
     from torch.utils.flop_counter import FlopCounterMode
 
     for dtype in (torch.float32, torch.bfloat16):
@@ -47,7 +47,8 @@ def test_what_an_elementwise_operation_does_and_moves(rows, columns, count):
 
     Mutations: each operation's result written; the read forgotten; a product's numbers for both
     kinds."""
-    torch = pytest.importorskip("torch")
+    import torch
+
     from shardlab.torch_internals import TorchDispatchMode
 
     class Counter(TorchDispatchMode):

@@ -4,10 +4,8 @@ import math
 
 import pytest
 
-pytest.importorskip("plotly")
-
-from shardlab.show.figures import INK, LINE  # noqa: E402
-from shardlab.topics.hardware.figures import Point, Roof, roofline_figure  # noqa: E402
+from shardlab.show.figures import INK, LINE
+from shardlab.topics.hardware.figures import Point, Roof, roofline_figure
 
 MINE, CARD = Roof("this machine", 1e11, 4e10), Roof("A100", 312e12, 2.039e12)
 

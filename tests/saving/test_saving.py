@@ -8,21 +8,19 @@ import sys
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from shardlab import collectives  # noqa: E402
-from shardlab.formulas import RECIPES, checkpoint_bytes  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
+from shardlab import collectives
+from shardlab.formulas import RECIPES, checkpoint_bytes
+from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
-from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save  # noqa: E402
-from shardlab.zero import flat, stage1, stage2, stage3  # noqa: E402
-from shardlab.zero.options import on_the_host  # noqa: E402
-from shardlab.zero.whole import unsharded  # noqa: E402
+from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
+from shardlab.zero import flat, stage1, stage2, stage3
+from shardlab.zero.options import on_the_host
+from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -357,7 +355,7 @@ def in_the_way(folder):
     ):
         ours, come = getattr(saving, name), [other]
 
-        def both(*args):
+        def both(*args, rank=rank, ours=ours, come=come):
             while come and dist.get_rank() == rank:
                 come.pop()()
             return ours(*args)

@@ -16,18 +16,16 @@ from dataclasses import replace
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint as dcp  # noqa: E402
-
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.ranks import RankDied, ranks  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.ranks import RankDied, ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
-from shardlab.saving.checkpoint import resume, save  # noqa: E402
-from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+from shardlab.saving.checkpoint import resume, save
+from shardlab.zero import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)

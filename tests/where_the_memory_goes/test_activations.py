@@ -4,12 +4,11 @@ published counts."""
 from itertools import product
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.formulas import evaluate, quantities  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
+from shardlab.formulas import evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

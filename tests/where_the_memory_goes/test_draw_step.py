@@ -5,13 +5,10 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from test_step import NOTED
 
-torch = pytest.importorskip("torch")
-
-from test_step import NOTED  # noqa: E402
-
-from shardlab.show.format import format_bytes  # noqa: E402
-from shardlab.topics.where_the_memory_goes.formulas.timeline import step_timeline  # noqa: E402
+from shardlab.show.format import format_bytes
+from shardlab.topics.where_the_memory_goes.formulas.timeline import step_timeline
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_step.py"
 

@@ -1,17 +1,16 @@
 """Running out of memory on purpose, without harm to the machine or to what runs beside it."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.measure import limit  # noqa: E402
+from shardlab.measure import limit
 from shardlab.measure.limit import (
     Attempt,
     attempt_each,
     cannot_try,
     free_bytes,
     try_within,
-)  # noqa: E402
+)
 
 CPU = torch.device("cpu")
 MIB = 2**20

@@ -6,14 +6,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.formulas import evaluate, quantities  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.ledger import Ledger, Moment  # noqa: E402
-from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS  # noqa: E402
-from shardlab.torch_internals import FakeTensorMode  # noqa: E402
+from shardlab.formulas import evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger, Moment
+from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS
+from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

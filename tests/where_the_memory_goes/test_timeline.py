@@ -5,15 +5,12 @@ import random
 from functools import cache
 
 import pytest
+from test_step import NOTED, REAL, STEPS, Step, draw, measure
 
-torch = pytest.importorskip("torch")
-
-from test_step import NOTED, REAL, STEPS, Step, draw, measure  # noqa: E402
-
-from shardlab.formulas import BOOK, evaluate  # noqa: E402
-from shardlab.gpt import GPTConfig  # noqa: E402
-from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS  # noqa: E402
-from shardlab.topics.where_the_memory_goes.formulas.timeline import STEP_TIMELINE, step_timeline  # noqa: E402
+from shardlab.formulas import BOOK, evaluate
+from shardlab.gpt import GPTConfig
+from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS
+from shardlab.topics.where_the_memory_goes.formulas.timeline import STEP_TIMELINE, step_timeline
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,14 +2,13 @@
 habits that move bytes."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab.formulas import evaluate, quantities  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.measure.weigh import weigh  # noqa: E402
-from shardlab.torch_internals import FakeTensorMode  # noqa: E402
+from shardlab.formulas import evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+from shardlab.measure.weigh import weigh
+from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

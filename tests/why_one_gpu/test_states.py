@@ -1,12 +1,11 @@
 """Model states: the formulas against the bytes of a real training step."""
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from shardlab import formulas  # noqa: E402
-from shardlab.formulas import RECIPES, evaluate  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
+from shardlab import formulas
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 CONFIG = GPTConfig(
     layers=2, hidden=40, heads=5, key_value_heads=1, feed_forward=72, vocabulary=61, max_sequence=9

@@ -186,7 +186,6 @@ def test_what_there_is_not(given, sentence):
 
 @pytest.fixture
 def shards():
-    pytest.importorskip("sphinx")
     from bookkit import shards
 
     return shards

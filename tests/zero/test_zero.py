@@ -14,24 +14,21 @@ from functools import partial
 
 import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from shardlab import collectives
 from shardlab.formulas import RECIPES, evaluate
-
-torch = pytest.importorskip("torch")
-
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.checkpoint import checkpoint  # noqa: E402
-
-from shardlab import collectives  # noqa: E402
-from shardlab.gpt import GPT, GPTConfig, next_token_loss  # noqa: E402
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
-from shardlab.zero import flat, stage1, stage2, stage3  # noqa: E402
-from shardlab.zero.flat import Native, Ring, own_chunk  # noqa: E402
-from shardlab.zero.options import GatherAhead, clip_gradients, on_the_host  # noqa: E402
-from shardlab.zero.whole import unsharded  # noqa: E402
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.ranks import ranks
+from shardlab.zero import flat, stage1, stage2, stage3
+from shardlab.zero.flat import Native, Ring, own_chunk
+from shardlab.zero.options import GatherAhead, clip_gradients, on_the_host
+from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
@@ -645,11 +642,16 @@ def ahead_or_not():
         model = random_values(MODELS["gated"], 0)
         stage3.fully_shard(model, units_of(model))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        done = []
         if ahead:
             ahead = GatherAhead(model)
             submit = ahead.thread.submit
-            ahead.thread.submit = lambda *work: (done.append(work), submit(*work))[1]
-        done = []
+
+            def submit_and_note(*work, submit=submit, done=done):
+                done.append(work)
+                return submit(*work)
+
+            ahead.thread.submit = submit_and_note
         with CommunicationLog() as log:
             for step, batch in enumerate(batches(model, 4, 2)):
                 optimizer.zero_grad()
@@ -884,7 +886,7 @@ def test_what_is_whole_at_a_time(world):
     Mutations: reshard left out after forward, or after backward; autograd keeps a copy of a weight
     (views made with .clone()); the parameters freed only when their gradients have been reduced."""
     unit, root = 128 * 128, 128 * 64
-    for me, (most, after_forward, after, beside, phase) in enumerate(world.run(whole_at_a_time)):
+    for most, after_forward, after, beside, phase in world.run(whole_at_a_time):
         given = dict(
             zero_unit_parameters=unit,
             zero_root_parameters=root,

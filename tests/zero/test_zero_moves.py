@@ -3,9 +3,17 @@ what the formulas say of it."""
 
 import sys
 
+import cloudpickle
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.formulas import evaluate
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.ranks import ranks
 from shardlab.topics.zero.moves import (
     AT_REST,
     STAGES,
@@ -20,18 +28,7 @@ from shardlab.topics.zero.moves import (
     Update,
     follow,
 )
-
-torch = pytest.importorskip("torch")
-
-import cloudpickle  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import nn  # noqa: E402
-
-from shardlab.data_parallel import DistributedDataParallel  # noqa: E402
-from shardlab.measure.communication import CommunicationLog  # noqa: E402
-from shardlab.measure.ledger import Ledger  # noqa: E402
-from shardlab.ranks import ranks  # noqa: E402
-from shardlab.zero import stage1, stage2, stage3  # noqa: E402
+from shardlab.zero import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

@@ -89,7 +89,8 @@ class Exercise:
         """The call of one case as a reader would write it."""
         case = self.cases[number]
         order = [name for name in inspect.signature(self.reference).parameters if name in case]
-        return f"{self.name}({self.words[number] if self.words else ', '.join(f'{name}={_show(case[name])}' for name in order)})"
+        arguments = ", ".join(f"{name}={_show(case[name])}" for name in order)
+        return f"{self.name}({self.words[number] if self.words else arguments})"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What the reader gives in more than one chapter: quantities that no formula computes, with symbol,
-unit, meaning and range, and the rules between them. A topic declares its own beside its formulas."""
+unit, meaning and range, and the rules between them. A topic declares its own beside its formulas.
+"""
 
 import math
 

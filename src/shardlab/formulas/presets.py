@@ -143,7 +143,8 @@ RECIPES = _by_name(
             4,
             2,
             "torch.autocast",
-            "fp32 states; the 16-bit copies of weights that autocast caches come and go within a step",
+            "fp32 states; the 16-bit copies of weights that autocast caches come and go within a"
+            " step",
             _RUN,
         ),
         _recipe(
@@ -157,7 +158,8 @@ RECIPES = _by_name(
             2,
             2,
             "Rajbhandari et al. 2020 (ZeRO), section 3.1",
-            "16-bit parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments",
+            "16-bit parameters and gradients; the optimizer keeps an fp32 master copy and fp32"
+            " moments",
         ),
         _recipe(
             "bf16 + fp32 gradients",
@@ -183,8 +185,8 @@ RECIPES = _by_name(
             2,
             2,
             "Megatron-LM, distributed optimizer",
-            "16-bit parameters and gradients, and beside these gradients their fp32 copy; fp32 master"
-            " copy and moments",
+            "16-bit parameters and gradients, and beside these gradients their fp32 copy; fp32"
+            " master copy and moments",
         ),
         _recipe(
             "fp32 SGD momentum",
@@ -225,8 +227,8 @@ RECIPES = _by_name(
             4,
             4,
             "Dettmers et al. 2022",
-            "fp32 parameters and gradients, moments of one byte; the scale that each block of elements"
-            " keeps is not counted",
+            "fp32 parameters and gradients, moments of one byte; the scale that each block of"
+            " elements keeps is not counted",
         ),
     ]
 )

@@ -49,20 +49,22 @@ class _Latex(LatexPrinter):
         self.ruler = ruler or self
 
     def _print_CeilDiv(self, expression, exp=None):
-        return r"\left\lceil \frac{%s}{%s} \right\rceil" % tuple(map(self._print, expression.args))
+        over, under = map(self._print, expression.args)
+        return rf"\left\lceil \frac{{{over}}}{{{under}}} \right\rceil"
 
     def _print_FloorDiv(self, expression, exp=None):
-        return r"\left\lfloor \frac{%s}{%s} \right\rfloor" % tuple(
-            map(self._print, expression.args)
-        )
+        over, under = map(self._print, expression.args)
+        return rf"\left\lfloor \frac{{{over}}}{{{under}}} \right\rfloor"
 
     def _print_CeilLog2(self, expression, exp=None):
         (argument,) = expression.args
-        brackets = "%s" if argument.is_Symbol else r"\left(%s\right)"
-        return r"\left\lceil \log_2 %s \right\rceil" % (brackets % self._print(argument))
+        printed = self._print(argument)
+        if not argument.is_Symbol:
+            printed = rf"\left({printed}\right)"
+        return rf"\left\lceil \log_2 {printed} \right\rceil"
 
     def _print_SquareRoot(self, expression, exp=None):
-        return r"\sqrt{%s}" % self._print(expression.args[0])
+        return rf"\sqrt{{{self._print(expression.args[0])}}}"
 
     def _print_Piecewise(self, expression):
         """One row for each condition: a `where` in the place of `no` goes on below, where a reader
@@ -71,9 +73,8 @@ class _Latex(LatexPrinter):
         while isinstance(expression, sympy.Piecewise):
             (yes, condition), (expression, _) = expression.args
             rows.append(rf"{self._print(yes)} & \text{{if }} {self._print(condition)}")
-        return r"\begin{cases} %s \end{cases}" % r" \\ ".join(
-            [*rows, rf"{self._print(expression)} & \text{{otherwise}}"]
-        )
+        rows.append(rf"{self._print(expression)} & \text{{otherwise}}")
+        return _cases(rows)
 
     def _print_Maximum(self, expression, exp=None):
         return self._extreme(r"\max", expression)
@@ -86,8 +87,13 @@ class _Latex(LatexPrinter):
         registered symbols, whatever is printed."""
         arguments = [self._print(argument) for argument in expression.args]
         if sum(width(self.ruler.doprint(argument)) for argument in expression.args) <= LONG:
-            return r"%s\left(%s\right)" % (name, ", ".join(arguments))
-        return r"%s \begin{cases} %s \end{cases}" % (name, r" \\ ".join(arguments))
+            return rf"{name}\left({', '.join(arguments)}\right)"
+        return f"{name} {_cases(arguments)}"
+
+
+def _cases(rows):
+    lines = r" \\ ".join(rows)
+    return rf"\begin{{cases}} {lines} \end{{cases}}"
 
 
 LONG = 40  # characters: what stands in one line of a maximum
@@ -127,28 +133,31 @@ class _JavaScript(JavascriptCodePrinter):
         return self.letters[symbol.name]
 
     def _print_CeilDiv(self, expression):
-        return "ceilDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
+        return self._call("ceilDiv", expression)
 
     def _print_FloorDiv(self, expression):
-        return "floorDiv(%s, %s, %s)" % (json.dumps(self.name), *map(self._print, expression.args))
+        return self._call("floorDiv", expression)
+
+    def _call(self, function, expression):
+        over, under = map(self._print, expression.args)
+        return f"{function}({json.dumps(self.name)}, {over}, {under})"
 
     def _print_CeilLog2(self, expression):
-        return "(32 - Math.clz32(%s - 1))" % self.parenthesize(
-            expression.args[0], PRECEDENCE["Add"]
-        )
+        argument = self.parenthesize(expression.args[0], PRECEDENCE["Add"])
+        return f"(32 - Math.clz32({argument} - 1))"
 
     def _print_SquareRoot(self, expression):
-        return "Math.sqrt(%s)" % self._print(expression.args[0])
+        return f"Math.sqrt({self._print(expression.args[0])})"
 
     def _print_Maximum(self, expression):
-        return "Math.max(%s)" % ", ".join(map(self._print, expression.args))
+        return f"Math.max({', '.join(map(self._print, expression.args))})"
 
     def _print_Minimum(self, expression):
-        return "Math.min(%s)" % ", ".join(map(self._print, expression.args))
+        return f"Math.min({', '.join(map(self._print, expression.args))})"
 
     def _print_Piecewise(self, expression):
         (yes, condition), (no, _) = expression.args
-        return "(%s ? %s : %s)" % tuple(map(self._print, (condition, yes, no)))
+        return f"({self._print(condition)} ? {self._print(yes)} : {self._print(no)})"
 
     def _print_Pow(self, expression):
         base, exponent = (

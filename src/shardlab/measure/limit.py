@@ -35,7 +35,8 @@ answer_to, sys.stdout = sys.stdout.buffer, sys.stderr  # what the work prints is
 torch.set_num_threads(1)
 with open("/proc/self/statm") as file:
     taken = int(file.read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, resource.getrlimit(resource.RLIMIT_AS)[1]))
+_, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
 answer_to.write(pickle.dumps([tuple(attempt) for attempt in attempt_each(work, cases)]))
 """
 

@@ -118,7 +118,7 @@ def record_apart(
         part = []
         with tempfile.TemporaryDirectory() as folder:
 
-            def look():
+            def look(folder=folder, rows=rows):
                 nonlocal about, part
                 for found in read_all(folder):  # one at most
                     about, part = (found.hardware, found.versions, found.date, command), found.rows

@@ -1,10 +1,10 @@
 """The same code under torchrun: every process runs the whole script, and is one rank of the world
 that torchrun made.
 
-    torchrun --nproc-per-node 2 train.py                                                       # one
-    # machine
-    torchrun --nnodes 2 --node-rank 0 --master-addr A --master-port P --nproc-per-node 2 train.py   #
-    # and 1 on the other
+    torchrun --nproc-per-node 2 train.py                # one machine
+
+    torchrun --nnodes 2 --node-rank 0 --master-addr A --master-port P \\
+        --nproc-per-node 2 train.py                     # of two; --node-rank 1 on the other
 
 `world.run(fn, ...)` calls fn here and returns the results of all ranks to each of them. What is
 printed is torchrun's affair, and a rank that fails ends all: there is no parent to keep the others

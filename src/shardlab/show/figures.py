@@ -208,7 +208,8 @@ def _words(row, style):
     differs = (
         row.measured is not None and row.predicted is not None and row.measured != row.predicted
     )
-    return f"{row.label}<br>{format_as(shown, style)}{f', predicted {format_as(row.predicted, style)}' if differs else ''}"
+    beside = f", predicted {format_as(row.predicted, style)}" if differs else ""
+    return f"{row.label}<br>{format_as(shown, style)}{beside}"
 
 
 def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):

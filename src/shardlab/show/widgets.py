@@ -1,12 +1,15 @@
 """Explorers in a notebook: the same specifications as on the pages (explorers.py), as ipywidgets
 7.7 or 8.
 
-    explorer("does-it-fit")                                      # as it starts in the book
-    explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")        # from other presets
-    explorer("does-it-fit", measured=weighed, **config.quantities())  # beside what was just
-    # measured
-    explorer("roofline", measured={"attainable_flops_per_second": [(intensity, flops_per_second), ...]})  #
+    explorer("does-it-fit")                                # as it starts in the book
+    explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")  # from other presets
+
+    # beside what was just measured
+    explorer("does-it-fit", measured=weighed, **config.quantities())
+
     # points beside a line
+    points = [(intensity, flops_per_second), ...]
+    explorer("roofline", measured={"attainable_flops_per_second": points})
 
 The figure is a plain plotly figure drawn again in an Output: FigureWidget is unreliable on Colab.
 """

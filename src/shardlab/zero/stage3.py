@@ -191,7 +191,7 @@ class Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        ctx.saved_tensors
+        _ = ctx.saved_tensors  # autograd objects here if a shard was changed since forward
         ctx.unit.leave_backward()  # autograd comes here when all else in the unit is done
         gradients, shards = list(gradients), []
         for flat in ctx.unit.flats:

@@ -1,5 +1,5 @@
-"""What `make gpu` measures of ranks: whether they start on the GPUs of this machine, how fast, whether
-the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link."""
+"""What `make gpu` measures of ranks: whether they start on the GPUs of this machine, how fast,
+whether the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link."""
 
 import os
 from collections.abc import Iterable, Iterator

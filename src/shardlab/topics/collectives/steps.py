@@ -163,8 +163,8 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             look=SUMS,
             begin=(
-                "each rank has a message of its own, cut into {n} chunks, and wants one chunk of the"
-                " sum."
+                "each rank has a message of its own, cut into {n} chunks, and wants one chunk of"
+                " the sum."
             ),
             end="Now each rank has its chunk of the sum.",
             progress="{done} of {wanted} chunks are complete",
@@ -174,8 +174,8 @@ COLLECTIVES = MappingProxyType(
             "for all",
             "from all",
             look=(
-                "Rows are ranks. The letter of a chunk is for the rank that gets it, the digit is the"
-                " rank that has it."
+                "Rows are ranks. The letter of a chunk is for the rank that gets it, the digit is"
+                " the rank that has it."
             ),
             begin="each rank has {n} chunks, one for each rank.",
             end="Now each rank has what was for it.",
@@ -189,7 +189,9 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             hearsay=True,
             puts="word",
-            look="Rows are ranks; the bars are the ranks of which a rank knows that they have come.",
+            look=(
+                "Rows are ranks; the bars are the ranks of which a rank knows that they have come."
+            ),
             begin="each of the {n} ranks knows only of itself that it has come.",
             end="Now each knows that all have come, and goes on.",
             progress="{done} of {wanted} ranks know of all",

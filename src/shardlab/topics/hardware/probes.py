@@ -4,6 +4,7 @@ clock.py).
 """
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ def products(
     for dtype in dtypes:
         for size in sizes or SIZES[device.type]:
             a, b, c = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
-            seconds = median_seconds(lambda: torch.mm(a, b, out=c), device, repeats)
+            seconds = median_seconds(partial(torch.mm, a, b, out=c), device, repeats)
             found.append(
                 Product(
                     size,

@@ -1,4 +1,5 @@
-"""The explorers of chapter "where the memory goes": the peak of a step, and the bytes of one parameter."""
+"""The explorers of chapter "where the memory goes": the peak of a step, and the bytes of one
+parameter."""
 
 from types import MappingProxyType
 

@@ -7,8 +7,8 @@ them.
 
 The four functions are data parallelism and the three stages. Each differs from the one before in a
 few lines: these lines are ZeRO. data_parallel.py, stage1.py, stage2.py and stage3.py make these
-moves in this order (tests/zero/test_zero_moves.py runs them, and compares collectives and bytes), the
-card in the chapter draws them. A list of moves knows neither tensors nor ranks, so this module
+moves in this order (tests/zero/test_zero_moves.py runs them, and compares collectives and bytes),
+the card in the chapter draws them. A list of moves knows neither tensors nor ranks, so this module
 needs no torch. All ranks make the same moves; they differ in which shard is theirs.
 
 A *unit* is what travels together: a bucket in stages 0 to 2, a unit of stage 3. Activations are
@@ -149,7 +149,7 @@ def stage_0(units, microbatches):
 
 def stage_1(units, microbatches):
     """Optimizer states are sharded."""
-    for microbatch in range(microbatches):
+    for _ in range(microbatches):
         for unit in range(units):
             yield Forward(unit)
         for unit in reversed(range(units)):
@@ -163,7 +163,7 @@ def stage_1(units, microbatches):
 
 def stage_2(units, microbatches):
     """Optimizer states and gradients are sharded."""
-    for microbatch in range(microbatches):
+    for _ in range(microbatches):
         for unit in range(units):
             yield Forward(unit)
         for unit in reversed(range(units)):
@@ -176,7 +176,7 @@ def stage_2(units, microbatches):
 
 def stage_3(units, microbatches):
     """Optimizer states, gradients and parameters are sharded."""
-    for microbatch in range(microbatches):
+    for _ in range(microbatches):
         for unit in range(units):
             yield AllGather(unit)
             yield Forward(unit)

@@ -6,9 +6,9 @@ says.
     steps[4].picture       # of each unit, what every rank has
     steps[4].sentence      # "Move 4 of 13: backward of unit C. ..."
 
-The moves are those of shardlab.topics.zero.moves, which a test holds against the code that runs; bytes and
-elements come from the formulas. Units are of one size, which the ranks divide. What the card gets
-says `page_data`.
+The moves are those of shardlab.topics.zero.moves, which a test compares with the code that runs;
+bytes and elements come from the formulas. Units are of one size, which the ranks divide. What the
+card gets says `page_data`.
 """
 
 from functools import cache
