@@ -1,5 +1,5 @@
-"""A new technique is a topic folder, a chapter and a lab, and edits _toc.yml alone: in a copy of the
-repository, with a technique that does not exist."""
+"""A new technique is a topic folder, a chapter and a lab, and edits _toc.yml alone: shown in a copy
+of the repository, with a technique that does not exist."""
 
 import os
 import re
