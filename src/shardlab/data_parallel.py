@@ -4,7 +4,7 @@ runs.
     ParameterServer            gradients go to rank 0, parameters come back: everything passes the
                                link of rank 0
     PerTensor                  after backward, one all-reduce for each parameter
-    Bucketed                   after backward, few large all-reduces in the place of many small ones
+    Bucketed                   after backward, few large all-reduces instead of many small ones
     DistributedDataParallel    a bucket leaves as soon as its gradients are there, and backward goes
                                on
 
@@ -22,15 +22,17 @@ mean does not, and asks the backend for sums only.
 A gradient is memory of its bucket, which lives as long as its gradients: `zero_grad()` frees it.
 What else is promised:
 
-    parameters   those of rank 0, broadcast at the start. Frozen ones are left alone; a tied one is
-                 one parameter; one that a rank has not used counts as zeros there, and one that no
-                 rank has used keeps no gradient
-    buffers      those of rank 0, broadcast at the start; then each rank keeps its own (running
+    parameters   those of rank 0, handed out at the start. A frozen one stays what it is; a tied one
+                 is one parameter; one that a rank has not used counts as zeros there, and one that
+                 no rank has used keeps no gradient
+    buffers      those of rank 0, handed out at the start; then each rank keeps its own (running
                  statistics of what it has seen) until you call `broadcast_buffers()`, say before
                  you evaluate. Nothing is sent in forward
     state_dict   is the bare module's: no "module." before the names
     no_sync()    backward within it only adds up on this rank; the next backward outside sends the
                  sum
+    copies       of the replicas, by deepcopy or torch.load, average too. Of several replicas of one
+                 module the newest do
 
 All ranks must run backward equally often, each with at least one parameter in it. Double backward
 does not pass through. The design of the buckets is that of Li et al. 2020, "PyTorch Distributed:
@@ -39,49 +41,37 @@ Experiences on Accelerating Data Parallel Training".
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from itertools import zip_longest
-from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Variable
-from torch.utils._pytree import tree_leaves
 
 from . import collectives
+from .agreement import CannotReplicate, check_replicable, hand_out
+from .backward import BackwardListener
 from .collective_plans import Move, Plan
+from .torch_internals import tree_leaves
 
 # PyTorch's: large enough that bytes count and not latency, small enough to leave early
 BUCKET_BYTES = 25 << 20
 SERVER = 0
 
 
-class CannotReplicate(ValueError):
-    """Why this module cannot be trained by several ranks: one sentence, on every rank."""
-
-
-class Replicas(nn.Module):
-    """One copy of the module on each rank, the same at the start, and calls as backward goes. What
+class Replicas(BackwardListener, nn.Module):
+    """One copy of the module on each rank, the same at the start, and told of each backward. What
     the four have in common."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None, **options: int):
         super().__init__()
-        check(module, group, options)
+        check_replicable(module, group, options)
         self.module, self.group, self.world_size = module, group, dist.get_world_size(group)
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self.synchronises, self.in_backward = True, False
-        for parameter in module.parameters():
-            collectives.broadcast(parameter, group=group)
+        hand_out(module.parameters(), group)
         self.broadcast_buffers()
-        # once these replicas are dropped, say by a cell that runs again, their hooks do nothing
-        hook = WeakMethod(self._hook)
-        for parameter in self.trained:
-            parameter.register_post_accumulate_grad_hook(
-                lambda parameter: hook() and hook()(parameter)
-            )
+        self.listen_to(self.trained)
 
     def forward(self, *inputs, **named):
-        self.in_backward = False  # one that raised is over
+        self.check_hooks()
         outputs = self.module(*inputs, **named)
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
@@ -89,29 +79,19 @@ class Replicas(nn.Module):
                 output.register_hook(lambda _: self and None)
         return outputs
 
-    def backward_begins(self):
-        """Before the first gradient of a backward."""
-
-    def gradient_arrives(self, parameter: nn.Parameter):
-        """Whenever parameter.grad is complete."""
-
-    def backward_ends(self):
-        """After the last gradient, before backward() returns."""
-
     @contextmanager
     def no_sync(self):
         """Backward adds up gradients on this rank and sends nothing; for all microbatches of a step
         but the last."""
-        before, self.synchronises = self.synchronises, False
+        before, self.listening = self.listening, False
         try:
             yield
         finally:
-            self.synchronises = before
+            self.listening = before
 
     def broadcast_buffers(self):
         """Give every rank the buffers of rank 0."""
-        for buffer in self.module.buffers():
-            collectives.broadcast(buffer, group=self.group)
+        hand_out(self.module.buffers(), self.group)
 
     def state_dict(self, *args, **named):
         return self.module.state_dict(*args, **named)
@@ -119,26 +99,41 @@ class Replicas(nn.Module):
     def load_state_dict(self, *args, **named):
         return self.module.load_state_dict(*args, **named)
 
-    @torch.no_grad()
-    def _hook(self, parameter: nn.Parameter):
-        """Autograd calls this with the parameter, not with its gradient."""
-        if not self.synchronises:
+    def check_hooks(self):
+        """What is trained must be what these replicas listen to."""
+        if not torch.is_grad_enabled():
             return
-        if not self.in_backward:
-            self.in_backward = True
-            self.backward_begins()
-            Variable._execution_engine.queue_callback(self._end)
-        self.gradient_arrives(parameter)
+        if self.taken_by is not None:
+            raise CannotReplicate(
+                f"a newer {self.taken_by} averages gradients of this module: call that one, or make"
+                " these replicas anew."
+            )
+        known = set(self.trained)
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and parameter not in known:
+                raise CannotReplicate(
+                    f"{name} is trained, and was frozen or another parameter when these replicas"
+                    " were made: make them anew after a change to the module."
+                )
 
-    @torch.no_grad()
-    def _end(self):
-        self.backward_ends()
-        self.in_backward = False
+    def __getstate__(self):
+        """For copies and files, which get hooks of their own."""
+        if self.group is not None:
+            raise CannotReplicate(
+                "these replicas have a process group of their own, which cannot be copied or saved:"
+                " copy or save model.module, and make replicas of it."
+            )
+        of_one_backward = ("_running", "taken_by", "missing", "under_way")
+        return {key: value for key, value in vars(self).items() if key not in of_one_backward}
+
+    def __setstate__(self, state: dict):
+        super().__setstate__(state)
+        self.listen_to(self.trained)
 
 
-class Parcel:
-    """What a rank sends of some parameters, in one piece: its shares of their mean gradients, which
-    are `.grad` from now on, and for each parameter a 1 if this rank has used it, else a 0."""
+class FlatBucket:
+    """What a rank sends of some parameters, in one flat tensor: its shares of their mean gradients,
+    which are `.grad` from now on, and for each parameter a 1 if this rank has used it, else a 0."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int):
         sizes = [parameter.numel() for parameter in parameters]
@@ -183,11 +178,11 @@ class ParameterServer(Replicas):
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
-            parcel = Parcel([parameter], self.world_size)
+            bucket = FlatBucket([parameter], self.world_size)
             self.send(
-                [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)], parcel.flat
+                [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)], bucket.flat
             )
-            parcel.settle()
+            bucket.settle()
             if dist.get_rank(self.group) != SERVER:
                 parameter.grad = None
 
@@ -203,9 +198,9 @@ class PerTensor(Replicas):
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
-            parcel = Parcel([parameter], self.world_size)
-            dist.all_reduce(parcel.flat, group=self.group)
-            parcel.settle()
+            bucket = FlatBucket([parameter], self.world_size)
+            dist.all_reduce(bucket.flat, group=self.group)
+            bucket.settle()
 
 
 class Bucketed(Replicas):
@@ -222,10 +217,10 @@ class Bucketed(Replicas):
         self.buckets = make_buckets(reversed(self.trained), bucket_bytes)
 
     def backward_ends(self):
-        for bucket in self.buckets:
-            parcel = Parcel(bucket, self.world_size)
-            dist.all_reduce(parcel.flat, group=self.group)
-            parcel.settle()
+        for parameters in self.buckets:
+            bucket = FlatBucket(parameters, self.world_size)
+            dist.all_reduce(bucket.flat, group=self.group)
+            bucket.settle()
 
 
 class DistributedDataParallel(Replicas):
@@ -249,7 +244,7 @@ class DistributedDataParallel(Replicas):
 
     def backward_begins(self):
         self.missing = [set(bucket) for bucket in self.buckets]
-        self.under_way: list[tuple[Parcel, dist.Work]] = []  # of the first buckets
+        self.under_way: list[tuple[FlatBucket, dist.Work]] = []  # of the first buckets
 
     def gradient_arrives(self, parameter: nn.Parameter):
         if self.bucket_of[parameter] < len(self.under_way):
@@ -268,15 +263,15 @@ class DistributedDataParallel(Replicas):
     def backward_ends(self):
         while len(self.under_way) < len(self.buckets):  # those where a gradient did not come
             self.send_next()
-        for parcel, work in self.under_way:
+        for bucket, work in self.under_way:
             work.wait()
-            parcel.settle()
+            bucket.settle()
         self.under_way.clear()  # or the memory of gradients that are freed would stay
 
     def send_next(self):
-        parcel = Parcel(self.buckets[len(self.under_way)], self.world_size)
+        bucket = FlatBucket(self.buckets[len(self.under_way)], self.world_size)
         self.under_way.append(
-            (parcel, dist.all_reduce(parcel.flat, group=self.group, async_op=True))
+            (bucket, dist.all_reduce(bucket.flat, group=self.group, async_op=True))
         )
 
 
@@ -290,54 +285,3 @@ def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[
         if sum(member.nbytes for member in bucket) >= bucket_bytes:
             buckets.append(filling.pop(parameter.dtype))
     return buckets + list(filling.values())
-
-
-def check(module: nn.Module, group: dist.ProcessGroup | None, options: dict[str, int]):
-    """Raise CannotReplicate on all ranks or on none: a rank that waits for one that has raised
-    waits for ever."""
-    if not (dist.is_available() and dist.is_initialized()):
-        raise CannotReplicate(
-            "there is no process group: start ranks, or call torch.distributed.init_process_group,"
-            " first."
-        )
-    if dist.get_rank(group) < 0:
-        raise CannotReplicate(
-            f"rank {dist.get_rank()} is no member of the group: only members replicate a module"
-            " in it."
-        )
-    mine = [complaint(module, options), *(f"{name} = {value}" for name, value in options.items())]
-    mine += [
-        f"{name} {list(p.shape)} {p.dtype}{'' if p.requires_grad else ' frozen'}"
-        for name, p in module.named_parameters()
-    ]
-    every = [mine] * dist.get_world_size(group)
-    dist.all_gather_object(every, mine, group)
-    for rank, theirs in enumerate(every):
-        if theirs[0]:
-            raise CannotReplicate(f"rank {rank}: {theirs[0]}")
-    for rank, theirs in enumerate(every):
-        for here, there in zip_longest(every[0], theirs, fillvalue="nothing more"):
-            if here != there:
-                raise CannotReplicate(
-                    f"rank 0 has {here}, rank {rank} has {there}: all ranks replicate the same"
-                    " module."
-                )
-
-
-def complaint(module: nn.Module, options: dict[str, int]) -> str:
-    """What is wrong on this rank alone; empty if nothing is."""
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            return f"{name} = {value!r}: it must be a whole number of at least 1."
-    if not any(parameter.requires_grad for parameter in module.parameters()):
-        return (
-            f"no parameter of this {type(module).__name__} requires a gradient: there is nothing to"
-            " average."
-        )
-    devices = sorted({str(parameter.device) for parameter in module.parameters()})
-    if len(devices) > 1:
-        return (
-            f"the parameters are on {len(devices)} devices, {' and '.join(devices)}: a replica has"
-            " one."
-        )
-    return ""

@@ -1,0 +1,95 @@
+"""What ranks must have in common before the first step: the same model, and the same values in it.
+
+    agree(facts, group, error, "all ranks shard the same parameters, in the same order")
+    hand_out(module.parameters(), group)
+    check_replicable(module, group, options)      # what data parallelism needs
+
+Raised is on all ranks or on none: a rank that waits for one that has raised waits for ever.
+"""
+
+from collections.abc import Iterable
+from itertools import zip_longest
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import collectives
+
+
+class CannotReplicate(ValueError):
+    """Why this module cannot be trained by several ranks: one sentence, on every rank."""
+
+
+def agree(
+    facts: list[str],
+    group: dist.ProcessGroup | None,
+    error: type[Exception],
+    rule: str,
+    complaint: str = "",
+):
+    """Raise the error on every rank where the facts differ between ranks, or one has a complaint:
+    what is wrong on that rank alone."""
+    every = [[complaint, *facts]] * dist.get_world_size(group)
+    dist.all_gather_object(every, every[0], group)
+    for rank, (wrong, *_) in enumerate(every):
+        if wrong:
+            raise error(f"rank {rank}: {wrong}")
+    for rank, theirs in enumerate(every):
+        for here, there in zip_longest(every[0], theirs, fillvalue="nothing more"):
+            if here != there:
+                raise error(f"rank 0 has {here}, rank {rank} has {there}: {rule}.")
+
+
+def fact(name: str, tensor: Tensor) -> str:
+    """A tensor as ranks compare it."""
+    return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
+
+
+def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
+    """Every rank gets the values of the group's rank 0, in tensors of any strides: of an expanded
+    dimension, the one element that it repeats."""
+    for tensor in tensors:
+        for dim, stride in enumerate(tensor.stride()):
+            if stride == 0 and tensor.shape[dim] > 1:
+                tensor = tensor.detach().narrow(dim, 0, 1)
+        collectives.broadcast(tensor, group=group)
+
+
+# --- modules that several ranks train -------------------------------------------------------------
+
+
+def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options: dict[str, int]):
+    """Raise CannotReplicate on all ranks or on none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise CannotReplicate(
+            "there is no process group: start ranks, or call torch.distributed.init_process_group,"
+            " first."
+        )
+    if dist.get_rank(group) < 0:
+        raise CannotReplicate(
+            f"rank {dist.get_rank()} is no member of the group: only members replicate a module"
+            " in it."
+        )
+    facts = [f"{name} = {value}" for name, value in options.items()]
+    facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
+    rule = "all ranks replicate the same module"
+    agree(facts, group, CannotReplicate, rule, complaint(module, options))
+
+
+def complaint(module: nn.Module, options: dict[str, int]) -> str:
+    """What is wrong on this rank alone; empty if nothing is."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            return f"{name} = {value!r}: it must be a whole number of at least 1."
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        return (
+            f"no parameter of this {type(module).__name__} requires a gradient: there is nothing to"
+            " average."
+        )
+    devices = sorted({str(parameter.device) for parameter in module.parameters()})
+    if len(devices) > 1:
+        return (
+            f"the parameters are on {len(devices)} devices, {' and '.join(devices)}: a replica has"
+            " one."
+        )
+    return ""

@@ -1,0 +1,249 @@
+"""Where data parallelism was wrong without a word: now the plain model's result, or one sentence.
+
+Each case once returned a wrong number and raised nothing.
+"""
+
+import copy
+import io
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardlab.data_parallel import (
+    Bucketed,
+    CannotReplicate,
+    DistributedDataParallel,
+    ParameterServer,
+    PerTensor,
+)
+from shardlab.ranks import ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", announce=False) as world:
+        yield world
+
+
+def layers(*sizes):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+
+
+def own_input(features):
+    """1, 1, ... on rank 0; 2, 2, ... on rank 1: the mean is 1.5."""
+    return torch.full((1, features), 1.0 + dist.get_rank())
+
+
+def gradients_beside(net, loss):
+    """Largest difference of a gradient from the plain model's, of which `loss(model, x)` is the
+    loss; the model has been through its backward."""
+    n = dist.get_world_size()
+    plain = copy.deepcopy(net).double()
+    plain.zero_grad()
+    inputs = [torch.full((1, 64), 1.0 + rank, dtype=torch.float64) for rank in range(n)]
+    (sum(loss(plain, x) for x in inputs) / n).backward()
+    pairs = zip(net.parameters(), plain.parameters())
+    return max((ours.grad - theirs.grad).abs().max().item() for ours, theirs in pairs)
+
+
+def summed(model, x):
+    return model(x).sum()
+
+
+def wrapped_anew(first, second):
+    net = layers(64, 64, 64, 64).double()
+    kept = first(net)(own_input(64).double())  # an output of the cell's first run is still there
+    model = second(net)
+    summed(model, own_input(64).double()).backward()
+    return kept.numel(), gradients_beside(net, summed)
+
+
+SMALL = 1000
+
+
+def small(net):
+    return DistributedDataParallel(net, SMALL)
+
+
+@pytest.mark.parametrize(
+    "first, second", [(small, small), (Bucketed, small), (PerTensor, Bucketed)]
+)
+def test_replicas_made_anew(two, first, second):
+    """Two replicas of one module are alive: the newest average, once.
+
+    Must catch: both average, so that gradients are divided twice or summed where nobody waits."""
+    for _, difference in two.run(wrapped_anew, first, second):
+        assert difference < 1e-12
+
+
+def older_replicas():
+    net = layers(4, 2)
+    older, newer = DistributedDataParallel(net), DistributedDataParallel(net)
+    with torch.no_grad():
+        older(own_input(4))  # nothing to average
+    newer(own_input(4)).sum().backward()
+    try:
+        older(own_input(4))
+    except CannotReplicate as error:
+        return str(error)
+
+
+def test_older_replicas_refuse(two):
+    """Must catch: older replicas that compute and average nothing."""
+    assert (
+        two.run(older_replicas)
+        == [
+            "a newer DistributedDataParallel averages gradients of this module: call that one, or"
+            " make these replicas anew."
+        ]
+        * 2
+    )
+
+
+class Towers(nn.Module):
+    """Two encoders in one module, each called by itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x, which):
+        return getattr(self, which)(x)
+
+
+def both_towers(model, x):
+    recomputed = (
+        checkpoint(model, x.clone().requires_grad_(), which, use_reentrant=False)
+        for which in ("image", "text")
+    )
+    return sum(y.pow(2).sum() for y in recomputed)
+
+
+def recomputed_replicas(kind):
+    net = Towers().double()
+    model = kind(net)
+    both_towers(model, own_input(64).double()).backward()
+    return gradients_beside(net, both_towers)
+
+
+@pytest.mark.parametrize("kind", [small, Bucketed, PerTensor])
+def test_a_forward_within_backward(two, kind):
+    """Replicas that are called twice and recomputed.
+
+    Must catch: the recomputed forward ends the backward under way, whose buckets are lost."""
+    for _ in range(3):  # it was a race
+        assert max(two.run(recomputed_replicas, kind)) < 1e-12
+
+
+def copied(way):
+    model = DistributedDataParallel(layers(4, 2))
+    if way == "deepcopy":
+        twin = copy.deepcopy(model)
+    else:
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    twin(own_input(4)).sum().backward()
+    of_the_copy = twin.module[0].weight.grad.unique().tolist()
+    untouched = model.module[0].weight.grad is None
+    model(own_input(4)).sum().backward()
+    return of_the_copy, untouched, model.module[0].weight.grad.unique().tolist()
+
+
+@pytest.mark.parametrize("way", ["deepcopy", "load"])
+def test_a_copy_averages(two, way):
+    """And the original goes on.
+
+    Must catch: a copy without hooks, whose gradients are each rank's own."""
+    assert two.run(copied, way) == [([1.5], True, [1.5])] * 2
+
+
+def copied_in_a_group():
+    model = DistributedDataParallel(layers(4, 2), group=dist.new_group([0, 1]))
+    try:
+        copy.deepcopy(model)
+    except CannotReplicate as error:
+        return str(error)
+
+
+def test_a_copy_in_a_group_of_its_own_is_refused(two):
+    """PyTorch's refuses alike. Must catch: PyTorch's own words about pickling a C++ object."""
+    for sentence in two.run(copied_in_a_group):
+        assert sentence.startswith("these replicas have a process group of their own")
+
+
+def changed(what):
+    net = layers(4, 3, 2)
+    net[0].weight.requires_grad_(what != "unfrozen")
+    model = DistributedDataParallel(net)
+    if what == "unfrozen":
+        net[0].weight.requires_grad_()
+    if what == "assigned":
+        state = {name: value.clone() for name, value in net.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+    if what == "frozen":
+        net[0].weight.requires_grad_(False)
+    try:
+        model(own_input(4)).sum().backward()
+    except CannotReplicate as error:
+        return str(error)
+    return net[0].weight.grad, net[1].bias.grad.tolist()
+
+
+def test_a_module_that_changed(two):
+    """A parameter that is trained and has no hook is named; a frozen one has no gradient.
+
+    Must catch: gradients of each rank's own, and copies that drift apart."""
+    sentence = (
+        "0.weight is trained, and was frozen or another parameter when these replicas were made:"
+        " make them anew after a change to the module."
+    )
+    assert two.run(changed, "unfrozen") == [sentence] * 2
+    assert two.run(changed, "assigned") == [sentence] * 2
+    assert two.run(changed, "frozen") == [(None, [1.0, 1.0])] * 2
+
+
+def strided():
+    net = layers(3, 3)
+    me = dist.get_rank()
+    net.register_buffer("part", (torch.arange(16.0).view(4, 4) + 100 * me)[:, :2])
+    net.register_buffer("repeated", torch.full((1,), 1.0 + me).expand(200_000))
+    net[0].weight = nn.Parameter((torch.arange(9.0).view(3, 3) + me).t(), requires_grad=False)
+    DistributedDataParallel(net)
+    return net.part.tolist(), net.repeated.unique().tolist(), net[0].weight.tolist()
+
+
+def test_buffers_and_frozen_parameters_of_any_strides(two):
+    """All ranks begin with rank 0's values, element by element.
+
+    Must catch: the memory behind a strided tensor sent instead of its elements; an expanded tensor
+    written past its end."""
+    want = torch.arange(16.0).view(4, 4)[:, :2].tolist()
+    transposed = torch.arange(9.0).view(3, 3).t().tolist()
+    assert two.run(strided) == [(want, [1.0], transposed)] * 2
+
+
+def large_in_16_bits(kind):
+    layer = nn.Linear(1, 1, bias=False, dtype=torch.float16)
+    model = kind(layer)
+    model(torch.full((1, 1), 40_000.0, dtype=torch.float16)).sum().backward()
+    return None if layer.weight.grad is None else layer.weight.grad.item()
+
+
+def test_16_bits_do_not_overflow(two):
+    """2 x 40,000 is more than fp16 has numbers for; their mean is not.
+
+    Must catch: a sum that is divided after it was added."""
+    for kind in (PerTensor, Bucketed, DistributedDataParallel):
+        assert two.run(large_in_16_bits, kind) == [40_000.0] * 2
+    assert two.run(large_in_16_bits, ParameterServer) == [40_000.0, None]
