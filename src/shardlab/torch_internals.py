@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 __all__ = [
     "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
     "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
     "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
     "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
+    "tree_map",  # the same output with other tensors. Without: an output is taken as it is
     "abort_process_groups",
     "argument_names",
     "at_end_of_backward",
@@ -27,6 +28,7 @@ __all__ = [
     "current_backward",
     "disable_modes",
     "fake_store",
+    "hooks_of_saved_tensors",
     "local_tensor",
     "next_kernel",
     "on_the_cpu",
@@ -54,6 +56,13 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
     backward. Without it, data parallelism and ZeRO do not know when a backward is over. DDP and
     FSDP2 use the same call."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
+    """(pack, unpack) of the saved_tensors_hooks that are set here, None if none are. Autograd calls
+    the innermost ones alone. Without it, hooks of ours inside somebody else's take the tensors away
+    from them: checkpoint around a unit of stage 3 would keep every activation."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 # --- tensors, storages, modules -------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
 from shardlab.zero import flat, stage1, stage2, stage3
-from shardlab.zero.options import on_the_host
+from shardlab.zero.options import cpu_offload
 from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -188,7 +188,7 @@ def test_offloaded_states(two, tmp_path):
     too; and where there are none.
 
     Mutation: the host's copies not refreshed, so that the first step undoes the resuming."""
-    hosted = on_the_host(torch.optim.AdamW)
+    hosted = cpu_offload(torch.optim.AdamW)
     whole = two.run(run_and_save, 1, str(tmp_path), rule=hosted)[0]
     for rule in (hosted, torch.optim.AdamW):
         assert two.run(run_on, 1, str(tmp_path), rule=rule)[0][1] == whole[4:]

@@ -117,7 +117,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 def contents(model: nn.Module, flats: list[Flat], optimizer) -> dict[str, str]:
     """What the run is, whatever its shards: two that differ here are not the same."""
     inner = getattr(optimizer, "inner", optimizer)
-    name = type(inner).__name__.removesuffix("OnTheHost")  # where it computes is nobody's business
+    name = type(inner).__name__.removesuffix("Offloaded")  # where it computes is nobody's business
     found = {"the optimizer": f"{name} with {len(optimizer.param_groups)} parameter groups"}
     for flat in flats:
         place = f"in group {flat.group}" if flat.tensors[0].requires_grad else "not trained"

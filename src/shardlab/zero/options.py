@@ -1,29 +1,23 @@
 """What one wants of ZeRO in practice, beside the idea: clipping by the norm of all shards, states
-on the host, gathering ahead.
+on the host.
 
     clip_gradients(optimizer, 1.0)                       before step(), in every stage
-    ShardedOptimizer(params, on_the_host(AdamW), ...)    optimizer states in host memory, stages 1
+    ShardedOptimizer(params, cpu_offload(AdamW), ...)    optimizer states in host memory, stages 1
                                                          and 2
     fully_shard(model, units, shard_device="cpu")        shards, their gradients and so their
                                                          optimizer states there, stage 3
     fully_shard(model, units, compute_dtype=bfloat16)    16-bit parameters and gradients are what
                                                          travels and computes, over fp32 shards:
                                                          stage 3
-    GatherAhead(model)                                   the next unit's parameters travel while
-                                                         this one computes: stage 3
+    Prefetch(model)                                      the next unit's parameters travel while
+                                                         this one computes: stage 3, prefetch.py
 
 The two arguments of fully_shard are in stage3.py, where each is a word in one line.
 """
 
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from ..torch_internals import version
-from .stage3 import Unit, sharded_units
 
 
 @torch.no_grad()
@@ -64,12 +58,12 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group=None
 # --- optimizer states on the host -----------------------------------------------------------------
 
 
-def on_the_host(optimizer_cls: type) -> type:
+def cpu_offload(optimizer_cls: type) -> type:
     """The same optimizer, with its states and a copy of its parameters in host memory, where it
     also computes: what ZeRO-Offload (Ren et al. 2021) does. Each step copies gradients to the host
     and parameters back. On a GPU the host's copies are pinned."""
 
-    class OnTheHost(optimizer_cls):
+    class Offloaded(optimizer_cls):
         def add_param_group(self, param_group):
             self.pairs = getattr(self, "pairs", [])
             given = (
@@ -104,8 +98,8 @@ def on_the_host(optimizer_cls: type) -> type:
                 if device.grad is not None:
                     device.grad = None if set_to_none else device.grad.zero_()
 
-    OnTheHost.__name__ = OnTheHost.__qualname__ = f"{optimizer_cls.__name__}OnTheHost"
-    return OnTheHost
+    Offloaded.__name__ = Offloaded.__qualname__ = f"{optimizer_cls.__name__}Offloaded"
+    return Offloaded
 
 
 def host_copy(tensor: Tensor) -> Tensor:
@@ -114,81 +108,3 @@ def host_copy(tensor: Tensor) -> Tensor:
     stream does one thing after the other."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach())
-
-
-# --- gathering ahead ------------------------------------------------------------------------------
-
-
-class GatherAhead:
-    """While a unit computes, a thread gathers the one that came after it in the step before, over
-    connections of its own: what the link needs hides behind computing. It costs the memory of one
-    unit more.
-
-    On CPU ranks. On CUDA the gathering would need a stream of its own, which nobody has tried:
-    refused. `close()` ends it.
-    """
-
-    def __init__(self, module: nn.Module):
-        self.units = [unit.sharded_unit for unit in sharded_units(module)]
-        if not self.units:
-            raise ValueError(f"{type(module).__name__} is not sharded: call fully_shard first.")
-        if any(flat.full.is_cuda for unit in self.units for flat in unit.flats):
-            raise ValueError("the units are on CUDA: gathering ahead is made for CPU ranks.")
-        self.group = dist.new_group(
-            dist.get_process_group_ranks(self.units[0].flats[0].group or dist.group.WORLD)
-        )
-        self.thread = ThreadPoolExecutor(1)
-        self.after: dict[tuple, Unit] = {}  # (in backward?, a unit) -> the one that came next
-        self.last = None  # the key of the unit gathered last
-        self.ahead: tuple[Unit, list[int], Future] | None = None
-        for unit in self.units:
-            unit.gather, unit.reshard = partial(self.gather, unit), partial(self.reshard, unit)
-
-    def gather(self, unit: Unit):
-        """In the place of Unit.gather."""
-        key = (unit.in_backward, unit)
-        if self.last is not None and self.last[0] == key[0]:
-            self.after[self.last] = unit
-        expected = self.take()
-        if expected is not unit:
-            if expected is not None:  # it will be wanted another time
-                Unit.reshard(expected)
-            Unit.gather(unit)
-        self.last, following = key, self.after.get(key)
-        if following is not None and not following.whole:
-            following.allocate()
-            self.ahead = (
-                following,
-                versions(following),
-                self.thread.submit(following.fill, self.group),
-            )
-
-    def reshard(self, unit: Unit):
-        """In the place of Unit.reshard: not while the thread is at it."""
-        if self.ahead is not None and self.ahead[0] is unit:
-            self.take()
-        Unit.reshard(unit)
-
-    def take(self) -> Unit | None:
-        """The unit that was gathered ahead, when it is there; None if its shards have changed
-        since."""
-        if self.ahead is None:
-            return None
-        (unit, before, future), self.ahead = self.ahead, None
-        future.result()
-        if versions(unit) == before:
-            return unit
-        Unit.reshard(unit)
-
-    def close(self):
-        if (unit := self.take()) is not None:
-            Unit.reshard(unit)
-        for unit in self.units:
-            del unit.gather, unit.reshard
-        self.thread.shutdown()
-        dist.destroy_process_group(self.group)
-
-
-def versions(unit: Unit) -> list[int]:
-    """Of its shards: each change of a tensor in place counts one up."""
-    return [version(flat.shard) for flat in unit.flats]

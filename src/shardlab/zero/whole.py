@@ -5,19 +5,21 @@ initialise unit by unit.
         print(model.head.weight)
 
     for unit in sharded_units(model):                           # a model from the meta device,
-    # never whole
-        with unsharded(unit, recurse=False, write=True):
+        with unsharded(unit, recurse=False, write=True):        # never whole
             fill(unit)
+
+Parameters have the dtype of the shards, whatever computes. They are copies: what was read stays
+when the block is over, and only `write` changes a shard.
 """
 
 from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from .flat import first_rank, own_chunk
-from .stage3 import Unit, sharded_units
+from ..collectives import scatter
+from .flat import own_chunk
+from .units import sharded_units
 
 
 @contextmanager
@@ -26,37 +28,77 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
     whole and under their own names, as in the plain model. With `write`, the shards take rank 0's
     values at the end. All ranks enter it."""
     units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
+    opened = []
     try:
         for unit in units:
-            expose(unit)
+            if not unit.open:
+                expose(unit)
+                opened.append(unit)
         yield module
         if write:
             for unit in units:
                 keep(unit)
     finally:
-        for unit in units:
-            if unit.open:
-                unit.close()
+        for unit in opened:
+            unit.close()
 
 
-def expose(unit: Unit):
-    """The plain module's parameters, in the place of the shards."""
-    for name in unit.shards:
-        del unit.module._parameters[name]
-    unit.unshard()
+def expose(unit):
+    """The plain module's parameters instead of the shards."""
+    unit.exposed = [whole_of(flat, unit.collectives) for flat in unit.flats]
+    for name in unit.names:
+        delattr(unit.module, name)
     unit.place(
         [
-            nn.Parameter(view, flat.shard.requires_grad)
-            for flat in unit.flats
-            for view in flat.views()
+            parameter(view, flat.shard.requires_grad, unit)
+            for flat, whole in zip(unit.flats, unit.exposed)
+            for view in flat.views(whole)
         ]
     )
     unit.open = True
 
 
 @torch.no_grad()
-def keep(unit: Unit):
+def whole_of(flat, collectives) -> Tensor:
+    """[E], in memory of its own and in the dtype of the shard. Its storage grows, as that of what
+    is gathered does: by that the ledger knows it."""
+    storage = torch.UntypedStorage(0, device=flat.full.device)
+    storage.resize_(flat.full.numel() * flat.shard.element_size())
+    whole = flat.shard.new_empty(0, device=flat.full.device).set_(storage)
+    own_chunk(whole, flat.group).copy_(flat.shard)
+    collectives.all_gather(whole, flat.group)
+    return whole
+
+
+def parameter(view: Tensor, trained: bool, unit) -> nn.Parameter:
+    def refuse(_):
+        raise RuntimeError(
+            f"backward within `with unsharded(...)`: the gradient of a parameter of"
+            f" {type(unit.module).__name__} would be lost at its end. Run forward and backward"
+            " outside."
+        )
+
+    exposed = nn.Parameter(view, trained)
+    if trained:
+        exposed.register_hook(refuse)
+    return exposed
+
+
+@torch.no_grad()
+def keep(unit):
     """The shards get what rank 0 has in the whole parameters."""
-    for flat in unit.flats:
-        dist.broadcast(flat.full, first_rank(flat.group), group=flat.group)
-        flat.shard.copy_(own_chunk(flat.full, flat.group))
+    names = {id(exposed): number for number, exposed in enumerate(unit.placed)}
+    views = [v for flat, whole in zip(unit.flats, unit.exposed) for v in flat.views(whole)]
+    for module, name, number in unit.sites:
+        now = getattr(module, name)
+        if names.get(id(now), number) != number:
+            raise ValueError(
+                f"{type(module).__name__}.{name} was tied within `with unsharded(...)`: the shards"
+                " are cut, so tie parameters before fully_shard."
+            )
+        if now.data_ptr() != views[number].data_ptr():  # assigned, and not written to
+            views[number].copy_(now)
+    for flat, whole in zip(unit.flats, unit.exposed):
+        own = own_chunk(whole, flat.group).clone()
+        scatter(own, whole, group=flat.group)  # rank 0's
+        flat.shard.copy_(own)

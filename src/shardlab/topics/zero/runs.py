@@ -26,7 +26,7 @@ from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
 from shardlab.torch_internals import local_tensor
 from shardlab.zero import stage1, stage2
-from shardlab.zero.options import on_the_host
+from shardlab.zero.options import cpu_offload
 from shardlab.zero.stage3 import fully_shard, sharded_units
 from shardlab.zero.whole import unsharded
 
@@ -45,7 +45,7 @@ PINNED = ("active_bytes", "allocated_bytes")
 def ours(stage, offload=False):
     def wrap(net, optimizer_cls, **settings):
         if stage < 3:
-            optimizer_cls = on_the_host(optimizer_cls) if offload else optimizer_cls
+            optimizer_cls = cpu_offload(optimizer_cls) if offload else optimizer_cls
             return net, (stage1, stage2)[stage - 1].ShardedOptimizer(
                 net.parameters(), optimizer_cls, **settings
             )

@@ -1,0 +1,137 @@
+"""What must be settled before a model is cut into units: which unit owns a parameter, what lies in
+one flat tensor, and that all ranks bring the same model.
+
+Stage 3 asks for this once, when it shards; nothing here runs in a step.
+"""
+
+from collections.abc import Iterable
+from copy import copy, deepcopy
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .flat import first_rank, own_chunk
+
+# where a parameter is: a module and the name that it has there
+Site = tuple[nn.Module, str, nn.Parameter]
+
+
+class CannotShard(ValueError):
+    """Why this module cannot be sharded: one sentence, on every rank."""
+
+
+def sharded_units(module: nn.Module) -> list[nn.Module]:
+    """The modules inside that are units, in the order of module.modules()."""
+    return [child for child in module.modules() if hasattr(child, "sharded_unit")]
+
+
+def checked(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
+    """The units and the module itself, each once; CannotShard if one cannot be a unit."""
+    inside, units = set(module.modules()), list(dict.fromkeys([*units, module]))
+    for unit in units:
+        name = type(unit).__name__
+        if unit not in inside:
+            raise CannotShard(
+                f"the unit {name} is no part of {type(module).__name__}: units are modules inside"
+                " it."
+            )
+        if any(hasattr(child, "sharded_unit") for child in unit.modules()):
+            raise CannotShard(
+                f"{name} is sharded already: give all units to one call of fully_shard."
+            )
+    return units
+
+
+def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list[Site]]:
+    """For each unit that owns a parameter, every place of its parameters. The owner is the
+    innermost unit around the parameter, or the root if these are several."""
+    sites: dict[tuple[nn.Module, str], nn.Parameter] = {}
+    around: dict[nn.Parameter, set[nn.Module]] = {}
+
+    def visit(module, unit):
+        unit = module if module in units else unit
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            sites[module, name] = parameter
+            around.setdefault(parameter, set()).add(unit)
+        for child in module.children():  # of a module that has two parents, twice
+            visit(child, unit)
+
+    visit(root, root)
+    owned: dict[nn.Module, list[Site]] = {unit: [] for unit in units}
+    for (module, name), parameter in sites.items():
+        owner = next(iter(around[parameter])) if len(around[parameter]) == 1 else root
+        owned[owner].append((module, name, parameter))
+    return {unit: own for unit, own in owned.items() if own}
+
+
+def kinds_of(sites: list[Site]) -> dict[str, list[nn.Parameter]]:
+    """The parameters of one flat tensor each, by the name of its shard: one dtype, all trained or
+    all frozen."""
+    kinds: dict[str, list[nn.Parameter]] = {}
+    for parameter in dict.fromkeys(parameter for *_, parameter in sites):
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        name = f"shard_{dtype}" if parameter.requires_grad else f"shard_{dtype}_frozen"
+        kinds.setdefault(name, []).append(parameter)
+    return kinds
+
+
+def device_of(sites: list[Site], device) -> torch.device:
+    device = torch.device(device or sites[0][2].device)
+    if device.type == "meta":
+        raise CannotShard(
+            "the module is on the meta device: say where its shards shall be, fully_shard(...,"
+            " device=...)."
+        )
+    return device
+
+
+def together(parameters: list[nn.Parameter], group, device: torch.device) -> Tensor:
+    """[E]: rank 0's parameters, one after the other; with any values for a model on the meta
+    device."""
+    first = parameters[0]
+    if first.is_meta:
+        size = sum(parameter.numel() for parameter in parameters)
+        return torch.empty(size, dtype=first.dtype, device=device)
+    whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(device)
+    dist.broadcast(whole, first_rank(group), group=group)
+    return whole
+
+
+def resting(whole: Tensor, group, shard_device) -> Tensor:
+    """A copy of this rank's chunk, where it rests; pinned if it is fetched from the host, because
+    then the copy engine can fetch it by itself."""
+    shard = own_chunk(whole, group).to(shard_device or whole.device, copy=True)
+    return shard.pin_memory() if whole.is_cuda and not shard.is_cuda else shard
+
+
+def share_buffers(module: nn.Module, group):
+    """Every rank gets rank 0's buffers."""
+    for buffer in module.buffers():
+        if not buffer.is_meta:
+            dist.broadcast(buffer, first_rank(group), group=group)
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def copy_of(unit, memo: dict):
+    """For copy.deepcopy of the module: a unit that computes with the copy's shards."""
+    if unit.whole or unit.open or "gather" in vars(unit):
+        raise RuntimeError(
+            f"{type(unit.module).__name__} is whole, or prefetched, at the moment: copy it when"
+            " nothing computes and prefetching is closed."
+        )
+    twin = memo[id(unit)] = copy(unit)
+    for shared in (unit.group, unit.collectives):
+        memo[id(shared)] = shared
+    for name, value in vars(unit).items():
+        setattr(twin, name, deepcopy(value, memo))
+    return twin
+
+
+def cannot_pickle(unit) -> TypeError:
+    return TypeError(
+        f"{type(unit.module).__name__} is sharded, and a pickle of it would hold this rank's shard"
+        " only: save with shardlab.saving, or its state_dict() within `with unsharded(model)`."
+    )
