@@ -251,7 +251,7 @@ def test_an_equation_with_its_meaning(build):
     assert not warnings
     page = pages["index"]
     assert (
-        page.count("<math") == 6 and page.count('<mtable class="aligned"') == 1
+        page.count("<math") == 6 and page.count('<mtable displaystyle="true"') == 1
     )  # three blocks, three symbols before meanings
     assert (
         page.count('class="eqno"') == 1

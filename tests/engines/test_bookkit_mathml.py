@@ -7,17 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bookkit.build import build_book
-from bookkit.mathml import (
-    ACCENTS,
-    BRACES,
-    CAPITAL_GREEK,
-    GREEK,
-    LARGE,
-    OPERATORS,
-    SYMBOLS,
-    UnsupportedMath,
-    to_mathml,
-)
+from bookkit.mathml import CAPITAL_GREEK, COMMANDS, FUNCTIONS, UnsupportedMath, to_mathml
 
 # Elements of MathML that take a fixed number of children; with another number a browser draws an
 # error or nothing.
@@ -39,8 +29,11 @@ def inner(latex, display=False):
     return ElementTree.fromstring(to_mathml(latex, display))
 
 
-def markup(latex):
-    return to_mathml(latex, display=False).removeprefix("<math>").removesuffix("</math>")
+def markup(latex, display=False):
+    math = to_mathml(latex, display)
+    opening = '<math display="block"><mrow>' if display else "<math><mrow>"
+    assert math.startswith(opening) and math.endswith("</mrow></math>")
+    return math.removeprefix(opening).removesuffix("</mrow></math>")
 
 
 def check(root):
@@ -48,7 +41,7 @@ def check(root):
     for element in root.iter():
         if element.tag in TOKENS:
             assert len(element) == 0, f"{element.tag} holds elements"
-            assert element.tag == "mspace" or element.text, f"an empty {element.tag}"
+            assert element.tag in {"mi", "mspace"} or element.text, f"an empty {element.tag}"
         else:
             assert not (element.text or "").strip(), f"{element.text!r} loose in {element.tag}"
             assert len(element) == CHILDREN.get(element.tag, len(element)), (
@@ -59,44 +52,45 @@ def check(root):
 
 
 WRITTEN = {
-    r"16\,\Psi": '<mn>16</mn><mspace width="0.1667em"/><mi mathvariant="normal">Ψ</mi>',
+    r"16\,\Psi": '<mn>16</mn><mspace width="0.167em" /><mi mathvariant="normal">Ψ</mi>',
     r"a_i": "<msub><mi>a</mi><mi>i</mi></msub>",
     r"x^10": "<msup><mi>x</mi><mn>1</mn></msup><mn>0</mn>",
-    r"x'^2": "<msup><mi>x</mi><mrow><mo>′</mo><mn>2</mn></mrow></msup>",
     r"a = -b": '<mi>a</mi><mo>=</mo><mo form="prefix">−</mo><mi>b</mi>',
     r"a - b": "<mi>a</mi><mo>−</mo><mi>b</mi>",
     r"\left(a\right) + b": (
-        '<mrow><mo form="prefix" fence="true" stretchy="true" symmetric="true">(</mo><mi>a</mi>'
-        '<mo form="postfix" fence="true" stretchy="true" symmetric="true">)</mo></mrow>'
-        "<mo>+</mo><mi>b</mi>"
+        '<mrow><mo stretchy="true" fence="true" form="prefix">(</mo><mi>a</mi>'
+        '<mo stretchy="true" fence="true" form="postfix">)</mo></mrow><mo>+</mo><mi>b</mi>'
+    ),
+    r"(a) - b": (
+        '<mo stretchy="false">(</mo><mi>a</mi><mo stretchy="false">)</mo><mo>−</mo><mi>b</mi>'
     ),
     r"(-b)": (
-        '<mo form="prefix" stretchy="false">(</mo><mo form="prefix">−</mo><mi>b</mi>'
-        '<mo form="postfix" stretchy="false">)</mo>'
+        '<mo stretchy="false">(</mo><mo form="prefix">−</mo><mi>b</mi><mo stretchy="false">)</mo>'
     ),
-    r"\mathrm{GiB}": "<mi>GiB</mi>",
-    r"\mathrm{d}": '<mi mathvariant="normal">d</mi>',
-    r"\mathtt{\text{zero\_stage}}": '<mi class="math-code">zero_stage</mi>',
     r"\text{if } x": "<mtext>if\N{NO-BREAK SPACE}</mtext><mi>x</mi>",
     r"a < b": "<mi>a</mi><mo>&lt;</mo><mi>b</mi>",
-    r"1{,}024.5": "<mn>1,024.5</mn>",
-    r"\log n": '<mi>log</mi><mspace width="0.1667em"/><mi>n</mi>',
-    r"\log(n)": (
-        '<mi>log</mi><mo form="prefix" stretchy="false">(</mo><mi>n</mi>'
-        '<mo form="postfix" stretchy="false">)</mo>'
+    r"2 \cdot 3": "<mn>2</mn><mo>⋅</mo><mn>3</mn>",
+    r"a/b": '<mi>a</mi><mo lspace="0" rspace="0">/</mo><mi>b</mi>',
+    r"\log n": '<mo form="prefix" lspace="0" rspace="0.1667em">log</mo><mi>n</mi>',
+    r"\log_2 \left(n\right)": (
+        '<msub><mo form="prefix" lspace="0" rspace="0">log</mo><mn>2</mn></msub>'
+        '<mrow><mo stretchy="true" fence="true" form="prefix">(</mo><mi>n</mi>'
+        '<mo stretchy="true" fence="true" form="postfix">)</mo></mrow>'
     ),
-    r"\mathbb{R}": "<mi>ℝ</mi>",
-    r"\mathcal{L}": "<mi>ℒ</mi>",
-    r"\mathbf{W}": "<mi>𝐖</mi>",
-    r"50\%": '<mn>50</mn><mi mathvariant="normal">%</mi>',
+    r"\tau_\text{max}": "<msub><mi>τ</mi><mtext>max</mtext></msub>",
+    r"\max_i t": (
+        '<munder><mo form="prefix" lspace="0" rspace="0.1667em" movablelimits="true">max</mo>'
+        "<mi>i</mi></munder><mi>t</mi>"
+    ),
 }
 
 
 @pytest.mark.parametrize("latex", WRITTEN)
 def test_markup(latex):
-    """Mutation: let a sign after ``=`` or ``(`` be an operation, or one after ``\\right)`` a sign;
-    take the whole number as the exponent of ``x^10``; italicise ``\\mathrm{d}``; leave ``<``
-    unescaped; space ``log(n)`` like ``log n``."""
+    r"""Mutation: let a sign after ``=`` or ``(`` be an operation, or one after ``\right)`` a sign;
+    leave italic the capital Greek; pass on the library's dot of ``\cdot``, which the font does not
+    have and the explorers do not know; space ``log(n)`` like ``log n``; take a subscript that says
+    "max" for the function; limits of ``\max`` beside it."""
     assert markup(latex) == WRITTEN[latex]
 
 
@@ -104,114 +98,98 @@ SHAPED = [
     r"\sum_{i=1}^{n} a_i",
     r"\prod_{i} b_i",
     r"\max_{0 \le i < p} t_i",
-    r"\int_0^1 f",
-    r"\lim_{n \to \infty} a_n",
     r"\frac{a+b}{c}",
-    r"\dfrac12",
-    r"\tfrac{1}{2}",
-    r"\binom{n}{k}",
+    r"\frac12",
     r"\sqrt{x}",
     r"\sqrt[3]{x+1}",
-    r"\underbrace{2\Psi + 2\Psi}_{\text{bf16}}",
-    r"\overbrace{a}^{b}",
-    r"\overline{x y}",
-    r"\hat{x}",
-    r"\bar{x}_i^2",
     r"\left\lceil \frac{V}{128\,t} \right\rceil",
     r"\left\lfloor x \right\rfloor",
-    r"\left. x \right|_{x=0}",
-    r"\left( a \middle| b \right)",
-    r"\bigl( a \bigr)",
-    r"\Big[ x \Big]",
+    r"\Big( x \Big)",
     r"|x|",
-    r"\|x\|",
-    r"\{1, 2\}",
-    r"n!",
     r"\begin{cases} 1 & \text{if } z = 0 \\ 2 & \text{otherwise} \end{cases}",
     r"\begin{aligned} a &= b \\ &= c \end{aligned}",
-    r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}",
-    r"\begin{array}{lr} a & b \end{array}",
-    r"\begin{equation} a = b \end{equation}",
-    r"\begin{align*} a &= b \\ c &= d \end{align*}",
-    r"a = b \\ c = d",
-    r"a \not= b",
-    r"x''",
-    r"{}_a b",
-    r"\operatorname{ceil}(x)",
-    r"\operatorname*{argmax}_x f",
-    r"\displaystyle \frac{1}{2}",
-    r"\overset{!}{=}",
+    r"\begin{aligned} a &= \begin{cases} 1 & \text{if } b \\ c \end{cases} \end{aligned}",
+    r"A_\text{mlp}^\prime",
     r"2(d-1)/d",
-    r"a\;b\:c\!d\quad e\qquad f~g\ h",
+    r"a\;b\:c\quad e\qquad f",
     r"10^{-12}",
 ]
 
 
 @pytest.mark.parametrize("latex", SHAPED)
 def test_shape(latex):
-    """Mutation: give ``munderover`` its scripts unwrapped, close no ``mrow``, write ``\\quad`` as
-    an empty ``mtext``."""
+    """Mutation: wrap a script in nothing, so that ``munderover`` has four children."""
     for display in (False, True):
         check(inner(latex, display))
 
 
 def test_every_known_name_is_drawn():
-    """Mutation: put an empty string, or two commands in one, into a table of commands."""
-    for name in [*GREEK, *CAPITAL_GREEK, *SYMBOLS, *OPERATORS, *LARGE]:
-        root = inner("\\" + name + " x")
+    """Mutation: a name in ``COMMANDS`` that the library does not know, such as ``coloneqq``."""
+    for name in sorted(COMMANDS - {"frac", "sqrt"}):
+        root = inner(rf"a \{name} x")
         check(root)
-        assert len(root) == 2 and root[0].text
-    for name in [*ACCENTS, *BRACES]:
-        check(inner(rf"\{name}{{x}}"))
+        assert len(root[0]) == 3 and (
+            name.isalpha() and root[0][1].text or root[0][1].tag == "mspace"
+        )
+        assert root[0][1].text != name or name in FUNCTIONS
+    assert len(CAPITAL_GREEK) == sum(name[0].isupper() for name in COMMANDS)
 
 
 def test_limits_of_sums_stand_below_and_above():
-    """Mutation: use ``msubsup`` for ``\\sum``: in a display the limits would stand beside it."""
-    assert inner(r"\sum_{i}^{n} a")[0].tag == "munderover"
-    assert inner(r"x_i^n")[0].tag == "msubsup"
+    r"""Mutation: translate a display as if it were in a line: the limits of ``\sum`` would stand
+    beside it."""
+    assert inner(r"\sum_{i}^{n} a", display=True)[0][0].tag == "munderover"
+    assert inner(r"x_i^n", display=True)[0][0].tag == "msubsup"
 
 
 def test_alignment():
-    """Mutation: drop the class by which the style sheet aligns; leave the ``-`` of ``&- c`` a
-    sign."""
-    table = inner(r"\begin{aligned} a &= b \\ &- c \end{aligned}", display=True)[0]
-    assert table.get("class") == "aligned" and table.get("displaystyle") == "true"
-    assert [[len(cell) for cell in row] for row in table] == [[1, 2], [0, 2]]
-    assert table[1][1][0].get("form") == "infix"
-    assert inner(r"a = b \\ c = d", display=True)[0].get("class") == "gathered"
+    """Mutation: translate ``aligned`` as it is: every cell would be centred; leave the ``-`` of
+    ``&- c`` a sign."""
+    table = inner(r"\begin{aligned} a &= b \\ &- c \end{aligned}", display=True)[0][0]
+    assert table.tag == "mtable" and table.get("displaystyle") == "true"
+    assert [[cell.get("columnalign") for cell in row] for row in table] == [["right", "left"]] * 2
+    # the empty name stands for what is left of the sign
+    assert [part.text for part in table[1][1]] == [None, "−", "c"]
+    assert table[1][1][1].get("form") is None
 
 
 REFUSED = {
     r"\foo{x}": r"the command '\foo'",
-    r"\frac{a}": "something is missing at the end",
-    r"\frac{a}{b": "'}' is missing",
-    r"x^{a": "'}' is missing",
-    r"a}": "'}' where it means nothing",
-    r"x_1_2": "two subscripts",
-    r"x^1^2": "two superscripts",
-    r"\left( a": r"'\right' is missing",
-    r"a \right)": r"'\right' where it means nothing",
+    r"\frac{a}": "1 of 2 arguments",
+    r"\frac{a}{b": "'{' without '}'",
+    r"x^{a": "'{' without '}'",
+    r"a}": "'}' without '{'",
+    r"x_1_2": "latex2mathml's DoubleSubscriptsError",
+    r"x^1^2": "latex2mathml's DoubleSuperscriptsError",
+    r"_a": "a subscript or a superscript of nothing",
+    r"\left( a": "latex2mathml's ExtraLeftOrMissingRightError",
+    r"a \right)": "latex2mathml's ExtraLeftOrMissingRightError",
     r"\left x \right)": "'x' as a delimiter",
-    r"a & b": "'&' outside an alignment",
-    r"\begin{aligned} a": r"'\end' is missing",
-    r"\begin{aligned} a \end{cases}": r"'\begin{aligned}' closed by '\end{cases}'",
+    r"\Big x": "'x' as a delimiter",
+    r"a & b": r"'&' outside of '\begin{aligned}'",
+    r"a = b \\ c = d": r"'\\' outside of '\begin{aligned}'",
+    r"\begin{aligned} a": "latex2mathml's MissingEndError",
+    r"\begin{aligned} a \end{cases}": "latex2mathml's MissingEndError",
     r"\begin{tikzpicture} \end{tikzpicture}": "the environment 'tikzpicture'",
-    r"\text{a $x$ b}": "'a $x$ b' inside text",
-    r"\mathbb{+}": r"'+' in '\mathbb'",
-    r"\not\sum": r"'\not\sum'",
+    r"\begin{align*} a \end{align*}": "the environment 'align*'",
+    r"\text{a $x$ b}": r"'\text{a $x$ b}'",
+    r"\text{}": r"'\text{}'",
+    r"\mathrm{d}": r"the command '\mathrm'",
+    r"\not\sum": r"the command '\not'",
     r"a % b": "the character '%'",
     r"a # b": "the character '#'",
+    r"1\!2": r"the command '\!'",
     r"": "nothing",
     r"\label{x} a": r"the command '\label'",
     r"\tag{1} a": r"the command '\tag'",
-    r"\mathrm{}": r"nothing in '\mathrm'",
 }
 
 
 @pytest.mark.parametrize("latex", REFUSED)
 def test_refusals_name_what_and_where(latex):
-    """Mutation: pass an unknown command through as an identifier; end a group at the formula's end;
-    merge scripts."""
+    r"""Mutation: pass a command through that the library writes as a letter (``\foo``), leaves out
+    (``%`` and what follows) or draws wrongly (``\mathrm{d}`` italic); count no braces; count no
+    children."""
     with pytest.raises(UnsupportedMath) as refusal:
         to_mathml(latex, display=True)
     assert str(refusal.value).startswith(REFUSED[latex])
@@ -237,14 +215,11 @@ a = b
 ```
 
 $$
+\begin{aligned}
 c &= d \\
   &= e
+\end{aligned}
 $$ (two)
-
-\begin{align*}
-f &= g \\
-h &= i
-\end{align*}
 """
 
 
@@ -267,7 +242,7 @@ def test_in_a_page(tmp_path):
     number, its anchor."""
     build_book(write_book(tmp_path / "book", PAGE), tmp_path / "html")
     page = (tmp_path / "html" / "index.html").read_text()
-    assert page.count("<math>") == 1 and page.count('<math display="block">') == 3
+    assert page.count("<math>") == 1 and page.count('<math display="block">') == 2
     assert "<mo>&lt;</mo>" in page and "MathJax" not in page and r"\(" not in page
     for label, number in (("equation-one", "1"), ("equation-two", "2")):
         assert f'href="#{label}">({number})</a>' in page

@@ -30,56 +30,55 @@ _STEP = "tests/data_parallelism/test_data_parallel_formulas.py::test_step"
 
 
 # --- what is sent ---------------------------------------------------------------------------------
-formula = BOOK.section(source=_OURS, measured_by=_SENT)
 
 
-@formula(r"S_\text{used}", "bytes")
+@BOOK.formula(symbol=r"S_\text{used}", unit="bytes", source=_OURS, measured_by=_SENT)
 def used_flag_bytes(parameter_tensors, gradient_element_bytes):
     """bytes of the numbers that say which parameters a rank has used: one element for each
     tensor"""
     return gradient_element_bytes * parameter_tensors
 
 
-@formula(r"S_\text{step}", "bytes")
+@BOOK.formula(symbol=r"S_\text{step}", unit="bytes", source=_OURS, measured_by=_SENT)
 def reduced_bytes(gradient_bytes, used_flag_bytes):
     """bytes that a rank brings to the all-reduces of a step, however they are cut into messages"""
     return gradient_bytes + used_flag_bytes
 
 
-@formula(r"S_\text{every}", "bytes")
+@BOOK.formula(symbol=r"S_\text{every}", unit="bytes", source=_OURS, measured_by=_SENT)
 def reduced_bytes_without_no_sync(reduced_bytes, accumulation_steps):
     """bytes of a step in which every microbatch sends, and not only the last"""
     return accumulation_steps * reduced_bytes
 
 
-@formula(r"n_\text{srv}", "count")
+@BOOK.formula(symbol=r"n_\text{srv}", unit="count", source=_OURS, measured_by=_SENT)
 def server_messages(ranks, rank, parameter_tensors):
     """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each
     other, the others their gradients"""
     return where(rank < 1, (ranks - 1) * parameter_tensors, parameter_tensors)
 
 
-@formula(r"Q_\text{srv}", "bytes")
+@BOOK.formula(symbol=r"Q_\text{srv}", unit="bytes", source=_OURS, measured_by=_SENT)
 def server_sent_bytes(ranks, rank, parameter_bytes, reduced_bytes):
     """bytes that a rank sends in a step with a parameter server"""
     return where(rank < 1, (ranks - 1) * parameter_bytes, reduced_bytes)
 
 
-@formula(r"Q_\text{in}", "bytes")
+@BOOK.formula(symbol=r"Q_\text{in}", unit="bytes", source=_OURS, measured_by=_SENT)
 def server_received_bytes(ranks, rank, parameter_bytes, reduced_bytes):
     """bytes that a rank receives in a step with a parameter server: at rank 0 they grow with the
     ranks"""
     return where(rank < 1, (ranks - 1) * reduced_bytes, parameter_bytes)
 
 
-@formula(r"n_\text{bkt}", "count", source=_LI, measured_by=_BUCKETS, least=1)
+@BOOK.formula(symbol=r"n_\text{bkt}", unit="count", source=_LI, measured_by=_BUCKETS, least=1)
 def gradient_buckets(parameter_tensors, gradient_bytes, bucket_bytes):
     """all-reduces of a step: a bucket is closed once it holds its bytes, and holds a whole tensor
     at least. Never more than this; exactly this where tensors are small beside a bucket"""
     return minimum(parameter_tensors, ceil_div(gradient_bytes, bucket_bytes))
 
 
-@formula(r"Q_\text{step}", "bytes", source=_RING, measured_by=_RING_SENT)
+@BOOK.formula(symbol=r"Q_\text{step}", unit="bytes", source=_RING, measured_by=_RING_SENT)
 def data_parallel_sent_bytes(ranks, reduced_bytes):
     """bytes that a rank sends in a step around a ring: for many ranks twice the gradients, however
     many ranks there are"""
@@ -87,10 +86,9 @@ def data_parallel_sent_bytes(ranks, reduced_bytes):
 
 
 # --- how long it takes after backward -------------------------------------------------------------
-formula = BOOK.section(source=_OURS, measured_by=_SECONDS)
 
 
-@formula(r"\tau_\text{srv}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{srv}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def server_seconds(
     ranks, parameter_tensors, latency_seconds, parameter_bytes, reduced_bytes, link_bytes_per_second
 ):
@@ -101,7 +99,7 @@ def server_seconds(
     )
 
 
-@formula(r"\tau_\text{each}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{each}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def per_tensor_seconds(
     ranks, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second
 ):
@@ -112,7 +110,7 @@ def per_tensor_seconds(
     )
 
 
-@formula(r"\tau_\text{bkt}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{bkt}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link_bytes_per_second):
     """time of the all-reduce of one bucket"""
     return 2 * (ranks - 1) * latency_seconds + 2 * (ranks - 1) / ranks * (
@@ -120,14 +118,14 @@ def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link
     )
 
 
-@formula(r"\tau_\text{all}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{all}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def all_buckets_seconds(gradient_buckets, bucket_seconds):
     """time of all buckets, one after another: what a step waits for if none of them leaves during
     backward"""
     return gradient_buckets * bucket_seconds
 
 
-@formula(r"\tau_\text{exp}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{exp}", unit="seconds", source=_OURS, measured_by=_SECONDS)
 def exposed_seconds(bucket_seconds, all_buckets_seconds, gradient_buckets, backward_seconds):
     """time that a step still waits when buckets leave during backward: the last is ready when
     backward ends; and the first, before which nothing can leave, when a first part of backward is
@@ -138,41 +136,40 @@ def exposed_seconds(bucket_seconds, all_buckets_seconds, gradient_buckets, backw
     )
 
 
-@formula(r"\tau_\text{hid}", "seconds", source="definition", measured_by=_STEP)
+@BOOK.formula(symbol=r"\tau_\text{hid}", unit="seconds", source="definition", measured_by=_STEP)
 def hidden_seconds(all_buckets_seconds, exposed_seconds):
     """time of communication that passes while backward computes"""
     return all_buckets_seconds - exposed_seconds
 
 
 # --- the step -------------------------------------------------------------------------------------
-formula = BOOK.section(source="definition", measured_by=_STEP)
 
 
-@formula(r"\tau_\text{comp}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{comp}", unit="seconds", source="definition", measured_by=_STEP)
 def compute_seconds(forward_seconds, backward_seconds, update_seconds):
     """time of a step on one rank alone"""
     return forward_seconds + backward_seconds + update_seconds
 
 
-@formula(r"\tau_\text{step}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{step}", unit="seconds", source="definition", measured_by=_STEP)
 def data_parallel_step_seconds(compute_seconds, exposed_seconds):
     """time of a step on all ranks, each with a microbatch of its own"""
     return compute_seconds + exposed_seconds
 
 
-@formula(r"\eta_N", "fraction")
+@BOOK.formula(symbol=r"\eta_N", unit="fraction", source="definition", measured_by=_STEP)
 def scaling_efficiency(compute_seconds, data_parallel_step_seconds):
     """share of a step in which ranks compute: N ranks do the work of this times N"""
     return compute_seconds / data_parallel_step_seconds
 
 
-@formula(r"\tau_\text{seq}", "seconds")
+@BOOK.formula(symbol=r"\tau_\text{seq}", unit="seconds", source="definition", measured_by=_STEP)
 def step_without_overlap_seconds(compute_seconds, all_buckets_seconds):
     """time of a step in which no bucket leaves before backward has ended"""
     return compute_seconds + all_buckets_seconds
 
 
-@formula(r"\eta_\text{seq}", "fraction")
+@BOOK.formula(symbol=r"\eta_\text{seq}", unit="fraction", source="definition", measured_by=_STEP)
 def efficiency_without_overlap(compute_seconds, step_without_overlap_seconds):
     """share of such a step in which ranks compute"""
     return compute_seconds / step_without_overlap_seconds
