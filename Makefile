@@ -5,6 +5,8 @@ PYTHON ?= python3
 # More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
 PIP_ARGS ?=
 PORT ?= 8000
+# More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
+ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +18,7 @@ BOOK := build/html/index.html
 SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json)
 
 .DELETE_ON_ERROR:
-.PHONY: help book test serve lab bench gpu store lock clean
+.PHONY: help book check format test serve lab bench gpu store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -59,9 +61,19 @@ book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
 	@echo "book:   the pages (seconds; less when little has changed)"
 	@$(BIN)/python -m bookkit . build/html
 
-test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser
+check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, tests without ranks, labs or browser
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet . || { echo "check:  make format lays these files out"; exit 1; }
+	@$(BIN)/python tools/budgets.py
+	@$(BIN)/python -m pytest -m "not (ranks or labs or browser or slow)" --quiet </dev/null
+
+format:  ## lay out the Python code
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format .
+
+test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; make test ARGS="-m labs" runs a part
 	@echo "test:   everything in tests/ (minutes)"
-	@$(BIN)/python -m pytest </dev/null
+	@$(BIN)/python -m pytest $(ARGS) </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

@@ -1,7 +1,13 @@
-"""Fixtures for tests that look at the built book in a real browser.
+"""What tests share: their marks, the browser, the built book, small builds.
 
-Where there is no browser those tests are skipped, and the header of the test run says how to get
-one; on a continuous integration machine (CI=true) a missing browser is an error.
+Marks say what a test needs, and `make check` leaves out what needs much. Two of them are given
+here, so that nobody forgets them: `browser` to a test with the browser or the built book among its
+fixtures, `ranks` to every test of a module that imports the ranks or a notebook's kernel. A single
+test that starts ranks in another module carries the mark itself; without it, the ranks do not
+start.
+
+Where there is no browser its tests are skipped, and the header of the test run says how to get one;
+on a continuous integration machine (CI=true) a missing browser is an error.
 """
 
 import os
@@ -14,6 +20,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+
+from shardlab.ranks import world
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = (
@@ -36,6 +44,34 @@ FLAGS = [
     # no network: only this machine has a name
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+
+
+def starts_ranks(module):
+    """Whether a test module holds anything of shardlab.ranks, or of what starts kernels."""
+    names = (getattr(value, "__module__", None) for value in vars(module).values())
+    modules = (getattr(value, "__name__", None) for value in vars(module).values())
+    homes = (name for name in (*names, *modules) if isinstance(name, str))
+    return any(f"{name}.".startswith(("shardlab.ranks.", "notebook_kernel.")) for name in homes)
+
+
+def pytest_itemcollected(item):
+    if {"chromium", "book_html"} & set(item.fixturenames):
+        item.add_marker("browser")
+    if starts_ranks(item.module):
+        item.add_marker("ranks")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    marked = item.get_closest_marker("ranks") or item.get_closest_marker("labs")
+    world.start = _start if marked else refuse_to_start
+
+
+_start = world.start
+
+
+def refuse_to_start(place, method):
+    pytest.fail("this test starts ranks, so it needs the mark @pytest.mark.ranks", pytrace=False)
 
 
 def find_browser(names=BROWSERS):

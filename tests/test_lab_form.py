@@ -293,6 +293,7 @@ def test_the_learners_edition_gives_nothing_away(lab):
     assert edition_problems(nbformat.read(lab, as_version=4)) == []
 
 
+@pytest.mark.labs
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
 def test_wrong_solutions_fail(lab):
     """Must catch: a lab's exercise that accepts one of the wrong solutions kept beside it."""

@@ -127,6 +127,7 @@ def test_a_lab_is_stored_as_a_run_left_it(lab):
     assert not problems, f"{lab.name}: " + "; ".join(problems)
 
 
+@pytest.mark.labs
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
 def test_a_lab_runs_again_and_finds_the_same(lab, tmp_path):
     """Must catch: a change in shardlab that breaks a lab or changes a compared output."""
@@ -247,6 +248,7 @@ def test_a_large_lab_is_seen():
     assert "are the limit" in problem
 
 
+@pytest.mark.labs
 def test_a_different_output_is_seen(tmp_path):
     """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our
     test."""
@@ -256,6 +258,7 @@ def test_a_different_output_is_seen(tmp_path):
     assert "41" in report and "42" in report, report
 
 
+@pytest.mark.labs
 def test_a_failing_cell_is_seen(tmp_path):
     """Must catch: nbval's outcome not read, so that a lab that no longer runs passes."""
     lab = small_lab()

@@ -217,6 +217,24 @@ def test_continuous_integration_runs_the_readmes_test_command():
     assert "\nmake test " in (ROOT / "README.md").read_text()
 
 
+def test_the_jobs_run_every_test():
+    """Must catch: a mark that `make check` leaves out and no job runs; a job for the oldest PyTorch
+    that installs another; a path of a test that was moved; an action named by a tag."""
+    text = (ROOT / ".github/workflows/test.yml").read_text()
+    parts = re.search(r"matrix: \{ part: \[(.+)\] \}", text)[1].split(", ")
+    left_out = re.search(r'-m "not \((.+)\)"', (ROOT / "Makefile").read_text())[1].split(" or ")
+    registered = re.findall(
+        r'^    "([a-z]+): ', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
+    assert parts == left_out == registered
+    oldest = re.search(r"^torch>=(.+)$", (ROOT / "requirements.txt").read_text(), re.MULTILINE)[1]
+    assert f"/torch=={oldest}.0/" in text
+    for path in re.findall(r"tests/\S+\.py", text):
+        assert (ROOT / path).exists(), path
+    used = re.findall(r"uses: \S+@(\S+)", text)
+    assert used and all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in used)
+
+
 def test_every_target_says_what_it_does():
     """Must catch: a target without the text that `make` prints."""
     printed = subprocess.run(

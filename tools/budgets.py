@@ -1,0 +1,127 @@
+"""How long the code is, and how long it should be: `make check` prints it.
+
+A budget is a question, not a gate. A file of the shelf holds one idea, so it has at most 200 lines
+as `ruff format` lays them out at 100 columns; a file that needs more says why in REASONS, and
+without a reason `make check` fails. A line of the shelf has at most 10 tokens on average. The rest
+is printed for whoever reviews a change: an engine grows with a reason in the commit, and a topic
+has about 1,000 lines.
+"""
+
+import ast
+import io
+import sys
+import tokenize
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "shardlab"
+ENGINES = ("formulas", "show", "measure", "exercises", "ranks", "torch_internals.py")
+DOORS = ("__init__.py", "__main__.py")
+LINES = 200
+MORE_LINES = {"gpt.py": 300, "data_parallel.py": 300}
+TOKENS_PER_LINE = 10
+TOPIC_LINES = 1000
+
+# File of the shelf -> why it is over its budget.
+REASONS = {
+    "collectives.py": "eleven collectives, each with its shapes, its words and its checks",
+    "gpt.py": "the options of GPT-2 and of Llama in one model, and its sizes as data",
+    "saving/checkpoint.py": "a save that cannot be half done checks each way in which it can fail",
+    "saving/resharding.py": "three layouts of shards, each cut out of what was saved as another",
+    "zero/stage3.py": "beside the idea, what is asked of a stage that replaces the parameters",
+}
+
+LAYOUT = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+# Python 3.12 takes an f-string apart, older ones do not: here it is one token.
+F_STRING_START = getattr(tokenize, "FSTRING_START", None)
+F_STRING_END = getattr(tokenize, "FSTRING_END", None)
+
+
+def docstring_rows(source: str) -> set[int]:
+    """Rows of all docstrings."""
+    rows = set()
+    for node in ast.walk(ast.parse(source)):
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
+            value = body[0].value
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                rows.update(range(value.lineno, value.end_lineno + 1))
+    return rows
+
+
+def tokens_and_rows(source: str) -> tuple[int, int]:
+    """Tokens and lines of code: comments, docstrings and empty lines are neither."""
+    prose = docstring_rows(source)
+    tokens, rows, depth = 0, set(), 0
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in LAYOUT or token.start[0] in prose:
+            continue
+        rows.update(range(token.start[0], token.end[0] + 1))
+        depth -= token.type == F_STRING_END
+        tokens += depth == 0 and token.type != F_STRING_END
+        depth += token.type == F_STRING_START
+    return tokens, len(rows)
+
+
+def lines(path: Path) -> int:
+    """Lines of a module, or of all modules of a package."""
+    modules = path.rglob("*.py") if path.is_dir() else [path]
+    return sum(len(module.read_text(encoding="utf-8").splitlines()) for module in modules)
+
+
+def shelf(package: Path) -> list[Path]:
+    """The files that chapters print and people come to read: those of no engine and no topic."""
+    return [
+        path
+        for path in sorted(package.rglob("*.py"))
+        if path.relative_to(package).parts[0] not in (*ENGINES, "topics") and path.name not in DOORS
+    ]
+
+
+def main(package: Path = PACKAGE, reasons: dict[str, str] = REASONS) -> int:
+    """Prints the sizes; returns how many budgets are exceeded without a reason."""
+    unexplained, all_tokens, all_rows = 0, 0, 0
+    print("budgets: the shelf, lines and tokens per line of code")
+    for path in shelf(package):
+        name, count = path.relative_to(package).as_posix(), lines(path)
+        tokens, rows = tokens_and_rows(path.read_text(encoding="utf-8"))
+        all_tokens, all_rows = all_tokens + tokens, all_rows + rows
+        print(f"  {name:<28}{count:>6,}{tokens / max(rows, 1):>6.1f}")
+        most = MORE_LINES.get(name, LINES)
+        if count > most and name not in reasons:
+            unexplained += 1
+            print(f"    over {most}: split it, or say why in tools/budgets.py")
+        elif count > most:
+            print(f"    over {most}: {reasons[name]}")
+        elif name in reasons:
+            print("    within its budget: its reason in tools/budgets.py can go")
+    average = all_tokens / max(all_rows, 1)
+    print(f"  {'all of the shelf':<28}{sum(map(lines, shelf(package))):>6,}{average:>6.1f}")
+    if average > TOKENS_PER_LINE:
+        unexplained += 1
+        print(
+            f"    over {TOKENS_PER_LINE} tokens per line of code: give each idea a line of its own"
+        )
+    print("budgets: the engines")
+    for name in ENGINES:
+        if (package / name).exists():
+            print(f"  {name:<28}{lines(package / name):>6,}")
+    print(f"budgets: the topics, about {TOPIC_LINES:,} lines each")
+    for path in sorted((package / "topics").glob("*/__init__.py")):
+        print(f"  {path.parent.name:<28}{lines(path.parent):>6,}")
+    print(
+        f"budgets: shardlab {lines(package):,} lines, bookkit {lines(package.parent / 'bookkit'):,}"
+    )
+    return unexplained
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)
