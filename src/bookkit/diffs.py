@@ -9,7 +9,7 @@ built.
     ```
 
 shows the whole of both, line by line: what only the first has, what only the second has, what both
-have. ``:from:`` and ``:to:`` name a class, a function, or a method (``Parcel.settle``) of the file,
+have. ``:from:`` and ``:to:`` name a class, a function, or a method (``Net.forward``) of the file,
 as ``:pyobject:`` of literalinclude does; ``:into:`` names another file, in which ``:to:`` is looked
 for; ``:context: 2`` folds what both have, but for 2 lines around each change. What goes is marked -
 and what comes is marked +, so that nothing hangs on a colour; long lines break, so that nothing is

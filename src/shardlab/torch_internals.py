@@ -28,6 +28,8 @@ __all__ = [
     "current_backward",
     "disable_modes",
     "fake_store",
+    "found_infinities",
+    "hand_scale_to",
     "hooks_of_saved_tensors",
     "local_tensor",
     "next_kernel",
@@ -63,6 +65,22 @@ def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
     the innermost ones alone. Without it, hooks of ours inside somebody else's take the tensors away
     from them: checkpoint around a unit of stage 3 would keep every activation."""
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
+# --- loss scaling ---------------------------------------------------------------------------------
+
+
+def hand_scale_to(optimizer: torch.optim.Optimizer, itself: bool) -> None:
+    """Whether a GradScaler leaves the scale to the optimizer, by setting its `grad_scale`. Without
+    it, stages 1 and 2 cannot refuse the plain one."""
+    optimizer._step_supports_amp_scaling = itself
+
+
+def found_infinities(scaler: torch.amp.GradScaler, optimizer) -> dict[torch.device, Tensor]:
+    """Device -> 1. if unscale_ met a gradient there that is not finite, else 0.; what is written
+    into it decides about the step. Without it, ranks that have shards disagree whether to step.
+    FSDP's scaler does the same."""
+    return scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
 
 
 # --- tensors, storages, modules -------------------------------------------------------------------

@@ -2,6 +2,10 @@
 
 import importlib
 import json
+import multiprocessing
+import os
+import re
+import sys
 import tempfile
 import threading
 import time
@@ -11,7 +15,9 @@ import torch
 
 from shardlab import topics
 from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
+from shardlab.exercises.checker import judge
 from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
+from shardlab.topics.zero.exercises import bounds_of_a_shard, weights_that_stay
 
 
 def all_exercises():
@@ -28,7 +34,7 @@ def test_the_reference_passes_and_each_wrong_solution_gets_its_own_sentence(exer
     assert check(exercise, exercise.reference)
     assert len(exercise.misconceptions) >= 2 and len(exercise.cases) >= 2
     for misconception in exercise.misconceptions:
-        verdict = check(exercise, misconception.solution)
+        verdict = judge(exercise, misconception.solution)
         assert not verdict and verdict.sentence == misconception.sentence
 
 
@@ -99,7 +105,6 @@ def test_what_a_solution_does_to_its_arguments_stays_there():
 def test_a_check_ends(monkeypatch):
     """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps
     the end away; the limit that goes on after the check, into the next cell."""
-    monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
 
     def forever(a):
         while True:
@@ -109,12 +114,104 @@ def test_a_check_ends(monkeypatch):
             except Exception:
                 pass
 
+    assert check(TWICE, TWICE.reference)  # the fork server runs
+    monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
     assert (
-        repr(check(TWICE, forever))
+        repr(judge(TWICE, forever))  # where there is no process to be had
         == "not yet: twice(a=3) raised TimeoutError: it had not ended after 0.2 s."
     )
-    assert check(TWICE, TWICE.reference)
+    assert judge(TWICE, TWICE.reference)
     time.sleep(0.4)  # nothing comes
+
+
+class Silent(Exception):
+    """Has no text."""
+
+    def __str__(self):
+        raise ValueError
+
+
+def nested():
+    found = []
+    for _ in range(10**5):
+        found = [found]
+    return found
+
+
+@pytest.mark.parametrize(
+    "solution, said",
+    [
+        (lambda a: time.sleep(10**6), "it had not ended after 3 s."),
+        (lambda a: sum(range(10**13)), "it had not ended after 3 s."),
+        (lambda a: re.match("(a+)+b", "a" * 60), "it had not ended after 3 s."),
+        (lambda a: swallow_all(), "it had not ended after 3 s."),
+        (lambda a: sys.exit(), "twice(a=3) raised SystemExit"),
+        (lambda a: throw(GeneratorExit()), "twice(a=3) raised GeneratorExit"),
+        (lambda a: throw(Silent()), "raised Silent: its text cannot be shown"),
+        (lambda a: os._exit(3), "it ended the process with exit code 3."),
+        (lambda a: 10**5000, "yours gives something of type int that cannot be shown."),
+        (lambda a: nested(), "twice(a=3) should give 6, yours gives"),
+    ],
+)
+def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said, monkeypatch):
+    """Must catch: loops in C, which neither a thread nor a signal stops; exits that only
+    BaseException catches; values that cannot be printed or compared."""
+    if "3 s" in said:
+        monkeypatch.setattr(checker, "LIMIT_SECONDS", 3)
+    assert said in check(TWICE, solution).sentence
+    assert not [child for child in multiprocessing.active_children() if "rank" not in child.name]
+
+
+def swallow_all():
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:
+            continue
+
+
+def throw(error):
+    raise error
+
+
+def test_what_a_check_prints_is_shown(capsys):
+    """Must catch: prints of the reader's function that stay in the other process."""
+    assert check(TWICE, lambda a: print("here") or 2 * a)
+    assert capsys.readouterr().out == "here\n" * 2
+
+
+def test_a_shard_of_rank_0_that_takes_the_rest():
+    """Must catch: cases in which rank 0 and rank 1 are not asked with a rest of two or more."""
+
+    def bounds(elements, ranks, rank):
+        each, more = divmod(elements, ranks)
+        start = 0 if rank == 0 else rank * each + more
+        return start, start + each + (more if rank == 0 else 0)
+
+    assert not check(bounds_of_a_shard, bounds)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_detached_weight_that_is_kept_is_seen(again):
+    """Must catch: whole weights looked for by tensor: a detached one has the same storage."""
+
+    class Linear(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, shard, gather, scatter):
+            weight = gather(shard)
+            ctx.save_for_backward(x, shard, weight.detach())
+            ctx.gather, ctx.scatter = gather, scatter
+            return x @ weight.T
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, shard, weight = ctx.saved_tensors
+            weight = ctx.gather(shard) if again else weight
+            return dy @ weight, ctx.scatter(dy.T @ x), None, None
+
+    sentence = check(weights_that_stay, Linear).sentence
+    assert ("you gather again" if again else "autograd keeps every gathered weight") in sentence
 
 
 def test_answers_that_are_nobodys():

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from shardlab.show.curve_figures import curves_figure
+from shardlab.show.explorer_figures import explorer_figures
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.figures import (
     Bytes,
     columns_figure,
     duration_figure,
-    explorer_figures,
     loss_figure,
     memory_figure,
     round_up,

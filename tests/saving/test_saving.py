@@ -208,7 +208,7 @@ def full_disk(folder, guilty, phase):
     model, optimizer, scheduler = training(3)
     steps(model, optimizer, scheduler, 0, 5)
     whole = saving.together
-    phases = iter(("begin", "write_own", "write_rest", "finish"))
+    phases = iter(("lock", "begin", "hashes", "write_own", "write_rest", "finish"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 
     def together(*args, **kwargs):
@@ -225,6 +225,7 @@ def full_disk(folder, guilty, phase):
         saving.together = whole
         if dist.get_rank() == guilty:
             limit_files(before)
+    dist.barrier()
     found = sorted(os.listdir(folder))
     dist.barrier()
     save(folder, model, optimizer, 5)
@@ -244,7 +245,7 @@ def test_full_disk(guilty, phase, two, tmp_path):
     whole = two.run(run_and_save, 3, str(tmp_path), (4,))[0]
     for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=60):
         assert said == f"rank {guilty} could not write to {tmp_path}: File too large."
-        assert found == ["step-4", "step-5.partial"]
+        assert found == ["step-4"]  # nothing holds room that the disk lacks
     assert sorted(os.listdir(tmp_path)) == ["step-4", "step-5"]
     (tmp_path / "step-5").rename(tmp_path / "aside")
     assert two.run(run_on, 3, str(tmp_path))[0][:2] == (4, whole[4:])
@@ -348,10 +349,15 @@ def in_the_way(folder):
     """Another run writes a shard into the same folder before this one does; then it takes one
     away."""
     model, optimizer, _ = training(1)
-    theirs, said = f"{folder}/step-1.partial/rank-1.pt", []
+    said = []
+
+    def theirs():
+        (partial,) = (name for name in os.listdir(folder) if "partial" in name)
+        return f"{folder}/{partial}/rank-1.pt"
+
     for name, rank, other in (
-        ("own_parts", 1, lambda: open(theirs, "w").close()),
-        ("kinds_of", 0, lambda: os.remove(theirs)),
+        ("own_parts", 1, lambda: open(theirs(), "w").close()),
+        ("kinds_of", 0, lambda: os.remove(theirs())),
     ):
         ours, come = getattr(saving, name), [other]
 
@@ -599,7 +605,9 @@ def test_bad_input(two, tmp_path):
             " take another folder."
         )
         assert twice == f"step = 3: {rule}" and before == f"step = 2: {rule}"
-        assert keep == "keep = 0: at least the save just made must stay."
+        assert keep == (
+            "keep = 0: it must be a whole number from 1 on, because the save just made stays."
+        )
         assert (below, half) == tuple(
             f"step = {step}: it must be a whole number from 0 on." for step in ("-1", "4.0")
         )

@@ -9,7 +9,7 @@ batch, of which each rank has an equal part.
 
 import math
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 
 import cloudpickle
@@ -19,14 +19,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab import collectives
+from shardlab import collectives, zero
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
-from shardlab.zero import flat, stage1, stage2, stage3
-from shardlab.zero.flat import Native, Ring, own_chunk
+from shardlab.zero import faster, stage1, stage2, stage3
+from shardlab.zero.flat import CannotShard, Ring, own_chunk
+from shardlab.zero.native import Native
 from shardlab.zero.options import clip_gradients, cpu_offload
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.whole import unsharded
@@ -55,21 +56,9 @@ def world(request, worlds):
     return worlds(request.param)
 
 
-@contextmanager
-def small_parts(world):
-    """Messages of a few elements, as a large model has of a few megabytes."""
-    before = world.run(set_sizes, 16, 80)[0]
-    try:
-        yield
-    finally:
-        world.run(set_sizes, *before)
-
-
-def set_sizes(small_bytes, piece_bytes):
-    """Returns those from before."""
-    before = flat.SMALL_BYTES, collectives.PIECE_BYTES
-    flat.SMALL_BYTES, collectives.PIECE_BYTES = small_bytes, piece_bytes
-    return before
+def in_small_parts():
+    """A ring with messages of a few elements, as a large model has of a few megabytes."""
+    return faster.Ring(small_bytes=16, piece_bytes=80)
 
 
 @pytest.fixture
@@ -188,14 +177,10 @@ def batches(model, count, size, seed=1):
     return [torch.randn(size, 5) for _ in range(count)]
 
 
-def shard(stage, model, optimizer_cls, bucket_bytes=6000, **kwargs):
+def shard(stage, model, optimizer_cls, bucket_bytes=6000, **options):
     """The optimizer under the stage. Buckets are small, so that there are several."""
-    if stage < 3:
-        return (stage1, stage2)[stage - 1].ShardedOptimizer(
-            model.parameters(), optimizer_cls, bucket_bytes=bucket_bytes, **kwargs
-        )
-    stage3.fully_shard(model, units_of(model))
-    return optimizer_cls(model.parameters(), **kwargs)
+    own = dict(bucket_bytes=bucket_bytes) if stage < 3 else dict(units=units_of(model))
+    return zero.shard(model, optimizer_cls, stage=stage, **own, **options)[1]
 
 
 def flats_of(stage, model, optimizer):
@@ -326,30 +311,32 @@ def test_parity(world):
 
 def test_parity_in_small_parts(three):
     """The same where messages are small, so that the shard of a bucket has many parts, and
-    gradients travel from where they are.
+    gradients travel from where they are; and by PyTorch's own collectives.
 
-    Mutations: parts of a chunk left out, or in another order; the same part for every shard; what
-    comes in one part not cut."""
-    with small_parts(three):
-        for stage, options in (
-            (1, dict(collectives=Ring())),
-            (1, dict(collectives=Native())),
-            (2, dict(collectives=Ring())),
-            (3, {}),
-        ):
+    Mutations: parts of a chunk left out, or in another order; the same part for every shard; a sum
+    that is multiplied before and after."""
+    for stage in STAGES:
+        for collectives_ in (in_small_parts(), faster.Ring(), Native()):
             for name in MODELS:
                 for found in three.run(
-                    distances, stage, name, torch.optim.SGD, dict(lr=0.1, momentum=0.9), **options
+                    distances,
+                    stage,
+                    name,
+                    torch.optim.SGD,
+                    dict(lr=0.1, momentum=0.9),
+                    collectives=collectives_,
                 ):
-                    assert max(found.values()) <= 1e-12, (stage, name, options, found)
-        assert all(three.run(parts_of_buckets)), "some bucket has several parts"
+                    assert max(found.values()) <= 1e-12, (stage, name, collectives_, found)
+    assert all(three.run(parts_of_buckets)), "some bucket has several parts"
 
 
 def parts_of_buckets():
     return (
         max(
             len(bucket.shards)
-            for bucket in shard(1, MODELS["gated"](), torch.optim.SGD, lr=0.1).buckets
+            for bucket in shard(
+                1, MODELS["gated"](), torch.optim.SGD, lr=0.1, collectives=in_small_parts()
+            ).buckets
         )
         > 2
     )
@@ -361,7 +348,7 @@ def in_one_memory(stage):
     torch.set_default_dtype(torch.float64)
     torch.manual_seed(dist.get_rank())
     pair = nn.ParameterList([nn.Parameter(torch.zeros(31)), nn.Parameter(torch.zeros(31))])
-    optimizer = shard(stage, pair, torch.optim.SGD, lr=1.0)
+    optimizer = shard(stage, pair, torch.optim.SGD, lr=1.0, collectives=in_small_parts())
     weights = torch.randn(31)
     (torch.stack(list(pair)).sum(0) * weights).sum().backward()
     if stage == 1:
@@ -378,9 +365,8 @@ def test_gradients_in_one_memory(three):
     PyTorch, whose accumulation of a second microbatch then goes wrong). Reduced, each is the mean.
 
     Mutation: the ring makes its sums in the gradients."""
-    with small_parts(three):
-        for stage in (1, 2):
-            assert max(three.run(in_one_memory, stage)) <= 1e-12, stage
+    for stage in (1, 2):
+        assert max(three.run(in_one_memory, stage)) <= 1e-12, stage
 
 
 def test_parity_with_adam(three):
@@ -414,11 +400,11 @@ def test_one_rank_alone():
 
 
 def reduced_is_new():
-    # too large to be put together with others, which would copy it
-    given = torch.zeros(flat.SMALL_BYTES)
+    given = torch.zeros(100)
     return all(
         chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr()
-        for chosen in (Ring(), Native())
+        # the last puts nothing together with others, which would copy it
+        for chosen in (Ring(), Native(), faster.Ring(small_bytes=0))
     )
 
 
@@ -523,10 +509,10 @@ def with_both_collectives():
     torch.manual_seed(me)
     found = []
     for size in (4 * n, 4 * n + 1, n - 1):
-        for chosen in (Ring(), Native()):
+        for chosen in (Ring(), Native(), faster.Ring(), in_small_parts()):
             flat = torch.arange(size, dtype=torch.float64) + me
             given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
-            own = torch.cat(chosen.reduce_scatter(given))
+            own = torch.cat(chosen.reduce_scatter(list(given)))
             found.append(torch.equal(torch.cat(given), kept))
             found.append(
                 torch.equal(
@@ -547,14 +533,12 @@ def test_both_kinds_of_collectives(world):
     """Mutations: the padding counted as elements; a chunk put where the one before ends without its
     padding; sums made in the given tensors."""
     assert all(world.run(with_both_collectives))
-    with small_parts(world):
-        assert all(world.run(with_both_collectives))
 
 
 # --- options --------------------------------------------------------------------------------------
 
 
-def clipped(stage, max_norm):
+def clipped(stage, max_norm, **options):
     """Largest relative difference of the norms and of the parameters from the plain model's after
     three clipped steps."""
     torch.set_default_dtype(torch.float64)
@@ -562,7 +546,7 @@ def clipped(stage, max_norm):
     plain, ours = random_values(MODELS["tied"], 0), random_values(MODELS["tied"], me)
     optimizers = (
         torch.optim.SGD(plain.parameters(), lr=0.1),
-        shard(stage, ours, torch.optim.SGD, lr=0.1),
+        shard(stage, ours, torch.optim.SGD, lr=0.1, **options),
     )
     worst = 0.0
     for batch in batches(plain, 3, 2 * n):
@@ -594,8 +578,7 @@ def test_clipping(three):
     for stage in STAGES:
         for max_norm in (0.05, 100.0):
             assert max(three.run(clipped, stage, max_norm)) <= 1e-12, (stage, max_norm)
-    with small_parts(three):
-        assert max(three.run(clipped, 1, 0.05)) <= 1e-12
+    assert max(three.run(clipped, 1, 0.05, collectives=in_small_parts())) <= 1e-12
 
 
 def offloaded_or_not(stage):
@@ -1082,7 +1065,7 @@ def made_twice(stage):
             optimizer.step()
     try:
         first.step()
-    except RuntimeError as error:
+    except CannotShard as error:
         return max(far(a, b) for a, b in zip(ours.parameters(), plain.parameters())), str(error)
 
 
@@ -1141,13 +1124,13 @@ def test_bad_input(three):
             (
                 "TypeError: optimizer_cls = 'AdamW': it must be a class of optimizers",
                 "TypeError: optimizer_cls = Adafactor: it looks at more than one element at a time",
-                "ValueError: bucket_bytes = 0: it must be above 0",
+                "CannotShard: bucket_bytes = 0: it must be above 0",
                 "ValueError: optimizer got an empty parameter list",
-                "ValueError: a parameter of shape [3] is given twice",
-                "ValueError: a group of 1 parameters of which none is trained",
-                "ValueError: a parameter is on the meta device: fill the model",
-                "RuntimeError: a parameter was moved after the sharded optimizer was made",
-                "ValueError: momentum_buffer has 99 elements, this rank's shard",
+                "CannotShard: rank 0: parameter 1 of shape [3] is given twice",
+                "CannotShard: rank 0: a group of 1 parameters of which none is trained",
+                "CannotShard: rank 0: parameter 0 is on the meta device: fill the model",
+                "CannotShard: a parameter was moved after the sharded optimizer was made",
+                "CannotShard: momentum_buffer has 99 elements, this rank's shard",
                 "CannotShard: the module is on the meta device: say where its shards shall be",
                 "CannotShard: Sequential is sharded already",
                 "CannotShard: the unit Linear is no part of Sequential",

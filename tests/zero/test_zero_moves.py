@@ -101,17 +101,12 @@ class Watched:
             momentum=0.9,
         )
         self.watch_update(optimizer.inner)
-        reduce, gather = optimizer._reduce, optimizer.collectives.all_gather
-        optimizer._reduce = lambda bucket: self.around(
-            reduce, ReduceScatter(self.unit_of(bucket.parameters[0])), bucket
+        reduce_scatter, all_gather = optimizer.reduce_scatter, optimizer.all_gather
+        optimizer.reduce_scatter = lambda bucket: self.around(
+            reduce_scatter, ReduceScatter(self.unit_of(bucket.parameters[0])), bucket
         )
-        optimizer.collectives.all_gather = lambda flat, group: self.around(
-            gather,
-            AllGather(
-                next(unit for unit, bucket in enumerate(optimizer.buckets) if bucket.flat is flat)
-            ),
-            flat,
-            group,
+        optimizer.all_gather = lambda bucket: self.around(
+            all_gather, AllGather(self.unit_of(bucket.parameters[0])), bucket
         )
 
     def stage_2(self):

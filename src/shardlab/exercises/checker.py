@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .apart import CannotGoApart, Ended, apart
 from .patience import at_most
 
 LIMIT_SECONDS = 30.0  # for all cases together
@@ -36,7 +37,10 @@ class Failure(str):
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> "Failure":
-        first = (str(error).strip().splitlines() or [""])[0][:200]
+        try:
+            first = (str(error).strip().splitlines() or [""])[0][:200]
+        except Exception:  # an error of the reader's, with a __str__ of its own
+            first = "its text cannot be shown"
         return cls(
             f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}"
         )
@@ -44,7 +48,10 @@ class Failure(str):
 
 def is_blank(error: BaseException) -> bool:
     """Does it come from a blank that was left, `...`?"""
-    return "ellipsis" in str(error).lower()
+    try:
+        return "ellipsis" in str(error).lower()
+    except Exception:
+        return False
 
 
 def call(solution, **case):
@@ -114,13 +121,13 @@ class Verdict:
 def same(a, b) -> bool:
     """Equal, also within lists and tuples; floats to nine digits, which no misconception
     survives."""
-    if isinstance(a, (list, tuple)) and type(a) is type(b):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, float) or isinstance(b, float):
-        return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
     try:
+        if isinstance(a, (list, tuple)) and type(a) is type(b):
+            return len(a) == len(b) and all(map(same, a, b))
+        if isinstance(a, float) or isinstance(b, float):
+            return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
         return type(a) is type(b) and bool(a == b)
-    except Exception:  # arrays and tensors of several elements: no answer is one
+    except Exception:  # a tensor of several elements, 10**5000, a list of a million lists
         return False
 
 
@@ -129,18 +136,31 @@ def _is_number(value) -> bool:
 
 
 def check(exercise: Exercise, solution: Callable) -> Verdict:
-    """Try `solution` on the exercise's cases. Never raises for what the reader wrote: an error in
-    it is part of the verdict."""
+    """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
+    server. Never raises for what the reader wrote, and returns within the limit: an error is part
+    of the verdict. The stop button ends it at once."""
     if not callable(solution):
         return Verdict(
             False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
         )
+    try:
+        return apart(judge, exercise, solution, seconds=LIMIT_SECONDS)
+    except CannotGoApart:
+        return judge(exercise, solution)
+    except (TimeoutError, Ended) as error:
+        return Verdict(False, f"{exercise.name}: {error}")
+
+
+def judge(exercise: Exercise, solution: Callable) -> Verdict:
+    """The verdict of check, in this process."""
     given = []
     try:
         with at_most(LIMIT_SECONDS):
             for number in range(len(exercise.cases)):
                 given.append(exercise.tried(solution, number))
-    except Exception as error:  # whatever a reader's first attempt may raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever a reader's first attempt may raise, SystemExit too
         if is_blank(error):
             return Verdict(
                 False,
@@ -165,7 +185,11 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
 
 
 def _show(value):
-    return f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    try:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return f"{value:_}" if whole else repr(value)
+    except Exception:  # 10**5000, a __repr__ of the reader's, a list of a million lists
+        return f"something of type {type(value).__name__} that cannot be shown"
 
 
 def _around_the_difference(*texts: str) -> list[str]:

@@ -3,7 +3,7 @@
 A formula is a short function. Its argument names say what it depends on: other formulas, or
 quantities that the reader gives.
 
-    @formula(symbol=r"\\Psi_\\ell", unit="parameters", source="...", measured_by="tests/...")
+    @BOOK.formula(r"\\Psi_\\ell", "parameters", source="...", measured_by="tests/...")
     def layer_parameters(attention_parameters, mlp_parameters, norm_parameters): ...
 
     layer_parameters(hidden=768, heads=12, ...)                  # resolves what it needs, returns
@@ -24,7 +24,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 
 from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
 
@@ -217,29 +217,42 @@ class Registry:
         self._new(name)
         self.quantities[name] = Quantity(name, symbol, unit, meaning, **limits)
 
-    def formula(self, *, symbol, unit, source, measured_by, least=0):
-        """Register the function below. `measured_by` is the test that holds it against a run; its
+    def section(self, *, source, measured_by):
+        """`formula` for formulas that share these: only symbol and unit are left to say, and what a
+        formula has otherwise.
+
+        formula = BOOK.section(source="...", measured_by="tests/...")
+
+        @formula(r"\\Psi_\\ell", "parameters")
+        def layer_parameters(attention_parameters, mlp_parameters, norm_parameters): ...
+        """
+        return partial(self.formula, source=source, measured_by=measured_by)
+
+    def formula(self, symbol, unit, *, source, measured_by, least=0):
+        """Register the function below. `measured_by` is the test that compares it with a run; its
         docstring is the meaning."""
 
         def register(function):
             check_subset(function)
-            self._new(function.__name__)
-            made = Formula(
+            return self.add(
                 function.__name__,
                 function,
-                symbol,
-                unit,
-                inspect.cleandoc(function.__doc__),
-                source,
-                measured_by,
-                group_of(function.__module__),
-                least,
-                self,
+                symbol=symbol,
+                unit=unit,
+                meaning=inspect.cleandoc(function.__doc__),
+                source=source,
+                measured_by=measured_by,
+                least=least,
             )
-            self.formulas[made.name] = made
-            return made
 
         return register
+
+    def add(self, name, function, **facts):
+        """Register a function that was made, not written: places.py makes sums and maxima."""
+        self._new(name)
+        group = group_of(function.__module__)
+        self.formulas[name] = Formula(name, function, group=group, registry=self, **facts)
+        return self.formulas[name]
 
     def rule(self, message, *, marks):
         """Register the relation below: a function of quantities that returns one comparison."""

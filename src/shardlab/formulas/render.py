@@ -19,30 +19,6 @@ from sympy.printing.precedence import PRECEDENCE
 from .registry import BOOK, EXACT_LIMIT, Formula, Registry
 
 
-class CeilDiv(sympy.Function):
-    """ceil_div of symbols: stays as written."""
-
-
-class FloorDiv(sympy.Function):
-    """floor_div of symbols: stays as written."""
-
-
-class CeilLog2(sympy.Function):
-    """ceil_log2 of symbols: stays as written."""
-
-
-class SquareRoot(sympy.Function):
-    """square_root of symbols: stays as written."""
-
-
-class Maximum(sympy.Function):
-    """maximum of symbols, in the written order; sympy.Max sorts."""
-
-
-class Minimum(sympy.Function):
-    """minimum of symbols, in the written order."""
-
-
 class _Latex(LatexPrinter):
     def __init__(self, symbols, ruler=None):
         super().__init__({"order": "none", "symbol_names": symbols, "mul_symbol": r"\,"})
@@ -81,6 +57,20 @@ class _Latex(LatexPrinter):
 
     def _print_Minimum(self, expression, exp=None):
         return self._extreme(r"\min", expression)
+
+    def _print_ArgMax(self, expression, exp=None):
+        return self._extreme(r"\text{arg}\max", expression)
+
+    def _print_Choose(self, expression, exp=None):
+        """One row for each value; numbers that choose the same stand in one row."""
+        place, *values = map(self._print, expression.args)
+        rows = {}
+        for number, value in enumerate(values, 1):
+            rows.setdefault(value, []).append(str(number))
+        return r"\begin{cases} %s \end{cases}" % r" \\ ".join(
+            rf"{value} & \text{{if }} {place} = {', '.join(numbers)}"
+            for value, numbers in rows.items()
+        )
 
     def _extreme(self, name, expression):
         """Arguments that are long stand one under the other. How long is measured with the

@@ -1,8 +1,8 @@
 """What a formula may use besides names, numbers, + - * /, ** with a whole exponent, and < <= > >=.
 
-Each function takes numbers or SymPy symbols, so that one formula serves three times: called with
-integers it gives exact bytes, called with symbols it gives the equation on the page and the
-JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as
+Each function takes numbers or SymPy symbols (symbols.py), so that one formula serves three times:
+called with integers it gives exact bytes, called with symbols it gives the equation on the page and
+the JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as
 floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
 `check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints
 something wrong.
@@ -25,6 +25,13 @@ def _symbolic(*values):
     return not all(isinstance(value, (int, float)) for value in values)
 
 
+def _as_symbols(name, *arguments):
+    """The same on SymPy symbols, which is imported only then."""
+    from . import symbols
+
+    return getattr(symbols, name)(*arguments)
+
+
 def _whole_division(name, a, b):
     for value in (a, b):
         if not isinstance(value, int):
@@ -40,9 +47,7 @@ def ceil_div(a, b):
     """a / b rounded up, exact for whole numbers: the rows of the fullest shard when a rows are
     dealt to b ranks."""
     if _symbolic(a, b):
-        from .render import CeilDiv
-
-        return CeilDiv(a, b)
+        return _as_symbols("CeilDiv", a, b)
     _whole_division("ceil_div", a, b)
     return -(-a // b)
 
@@ -50,9 +55,7 @@ def ceil_div(a, b):
 def floor_div(a, b):
     """a / b rounded down, exact for whole numbers."""
     if _symbolic(a, b):
-        from .render import FloorDiv
-
-        return FloorDiv(a, b)
+        return _as_symbols("FloorDiv", a, b)
     _whole_division("floor_div", a, b)
     return a // b
 
@@ -61,9 +64,7 @@ def ceil_log2(a):
     """How often 1 must be doubled to reach a; a is a whole number from 1 to 2^32: its quantities
     have to promise that."""
     if _symbolic(a):
-        from .render import CeilLog2
-
-        return CeilLog2(a)
+        return _as_symbols("CeilLog2", a)
     if not isinstance(a, int) or not 1 <= a <= 2**32:
         raise TypeError(f"ceil_log2({a}): it must be a whole number from 1 to 2^32.")
     return (a - 1).bit_length()
@@ -73,28 +74,36 @@ def square_root(a):
     """The number whose square is a: rounded correctly by Python and by the page, so that both have
     the same."""
     if _symbolic(a):
-        from .render import SquareRoot
-
-        return SquareRoot(a)
+        return _as_symbols("SquareRoot", a)
     return math.sqrt(a)
 
 
 def maximum(*values):
     """The largest of the values: the peak over the moments of a step."""
     if _symbolic(*values):
-        from .render import Maximum
-
-        return Maximum(*values)
+        return _as_symbols("Maximum", *values)
     return max(values)
 
 
 def minimum(*values):
     """The smallest of the values."""
     if _symbolic(*values):
-        from .render import Minimum
-
-        return Minimum(*values)
+        return _as_symbols("Minimum", *values)
     return min(values)
+
+
+def arg_max(*values):
+    """Which of the values is the largest, counted from 1; of equal ones the first."""
+    if _symbolic(*values):
+        return _as_symbols("ArgMax", *values)
+    return values.index(max(values)) + 1
+
+
+def choose(place, *values):
+    """The value with that number, counted from 1, as arg_max counts."""
+    if _symbolic(place, *values):
+        return _as_symbols("Choose", place, *values)
+    return values[place - 1]
 
 
 def where(condition, yes, no):
@@ -102,24 +111,31 @@ def where(condition, yes, no):
     2`."""
     if isinstance(condition, bool):
         return yes if condition else no
-    import sympy
-
-    return sympy.Piecewise((yes, condition), (no, True), evaluate=False)
+    return _as_symbols("where", condition, yes, no)
 
 
 def equal(a, b):
     """True where the two are equal. `==` on symbols asks whether they are the same symbol, hence a
     function."""
     if _symbolic(a, b):
-        import sympy
-
-        return sympy.Eq(a, b, evaluate=False)
+        return _as_symbols("equal", a, b)
     return a == b
 
 
 SUBSET = {
     function.__name__: function
-    for function in (ceil_div, floor_div, ceil_log2, square_root, maximum, minimum, where, equal)
+    for function in (
+        ceil_div,
+        floor_div,
+        ceil_log2,
+        square_root,
+        maximum,
+        minimum,
+        arg_max,
+        choose,
+        where,
+        equal,
+    )
 }
 _OPERATORS = (
     ast.Add,
@@ -145,25 +161,38 @@ _SYNTAX = (
 )
 
 
-def check_subset(function):
-    """Raise TypeError, naming the line, when a formula's body is more than one `return` of an
-    expression in the subset."""
+def returned(function):
+    """The expression that a formula returns, as a tree. TypeError, naming the line, where the body
+    is more than one `return`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     body = [
         node
         for node in tree.body
         if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
     ]
+    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
+        last = ast.unparse(tree.body[-1])
+        raise TypeError(
+            f"formula {function.__name__}: `{last}` is not the only statement: a formula is one"
+            " docstring and one return."
+        )
+    return body[0].value
+
+
+def check_subset(function):
+    """Raise TypeError, naming the line, when a formula's body is more than one `return` of an
+    expression in the subset."""
+    check_expression(returned(function), function)
+
+
+def check_expression(expression, function):
+    """Raise TypeError where the expression, of the function's arguments, leaves the subset."""
+    arguments = set(inspect.signature(function).parameters)
 
     def refuse(node, why):
         raise TypeError(f"formula {function.__name__}: `{ast.unparse(node)}` {why}")
 
-    if len(body) != 1 or not isinstance(body[0], ast.Return) or body[0].value is None:
-        refuse(
-            tree.body[-1], "is not the only statement: a formula is one docstring and one return."
-        )
-    arguments = set(inspect.signature(function).parameters)
-    for node in ast.walk(body[0].value):
+    for node in ast.walk(expression):
         if not isinstance(node, _SYNTAX):
             refuse(node, "is outside the subset: + - * / **, < <= > >=, " + ", ".join(SUBSET) + ".")
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):

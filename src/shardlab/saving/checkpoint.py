@@ -6,22 +6,35 @@
     saved.step, saved.extra                              # 300, what was given; None if nothing was
                                                          # ever saved
 
-How a save becomes whole: the ranks write their files into a folder named `step-300.partial`, each
-flushed to the disk; rank 0 adds a manifest with every file's size and SHA-256; then the folder gets
-its name, `step-300`, in one move that a file system makes at once or not at all. Whatever ends the
-ranks before that leaves the last good save as it was, and it is only removed after that. If one
-rank cannot do its part, all of them say so: see `together`.
+How a save becomes whole: the ranks write their files into a folder named `step-300.partial-` and
+eight random digits, each flushed to the disk; rank 0 adds a manifest with every file's size and
+SHA-256; then the folder gets its name, `step-300`, in one move that a file system makes at once or
+not at all. Whatever ends the ranks before that leaves the last good save as it was, and it is only
+removed after that. If one rank cannot do its part, all of them say so: see `together`.
+
+Two runs that save into one folder: while one saves, the other is refused (a lock on the folder,
+which the system releases when the process ends). Where a file system knows no locks, the random
+digits keep the two apart, and the second rename to one name fails.
+
+What is promised where: a local POSIX file system keeps all of this. On NFS the rename is one move
+on the server, but a client that lost the reply may report a failure for a save that is there; locks
+depend on the mount. An object store has no rename of folders: save to a local disk and copy whole
+saves from there, the manifest last.
 
 Before anything of a file is used, its checksum is compared: one flipped bit in a weight changes no
 shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass. What of a run
 goes to which file, and back to other ranks: resharding.py.
 """
 
+import hashlib
 import os
-import pickle
+import random
+import re
+import secrets
 import shutil
+import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,6 +62,9 @@ from shardlab.saving.resharding import (
 )
 
 MANIFEST, REST = "manifest.json", "rest.pt"
+FORMAT = 1
+PARTIAL = re.compile(r"step-\d+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
+OURS = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
 
 
 class SaveFailed(RuntimeError):
@@ -70,7 +86,9 @@ def save(
     keep: int = 2,
     group=None,
 ):
-    """Save model, optimizer and random states. All ranks call it, with the same arguments.
+    """Save model, optimizer and random states: PyTorch's, Python's `random`, and NumPy's where it
+    is loaded. A buffer that differs from rank 0's, such as a running mean, is saved by its rank.
+    All ranks call it, with the same arguments.
 
     extra   what else is to come back, on every rank rank 0's: a scheduler's state_dict, a position
             in the data
@@ -81,17 +99,17 @@ def save(
     Raises ValueError if the folder has a save of this step or a later one, or if extra could not be
     read again; SaveFailed on all ranks, with the reason of the first that could not write.
     """
-    if not (isinstance(step, int) and step >= 0):
+    if not is_whole(step) or step < 0:
         raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
-    if not keep >= 1:
-        raise ValueError(f"keep = {keep!r}: at least the save just made must stay.")
+    if not is_whole(keep) or keep < 1:
+        raise ValueError(
+            f"keep = {keep!r}: it must be a whole number from 1 on, because the save"
+            " just made stays."
+        )
     folder, group = Path(folder), group_of(model, optimizer) or group
-    whole, partial, own = (
-        folder / f"step-{step}",
-        folder / f"step-{step}.partial",
-        file_of(dist.get_rank(group)),
-    )
+    whole, own = folder / f"step-{step}", file_of(dist.get_rank(group))
     flats, states = list(flats_of(model, optimizer, group)), optimizer.state_dict()["state"]
+    buffers = buffers_of(model)
 
     def begin():
         if (found := saves(folder)) and step_of(found[0]) >= step:
@@ -99,15 +117,25 @@ def save(
                 f"step = {step}: {found[0].name} is there already, and nothing is written over."
                 " Resume from it, move it away, or take another folder."
             )
-        make_folder(folder)
-        for left in folder.glob("step-*.partial"):  # of a save that did not come to its end
-            shutil.rmtree(left)
-        partial.mkdir()
+        for left in folder.iterdir():  # of a save that did not come to its end
+            if PARTIAL.fullmatch(left.name) and is_ours(left):
+                shutil.rmtree(left)
+        made = f"{whole.name}.partial-{secrets.token_hex(4)}"
+        (folder / made).mkdir()
+        return made
 
     def write_own():
         return write(
             partial / own,
-            dict(chunks=[own_parts(flat, states, group) for flat in flats], random=random_states()),
+            dict(
+                chunks=[own_parts(flat, states, group) for flat in flats],
+                random=random_states(),
+                buffers={
+                    name: buffer
+                    for name, buffer in buffers.items()
+                    if hashes[me][name] != hashes[0].get(name)
+                },
+            ),
         )
 
     def write_rest():
@@ -115,14 +143,14 @@ def save(
             partial / REST,
             dict(
                 kinds=[kinds_of(flat, states) for flat in flats],
-                buffers=buffers_of(model),
+                buffers=buffers,
                 settings=settings(optimizer),
-                extra=extra or {},
+                extra={} if extra is None else extra,
             ),
         )
         try:
             read(partial / REST, *written)
-        except pickle.UnpicklingError:
+        except Damaged:
             raise ValueError(
                 "extra has something that is only read from a file one trusts: give numbers,"
                 " strings, tensors, and lists and dicts of them."
@@ -136,6 +164,7 @@ def save(
         write_json(
             partial / MANIFEST,
             dict(
+                format=FORMAT,
                 step=step,
                 ranks=dist.get_world_size(group),
                 files=files,
@@ -147,24 +176,31 @@ def save(
         os.rename(partial, whole)
         flush_folder(folder)
         with suppress(OSError):
-            for old in saves(folder)[keep:]:
-                shutil.rmtree(old.rename(f"{old}.partial"))  # never a half that looks like a whole
+            for old in [found for found in saves(folder) if is_ours(found, whole=True)][keep:]:
+                # never a half that looks like a whole
+                shutil.rmtree(old.rename(f"{old}.partial-{secrets.token_hex(4)}"))
 
-    failed = SaveFailed, f"could not write to {folder}"
-    together(begin, group, failed, only_rank_0=True)
-    files = {
-        file_of(rank): written for rank, written in enumerate(together(write_own, group, failed))
-    }
-    files[REST], *_ = together(write_rest, group, failed, only_rank_0=True)
-    together(finish, group, failed, only_rank_0=True)
+    failed, me = (SaveFailed, f"could not write to {folder}"), dist.get_rank(group)
+    with alone(folder, group, failed):
+        partial = folder / together(begin, group, failed, only_rank_0=True)[0]
+        try:
+            hashes = together(lambda: hashes_of(buffers), group, failed)
+            written = together(write_own, group, failed)
+            files = {file_of(rank): each for rank, each in enumerate(written)}
+            files[REST], *_ = together(write_rest, group, failed, only_rank_0=True)
+            together(finish, group, failed, only_rank_0=True)
+        finally:
+            if me == 0 and partial.exists():  # it would hold its room on a full disk
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def resume(
     folder, model: nn.Module, optimizer: torch.optim.Optimizer, *, group=None
 ) -> Saved | None:
     """Bring back the newest save: model, optimizer with its learning rates and the like, and if
-    there are as many ranks their random states. All ranks call it; `group` is as in save. None if
-    there is no save.
+    there are as many ranks their random states and their own buffers; on other numbers of ranks all
+    take rank 0's buffers and keep the random states that they have. All ranks call it; `group` is
+    as in save. None if there is no save.
 
     Raises Damaged if a file is not what was saved, ValueError if it is of another model or
     optimizer; nothing is changed then. An older save is never taken by itself: move the newest
@@ -178,8 +214,7 @@ def resume(
         if not (found := saves(folder)):
             return None
         manifest = read_json(found[0] / MANIFEST)
-        if manifest["step"] != step_of(found[0]):
-            raise Damaged(f"{found[0].name}/{MANIFEST} is the one of step {manifest['step']}.")
+        check_manifest(manifest, found[0])
         return manifest
 
     def load():
@@ -199,7 +234,7 @@ def resume(
             {rank: file["chunks"] for rank, file in files.items()},
         )
         restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
-        loaded.extend([restored, rest, files[me]["random"] if n == layout.ranks else None])
+        loaded.extend([restored, rest, files[me] if n == layout.ranks else {}])
 
     failed = Damaged, f"could not read {folder}"
     try:
@@ -209,13 +244,14 @@ def resume(
         together(load, group, failed)
     except Damaged as damaged:
         raise Damaged(f"{damaged} {older(folder)}") from None
-    restored, rest, random = loaded
+    restored, rest, of_this_rank = loaded
+    saved_buffers = {**rest["buffers"], **of_this_rank.get("buffers", {})}
     with torch.no_grad():
         for flat, (values, _) in zip(flats, restored):
             for tensor, value in zip(flat.tensors, values):
                 tensor.copy_(value)
         for name, buffer in buffers_of(model).items():
-            buffer.copy_(rest["buffers"][name])
+            buffer.copy_(saved_buffers[name])
     states = {
         number: state
         for flat, (_, own) in zip(flats, restored)
@@ -229,8 +265,8 @@ def resume(
     optimizer.load_state_dict(dict(state=states, param_groups=groups))
     for bucket in getattr(optimizer, "buckets", []):
         optimizer.collectives.all_gather(bucket.flat, optimizer.group)
-    if random is not None:
-        set_random_states(random)
+    if of_this_rank:
+        set_random_states(of_this_rank["random"])
     return Saved(manifest["step"], rest["extra"])
 
 
@@ -253,19 +289,91 @@ def refuse_another(manifest: dict, here: dict[str, str]):
             )
 
 
-def random_states() -> dict[str, Tensor]:
-    return {"cpu": torch.get_rng_state()} | (
-        {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-    )
+def check_manifest(manifest: dict, place: Path):
+    """Raise Damaged for a manifest that this code did not write: nothing in it is used before."""
+    name = f"{place.name}/{MANIFEST}"
+    if manifest.get("format", FORMAT) != FORMAT:
+        raise Damaged(
+            f"{name} has format {manifest['format']!r}, this shardlab reads format {FORMAT}: resume"
+            " with the version that saved."
+        )
+    kinds = dict(step=int, ranks=int, files=dict, flats=list, contents=dict)
+    for key, kind in kinds.items():
+        if not isinstance(manifest.get(key), kind) or isinstance(manifest[key], bool):
+            raise Damaged(f"{name} has no usable {key!r}.")
+    if manifest["step"] != step_of(place):
+        raise Damaged(f"{name} is the one of step {manifest['step']}.")
+    files = manifest["files"]
+    if len(files) != manifest["ranks"] + 1 or not 1 <= manifest["ranks"] < 2**20:
+        raise Damaged(f"{name} speaks of {manifest['ranks']:,} ranks and of {len(files)} files.")
+    for file in [REST, *map(file_of, range(manifest["ranks"]))]:
+        if file not in files:
+            raise Damaged(f"{name} does not speak of {file}.")
 
 
-def set_random_states(states: dict[str, Tensor]):
+def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
+    """A digest of each buffer's values."""
+    found = {}
+    for name, buffer in buffers.items():
+        values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        found[name] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
+    return found
+
+
+def random_states() -> dict:
+    """The states of the generators that training draws from, in types that torch.load reads
+    without trust."""
+    states = {"cpu": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    if "numpy" in sys.modules:
+        kind, keys, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [kind, keys.tolist(), *rest]
+    return states
+
+
+def set_random_states(states: dict):
     torch.set_rng_state(states["cpu"])
+    if "python" in states:
+        version, internal, gauss = states["python"]
+        random.setstate((version, tuple(internal), gauss))
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+    if "numpy" in states and "numpy" in sys.modules:
+        sys.modules["numpy"].random.set_state(tuple(states["numpy"]))
 
 
 # --- all or none ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def alone(folder: Path, group, failed):
+    """Within, no other run saves into the folder. Raises SaveFailed on all ranks if one does."""
+
+    def lock():
+        nonlocal handle
+        make_folder(folder)
+        with suppress(ImportError):  # Windows: the random names keep two runs apart
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SaveFailed(
+                    f"another run saves into {folder} at this moment: give each run a folder of"
+                    " its own."
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+
+    handle = None
+    try:
+        together(lock, group, failed, only_rank_0=True)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
@@ -275,7 +383,7 @@ def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool 
     try:
         if me == 0 or not only_rank_0:
             result = work()
-    except (Damaged, ValueError) as error:
+    except (Damaged, SaveFailed, ValueError) as error:
         trouble = error
     except Exception as error:
         trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
@@ -289,8 +397,9 @@ def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool 
 
 def reason(error: BaseException) -> str:
     """In a line. torch.save hides what the system says behind an error of its own."""
-    within = error
-    while within is not None:
+    within, seen = error, set()
+    while within is not None and id(within) not in seen:  # `raise e from e` makes a circle
+        seen.add(id(within))
         if isinstance(within, OSError) and within.strerror:
             return within.strerror
         within = within.__cause__ or within.__context__
@@ -306,6 +415,20 @@ def saves(folder: Path) -> list[Path]:
     names = os.listdir(folder) if folder.exists() else []
     found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
     return sorted(found, key=step_of, reverse=True)
+
+
+def is_ours(place: Path, whole: bool = False) -> bool:
+    """Whether save() made this folder: a link, a file, or a folder with anything else in it is a
+    reader's, and is left alone. With `whole`, it has a manifest."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    names = os.listdir(place)
+    return all(OURS.fullmatch(name) for name in names) and (not whole or MANIFEST in names)
+
+
+def is_whole(value) -> bool:
+    """A whole number. True is none: `step-True` would never be found again."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def older(folder: Path) -> str:

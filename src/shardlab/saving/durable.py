@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import pickle
 from pathlib import Path
 
 import torch
@@ -45,17 +46,22 @@ def read(path: Path, size: int, sha256: str):
     """What is in the file. It is read once: what is used is what was compared."""
     if not path.exists():
         raise Damaged(f"{path.parent.name}/{path.name} is missing.")
+    name = f"{path.parent.name}/{path.name}"
+    if path.stat().st_size != size:  # before it takes memory
+        raise Damaged(f"{name} has {path.stat().st_size:,} bytes, {size:,} were saved.")
     content = path.read_bytes()
-    if len(content) != size:
-        raise Damaged(
-            f"{path.parent.name}/{path.name} has {len(content):,} bytes, {size:,} were saved."
-        )
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Damaged(
             f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was"
             " saved."
         )
-    return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError:  # torch's own message says how to run it all the same
+        raise Damaged(
+            f"{name} holds more than numbers, strings, tensors, lists and dicts: it was not read,"
+            " because reading it could run code."
+        ) from None
 
 
 def write_json(path: Path, content: dict):

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.saving.durable import Damaged
 from shardlab.zero.flat import chunk_of
 from shardlab.zero.stage3 import sharded_units
 
@@ -155,10 +156,23 @@ def own_parts(flat: Flat, states: dict, group) -> dict[str, Tensor]:
 def kinds_of(flat: Flat, states: dict) -> dict:
     """Its states: those in chunks as an empty tensor of their type, others, such as a step counter,
     as they are."""
-    return {
-        key: torch.empty(0, dtype=state.dtype) if is_chunk(key, state, flat.tensors[0]) else state
-        for key, state in first_states(flat, states).items()
-    }
+    found = {}
+    for key, state in first_states(flat, states).items():
+        chunk = is_chunk(key, state, flat.tensors[0])
+        if not chunk and len(flat.held) < size_of(flat.parameters) and is_large(state):
+            raise ValueError(
+                f"the optimizer's state {key!r} does not go with its parameters element by element,"
+                " so shards of it cannot be saved: take an optimizer such as Adam or SGD."
+            )
+        found[key] = torch.empty(0, dtype=state.dtype) if chunk else state
+    return found
+
+
+def is_large(state) -> bool:
+    """A state that holds several numbers, as the directions that LBFGS remembers do."""
+    if isinstance(state, Tensor):
+        return state.numel() > 1
+    return isinstance(state, list | tuple) and any(isinstance(each, Tensor) for each in state)
 
 
 def first_states(flat: Flat, states: dict) -> dict:
@@ -249,8 +263,12 @@ class Layout:
 
     def _joined(self, flat, files, key, dtype):
         result = torch.empty(len(flat.held), dtype=dtype)
+        found = 0
         for rank, number, begin, to, elements in self.pieces(flat):
             result[to : to + elements] = files[rank][number][key][begin : begin + elements]
+            found += elements
+        if found != len(result):  # else the rest would be whatever memory held
+            raise Damaged(f"{flat.parameters[0][0]}: {len(result) - found:,} elements are nowhere.")
         parts = result.split([tensor.numel() for tensor in flat.tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, flat.tensors)]
 

@@ -22,8 +22,8 @@ from IPython.display import clear_output, display
 
 from shardlab.formulas import InvalidQuantity
 
+from .explorer_figures import explorer_figures, measurable
 from .explorers import EXPLORERS
-from .figures import explorer_figures, measurable
 from .format import format_to_type, parse_number
 from .spec import PRESETS, Choice
 

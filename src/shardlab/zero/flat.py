@@ -8,94 +8,67 @@ chunks have one more. Nothing is padded, so bytes are exact.
 There are two collectives on it:
 
     reduce_scatter(tensors)  returns, of the flat tensor that these would make, this rank's chunk of
-                             the sum over all ranks: [about E/n] in one new tensor or several, one
-                             after the other. The given ones stay what they are
+                             the sum over all ranks [about E/n], in one new tensor or in several,
+                             one after the other. Each element is multiplied by `share` before it is
+                             added, so that a mean does not overflow where 16-bit sums would. The
+                             given tensors stay what they are; the list is emptied when they are
+                             no longer needed, so that their memory can go
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
-A stage calls them on an object: Ring() or Native(), or one of your own with these two methods.
-`best_collectives` chooses.
+A stage calls them on an object: Ring(), native.Native(), faster.Ring(), or one of your own with
+these methods. `best_collectives` chooses between the first two.
 """
-
-from itertools import groupby
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import collective_plans as plans
-from ..collectives import Group, land, pieces, place, run, wire
+from .. import collectives
+from ..collectives import Group, place, run, wire
 
-SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
+
+class CannotShard(ValueError):
+    """Why this cannot be sharded, or cannot be done with shards: one sentence."""
 
 
 class Ring:
-    """Our ring of sends and receives: (n - 1)/n of the bytes cross each link, and only what is
-    small is copied."""
+    """Our ring of sends and receives: (n - 1)/n of the bytes cross each link."""
 
-    def reduce_scatter(self, tensors: list[Tensor], group: Group = None) -> list[Tensor]:
-        n, me = place(group)
-        # themselves, unless the backend cannot send them from where they are
-        flats = [wire(tensor, group) for tensor in tensors]
-        chunks = [cut(flats, rank, n) for rank in range(n)]
-        run(plans.ring_reduce_scatter(n), chunks, group)
-        return [part.to(tensors[0].device, copy=n == 1) for part in chunks[me] or [flats[0][:0]]]
-
-    def all_gather(self, flat: Tensor, group: Group = None):
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
         n, _ = place(group)
-        on_the_wire = wire(flat, group)
-        run(plans.ring_all_gather(n), on_the_wire.tensor_split(n), group)
-        land(on_the_wire, flat)
-
-    def __repr__(self):
-        return "Ring()"
-
-
-class Native:
-    """PyTorch's own, which want chunks of one size: where n does not divide, they get a padded
-    copy."""
-
-    def reduce_scatter(self, tensors: list[Tensor], group: Group = None) -> list[Tensor]:
-        flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
-        even, shard = self._even(flat, group)
-        # renamed in PyTorch 2.13
-        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        function(shard, even, group=group)
-        return [shard[: own_chunk(flat, group).numel()].clone()]
+        device, flat = tensors[0].device, wire(flattened(tensors).mul_(share), group)
+        tensors.clear()
+        run(plans.ring_reduce_scatter(n), flat.tensor_split(n), group)
+        return [own_chunk(flat, group).to(device, copy=True)]
 
     def all_gather(self, flat: Tensor, group: Group = None):
-        even, shard = self._even(flat, group)
-        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        function(even, shard, group=group)
-        if even is not flat:
-            n, _ = place(group)
-            torch.cat(
-                [
-                    row[: chunk.numel()]
-                    for row, chunk in zip(even.view(n, -1), flat.tensor_split(n))
-                ],
-                out=flat,
-            )
+        collectives.all_gather(flat, own_chunk(flat, group), group)
 
-    def _even(self, flat, group):
-        """(flat, or a copy of it with every chunk padded to the size of the first; this rank's
-        chunk in it)."""
+    def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
+        """The elements of each tensor that reduce_scatter will return."""
         n, me = place(group)
-        even, size = flat, -(-flat.numel() // n)
-        if size * n != flat.numel():
-            even = flat.new_zeros(n * size)
-            for row, chunk in zip(even.view(n, size), flat.tensor_split(n)):
-                row[: chunk.numel()] = chunk
-        return even, even.narrow(0, me * size, size)
+        return [len(chunk_of(me, sum(tensor.numel() for tensor in tensors), n))]
 
     def __repr__(self):
-        return "Native()"
+        return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
 
 
-def best_collectives(device: torch.device, group: Group = None) -> Ring | Native:
+def best_collectives(device: torch.device, group: Group = None) -> Ring:
     """What is fastest there. gloo reduce-scatters by an all-reduce, so our ring wins; NCCL has
     rings of its own."""
+    from .native import Native
+
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return Ring() if backends.get(device.type) == "gloo" else Native()
+
+
+def flattened(tensors: list[Tensor]) -> Tensor:
+    """[E]: a copy of the tensors, one after the other."""
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
 def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
@@ -117,25 +90,20 @@ def first_rank(group: Group = None) -> int:
     return dist.get_global_rank(group or dist.group.WORLD, 0)
 
 
-def cut(tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
-    """The rank's chunk of the flat tensor that they would make: views of them of at most
-    PIECE_BYTES, or, where they are small, copies of several together."""
-    chunk, begin, parts = chunk_of(rank, sum(tensor.numel() for tensor in tensors), n), 0, []
-    for tensor in tensors:
-        parts += pieces(
-            tensor.detach().reshape(-1)[max(chunk.start - begin, 0) : max(chunk.stop - begin, 0)]
-        )
-        begin += tensor.numel()
-    return [
-        part
-        for small, neighbours in groupby(parts, lambda part: part.nbytes < SMALL_BYTES)
-        for part in ([torch.cat(list(neighbours))] if small else neighbours)
-    ]
-
-
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
-    """None stands for zeros of the shape that belongs in its place."""
+    """None stands for zeros of the shape that belongs there."""
     return [
         like.new_zeros(shape) if tensor is None else tensor
         for tensor, shape in zip(tensors, shapes)
     ]
+
+
+# shard -> the group among which its flat tensor is cut: what is in here differs from rank to rank
+groups_of_shards = WeakTensorKeyDictionary()
+
+
+def as_shard(tensor: Tensor, group: Group, requires_grad: bool = True) -> torch.nn.Parameter:
+    """A shard as an optimizer takes it. `groups_of_shards` knows it from what all ranks have."""
+    shard = torch.nn.Parameter(tensor, requires_grad)
+    groups_of_shards[shard] = group or dist.group.WORLD
+    return shard

@@ -2,6 +2,7 @@
 on the host.
 
     clip_gradients(optimizer, 1.0)                       before step(), in every stage
+    GradScaler()                                         loss scaling, in every stage
     ShardedOptimizer(params, cpu_offload(AdamW), ...)    optimizer states in host memory, stages 1
                                                          and 2
     fully_shard(model, units, shard_device="cpu")        shards, their gradients and so their
@@ -19,40 +20,84 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..torch_internals import found_infinities, hand_scale_to
+from .flat import groups_of_shards
+
 
 @torch.no_grad()
-def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float, group=None) -> Tensor:
-    """Scale the gradients of all shards so that their norm, together, is at most max_norm. Returns
-    the norm before.
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    """Scale all gradients so that their norm, together, is at most max_norm. Returns the norm
+    before.
 
+    Shards are counted over their ranks, what all ranks have (all of it in data parallelism) once.
     torch.nn.utils.clip_grad_norm_ would take each rank's norm of its own shard, and every rank
-    would scale by another number. All ranks call it, between backward and step(). `group` is the
-    one that shares the parameters.
+    would scale by another number. All ranks call it, between backward and step().
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
+    updated = updated_by(optimizer)
+    norm = sum(squares.sum() for squares in squares_by_group(updated).values()).sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as PyTorch's has it
+    for parameter in updated:
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale.to(parameter.grad.device))
+    return norm
+
+
+def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What the optimizer updates: shards, and what every rank has whole. Their gradients are there
+    afterwards."""
     if hasattr(optimizer, "reduce_gradients"):  # stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
     if hasattr(optimizer, "buckets"):
-        shards = [shard for bucket in optimizer.buckets for shard in bucket.shards]
-    else:
-        shards = [p for param_group in optimizer.param_groups for p in param_group["params"]]
-    gradients = [p.grad for p in shards if p.grad is not None]
-    squares = sum(
-        (
-            torch.linalg.vector_norm(g.to(torch.promote_types(g.dtype, torch.float32))) ** 2
-            for g in gradients
-        ),
-        torch.zeros(
-            (), device=shards[0].device, dtype=torch.promote_types(shards[0].dtype, torch.float32)
-        ),
-    )
-    dist.all_reduce(squares, group=getattr(optimizer, "group", group))
-    norm = squares.sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as PyTorch's has it
-    for gradient in gradients:
-        gradient.mul_(scale)
-    return norm
+        return [shard for bucket in optimizer.buckets for shard in bucket.shards]
+    return [p for param_group in optimizer.param_groups for p in param_group["params"]]
+
+
+def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Tensor]:
+    """The sum of the squares of all gradients, of the shards of each group over its ranks; None is
+    what is no shard."""
+    found: dict[dist.ProcessGroup | None, Tensor] = {}
+    for parameter in updated:
+        group, gradient = groups_of_shards.get(parameter), parameter.grad
+        if group not in found:
+            wide = torch.promote_types(parameter.dtype, torch.float32)
+            found[group] = torch.zeros((), dtype=wide, device=updated[0].device)
+        if gradient is not None:
+            gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            found[group] = found[group] + torch.linalg.vector_norm(gradient).to(found[group]) ** 2
+    for group, squares in found.items():
+        if group is not None:
+            dist.all_reduce(squares, group=group)
+    return found
+
+
+class GradScaler(torch.amp.GradScaler):
+    """PyTorch's, for shards, in every stage: where one rank has a gradient that is not finite, no
+    rank steps, and all scales stay alike."""
+
+    @torch.no_grad()
+    def unscale_(self, optimizer):
+        updated = updated_by(optimizer)
+        super().unscale_(optimizer)
+        if not self.is_enabled():
+            return
+        found = found_infinities(self, optimizer)
+        groups = {groups_of_shards[p] for p in updated if p in groups_of_shards}
+        worst = torch.zeros((), device=updated[0].device)
+        for infinite in found.values():
+            worst = worst.maximum(infinite.to(worst.device))
+        for group in groups:
+            dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+        found[worst.device] = worst
+
+    def step(self, optimizer, *args, **named):
+        takes_it_itself = hasattr(optimizer, "buckets")  # and refuses it: stages 1 and 2
+        try:
+            hand_scale_to(optimizer, False)
+            return super().step(optimizer, *args, **named)
+        finally:
+            hand_scale_to(optimizer, takes_it_itself)
 
 
 # --- optimizer states on the host -----------------------------------------------------------------

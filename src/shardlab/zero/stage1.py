@@ -2,149 +2,23 @@
 
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
 
-Parameters and gradients stay whole on every rank. step() makes three moves, all of them bucket by
-bucket:
+Parameters and gradients stay whole on every rank. step() makes all three moves:
 
-    reduce-scatter    of the gradients: each rank gets the mean over all ranks, of its shard     Psi
-                      elements sent
-    update            of its shard, with the states of its shard
-                      nothing sent
-    all-gather        of the parameters: each rank gets what the others have updated             Psi
-                      elements sent
+    reduce-scatter    of the gradients         Psi elements sent
+    update            of the shard             nothing sent
+    all-gather        of the parameters        Psi elements sent
 
 As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2.
 Whoever accumulates the gradients of several microbatches calls step() once, and it sends no more.
-
-To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers are
-nobody's business here. A gradient that a parameter does not have counts as zeros. Call zero_grad()
-of this optimizer: it knows the gradients of the shard. Clip with options.clip_gradients, which
-knows the norm of all shards.
 """
 
-import torch
-import torch.distributed as dist
-from torch.autograd.graph import increment_version
-
-from .buckets import (
-    BUCKET_BYTES,
-    Bucket,
-    as_list,
-    check_arguments,
-    check_new,
-    check_state,
-    into_buckets,
-)
-from .flat import best_collectives
+from .sharded_optimizer import OptimizerOfShards
 
 
-class ShardedOptimizer(torch.optim.Optimizer):
-    """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
-
-    params         parameters, or groups of them, as torch.optim takes them
-    optimizer_cls  torch.optim.AdamW, ...; **kwargs are its arguments
-    group          the process group whose ranks share the states; by default the world
-    bucket_bytes   of parameters that travel together
-    collectives    by default the best for the group: see flat.py
-
-    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
-    what it is.
-    """
-
-    def __init__(
-        self,
-        params,
-        optimizer_cls,
-        group=None,
-        *,
-        bucket_bytes: int = BUCKET_BYTES,
-        collectives=None,
-        **kwargs,
-    ):
-        check_arguments(optimizer_cls, bucket_bytes)
-        self.optimizer_cls, self.arguments, self.inner = optimizer_cls, kwargs, None
-        self.group, self.bucket_bytes, self.collectives = group, bucket_bytes, collectives
-        self.buckets: list[Bucket] = []
-        self.reduced = False
-        super().__init__(params, kwargs)  # calls add_param_group
-        self.defaults = self.inner.defaults
-
-    def add_param_group(self, param_group: dict):
-        """Shard the group's parameters. What the optimizer inside updates are the shards."""
-        parameters = as_list(param_group["params"])
-        check_new(parameters, self.buckets)
-        if self.collectives is None:
-            self.collectives = best_collectives(parameters[0].device, self.group)
-        buckets = into_buckets(parameters, self.group, self.bucket_bytes)
-        self.buckets += buckets
-        param_group = {
-            **param_group,
-            "params": [shard for bucket in buckets for shard in bucket.shards],
-        }
-        if self.inner is None:
-            self.inner = self.optimizer_cls([param_group], **self.arguments)
-        else:
-            self.inner.add_param_group(param_group)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    # --- gradients --------------------------------------------------------------------------------
+class ShardedOptimizer(OptimizerOfShards):
+    """Optimizer states are sharded; gradients wait, whole, for step()."""
 
     def reduce_gradients(self):
-        """Shards get their gradients, which no rank has whole any more. A step does it, unless
-        clipping has done it before."""
-        if self.reduced and all(
-            p.grad is None for bucket in self.buckets for p in bucket.parameters
-        ):
-            return
-        for bucket in reversed(self.buckets):
-            self._reduce(bucket)
-        self.reduced = True
-
-    @torch.no_grad()
-    def _reduce(self, bucket: Bucket):
-        # of this rank's chunk [about E/n], in parts
-        total = self.collectives.reduce_scatter(bucket.take_gradients(), self.group)
-        bucket.add_to_shards([part.div_(dist.get_world_size(self.group)) for part in total])
-
-    # --- a step -----------------------------------------------------------------------------------
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Reduce, update, gather. Returns what the closure does, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for bucket in self.buckets:
-            bucket.check()
-        self.reduce_gradients()
-        self.inner.step()
-        for bucket in self.buckets:
-            self.collectives.all_gather(bucket.flat, self.group)
-            increment_version(bucket.parameters)  # a graph from before the step notices
-        self.reduced = False
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True):
-        self.reduced = False
-        for bucket in self.buckets:
-            for parameter in (*bucket.parameters, *bucket.shards):
-                if parameter.grad is not None:
-                    parameter.grad = None if set_to_none else parameter.grad.zero_()
-
-    # --- its state: the shard's -------------------------------------------------------------------
-
-    def state_dict(self) -> dict:
-        """Of this rank's shards. saving.py brings the shards of all ranks to disk, and back to
-        another number of ranks."""
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict: dict):
-        check_state(state_dict, self.inner)
-        self.inner.load_state_dict(state_dict)
-        self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    def __repr__(self):
-        return (
-            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
-            f" {self.inner!r})"
-        )
+        if any(bucket.has_gradients for bucket in self.buckets):
+            for bucket in reversed(self.buckets):
+                self.reduce_scatter(bucket)

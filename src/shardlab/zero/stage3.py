@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from ..backward import when_backward_ends, when_gradient_comes
 from . import other_ways, placeholders
 from . import units as cut
-from .flat import best_collectives, filled, own_chunk
+from .flat import as_shard, best_collectives, filled, own_chunk
 from .units import sharded_units
 
 __all__ = ["Flat", "Gathered", "Unit", "fully_shard", "sharded_units"]
@@ -90,9 +90,8 @@ class Flat:
     def __init__(self, parameters: list[nn.Parameter], group, device, shard_device, compute_dtype):
         self.group, self.shapes = group, [parameter.shape for parameter in parameters]
         whole = cut.together(parameters, group, device)
-        self.shard = nn.Parameter(
-            cut.resting(whole, group, shard_device), parameters[0].requires_grad
-        )
+        own = cut.resting(whole, group, shard_device)
+        self.shard = as_shard(own, group, parameters[0].requires_grad)
         self.full = whole.to(compute_dtype or whole.dtype)
         self.nbytes = self.full.nbytes
         self.free()
@@ -118,8 +117,9 @@ class Flat:
     def reduce(self, gradients: Sequence[Tensor | None], collectives) -> Tensor:
         """[about E/n]: the shard's gradient, the mean over all ranks, from this rank's gradients of
         the whole parameters."""
-        parts = collectives.reduce_scatter(filled(gradients, self.shapes, self.full), self.group)
-        return torch.cat(parts).div_(dist.get_world_size(self.group)).to(self.shard)
+        gradients = filled(gradients, self.shapes, self.full)
+        share = 1 / dist.get_world_size(self.group)
+        return torch.cat(collectives.reduce_scatter(gradients, self.group, share)).to(self.shard)
 
 
 class Gathered(torch.autograd.Function):

@@ -11,14 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .flat import first_rank, own_chunk
+from .flat import CannotShard, first_rank, groups_of_shards, own_chunk
 
 # where a parameter is: a module and the name that it has there
 Site = tuple[nn.Module, str, nn.Parameter]
-
-
-class CannotShard(ValueError):
-    """Why this module cannot be sharded: one sentence, on every rank."""
 
 
 def sharded_units(module: nn.Module) -> list[nn.Module]:
@@ -127,6 +123,8 @@ def copy_of(unit, memo: dict):
         memo[id(shared)] = shared
     for name, value in vars(unit).items():
         setattr(twin, name, deepcopy(value, memo))
+    for flat in twin.flats:
+        groups_of_shards[flat.shard] = flat.group or dist.group.WORLD
     return twin
 
 

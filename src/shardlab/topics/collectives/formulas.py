@@ -65,35 +65,36 @@ def nodes_are_alike(ranks, ranks_per_node):
 
 
 # --- what is cut ----------------------------------------------------------------------------------
+formula = BOOK.section(source=_OURS, measured_by=_SENT)
 
 
-@BOOK.formula(symbol=r"S", unit="bytes", source=_NCCL, measured_by=_SENT)
+@formula(r"S", "bytes", source=_NCCL)
 def message_bytes(message_elements, message_element_bytes):
     """bytes of the whole array: what each rank has before an all-reduce, or after an all-gather"""
     return message_element_bytes * message_elements
 
 
-@BOOK.formula(symbol=r"r_\text{behind}", unit="count", source=_OURS, measured_by=_SENT)
+@formula(r"r_\text{behind}", "count")
 def ranks_behind(ranks, rank):
     """ranks with a higher number"""
     return ranks - (rank + 1)
 
 
-@BOOK.formula(symbol=r"S_r", unit="bytes", source=_OURS, measured_by=_SENT)
+@formula(r"S_r", "bytes")
 def chunk_bytes(message_elements, message_element_bytes, ranks, ranks_behind):
     """bytes of the chunk that belongs to the rank: where the ranks do not divide the elements, the
     first chunks have one more"""
     return message_element_bytes * floor_div(message_elements + ranks_behind, ranks)
 
 
-@BOOK.formula(symbol=r"r_\text{right}", unit="count", source=_OURS, measured_by=_SENT)
+@formula(r"r_\text{right}", "count")
 def ranks_behind_right(ranks, ranks_behind):
     """the same for the rank's neighbour, to which it sends around a ring: after the last rank comes
     rank 0"""
     return where(ranks_behind > 0, ranks_behind - 1, ranks - 1)
 
 
-@BOOK.formula(symbol=r"S_\text{right}", unit="bytes", source=_OURS, measured_by=_SENT)
+@formula(r"S_\text{right}", "bytes")
 def right_chunk_bytes(message_elements, message_element_bytes, ranks, ranks_behind_right):
     """bytes of the neighbour's chunk: the one chunk that a rank never sends in an all-gather"""
     return message_element_bytes * floor_div(message_elements + ranks_behind_right, ranks)
@@ -102,108 +103,110 @@ def right_chunk_bytes(message_elements, message_element_bytes, ranks, ranks_behi
 # --- bytes that one rank sends --------------------------------------------------------------------
 
 
-@BOOK.formula(symbol=r"Q_\text{rs}", unit="bytes", source=_RING, measured_by=_SENT)
+@formula(r"Q_\text{rs}", "bytes", source=_RING)
 def ring_reduce_scatter_sent_bytes(message_bytes, chunk_bytes):
     """bytes a rank sends in a ring reduce-scatter: every chunk but its own"""
     return message_bytes - chunk_bytes
 
 
-@BOOK.formula(symbol=r"Q_\text{ag}", unit="bytes", source=_RING, measured_by=_SENT)
+@formula(r"Q_\text{ag}", "bytes", source=_RING)
 def ring_all_gather_sent_bytes(message_bytes, right_chunk_bytes):
     """bytes a rank sends in a ring all-gather: every chunk but its neighbour's"""
     return message_bytes - right_chunk_bytes
 
 
-@BOOK.formula(symbol=r"Q_\text{ring}", unit="bytes", source=_RING, measured_by=_SENT)
+@formula(r"Q_\text{ring}", "bytes", source=_RING)
 def ring_all_reduce_sent_bytes(ring_reduce_scatter_sent_bytes, ring_all_gather_sent_bytes):
     """bytes a rank sends in a ring all-reduce: for many ranks twice the message, however many they
     are"""
     return ring_reduce_scatter_sent_bytes + ring_all_gather_sent_bytes
 
 
-@BOOK.formula(symbol=r"Q_\text{naive}", unit="bytes", source=_OURS, measured_by=_SENT)
+@formula(r"Q_\text{naive}", "bytes")
 def naive_all_reduce_sent_bytes(message_bytes, ranks, rank):
     """bytes a rank sends in a naive all-reduce: rank 0 sends the sum to everyone, so its link
     carries what all ranks need"""
     return where(rank < 1, (ranks - 1) * message_bytes, message_bytes)
 
 
-@BOOK.formula(symbol=r"q_\text{in}", unit="count", source=_TREE, measured_by=_SENT)
+@formula(r"q_\text{in}", "count", source=_TREE)
 def tree_arrival_step(rank):
     """step of a tree broadcast from rank 0 in which the message reaches the rank; 0 for rank 0,
     which has it"""
     return ceil_log2(rank + 1)
 
 
-@BOOK.formula(symbol=r"q_\text{out}", unit="count", source=_TREE, measured_by=_SENT)
+@formula(r"q_\text{out}", "count", source=_TREE)
 def tree_last_step(ranks, rank):
     """last step of a tree broadcast from rank 0 that has a rank left for this one to send to"""
     return ceil_log2(ranks - rank)
 
 
-@BOOK.formula(symbol=r"n_\text{child}", unit="count", source=_TREE, measured_by=_SENT)
+@formula(r"n_\text{child}", "count", source=_TREE)
 def tree_children(tree_arrival_step, tree_last_step):
     """ranks to which the rank sends in a tree broadcast from rank 0"""
     return maximum(tree_last_step - tree_arrival_step, 0)
 
 
-@BOOK.formula(symbol=r"Q_\text{tree}", unit="bytes", source=_TREE, measured_by=_SENT)
+@formula(r"Q_\text{tree}", "bytes", source=_TREE)
 def tree_all_reduce_sent_bytes(message_bytes, tree_children, rank):
     """bytes a rank sends in a tree all-reduce: the whole message to each child and, unless it is
     rank 0, to its parent"""
     return where(rank < 1, tree_children * message_bytes, (tree_children + 1) * message_bytes)
 
 
-@BOOK.formula(symbol=r"Q_\text{a2a}", unit="bytes", source=_OURS, measured_by=_SENT)
+@formula(r"Q_\text{a2a}", "bytes")
 def all_to_all_sent_bytes(message_bytes, chunk_bytes):
     """bytes a rank sends in an all-to-all: every chunk but its own"""
     return message_bytes - chunk_bytes
 
 
 # --- steps: how often a latency is paid -----------------------------------------------------------
+formula = BOOK.section(source=_RING, measured_by=_STEPS)
 
 
-@BOOK.formula(symbol=r"q_\text{pass}", unit="count", source=_RING, measured_by=_STEPS)
+@formula(r"q_\text{pass}", "count")
 def ring_pass_steps(ranks):
     """steps of a reduce-scatter or an all-gather around a ring, and of an all-to-all, a scatter or
     a gather"""
     return ranks - 1
 
 
-@BOOK.formula(symbol=r"q_\text{ring}", unit="count", source=_RING, measured_by=_STEPS)
+@formula(r"q_\text{ring}", "count")
 def ring_all_reduce_steps(ring_pass_steps):
     """steps of a ring all-reduce, which goes around twice"""
     return 2 * ring_pass_steps
 
 
-@BOOK.formula(symbol=r"q_\text{naive}", unit="count", source=_OURS, measured_by=_STEPS)
+@formula(r"q_\text{naive}", "count", source=_OURS)
 def naive_all_reduce_steps(ranks):
     """steps of a naive all-reduce: rank 0 talks to one rank at a time"""
     return 2 * (ranks - 1)
 
 
-@BOOK.formula(symbol=r"q_\text{bcast}", unit="count", source=_TREE, measured_by=_STEPS)
+@formula(r"q_\text{bcast}", "count", source=_TREE)
 def tree_broadcast_steps(ranks):
     """steps of a tree broadcast or a tree reduce, and of a barrier: who has been reached doubles"""
     return ceil_log2(ranks)
 
 
-@BOOK.formula(symbol=r"q_\text{tree}", unit="count", source=_TREE, measured_by=_STEPS)
+@formula(r"q_\text{tree}", "count", source=_TREE)
 def tree_all_reduce_steps(tree_broadcast_steps):
     """steps of a tree all-reduce: up the tree, and down again"""
     return 2 * tree_broadcast_steps
 
 
 # --- seconds --------------------------------------------------------------------------------------
+formula = BOOK.section(source=_TREE, measured_by=_SECONDS)
 
 
-@BOOK.formula(symbol=r"\tau_\text{msg}", unit="seconds", source=_TREE, measured_by=_SECONDS)
+@formula(r"\tau_\text{msg}", "seconds")
 def message_seconds(latency_seconds, message_bytes, link_bytes_per_second):
     """time of one message from rank to rank"""
     return latency_seconds + message_bytes / link_bytes_per_second
 
 
-@BOOK.formula(symbol=r"\tau_\text{pass}", unit="seconds", source=_RING, measured_by=_SECONDS)
+@formula(r"\tau_\text{pass}", "seconds", source=_RING)
 def ring_pass_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_second):
     """time of a reduce-scatter or an all-gather around a ring, and of an all-to-all, a scatter or a
     gather"""
@@ -212,7 +215,7 @@ def ring_pass_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_seco
     )
 
 
-@BOOK.formula(symbol=r"\tau_\text{ring}", unit="seconds", source=_RING, measured_by=_SECONDS)
+@formula(r"\tau_\text{ring}", "seconds", source=_RING)
 def ring_all_reduce_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_second):
     """time of a ring all-reduce: latency grows with the ranks, the time for the bytes hardly
     does"""
@@ -221,45 +224,42 @@ def ring_all_reduce_seconds(ranks, latency_seconds, message_bytes, link_bytes_pe
     )
 
 
-@BOOK.formula(symbol=r"\tau_\text{tree}", unit="seconds", source=_TREE, measured_by=_SECONDS)
+@formula(r"\tau_\text{tree}", "seconds")
 def tree_all_reduce_seconds(tree_all_reduce_steps, message_seconds):
     """time of a tree all-reduce: few latencies, but the whole message in every step"""
     return tree_all_reduce_steps * message_seconds
 
 
-@BOOK.formula(symbol=r"\tau_\text{bcast}", unit="seconds", source=_TREE, measured_by=_SECONDS)
+@formula(r"\tau_\text{bcast}", "seconds")
 def tree_broadcast_seconds(tree_broadcast_steps, message_seconds):
     """time of a tree broadcast, or of a tree reduce"""
     return tree_broadcast_steps * message_seconds
 
 
-@BOOK.formula(symbol=r"\tau_\text{naive}", unit="seconds", source=_OURS, measured_by=_SECONDS)
+@formula(r"\tau_\text{naive}", "seconds", source=_OURS)
 def naive_all_reduce_seconds(naive_all_reduce_steps, message_seconds):
     """time of a naive all-reduce"""
     return naive_all_reduce_steps * message_seconds
 
 
 # --- bandwidth, as nccl-tests quote it ------------------------------------------------------------
+formula = BOOK.section(source=_NCCL, measured_by=_BANDWIDTH)
 
 
-@BOOK.formula(symbol=r"B_\text{alg}", unit="bytes/s", source=_NCCL, measured_by=_BANDWIDTH)
+@formula(r"B_\text{alg}", "bytes/s")
 def algorithm_bytes_per_second(message_bytes, collective_seconds):
     """algorithm bandwidth: bytes of the whole array over the time the collective took"""
     return message_bytes / collective_seconds
 
 
-@BOOK.formula(
-    symbol=r"B_\text{bus}^\text{ar}", unit="bytes/s", source=_NCCL, measured_by=_BANDWIDTH
-)
+@formula(r"B_\text{bus}^\text{ar}", "bytes/s")
 def all_reduce_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
     """bus bandwidth of an all-reduce: what the slowest link must have carried, whatever the number
     of ranks"""
     return 2 * (ranks - 1) / ranks * algorithm_bytes_per_second
 
 
-@BOOK.formula(
-    symbol=r"B_\text{bus}^\text{rs}", unit="bytes/s", source=_NCCL, measured_by=_BANDWIDTH
-)
+@formula(r"B_\text{bus}^\text{rs}", "bytes/s")
 def pass_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
     """bus bandwidth of a reduce-scatter, an all-gather or an all-to-all; of a broadcast or a reduce
     it is the algorithm's"""
@@ -267,17 +267,16 @@ def pass_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
 
 
 # --- nodes ----------------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_NODES)
 
 
-@BOOK.formula(symbol=r"n_\text{nodes}", unit="count", source="definition", measured_by=_NODES)
+@formula(r"n_\text{nodes}", "count")
 def nodes(ranks, ranks_per_node):
     """nodes that the ranks fill"""
     return ceil_div(ranks, ranks_per_node)
 
 
-@BOOK.formula(
-    symbol=r"\tau_\text{hier}", unit="seconds", source="sum of its three parts", measured_by=_NODES
-)
+@formula(r"\tau_\text{hier}", "seconds", source="sum of its three parts")
 def hierarchical_all_reduce_seconds(
     ranks_per_node,
     node_latency_seconds,
@@ -297,14 +296,14 @@ def hierarchical_all_reduce_seconds(
     )
 
 
-@BOOK.formula(symbol=r"\rho_\text{flat}", unit="fraction", source="definition", measured_by=_NODES)
+@formula(r"\rho_\text{flat}", "fraction")
 def flat_link_share(ranks):
     """bytes that a ring through all ranks sends over a node's link, each way, as a multiple of the
     message"""
     return 2 * (ranks - 1) / ranks
 
 
-@BOOK.formula(symbol=r"\rho_\text{hier}", unit="fraction", source="definition", measured_by=_NODES)
+@formula(r"\rho_\text{hier}", "fraction")
 def hierarchical_link_share(nodes):
     """bytes that a hierarchical all-reduce sends over a node's link, each way, as a multiple of the
     message"""
@@ -312,14 +311,10 @@ def hierarchical_link_share(nodes):
 
 
 # --- which one ------------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_FASTEST)
 
 
-@BOOK.formula(
-    symbol=r"S_\text{cross}",
-    unit="bytes, any number",
-    source="where both times are equal",
-    measured_by=_FASTEST,
-)
+@formula(r"S_\text{cross}", "bytes, any number", source="where both times are equal")
 def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tree_broadcast_steps):
     """message for which a ring and a tree take equally long: below it the tree is faster, above it
     the ring"""
@@ -332,7 +327,7 @@ def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tre
     )
 
 
-@BOOK.formula(symbol=r"\tau_\text{best}", unit="seconds", source="definition", measured_by=_FASTEST)
+@formula(r"\tau_\text{best}", "seconds")
 def fastest_all_reduce_seconds(
     ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
 ):
@@ -343,7 +338,7 @@ def fastest_all_reduce_seconds(
     )
 
 
-@BOOK.formula(symbol=r"i_\text{best}", unit="count", source="definition", measured_by=_FASTEST)
+@formula(r"i_\text{best}", "count")
 def fastest_all_reduce(
     ring_all_reduce_seconds, tree_all_reduce_seconds, fastest_all_reduce_seconds
 ):
@@ -356,9 +351,7 @@ def fastest_all_reduce(
     )
 
 
-@BOOK.formula(
-    symbol=r"B_\text{bus}^\text{best}", unit="bytes/s", source=_NCCL, measured_by=_FASTEST
-)
+@formula(r"B_\text{bus}^\text{best}", "bytes/s", source=_NCCL)
 def fastest_bus_bytes_per_second(ranks, message_bytes, fastest_all_reduce_seconds):
     """bus bandwidth of the fastest all-reduce"""
     return 2 * (ranks - 1) / ranks * (message_bytes / fastest_all_reduce_seconds)

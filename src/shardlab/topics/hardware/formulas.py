@@ -69,16 +69,17 @@ _SHEET = "tests/hardware/test_roofline_formulas.py::test_a_datasheets_rate"
 
 
 # --- what an operation does and moves -------------------------------------------------------------
+formula = BOOK.section(source=_DEFINITION, measured_by=_COUNTED)
 
 
-@BOOK.formula(symbol=r"C_\text{mm}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+@formula(r"C_\text{mm}", "FLOP")
 def product_flops(operation_rows, operation_columns, operation_depth):
     """operations of a matrix product: a multiplication and an addition for each row, column and
     place within them"""
     return 2 * operation_rows * operation_columns * operation_depth
 
 
-@BOOK.formula(symbol=r"S_\text{mm}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED)
+@formula(r"S_\text{mm}", "bytes")
 def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
     """bytes of a matrix product: both factors are read once, the result is written once"""
     return operation_element_bytes * (
@@ -88,79 +89,78 @@ def product_bytes(operation_rows, operation_columns, operation_depth, operation_
     )
 
 
-@BOOK.formula(symbol=r"C_\text{elem}", unit="FLOP", source=_DEFINITION, measured_by=_ELEMENTWISE)
+@formula(r"C_\text{elem}", "FLOP", measured_by=_ELEMENTWISE)
 def elementwise_flops(operation_rows, operation_columns, operation_depth):
     """operations of an elementwise operation, or of several that one kernel does in one go"""
     return operation_rows * operation_columns * operation_depth
 
 
-@BOOK.formula(symbol=r"S_\text{elem}", unit="bytes", source=_DEFINITION, measured_by=_ELEMENTWISE)
+@formula(r"S_\text{elem}", "bytes", measured_by=_ELEMENTWISE)
 def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
     """bytes of an elementwise operation: each element is read once and written once, whatever is
     done to it in between"""
     return 2 * operation_element_bytes * operation_rows * operation_columns
 
 
-@BOOK.formula(symbol=r"C_\text{op}", unit="FLOP", source=_DEFINITION, measured_by=_COUNTED)
+@formula(r"C_\text{op}", "FLOP")
 def operation_flops(matrix_product, product_flops, elementwise_flops):
     """floating-point operations of the operation"""
     return where(matrix_product > 0, product_flops, elementwise_flops)
 
 
-@BOOK.formula(
-    symbol=r"S_\text{op}", unit="bytes", source=_DEFINITION, measured_by=_COUNTED, least=1
-)
+@formula(r"S_\text{op}", "bytes", least=1)
 def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
     """bytes that the operation reads from memory and writes to it"""
     return where(matrix_product > 0, product_bytes, elementwise_bytes)
 
 
 # --- the roof -------------------------------------------------------------------------------------
+formula = BOOK.section(source=_ROOFLINE, measured_by=_MEASURED)
 
 
-@BOOK.formula(symbol=r"I", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
+@formula(r"I", "FLOP/byte")
 def arithmetic_intensity(operation_flops, operation_bytes):
     """operations done for each byte that moves between memory and chip"""
     return operation_flops / operation_bytes
 
 
-@BOOK.formula(symbol=r"F_\text{chip}", unit="FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
+@formula(r"F_\text{chip}", "FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
 def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
     """where a datasheet's rate comes from: multiprocessors, what each does in a cycle, cycles"""
     return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
 
 
-@BOOK.formula(symbol=r"I_\text{ridge}", unit="FLOP/byte", source=_ROOFLINE, measured_by=_MEASURED)
+@formula(r"I_\text{ridge}", "FLOP/byte")
 def ridge_intensity(flops_per_second, memory_bytes_per_second):
     """arithmetic intensity from which on arithmetic is the bound, and below which memory is"""
     return flops_per_second / memory_bytes_per_second
 
 
-@BOOK.formula(symbol=r"F_\text{roof}", unit="FLOP/s", source=_ROOFLINE, measured_by=_MEASURED)
+@formula(r"F_\text{roof}", "FLOP/s")
 def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_bytes_per_second):
     """rate that an operation of this intensity can reach at most"""
     return minimum(flops_per_second, arithmetic_intensity * memory_bytes_per_second)
 
 
-@BOOK.formula(symbol=r"\tau_\text{op}", unit="seconds", source=_ROOFLINE, measured_by=_MEASURED)
+@formula(r"\tau_\text{op}", "seconds")
 def operation_seconds(operation_flops, attainable_flops_per_second):
     """time that an operation takes at least"""
     return operation_flops / attainable_flops_per_second
 
 
-@BOOK.formula(symbol=r"1_\text{mem}", unit="count", source=_ROOFLINE, measured_by=_BOUND)
+@formula(r"1_\text{mem}", "count", measured_by=_BOUND)
 def bound_by_memory(arithmetic_intensity, ridge_intensity):
     """1 if memory bounds the operation, 0 if arithmetic does"""
     return where(arithmetic_intensity < ridge_intensity, 1, 0)
 
 
-@BOOK.formula(symbol=r"\eta_\text{roof}", unit="fraction", source=_ROOFLINE, measured_by=_BOUND)
+@formula(r"\eta_\text{roof}", "fraction", measured_by=_BOUND)
 def attainable_share(attainable_flops_per_second, flops_per_second):
     """share of the arithmetic that the operation can use at most; the rest waits for memory"""
     return attainable_flops_per_second / flops_per_second
 
 
-@BOOK.formula(symbol=r"\eta_\text{meas}", unit="fraction", source=_DEFINITION, measured_by=_SHEET)
+@formula(r"\eta_\text{meas}", "fraction", source=_DEFINITION, measured_by=_SHEET)
 def measured_share(measured_flops_per_second, flops_per_second):
     """share of the datasheet's figure that was measured"""
     return measured_flops_per_second / flops_per_second
@@ -169,9 +169,9 @@ def measured_share(measured_flops_per_second, flops_per_second):
 # --- before the roof ------------------------------------------------------------------------------
 
 
-@BOOK.formula(
-    symbol=r"\tau_\text{queue}",
-    unit="seconds",
+@formula(
+    r"\tau_\text{queue}",
+    "seconds",
     source=_DEFINITION,
     measured_by="tests/hardware/test_roofline_formulas.py::test_pace",
 )

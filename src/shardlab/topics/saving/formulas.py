@@ -26,9 +26,10 @@ _BYTES = "tests/saving/test_saving.py::test_bytes_of_a_checkpoint"
 _OFTEN = "tests/saving/test_saving_formulas.py::test_how_often_to_save"
 
 
-@BOOK.formula(
-    symbol=r"\beta_\text{ckpt}", unit="bytes", source="shardlab.saving", measured_by=_BYTES
-)
+formula = BOOK.section(source="shardlab.saving", measured_by=_OFTEN)
+
+
+@formula(r"\beta_\text{ckpt}", "bytes", measured_by=_BYTES)
 def checkpoint_bytes_per_parameter(
     parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
 ):
@@ -40,26 +41,26 @@ def checkpoint_bytes_per_parameter(
     )
 
 
-@BOOK.formula(symbol=r"M_\text{ckpt}", unit="bytes", source="shardlab.saving", measured_by=_BYTES)
+@formula(r"M_\text{ckpt}", "bytes", measured_by=_BYTES)
 def checkpoint_bytes(parameters, checkpoint_bytes_per_parameter):
     """bytes of a checkpoint, all ranks together, before names and step counters"""
     return checkpoint_bytes_per_parameter * parameters
 
 
-@BOOK.formula(symbol=r"\tau_\text{ckpt}", unit="seconds", source="definition", measured_by=_OFTEN)
+@formula(r"\tau_\text{ckpt}", "seconds", source="definition")
 def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
     """time that the run waits for a checkpoint to be written"""
     return checkpoint_bytes / storage_bytes_per_second
 
 
-@BOOK.formula(symbol=r"\tau_\text{save}", unit="seconds", source=_YOUNG, measured_by=_OFTEN)
+@formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
 def save_interval_seconds(checkpoint_seconds, failure_seconds):
     """training time from one checkpoint to the next that loses least, if failures are far apart
     beside what a checkpoint takes"""
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 
-@BOOK.formula(symbol=r"p_\text{lost}", unit="fraction", source=_YOUNG, measured_by=_OFTEN)
+@formula(r"p_\text{lost}", "fraction", source=_YOUNG)
 def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
     """share of the time that goes into checkpoints, and into work that is done again: half an
     interval for each failure"""

@@ -43,13 +43,10 @@ bounds_of_a_shard = Exercise(
     name="bounds",
     reference=_shard,
     answer=_whole_answer,
-    cases=(
-        dict(elements=8, ranks=4, rank=1),
-        dict(elements=10, ranks=4, rank=3),
-        dict(elements=10, ranks=4, rank=2),
-        dict(elements=9, ranks=4, rank=0),
-        dict(elements=9, ranks=4, rank=3),
-        dict(elements=2, ranks=4, rank=3),
+    cases=tuple(  # all ranks of each, so that every element is asked for
+        dict(elements=elements, ranks=4, rank=rank)
+        for elements in (8, 10, 9, 11, 2)
+        for rank in range(4)
     ),
     misconceptions=(
         Misconception(
@@ -348,15 +345,16 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
 
     def live():
         return sum(
-            w.untyped_storage().nbytes()
-            for w in (reference() for reference in watched)
-            if w is not None
+            storage.nbytes()
+            for storage in (reference() for reference in watched)
+            if storage is not None
         )
 
     def gather(shard):  # [width/2, width] -> [width, width]: here the other rank's half is at hand
         nonlocal most
         whole = torch.cat([shard.detach(), others[id(shard)]])
-        watched.append(weakref.ref(whole))
+        # the storage: weight.detach() is another tensor on the same bytes
+        watched.append(weakref.ref(whole.untyped_storage()))
         most = max(most, live())
         return whole
 

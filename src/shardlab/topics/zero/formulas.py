@@ -58,53 +58,54 @@ def rank_is_in_the_data_parallel_group(rank, data_parallel):
 
 
 # --- what is kept ---------------------------------------------------------------------------------
+formula = BOOK.section(source=_STATES, measured_by=_KEPT)
 
 
-@BOOK.formula(symbol=r"r_\text{after}", unit="count", source=_OURS, measured_by=_KEPT)
+@formula(r"r_\text{after}", "count", source=_OURS)
 def zero_ranks_behind(data_parallel, rank):
     """ranks of the data-parallel group with a higher number"""
     return data_parallel - (rank + 1)
 
 
-@BOOK.formula(symbol=r"\Psi_r", unit="parameters", source=_STATES, measured_by=_KEPT)
+@formula(r"\Psi_r", "parameters")
 def zero_shard_parameters(parameters, data_parallel, zero_ranks_behind):
     """elements of the rank's shard: where the ranks do not divide them, the first shards have one
     more"""
     return floor_div(parameters + zero_ranks_behind, data_parallel)
 
 
-@BOOK.formula(symbol=r"\Psi_\text{p}", unit="parameters", source=_STATES, measured_by=_KEPT)
+@formula(r"\Psi_\text{p}", "parameters")
 def zero_kept_parameters(zero_stage, parameters, zero_shard_parameters):
     """parameters that the rank keeps from step to step: from stage 3 on those of its shard"""
     return where(zero_stage < 3, parameters, zero_shard_parameters)
 
 
-@BOOK.formula(symbol=r"\Psi_\text{g}", unit="parameters", source=_STATES, measured_by=_KEPT)
+@formula(r"\Psi_\text{g}", "parameters")
 def zero_kept_gradients(zero_stage, parameters, zero_shard_parameters):
     """parameters whose gradients the rank has when backward is done: from stage 2 on those of its
     shard"""
     return where(zero_stage < 2, parameters, zero_shard_parameters)
 
 
-@BOOK.formula(symbol=r"\Psi_\text{o}", unit="parameters", source=_STATES, measured_by=_KEPT)
+@formula(r"\Psi_\text{o}", "parameters")
 def zero_kept_optimizer_states(zero_stage, parameters, zero_shard_parameters):
     """parameters whose optimizer states the rank keeps: from stage 1 on those of its shard"""
     return where(zero_stage < 1, parameters, zero_shard_parameters)
 
 
-@BOOK.formula(symbol=r"M_\text{p}", unit="bytes", source=_STATES, measured_by=_KEPT)
+@formula(r"M_\text{p}", "bytes")
 def zero_parameter_bytes(zero_kept_parameters, parameter_element_bytes):
     """bytes of the parameters that the rank keeps"""
     return parameter_element_bytes * zero_kept_parameters
 
 
-@BOOK.formula(symbol=r"M_\text{g}", unit="bytes", source=_STATES, measured_by=_KEPT)
+@formula(r"M_\text{g}", "bytes")
 def zero_gradient_bytes(zero_kept_gradients, gradient_element_bytes):
     """bytes of the gradients that the rank has when backward is done"""
     return gradient_element_bytes * zero_kept_gradients
 
 
-@BOOK.formula(symbol=r"M_\text{o}", unit="bytes", source=_STATES, measured_by=_KEPT)
+@formula(r"M_\text{o}", "bytes")
 def zero_optimizer_bytes(
     zero_kept_optimizer_states, master_element_bytes, optimizer_moments, moment_element_bytes
 ):
@@ -115,11 +116,8 @@ def zero_optimizer_bytes(
     ) * zero_kept_optimizer_states
 
 
-@BOOK.formula(
-    symbol=r"M_\text{cut}",
-    unit="bytes",
-    source="torch.optim.AdamW: a float32 step for each tensor it updates",
-    measured_by=_KEPT,
+@formula(
+    r"M_\text{cut}", "bytes", source="torch.optim.AdamW: a float32 step for each tensor it updates"
 )
 def zero_step_counter_bytes(zero_flat_tensors, step_counter_element_bytes):
     """bytes of the step counters from stage 1 on: one for each flat tensor, not for each parameter
@@ -127,7 +125,7 @@ def zero_step_counter_bytes(zero_flat_tensors, step_counter_element_bytes):
     return step_counter_element_bytes * zero_flat_tensors
 
 
-@BOOK.formula(symbol=r"M_z", unit="bytes", source=_STATES, measured_by=_KEPT)
+@formula(r"M_z", "bytes")
 def zero_states_bytes(zero_parameter_bytes, zero_gradient_bytes, zero_optimizer_bytes):
     """bytes of all model states on the rank; what stage 3 gathers comes on top, as activations
     do"""
@@ -135,29 +133,30 @@ def zero_states_bytes(zero_parameter_bytes, zero_gradient_bytes, zero_optimizer_
 
 
 # --- what stage 3 has whole for a moment ----------------------------------------------------------
+formula = BOOK.section(source=_OURS, measured_by=_PEAK)
 
 
-@BOOK.formula(symbol=r"M_\text{whole}", unit="bytes", source=_OURS, measured_by=_PEAK)
+@formula(r"M_\text{whole}", "bytes")
 def zero_gathered_bytes(zero_unit_parameters, zero_root_parameters, parameter_element_bytes):
     """bytes of the parameters that are whole at a time in stage 3: one unit's, and the root's"""
     return parameter_element_bytes * (zero_unit_parameters + zero_root_parameters)
 
 
-@BOOK.formula(symbol=r"M_\text{back}", unit="bytes", source=_OURS, measured_by=_PEAK)
+@formula(r"M_\text{back}", "bytes")
 def zero_unit_backward_bytes(zero_unit_parameters, parameter_element_bytes, gradient_element_bytes):
     """bytes that a unit has at its fullest in backward: its parameters, and their gradients, which
     are whole until they are reduced"""
     return (parameter_element_bytes + gradient_element_bytes) * zero_unit_parameters
 
 
-@BOOK.formula(symbol=r"M_\text{root}", unit="bytes", source=_OURS, measured_by=_PEAK)
+@formula(r"M_\text{root}", "bytes")
 def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, gradient_element_bytes):
     """bytes that the root has while its units come and go in backward: its parameters, and
     gradients that may all be there"""
     return (parameter_element_bytes + gradient_element_bytes) * zero_root_parameters
 
 
-@BOOK.formula(symbol=r"M_\text{trans}", unit="bytes", source=_OURS, measured_by=_PEAK)
+@formula(r"M_\text{trans}", "bytes")
 def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
     """bytes that stage 3 has beside the shards at its fullest, before what is on its way: the peak
     that 16 bytes over d forget"""
@@ -165,48 +164,49 @@ def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
 
 
 # --- what is sent ---------------------------------------------------------------------------------
+formula = BOOK.section(source=_TRAFFIC, measured_by=_SENT)
 
 
-@BOOK.formula(symbol=r"n_\text{rs}", unit="count", source=_TRAFFIC, measured_by=_SENT)
+@formula(r"n_\text{rs}", "count")
 def zero_reductions(zero_stage, accumulation_steps):
     """times that all gradients are reduce-scattered in a step; in stage 0 that is the first half of
     its all-reduce"""
     return where(zero_stage < 2, 1, accumulation_steps)
 
 
-@BOOK.formula(symbol=r"n_\text{ag}", unit="count", source=_TRAFFIC, measured_by=_SENT)
+@formula(r"n_\text{ag}", "count")
 def zero_gatherings(zero_stage, accumulation_steps):
     """times that everything is gathered in a step; in stage 0 that is the second half of its
     all-reduce"""
     return where(zero_stage < 3, 1, 2 * accumulation_steps)
 
 
-@BOOK.formula(symbol=r"Q_z", unit="parameters", source=_TRAFFIC, measured_by=_SENT)
+@formula(r"Q_z", "parameters")
 def zero_traffic_parameters(parameters, zero_reductions, zero_gatherings):
     """elements that a rank of many sends in a step: two for each parameter, k + 1 in stage 2, 3k in
     stage 3"""
     return (zero_reductions + zero_gatherings) * parameters
 
 
-@BOOK.formula(symbol=r"\beta_\text{ag}", unit="bytes", source=_TRAFFIC, measured_by=_SENT)
+@formula(r"\beta_\text{ag}", "bytes")
 def zero_gathered_element_bytes(zero_stage, parameter_element_bytes, gradient_element_bytes):
     """bytes of an element that is gathered: a parameter's, but in stage 0 a gradient's"""
     return where(zero_stage < 1, gradient_element_bytes, parameter_element_bytes)
 
 
-@BOOK.formula(symbol=r"r_\text{next}", unit="count", source=_OURS, measured_by=_SENT)
+@formula(r"r_\text{next}", "count", source=_OURS)
 def zero_ranks_behind_right(data_parallel, zero_ranks_behind):
     """ranks with a higher number than the neighbour to which the rank sends around the ring"""
     return where(zero_ranks_behind > 0, zero_ranks_behind - 1, data_parallel - 1)
 
 
-@BOOK.formula(symbol=r"\Psi_\text{next}", unit="parameters", source=_OURS, measured_by=_SENT)
+@formula(r"\Psi_\text{next}", "parameters", source=_OURS)
 def zero_right_shard_parameters(parameters, data_parallel, zero_ranks_behind_right):
     """elements of that neighbour's shard, the one that the rank does not send in a gathering"""
     return floor_div(parameters + zero_ranks_behind_right, data_parallel)
 
 
-@BOOK.formula(symbol=r"Q_r", unit="bytes", source=_TRAFFIC, measured_by=_SENT)
+@formula(r"Q_r", "bytes")
 def zero_sent_bytes(
     parameters,
     zero_reductions,
@@ -223,14 +223,10 @@ def zero_sent_bytes(
 
 
 # --- how long a step takes ------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_SECONDS)
 
 
-@BOOK.formula(
-    symbol=r"\tau_\text{wire}",
-    unit="seconds",
-    source="Patarasu and Yuan 2009, for each collective",
-    measured_by=_SECONDS,
-)
+@formula(r"\tau_\text{wire}", "seconds", source="Patarasu and Yuan 2009, for each collective")
 def zero_communication_seconds(
     parameters,
     zero_reductions,
@@ -252,7 +248,7 @@ def zero_communication_seconds(
     )
 
 
-@BOOK.formula(symbol=r"\tau_\text{sum}", unit="seconds", source="definition", measured_by=_SECONDS)
+@formula(r"\tau_\text{sum}", "seconds")
 def zero_step_seconds(
     accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds
 ):
@@ -260,7 +256,7 @@ def zero_step_seconds(
     return accumulation_steps * (forward_seconds + backward_seconds) + zero_communication_seconds
 
 
-@BOOK.formula(symbol=r"\tau_\text{over}", unit="seconds", source="definition", measured_by=_SECONDS)
+@formula(r"\tau_\text{over}", "seconds")
 def zero_overlapped_step_seconds(
     accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds
 ):
@@ -270,9 +266,9 @@ def zero_overlapped_step_seconds(
     )
 
 
-@BOOK.formula(
-    symbol=r"T_\text{hide}",
-    unit="tokens/GPU",
+@formula(
+    r"T_\text{hide}",
+    "tokens/GPU",
     source="6 operations for each parameter and token (Kaplan et al. 2020)",
     measured_by=_HIDES,
 )
@@ -299,15 +295,16 @@ def zero_hiding_tokens(
 
 
 # --- the stages side by side ----------------------------------------------------------------------
+formula = BOOK.section(source=_STATES, measured_by=_SIDE)
 
 
-@BOOK.formula(symbol=r"M_0", unit="bytes", source=_STATES, measured_by=_SIDE)
+@formula(r"M_0", "bytes")
 def zero_bytes_in_stage_0(parameters, bytes_per_parameter):
     """bytes of the model states on every rank when nothing is sharded: plain data parallelism"""
     return bytes_per_parameter * parameters
 
 
-@BOOK.formula(symbol=r"M_1", unit="bytes", source=_STATES, measured_by=_SIDE)
+@formula(r"M_1", "bytes")
 def zero_bytes_in_stage_1(
     parameters,
     zero_shard_parameters,
@@ -323,7 +320,7 @@ def zero_bytes_in_stage_1(
     ) * zero_shard_parameters
 
 
-@BOOK.formula(symbol=r"M_2", unit="bytes", source=_STATES, measured_by=_SIDE)
+@formula(r"M_2", "bytes")
 def zero_bytes_in_stage_2(
     parameters,
     zero_shard_parameters,
@@ -341,13 +338,13 @@ def zero_bytes_in_stage_2(
     )
 
 
-@BOOK.formula(symbol=r"M_3", unit="bytes", source=_STATES, measured_by=_SIDE)
+@formula(r"M_3", "bytes")
 def zero_bytes_in_stage_3(zero_shard_parameters, bytes_per_parameter):
     """bytes of the model states on the rank in stage 3, before what it gathers"""
     return bytes_per_parameter * zero_shard_parameters
 
 
-@BOOK.formula(symbol=r"Q_1", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+@formula(r"Q_1", "bytes", source=_TRAFFIC)
 def zero_sent_in_stage_1(
     parameters,
     gradient_element_bytes,
@@ -361,7 +358,7 @@ def zero_sent_in_stage_1(
     ) + parameter_element_bytes * (parameters - zero_right_shard_parameters)
 
 
-@BOOK.formula(symbol=r"Q_2", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+@formula(r"Q_2", "bytes", source=_TRAFFIC)
 def zero_sent_in_stage_2(
     parameters,
     accumulation_steps,
@@ -377,7 +374,7 @@ def zero_sent_in_stage_2(
     ) + parameter_element_bytes * (parameters - zero_right_shard_parameters)
 
 
-@BOOK.formula(symbol=r"Q_3", unit="bytes", source=_TRAFFIC, measured_by=_SIDE)
+@formula(r"Q_3", "bytes", source=_TRAFFIC)
 def zero_sent_in_stage_3(
     parameters,
     accumulation_steps,
@@ -396,22 +393,23 @@ def zero_sent_in_stage_3(
 
 
 # --- held against a card --------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_CARD)
 
 
-@BOOK.formula(symbol=r"M_\text{spare}", unit="bytes", source="definition", measured_by=_CARD)
+@formula(r"M_\text{spare}", "bytes")
 def zero_spare_bytes(gpu_memory_bytes, zero_states_bytes):
     """bytes that the model states leave on the card for activations, temporaries and what is
     gathered"""
     return maximum(gpu_memory_bytes - zero_states_bytes, 0)
 
 
-@BOOK.formula(symbol=r"M_\text{short}", unit="bytes", source="definition", measured_by=_CARD)
+@formula(r"M_\text{short}", "bytes")
 def zero_overflow_bytes(gpu_memory_bytes, zero_states_bytes):
     """bytes of the rank's model states that find no place on the card"""
     return maximum(zero_states_bytes - gpu_memory_bytes, 0)
 
 
-@BOOK.formula(symbol=r"1_z", unit="count", source="definition", measured_by=_CARD)
+@formula(r"1_z", "count")
 def zero_states_fit(gpu_memory_bytes, zero_states_bytes):
     """1 if the rank's model states fit the card, 0 if not"""
     return where(zero_states_bytes <= gpu_memory_bytes, 1, 0)

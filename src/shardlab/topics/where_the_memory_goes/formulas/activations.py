@@ -21,63 +21,58 @@ _PARTS = (
 _SAVED = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 
 
-@BOOK.formula(
-    symbol=r"n_\text{tok}", unit="tokens", source="definition", measured_by=_PARTS, least=1
-)
+formula = BOOK.section(source="definition", measured_by=_PARTS)
+
+
+@formula(r"n_\text{tok}", "tokens", least=1)
 def microbatch_tokens(microbatch, sequence):
     """tokens of one microbatch"""
     return microbatch * sequence
 
 
-@BOOK.formula(symbol=r"1_\text{drop}", unit="count", source="definition", measured_by=_PARTS)
+@formula(r"1_\text{drop}", "count")
 def has_dropout(dropout):
     """1 if elements are dropped, 0 if not: how many makes no difference to memory"""
     return where(dropout > 0, 1, 0)
 
 
-@BOOK.formula(symbol=r"1_\text{scores}", unit="count", source=_GPT, measured_by=_PARTS)
+@formula(r"1_\text{scores}", "count", source=_GPT)
 def keeps_scores(has_dropout, fused_attention):
     """1 if attention keeps its scores, as it does when not fused; dropout on the scores leaves no
     choice"""
     return where(equal(has_dropout, 1), 1, 1 - fused_attention)
 
 
-@BOOK.formula(
-    symbol=r"\beta_\text{copy}", unit="bytes", source="torch.autocast", measured_by=_PARTS
-)
+@formula(r"\beta_\text{copy}", "bytes", source="torch.autocast")
 def weight_copy_element_bytes(compute_element_bytes, parameter_element_bytes):
     """bytes of an element of the copy that autocast makes of every weight; 0 where products take
     the weight as it is"""
     return where(compute_element_bytes < parameter_element_bytes, compute_element_bytes, 0)
 
 
-@BOOK.formula(symbol=r"1_\text{copy}", unit="count", source="torch.autocast", measured_by=_PARTS)
+@formula(r"1_\text{copy}", "count", source="torch.autocast")
 def copies_weights(weight_copy_element_bytes):
     """1 if weights, and what goes into a product, are copied to another type"""
     return where(weight_copy_element_bytes > 0, 1, 0)
 
 
 # --- one norm, and the input of one linear layer --------------------------------------------------
+formula = BOOK.section(source=_KORTHIKANTI, measured_by=_PARTS)
 
 
-@BOOK.formula(symbol=r"A_\text{res}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{res}", "bytes")
 def residual_bytes(microbatch_tokens, hidden, residual_element_bytes):
     """bytes of the residual stream: what enters a norm, and what its gradient takes"""
     return residual_element_bytes * microbatch_tokens * hidden
 
 
-@BOOK.formula(
-    symbol=r"\beta_\text{stat}",
-    unit="bytes",
-    source="torch.native_layer_norm on CPU",
-    measured_by=_PARTS,
-)
+@formula(r"\beta_\text{stat}", "bytes", source="torch.native_layer_norm on CPU")
 def layer_norm_statistic_element_bytes(residual_element_bytes):
     """bytes of LayerNorm's mean of one token: as its input on CPU, always 4 on CUDA"""
     return residual_element_bytes
 
 
-@BOOK.formula(symbol=r"A_\text{norm}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{norm}", "bytes")
 def norm_activation_bytes(
     residual_bytes, microbatch_tokens, biases, layer_norm_statistic_element_bytes
 ):
@@ -88,14 +83,14 @@ def norm_activation_bytes(
     )
 
 
-@BOOK.formula(symbol=r"A_\text{in}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{in}", "bytes")
 def linear_input_bytes(microbatch_tokens, hidden, compute_element_bytes):
     """bytes of one vector of the hidden size for each token: what a linear layer keeps to find its
     weight's gradient"""
     return compute_element_bytes * microbatch_tokens * hidden
 
 
-@BOOK.formula(symbol=r"A_\text{mask}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{mask}", "bytes")
 def mask_bytes(has_dropout, microbatch_tokens, hidden):
     """bytes of a dropout mask over the hidden size: one an element"""
     return has_dropout * microbatch_tokens * hidden
@@ -104,37 +99,37 @@ def mask_bytes(has_dropout, microbatch_tokens, hidden):
 # --- attention ------------------------------------------------------------------------------------
 
 
-@BOOK.formula(symbol=r"h_\text{qkv}", unit="count", source=_GPT, measured_by=_PARTS)
+@formula(r"h_\text{qkv}", "count", source=_GPT)
 def query_key_value_size(hidden, key_value_size):
     """columns of queries, keys and values together; 3h without grouping"""
     return hidden + 2 * key_value_size
 
 
-@BOOK.formula(symbol=r"A_\text{qkv}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{qkv}", "bytes")
 def query_key_value_bytes(microbatch_tokens, query_key_value_size, compute_element_bytes):
     """bytes of queries, keys and values"""
     return compute_element_bytes * microbatch_tokens * query_key_value_size
 
 
-@BOOK.formula(symbol=r"A_\text{kv}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{kv}", "bytes")
 def key_bytes(microbatch_tokens, key_value_size, compute_element_bytes):
     """bytes of the keys; those of the values are as many"""
     return compute_element_bytes * microbatch_tokens * key_value_size
 
 
-@BOOK.formula(symbol=r"A_\text{score}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{score}", "bytes")
 def score_bytes(heads, sequence, microbatch_tokens, compute_element_bytes):
     """bytes of one layer's attention scores: one for each head and pair of tokens"""
     return compute_element_bytes * heads * sequence * microbatch_tokens
 
 
-@BOOK.formula(symbol=r"A_\text{drop}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{drop}", "bytes")
 def score_dropout_bytes(has_dropout, score_bytes, heads, sequence, microbatch_tokens):
     """bytes that dropout on the scores adds: the dropped scores, and a mask of one byte a score"""
     return has_dropout * (score_bytes + heads * sequence * microbatch_tokens)
 
 
-@BOOK.formula(symbol=r"A_\text{split}", unit="bytes", source=_GPT, measured_by=_PARTS)
+@formula(r"A_\text{split}", "bytes", source=_GPT)
 def query_copy_bytes(learned_positions, key_value_heads, heads, linear_input_bytes):
     """bytes of the copy that brings the queries of several groups together; rotary has made a new
     tensor of them anyway"""
@@ -143,26 +138,21 @@ def query_copy_bytes(learned_positions, key_value_heads, heads, linear_input_byt
     )
 
 
-@BOOK.formula(symbol=r"1_\text{view}", unit="count", source="torch.matmul", measured_by=_PARTS)
+@formula(r"1_\text{view}", "count", source="torch.matmul")
 def keeps_whole_product(learned_positions, microbatch, key_value_heads, sequence):
     """1 if unfused attention can use keys and values where they lie, and so keeps the queries, keys
     and values they lie among"""
     return learned_positions * where(equal(minimum(microbatch, key_value_heads, sequence), 1), 1, 0)
 
 
-@BOOK.formula(
-    symbol=r"A_\text{fused}",
-    unit="bytes",
-    source="Dao et al. 2022 (FlashAttention)",
-    measured_by=_PARTS,
-)
+@formula(r"A_\text{fused}", "bytes", source="Dao et al. 2022 (FlashAttention)")
 def fused_attention_bytes(query_key_value_bytes, query_copy_bytes, heads, microbatch_tokens):
     """bytes fused attention keeps: queries, keys, values, and one fp32 number for each head and
     token, the log-sum-exp"""
     return query_key_value_bytes + query_copy_bytes + 4 * heads * microbatch_tokens
 
 
-@BOOK.formula(symbol=r"A_\text{unfused}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{unfused}", "bytes")
 def unfused_attention_bytes(
     query_key_value_bytes, keeps_whole_product, linear_input_bytes, score_bytes, score_dropout_bytes
 ):
@@ -176,14 +166,14 @@ def unfused_attention_bytes(
     )
 
 
-@BOOK.formula(symbol=r"A_\text{rot}", unit="bytes", source="Su et al. 2021", measured_by=_PARTS)
+@formula(r"A_\text{rot}", "bytes", source="Su et al. 2021")
 def rotation_bytes(learned_positions, sequence, head_size, compute_element_bytes):
     """bytes of the cosines and sines of rotary positions, one for each position and column of a
     head"""
     return (1 - learned_positions) * compute_element_bytes * sequence * head_size
 
 
-@BOOK.formula(symbol=r"A_\text{core}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{core}", "bytes")
 def attention_core_bytes(
     keeps_scores, unfused_attention_bytes, fused_attention_bytes, rotation_bytes
 ):
@@ -194,7 +184,7 @@ def attention_core_bytes(
     )
 
 
-@BOOK.formula(symbol=r"A_\text{attn}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{attn}", "bytes")
 def attention_activation_bytes(
     norm_activation_bytes,
     linear_input_bytes,
@@ -218,19 +208,19 @@ def attention_activation_bytes(
 # --- MLP, layer, model ----------------------------------------------------------------------------
 
 
-@BOOK.formula(symbol=r"A_f", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_f", "bytes")
 def inner_bytes(microbatch_tokens, feed_forward, compute_element_bytes):
     """bytes of one vector of the MLP's inner size for each token"""
     return compute_element_bytes * microbatch_tokens * feed_forward
 
 
-@BOOK.formula(symbol=r"A_\text{up}", unit="bytes", source=_GPT, measured_by=_PARTS)
+@formula(r"A_\text{up}", "bytes", source=_GPT)
 def mlp_input_bytes(linear_input_bytes, copies_weights, gated_mlp):
     """bytes of the MLP's input; autocast copies it for the gate and again for the other"""
     return (1 + copies_weights * gated_mlp) * linear_input_bytes
 
 
-@BOOK.formula(symbol=r"A_\text{mlp}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{mlp}", "bytes")
 def mlp_activation_bytes(
     norm_activation_bytes,
     mlp_input_bytes,
@@ -252,10 +242,9 @@ def mlp_activation_bytes(
     )
 
 
-@BOOK.formula(
-    symbol=r"A_\ell",
-    unit="bytes",
-    source=_KORTHIKANTI,
+@formula(
+    r"A_\ell",
+    "bytes",
     measured_by="tests/where_the_memory_goes/test_activations.py::test_published_counts_of_a_layer",
 )
 def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
@@ -264,13 +253,13 @@ def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
     return attention_activation_bytes + mlp_activation_bytes
 
 
-@BOOK.formula(symbol=r"A_V", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_V", "bytes")
 def logit_bytes(microbatch_tokens, vocabulary):
     """bytes of the logits, or of their log-softmax, which the loss keeps: fp32 in every recipe"""
     return 4 * microbatch_tokens * vocabulary
 
 
-@BOOK.formula(symbol=r"A_\text{head}", unit="bytes", source=_KORTHIKANTI, measured_by=_PARTS)
+@formula(r"A_\text{head}", "bytes")
 def head_activation_bytes(
     norm_activation_bytes, linear_input_bytes, weight_copy_element_bytes, vocabulary, hidden
 ):
@@ -280,13 +269,13 @@ def head_activation_bytes(
     )
 
 
-@BOOK.formula(symbol=r"A_\text{batch}", unit="bytes", source="torch.long", measured_by=_PARTS)
+@formula(r"A_\text{batch}", "bytes", source="torch.long")
 def batch_bytes(microbatch_tokens):
     """bytes of the microbatch itself: tokens and targets, 8 bytes each, both kept"""
     return 16 * microbatch_tokens
 
 
-@BOOK.formula(symbol=r"A", unit="bytes", source=_KORTHIKANTI, measured_by=_SAVED)
+@formula(r"A", "bytes", measured_by=_SAVED)
 def activation_bytes(
     batch_bytes, mask_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
 ):

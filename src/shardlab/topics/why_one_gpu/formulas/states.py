@@ -11,7 +11,10 @@ _SHARE = "tests/why_one_gpu/test_states.py::test_share_of_one_gpu"
 _DEFINITION = "definition"
 
 
-@BOOK.formula(symbol=r"\beta", unit="bytes", source=_ZERO, measured_by=_MEASURED)
+formula = BOOK.section(source=_ZERO, measured_by=_MEASURED)
+
+
+@formula(r"\beta", "bytes")
 def bytes_per_parameter(
     parameter_element_bytes,
     gradient_element_bytes,
@@ -28,101 +31,95 @@ def bytes_per_parameter(
     )
 
 
-@BOOK.formula(symbol=r"\beta_m", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
+@formula(r"\beta_m", "bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
 def first_moment_element_bytes(optimizer_moments, moment_element_bytes):
     """bytes of an element of the optimizer's first tensor: the running mean of the gradient, Adam's
     m, or momentum; 0 for plain SGD"""
     return where(optimizer_moments > 0, moment_element_bytes, 0)
 
 
-@BOOK.formula(symbol=r"\beta_v", unit="bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
+@formula(r"\beta_v", "bytes", source="Kingma and Ba 2015", measured_by=_MOMENTS)
 def other_moment_element_bytes(optimizer_moments, moment_element_bytes):
     """bytes of an element of the optimizer's further tensors: Adam's v, the running mean of the
     squared gradient; 0 without one"""
     return where(optimizer_moments > 1, (optimizer_moments - 1) * moment_element_bytes, 0)
 
 
-@BOOK.formula(symbol=r"M_\text{param}", unit="bytes", source=_ZERO, measured_by=_MEASURED)
+@formula(r"M_\text{param}", "bytes")
 def parameter_bytes(parameters, parameter_element_bytes):
     """bytes of the parameters that forward and backward compute with"""
     return parameter_element_bytes * parameters
 
 
-@BOOK.formula(symbol=r"M_\text{grad}", unit="bytes", source=_ZERO, measured_by=_MEASURED)
+@formula(r"M_\text{grad}", "bytes")
 def gradient_bytes(parameters, gradient_element_bytes):
     """bytes of the gradients, all of which exist when backward has finished"""
     return gradient_element_bytes * parameters
 
 
-@BOOK.formula(symbol=r"M_\text{opt}", unit="bytes", source=_ZERO, measured_by=_MEASURED)
+@formula(r"M_\text{opt}", "bytes")
 def optimizer_bytes(parameters, master_element_bytes, optimizer_moments, moment_element_bytes):
     """bytes of the optimizer states: the master copy, if the recipe has one, and the moments"""
     return (master_element_bytes + optimizer_moments * moment_element_bytes) * parameters
 
 
-@BOOK.formula(
-    symbol=r"M_\text{step}",
-    unit="bytes",
-    source="torch.optim.AdamW: a float32 step for each parameter tensor",
-    measured_by=_MEASURED,
+@formula(
+    r"M_\text{step}", "bytes", source="torch.optim.AdamW: a float32 step for each parameter tensor"
 )
 def step_counter_bytes(parameter_tensors, step_counter_element_bytes):
     """bytes of PyTorch's step counters: a few hundred, which exact bookkeeping has to name"""
     return step_counter_element_bytes * parameter_tensors
 
 
-@BOOK.formula(symbol=r"M_\text{states}", unit="bytes", source=_ZERO, measured_by=_MEASURED)
+@formula(r"M_\text{states}", "bytes")
 def states_bytes(parameter_bytes, gradient_bytes, optimizer_bytes):
     """bytes of all model states; activations come on top"""
     return parameter_bytes + gradient_bytes + optimizer_bytes
 
 
 # --- dealt to GPUs: the lower bound that chapter 1 asks about -------------------------------------
+formula = BOOK.section(source=_DEFINITION, measured_by=_SHARE)
 
 
-@BOOK.formula(
-    symbol=r"n_\text{copy}",
-    unit="GPUs",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_degrees",
-    least=1,
+@formula(
+    r"n_\text{copy}", "GPUs", measured_by="tests/engines/test_formulas.py::test_degrees", least=1
 )
 def gpus_per_copy(tensor_parallel, pipeline_parallel):
     """GPUs that share one copy of the model"""
     return tensor_parallel * pipeline_parallel
 
 
-@BOOK.formula(symbol=r"\Psi_\text{GPU}", unit="parameters", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"\Psi_\text{GPU}", "parameters")
 def parameters_per_gpu(parameters, gpus_per_copy):
     """parameters of the fullest GPU when one copy is dealt out evenly: no real split is better"""
     return ceil_div(parameters, gpus_per_copy)
 
 
-@BOOK.formula(symbol=r"m_\text{param}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"m_\text{param}", "bytes")
 def parameter_bytes_per_gpu(parameters_per_gpu, parameter_element_bytes):
     """bytes of parameters on the fullest GPU"""
     return parameter_element_bytes * parameters_per_gpu
 
 
-@BOOK.formula(symbol=r"m_\text{grad}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"m_\text{grad}", "bytes")
 def gradient_bytes_per_gpu(parameters_per_gpu, gradient_element_bytes):
     """bytes of gradients on the fullest GPU"""
     return gradient_element_bytes * parameters_per_gpu
 
 
-@BOOK.formula(symbol=r"m_\text{master}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"m_\text{master}", "bytes")
 def master_bytes_per_gpu(parameters_per_gpu, master_element_bytes):
     """bytes of the optimizer's master copy on the fullest GPU; 0 where the recipe has none"""
     return master_element_bytes * parameters_per_gpu
 
 
-@BOOK.formula(symbol=r"m_\text{mom}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"m_\text{mom}", "bytes")
 def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_bytes):
     """bytes of the optimizer's moments on the fullest GPU"""
     return optimizer_moments * moment_element_bytes * parameters_per_gpu
 
 
-@BOOK.formula(symbol=r"M_\text{GPU}", unit="bytes", source=_DEFINITION, measured_by=_SHARE)
+@formula(r"M_\text{GPU}", "bytes")
 def states_bytes_per_gpu(
     parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu
 ):
@@ -135,45 +132,25 @@ def states_bytes_per_gpu(
     )
 
 
-@BOOK.formula(
-    symbol=r"M_\text{free}",
-    unit="bytes",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_fit",
-)
+@formula(r"M_\text{free}", "bytes", measured_by="tests/engines/test_formulas.py::test_fit")
 def spare_bytes(gpu_memory_bytes, states_bytes_per_gpu):
     """bytes the model states leave for activations, temporaries and buffers"""
     return maximum(gpu_memory_bytes - states_bytes_per_gpu, 0)
 
 
-@BOOK.formula(
-    symbol=r"M_\text{over}",
-    unit="bytes",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_fit",
-)
+@formula(r"M_\text{over}", "bytes", measured_by="tests/engines/test_formulas.py::test_fit")
 def overflow_bytes(gpu_memory_bytes, states_bytes_per_gpu):
     """bytes of model states that find no place on the GPU"""
     return maximum(states_bytes_per_gpu - gpu_memory_bytes, 0)
 
 
-@BOOK.formula(
-    symbol=r"1_\text{fits}",
-    unit="count",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_fit",
-)
+@formula(r"1_\text{fits}", "count", measured_by="tests/engines/test_formulas.py::test_fit")
 def states_fit(states_bytes_per_gpu, gpu_memory_bytes):
     """1 if the model states fit one GPU's share of memory, 0 if not"""
     return where(states_bytes_per_gpu <= gpu_memory_bytes, 1, 0)
 
 
-@BOOK.formula(
-    symbol=r"n_\text{min}",
-    unit="GPUs",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_fit",
-)
+@formula(r"n_\text{min}", "GPUs", measured_by="tests/engines/test_formulas.py::test_fit")
 def gpus_to_hold_states(states_bytes, gpu_memory_bytes):
     """fewest GPUs whose memory together holds the model states"""
     return ceil_div(states_bytes, gpu_memory_bytes)

@@ -7,11 +7,13 @@ _KAPLAN = "Kaplan et al. 2020, section 2.1"
 _DEFINITION = "definition"
 
 
-@BOOK.formula(
-    symbol=r"C",
-    unit="FLOP",
-    source=_KAPLAN,
-    measured_by="tests/engines/test_formulas.py::test_matmul_flops",
+formula = BOOK.section(
+    source=_DEFINITION, measured_by="tests/engines/test_formulas.py::test_time_is_work_over_rate"
+)
+
+
+@formula(
+    r"C", "FLOP", source=_KAPLAN, measured_by="tests/engines/test_formulas.py::test_matmul_flops"
 )
 def training_flops(parameters, tokens):
     """operations of the whole training: 2 a parameter and token forward, 4 backward; no attention
@@ -19,9 +21,9 @@ def training_flops(parameters, tokens):
     return 6 * parameters * tokens
 
 
-@BOOK.formula(
-    symbol=r"C_\text{token}",
-    unit="FLOP",
+@formula(
+    r"C_\text{token}",
+    "FLOP",
     source="Narayanan et al. 2021, appendix; counted without the causal half",
     measured_by="tests/engines/test_formulas.py::test_matmul_flops",
 )
@@ -30,34 +32,19 @@ def matmul_flops_per_token(matrix_parameters, layers, hidden, sequence):
     return 6 * matrix_parameters + 12 * layers * hidden * sequence
 
 
-@BOOK.formula(
-    symbol=r"F_n",
-    unit="FLOP/s",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_time_is_work_over_rate",
-)
+@formula(r"F_n", "FLOP/s")
 def achieved_flops_per_second(gpus, flops_per_second, utilisation):
     """rate at which the GPUs together do useful work"""
     return gpus * flops_per_second * utilisation
 
 
-@BOOK.formula(
-    symbol=r"T",
-    unit="seconds",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_time_is_work_over_rate",
-)
+@formula(r"T", "seconds")
 def training_seconds(training_flops, achieved_flops_per_second):
     """time of the whole training"""
     return training_flops / achieved_flops_per_second
 
 
-@BOOK.formula(
-    symbol=r"T_\text{days}",
-    unit="days",
-    source=_DEFINITION,
-    measured_by="tests/engines/test_formulas.py::test_time_is_work_over_rate",
-)
+@formula(r"T_\text{days}", "days")
 def training_days(training_seconds):
     """time of the whole training in days of 86,400 seconds"""
     return training_seconds / 86400

@@ -1,0 +1,92 @@
+"""Work in a process of its own, so that nothing in it outlasts a limit: a loop in C that no thread
+and no signal can stop, a thread that swallows every exception, an exit of the interpreter.
+
+    apart(judge, exercise, solution, seconds=30)      # what judge(exercise, solution) returns
+"""
+
+import contextlib
+import ctypes
+import io
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import wait
+
+import cloudpickle
+
+from shardlab.ranks.server import start_method, warm_up, without_main
+
+SHOWN_CHARACTERS = 20_000  # of what the work prints
+PR_SET_PDEATHSIG = 1
+
+
+class CannotGoApart(RuntimeError):
+    """The work, or what it needs, cannot travel to another process, or none can be started."""
+
+
+class Ended(RuntimeError):
+    """The process ended before the work did."""
+
+
+def apart(work: Callable, *args, seconds: float):
+    """What work(*args) returns, which is printed what it prints. Raises TimeoutError after so many
+    seconds, Ended, CannotGoApart; the process is gone in any case."""
+    try:
+        if start_method() != "forkserver":  # elsewhere a process costs seconds
+            raise CannotGoApart("only a fork server starts a process in no time.")
+        travelling = cloudpickle.dumps((work, args))
+        warm_up()
+        here, there = multiprocessing.Pipe()
+        context = multiprocessing.get_context("forkserver")
+        process = context.Process(target=_live, args=(there, travelling), daemon=True)
+        with without_main():
+            process.start()
+        there.close()
+    except CannotGoApart:
+        raise
+    except Exception as error:  # whatever a pickler meets in what a reader wrote
+        raise CannotGoApart(str(error)) from error
+    try:
+        ready = wait([here, process.sentinel], seconds)
+        if not ready:
+            raise TimeoutError(f"it had not ended after {seconds:g} s.")
+        try:
+            printed, result = cloudpickle.loads(here.recv_bytes())
+        except EOFError:
+            process.join()
+            raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
+    finally:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+        process.kill()
+        process.join()
+        here.close()
+    if printed:
+        print(printed, end="")
+    if isinstance(result, CannotGoApart):
+        raise result
+    return result
+
+
+def _live(connection, travelling: bytes):
+    """In the new process."""
+    os.setsid()
+    if (
+        "torch" in sys.modules
+    ):  # small work: threads that wait for each other cost more than they give
+        sys.modules["torch"].set_num_threads(1)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the fork server
+    printed = io.StringIO()
+    try:
+        work, args = cloudpickle.loads(travelling)
+    except Exception as error:
+        result = CannotGoApart(f"{type(error).__name__}: {error}")
+    else:
+        with contextlib.redirect_stdout(printed):
+            result = work(*args)
+    connection.send_bytes(cloudpickle.dumps((printed.getvalue()[:SHOWN_CHARACTERS], result)))
+    sys.stderr.flush()
+    os._exit(0)  # threads that go on do not keep it

@@ -1,0 +1,69 @@
+"""The plotly figures of an explorer (spec.py): one for each of its pictures."""
+
+from .curve_figures import curves_figure
+from .figures import Bytes, columns_figure, duration_figure, memory_figure
+
+
+def measurable(picture):
+    """The quantities of a picture beside which a measured value can be drawn."""
+    if picture.kind == "timeline":
+        return []  # of a whole step, step_figures.timeline_figure draws what was measured
+    if picture.kind == "curves":
+        return [line.quantity for line in picture.lines]
+    return (
+        [part.quantity for part in picture.parts]
+        if picture.kind == "memory"
+        else [picture.quantity]
+    )
+
+
+def explorer_figures(spec, computed, measured=None):
+    """One figure for each picture of an Explorer, from what its compute() returned; `measured`
+    gives measured values by quantity, for those that are measurable; for a line of curves, pairs
+    (value of the swept quantity, measured value)."""
+    measured = measured or {}
+    figures = []
+    for picture in spec.pictures:
+        if picture.kind == "memory":
+            rows = [
+                Bytes(part.label, part.colour, computed[part.quantity], measured.get(part.quantity))
+                for part in picture.parts
+            ]
+            figures.append(memory_figure(picture.title, rows, computed.get(picture.capacity)))
+        elif picture.kind == "curves":
+            figures.append(
+                curves_figure(
+                    picture,
+                    computed,
+                    spec.swept(picture, computed),
+                    {
+                        line.quantity: measured[line.quantity]
+                        for line in picture.lines
+                        if line.quantity in measured
+                    },
+                )
+            )
+        elif picture.kind == "timeline":
+            columns = [
+                (
+                    column.name,
+                    [
+                        Bytes(part.label, part.colour, computed[part.quantity])
+                        for part in column.parts
+                    ],
+                )
+                for column in picture.shown(computed)
+            ]
+            figures.append(columns_figure(picture.title, columns, computed[picture.capacity]))
+        else:
+            figures.append(
+                duration_figure(
+                    picture.title,
+                    computed[picture.quantity],
+                    picture.ticks,
+                    picture.least,
+                    picture.most,
+                    measured.get(picture.quantity),
+                )
+            )
+    return figures

@@ -1,0 +1,128 @@
+"""What stages 1 and 2 refuse, before anything is moved or sent: one sentence each."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..agreement import agree, fact
+from .flat import CannotShard, Group, flattened
+
+
+def check_arguments(optimizer_cls, bucket_bytes: int):
+    if not (isinstance(optimizer_cls, type) and issubclass(optimizer_cls, torch.optim.Optimizer)):
+        raise TypeError(
+            f"optimizer_cls = {optimizer_cls!r}: it must be a class of optimizers, such as"
+            " torch.optim.AdamW."
+        )
+    if not bucket_bytes > 0:
+        raise CannotShard(f"bucket_bytes = {bucket_bytes!r}: it must be above 0.")
+
+
+def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter), with a number for a name where there is none."""
+    if isinstance(parameters, (set, frozenset)):
+        raise TypeError(
+            "the parameters are a set, whose order differs from rank to rank and from run to run:"
+            " give a list."
+        )
+    given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    named = [p if isinstance(p, tuple) else (f"parameter {k}", p) for k, p in enumerate(given)]
+    for name, parameter in named:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"{name} is a {type(parameter).__name__}: an optimizer takes tensors.")
+    return named
+
+
+def check_parameters(
+    named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter], group: Group
+):
+    """Raise CannotShard on all ranks or on none, before anything is moved. `others` are in the
+    optimizer already."""
+    facts = [fact(name, parameter) for name, parameter in named]
+    rule = "all ranks shard the same parameters, in the same order"
+    agree(facts, group, CannotShard, rule, complaint(named, others))
+
+
+def complaint(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:
+    """What is wrong on this rank; empty if nothing is."""
+    if not any(parameter.requires_grad for _, parameter in named):
+        return (
+            f"a group of {len(named)} parameters of which none is trained: there is nothing to"
+            " shard."
+        )
+    known = set(others)
+    for name, parameter in named:
+        if parameter.is_meta:
+            return (
+                f"{name} is on the meta device: fill the model (to_empty and its initialisation)"
+                " before the sharded optimizer is made."
+            )
+        if not parameter.is_leaf:
+            return f"{name} is computed from other tensors: an optimizer takes leaves."
+        if parameter in known:
+            return (
+                f"{name} of shape {list(parameter.shape)} is given twice: each belongs to one"
+                " group, once."
+            )
+        known.add(parameter)
+    return ""
+
+
+def check_unfrozen(frozen: list[tuple[str, nn.Parameter]]):
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise CannotShard(
+                f"{name} was frozen when the sharded optimizer was made, and is trained now: make"
+                " the optimizer anew."
+            )
+
+
+def check_state(state_dict: dict, inner: torch.optim.Optimizer):
+    """Each tensor of a shard's state is a number or has the shard's size."""
+    shards = [shard for group in inner.param_groups for shard in group["params"]]
+    for number, state in state_dict["state"].items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape != shards[number].shape:
+                raise CannotShard(
+                    f"{name} has {value.numel():,} elements, this rank's shard"
+                    f" {shards[number].numel():,}: the state is another rank's, or of another"
+                    " number of ranks; saving.resume takes any number."
+                )
+
+
+# --- optimizers that look at shapes ---------------------------------------------------------------
+
+
+def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
+    """Raise TypeError unless the optimizer treats each element by itself. It is tried: two steps of
+    a matrix, and of the same elements as two runs of unequal length."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 6, 5, generator=draw) * torch.logspace(-2, 2, 6).view(6, 1)
+    settings = {**settings, "lr": 0.1} if "lr" in settings else settings
+
+    def updated(cut) -> Tensor:
+        matrix, *gradients = values.to(like.device)
+        tensors = [nn.Parameter(part.clone()) for part in cut(matrix)]
+        optimizer = optimizer_cls([{"params": tensors}], **settings)
+        for gradient in gradients:
+            for tensor, part in zip(tensors, cut(gradient)):
+                tensor.grad = part.clone()
+            optimizer.step()
+        return flattened(tensors)
+
+    name = optimizer_cls.__name__
+    try:
+        whole = updated(lambda matrix: [matrix])
+        runs = updated(lambda matrix: matrix.view(-1).split([11, 19]))
+    except Exception as error:
+        raise TypeError(
+            f"optimizer_cls = {name}: it does not step with plain gradients of a shard"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]}); take one that updates each"
+            " element by itself, such as SGD or AdamW."
+        ) from error
+    if not torch.allclose(whole, runs, rtol=1e-4, atol=1e-6):
+        raise TypeError(
+            f"optimizer_cls = {name}: it looks at more than one element at a time, and a shard is"
+            " not a matrix; take one that updates each element by itself, such as SGD or AdamW."
+        )

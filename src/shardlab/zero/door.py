@@ -1,0 +1,102 @@
+"""The one door to the stages: for labs, tests and races."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from ..agreement import hand_out
+from ..data_parallel import DistributedDataParallel
+from . import stage1, stage2
+from .checks import check_arguments, check_elementwise
+from .flat import CannotShard
+from .options import cpu_offload
+from .stage3 import fully_shard
+
+OPTIONS = (
+    {"bucket_bytes"},
+    {"bucket_bytes", "collectives", "offload"},
+    {"bucket_bytes", "collectives", "offload"},
+    {"units", "collectives", "offload", "compute_dtype", "device"},
+)
+
+
+def shard(
+    model: nn.Module,
+    optimizer_cls: type,
+    *,
+    stage: int,
+    group=None,
+    units: Iterable[nn.Module] | None = None,
+    bucket_bytes: int | None = None,
+    collectives=None,
+    offload: bool = False,
+    compute_dtype: torch.dtype | None = None,
+    device=None,
+    **settings,
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """(what is called, what steps) of the model under a stage; 0 is data parallelism.
+
+    optimizer_cls   torch.optim.AdamW, ...; **settings are its arguments
+    group           the process group whose ranks share the model; by default the world
+    units           stage 3: see fully_shard; by default the model's children, of a list its members
+    bucket_bytes    stages 0 to 2: of parameters that travel together
+    collectives     stages 1 to 3: see flat.py
+    offload         stages 1 to 3: optimizer states in host memory, in stage 3 the shards as well
+    compute_dtype   stage 3: see fully_shard
+    device          stage 3: see fully_shard
+
+    All ranks begin with rank 0's parameters and buffers. Raises CannotShard for a stage that there
+    is not or an option that the stage does not have, TypeError for an optimizer that looks at
+    shapes.
+    """
+    if stage not in range(len(OPTIONS)):
+        raise CannotShard(f"stage = {stage!r}: there are 0, 1, 2 and 3.")
+    options = dict(
+        units=units,
+        bucket_bytes=bucket_bytes,
+        collectives=collectives,
+        offload=offload or None,
+        compute_dtype=compute_dtype,
+        device=device,
+    )
+    options = {name: value for name, value in options.items() if value is not None}
+    if others := sorted(set(options) - OPTIONS[stage]):
+        raise CannotShard(
+            f"{' and '.join(others)}: stage {stage} has {', '.join(sorted(OPTIONS[stage]))}."
+        )
+    check_arguments(optimizer_cls, options.get("bucket_bytes", 1))
+    options.pop("offload", None)
+    if stage == 0:
+        model = DistributedDataParallel(model, group=group, **options)
+        return model, optimizer_cls(model.parameters(), **settings)
+    if stage < 3:
+        return model, sharded_optimizer(
+            model,
+            cpu_offload(optimizer_cls) if offload else optimizer_cls,
+            (stage1, stage2)[stage - 1].ShardedOptimizer,
+            group,
+            **options,
+            **settings,
+        )
+    like = torch.empty(0, device=device or next(model.parameters()).device)
+    check_elementwise(optimizer_cls, settings, like)
+    options["units"] = list(default_units(model)) if units is None else list(units)
+    fully_shard(model, group=group, shard_device="cpu" if offload else None, **options)
+    return model, optimizer_cls(model.parameters(), **settings)
+
+
+def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, **options):
+    """Of all parameters, under their names, which ranks compare."""
+    optimizer = kind(list(model.named_parameters()), optimizer_cls, group, **options)
+    hand_out(model.buffers(), group)
+    return optimizer
+
+
+def default_units(model: nn.Module) -> Iterable[nn.Module]:
+    """The model's children; of a list of modules, which computes nothing itself, its members."""
+    for child in model.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield from default_units(child)
+        else:
+            yield child

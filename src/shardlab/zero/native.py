@@ -1,0 +1,44 @@
+"""PyTorch's own reduce-scatter and all-gather of flat tensors: NCCL's rings, on GPUs."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives import Group, place
+from .flat import Ring, flattened, own_chunk
+
+
+class Native(Ring):
+    """PyTorch's own, which want chunks of one size: where n does not divide, they get a padded
+    copy."""
+
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
+        flat = flattened(tensors).mul_(share)
+        tensors.clear()
+        even, shard = self._even(flat, group)
+        # renamed in PyTorch 2.13
+        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        function(shard, even, group=group)
+        return [shard[: own_chunk(flat, group).numel()].clone()]
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        even, shard = self._even(flat, group)
+        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        function(even, shard, group=group)
+        if even is not flat:
+            n, _ = place(group)
+            rows = zip(even.view(n, -1), flat.tensor_split(n))
+            torch.cat([row[: chunk.numel()] for row, chunk in rows], out=flat)
+
+    def _even(self, flat, group):
+        """(flat, or a copy of it with every chunk padded to the size of the first; this rank's
+        chunk in it)."""
+        n, me = place(group)
+        even, size = flat, -(-flat.numel() // n)
+        if size * n != flat.numel():
+            even = flat.new_zeros(n * size)
+            for row, chunk in zip(even.view(n, size), flat.tensor_split(n)):
+                row[: chunk.numel()] = chunk
+        return even, even.narrow(0, me * size, size)

@@ -1,0 +1,183 @@
+"""What stages 1 and 2 have in common: an optimizer of which each rank has a shard.
+
+A step makes three moves, all of them bucket by bucket:
+
+    reduce-scatter    of the gradients: each rank gets the mean over all ranks, of its shard
+    update            of its shard, with the states of its shard
+    all-gather        of the parameters: each rank gets what the others have updated
+
+The stages differ in when the first of them happens.
+
+To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers, and
+frozen parameters that are not given, are whoever's calls it (zero.shard hands them out). All ranks
+run backward equally often, each with at least one parameter in it. A gradient that a parameter does
+not have counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
+it. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip with
+options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ sees
+this rank's alone, as PyTorch says of its FSDP.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import increment_version
+
+from ..backward import BackwardListener
+from ..torch_internals import hand_scale_to
+from .buckets import BUCKET_BYTES, Bucket, into_buckets
+from .checks import (
+    check_arguments,
+    check_elementwise,
+    check_parameters,
+    check_state,
+    check_unfrozen,
+    named_list,
+)
+from .flat import CannotShard, best_collectives
+
+
+class OptimizerOfShards(BackwardListener, torch.optim.Optimizer):
+    """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
+
+    params         parameters, or groups of them, as torch.optim takes them
+    optimizer_cls  torch.optim.AdamW, ...; **settings are its arguments
+    group          the process group whose ranks share the states; by default the world
+    bucket_bytes   of parameters that travel together
+    collectives    by default the best for the group: see flat.py
+
+    Its param_groups are those of the optimizer inside, so that learning-rate schedulers take it for
+    an optimizer.
+    """
+
+    def __init__(
+        self,
+        params,
+        optimizer_cls,
+        group=None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        collectives=None,
+        **settings,
+    ):
+        check_arguments(optimizer_cls, bucket_bytes)
+        self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
+        self.group, self.world_size = group, dist.get_world_size(group)
+        self.bucket_bytes, self.collectives = bucket_bytes, collectives
+        self.buckets: list[Bucket] = []
+        self.frozen, self.stepped = [], False
+        super().__init__(params, settings)  # calls add_param_group
+        self.defaults = self.inner.defaults
+        hand_scale_to(self, True)  # a GradScaler sets grad_scale then, which is refused below
+
+    def add_param_group(self, param_group: dict):
+        """Shard the group's parameters. The optimizer inside updates the shards."""
+        named = named_list(param_group["params"])
+        check_parameters(
+            named, [p for bucket in self.buckets for p in bucket.parameters], self.group
+        )
+        settings = {key: value for key, value in param_group.items() if key != "params"}
+        check_elementwise(self.optimizer_cls, {**self.settings, **settings}, named[0][1])
+        if self.collectives is None:
+            self.collectives = best_collectives(named[0][1].device, self.group)
+        parameters = [parameter for _, parameter in named]
+        buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
+        self.buckets += buckets
+        self.frozen += [(name, p) for name, p in named if not p.requires_grad]
+        shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
+        if self.inner is None:
+            self.inner = self.optimizer_cls([shards], **self.settings)
+        else:
+            self.inner.add_param_group(shards)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    # --- the three moves --------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def reduce_scatter(self, bucket: Bucket):
+        """The shard gets the mean gradient; no rank has the bucket's gradients whole any more."""
+        if self.stepped:
+            raise CannotShard(
+                "the shards still have the gradients of the step before: call zero_grad() of the"
+                " sharded optimizer, which model.zero_grad() does not reach."
+            )
+        share = 1 / self.world_size
+        mean = self.collectives.reduce_scatter(bucket.take_gradients(), self.group, share)
+        bucket.add_to_shards(mean)
+
+    def reduce_gradients(self):
+        """Before the update, unless clipping has asked for it: what backward has not reduced."""
+
+    def all_gather(self, bucket: Bucket):
+        self.collectives.all_gather(bucket.flat, self.group)
+        increment_version(bucket.parameters)  # a graph from before the step notices
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Reduce, update, gather. Returns what the closure does, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check()
+        self.reduce_gradients()
+        if all(shard.grad is None for bucket in self.buckets for shard in bucket.shards):
+            raise CannotShard(
+                "step() without a gradient on this rank: all ranks run backward before a step, each"
+                " with at least one parameter in it."
+            )
+        self.inner.step()
+        for bucket in self.buckets:
+            self.all_gather(bucket)
+        self.stepped = True
+        return loss
+
+    # --- what an optimizer has besides ------------------------------------------------------------
+
+    def zero_grad(self, set_to_none: bool = True):
+        self.stepped = False
+        for bucket in self.buckets:
+            for parameter in (*bucket.parameters, *bucket.shards):
+                if parameter.grad is not None:
+                    parameter.grad = None if set_to_none else parameter.grad.zero_()
+
+    def check(self):
+        for bucket in self.buckets:
+            bucket.check()
+        check_unfrozen(self.frozen)
+        if self.taken_by is not None:
+            raise CannotShard(
+                f"a newer {self.taken_by} averages gradients of these parameters: use one of the"
+                " two."
+            )
+
+    def state_dict(self) -> dict:
+        """Of this rank's shards. saving.py brings the shards of all ranks to disk, and back to
+        another number of ranks."""
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict):
+        check_state(state_dict, self.inner)
+        self.inner.load_state_dict(state_dict)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    @property
+    def grad_scale(self):
+        return None
+
+    @grad_scale.setter
+    def grad_scale(self, scale):
+        raise CannotShard(
+            "torch.amp.GradScaler looks at this rank's shard alone, so that ranks would disagree"
+            " about a step: take options.GradScaler."
+        )
+
+    def __getstate__(self):
+        raise CannotShard(
+            "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
+            " saves it."
+        )
+
+    def __repr__(self):
+        return (
+            f"{type(self).__name__}({len(self.buckets)} buckets, {self.collectives!r},"
+            f" {self.inner!r})"
+        )
