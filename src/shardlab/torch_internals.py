@@ -5,6 +5,7 @@ Each entry says what it is for and what breaks without it, so a release that mov
 here and nowhere else. Tried with torch 2.6 and 2.13.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -38,6 +39,7 @@ __all__ = [
     "process_groups",
     "storage_key",
     "version",
+    "watch_new_groups",
     "watch_resize",
     "withdraw",
 ]
@@ -160,6 +162,24 @@ def abort_process_groups() -> None:
     """Ends all groups without waiting for their kernels, as destroy_process_group would. Without
     it, NCCL ranks do not survive a fault."""
     dist.distributed_c10d._abort_process_group()
+
+
+def watch_new_groups(
+    seen: Callable[[list[int] | None, bool], None],
+) -> Callable[[], None]:
+    """Calls `seen(ranks, among themselves)` before each process group that is made by new_group, a
+    device mesh or anything else of PyTorch. Returns a function that ends the watch. Without it, a
+    rank that leaves a new_group out is not named, and the others wait for half an hour."""
+    module = dist.distributed_c10d
+    original = module._new_group_with_tag
+
+    @functools.wraps(original)
+    def make(ranks=None, *args, **named):
+        seen(ranks, named.get("use_local_synchronization", False))
+        return original(ranks, *args, **named)
+
+    module._new_group_with_tag = make
+    return lambda: setattr(module, "_new_group_with_tag", original)
 
 
 # --- kernels of our own for the operators of c10d -------------------------------------------------

@@ -16,8 +16,7 @@ import pytest
 from notebook_kernel import gone
 
 from shardlab import ranks as package
-from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks
-from shardlab.ranks import world as world_module
+from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
 from shardlab.ranks.server import start
 from shardlab.ranks.world import _announcement
 
@@ -77,7 +76,7 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
             signal.raise_signal(signal.SIGINT)
         return started[-1]
 
-    monkeypatch.setattr(world_module, "start", interrupted)
+    monkeypatch.setattr(server, "start", interrupted)
     with pytest.raises(
         RanksInterrupted,
         match="The ranks were interrupted while they were started: there are none.",
@@ -253,7 +252,7 @@ def test_kernels_of_nccl_are_aborted(monkeypatch):
 
     import torch.distributed as dist
 
-    from shardlab.ranks.worker import abort_groups
+    from shardlab.ranks.stopping import abort_groups
 
     class Group:
         aborted = False

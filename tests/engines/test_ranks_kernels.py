@@ -180,9 +180,11 @@ def test_long_work_shows_how_it_goes(monkeypatch):
 
     from shardlab.ranks import output
 
-    screen, printed = Screen(), [output.Printed(), output.Printed()]
+    pipes = [os.pipe(), os.pipe()]
+    screen, printed = Screen(), [output.Printed(ours) for ours, _ in pipes]
     monkeypatch.setattr(output.sys, "stderr", screen)
-    os.write(printed[1].file.fd, b"epoch 1\nepoch 2\n")
+    os.write(pipes[1][1], b"epoch 1\nepoch 2\n")
+    printed[1].drain()
     short = output.Progress(printed)
     short(0.5)
     short(2.9)
@@ -195,3 +197,6 @@ def test_long_work_shows_how_it_goes(monkeypatch):
     long.end()
     assert screen.text.endswith("\r\x1b[K")
     assert printed[1].take() == "epoch 1\nepoch 2\n"  # the line of progress takes nothing away
+    for ours, theirs in pipes:
+        os.close(ours)
+        os.close(theirs)

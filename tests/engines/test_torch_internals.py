@@ -13,9 +13,6 @@ PACKAGE = Path(shardlab.__file__).parent
 # files that still have names of their own; nothing is added here
 NOT_YET = (
     "data_parallel.py",
-    "ranks/calls.py",
-    "ranks/staging.py",
-    "ranks/worker.py",
     "zero/stage2.py",
 )
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")

@@ -14,22 +14,26 @@ In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on fou
 its variables for the next. When something fails, the error names the rank that began it and not the
 ones that were waiting for it: see faults.py.
 
-    launching    server.py    starts processes: a fork server that never touches CUDA, or spawn
-                 where there is none; preload.py
-                              is what they import
+    launching    launch.py    ranks(...); asked.py checks what it is given
+                 server.py    starts processes: a fork server that never touches CUDA, or spawn
+                              where there is none; preload.py is what they import
+                 world.py     the parent of the ranks: sends work, gathers results, mends faults
                  worker.py    one rank; messages.py is what it is told and what it answers,
-                              shared.py the files between them
-                 world.py     their parent: sends work, gathers results, mends what broke; output.py
-                              shows what ranks print
+                              place.py what it is given at its start
+                 wire.py      the socket between them; shared.py the files
+                 streams.py   what a rank prints, at its end; output.py at the parent's
                  staging.py   send and recv of CUDA tensors by gloo, through the host
                  devices.py   which GPU, which backend
                  torchrun.py  the same where torchrun is the parent
                  magic.py     %%ranks
     faults       calls.py     every collective of a process, seen where PyTorch hands it to the
-                 backend
+                              backend
                  board.py     which rank is in which collective, in memory that all of them see
                  checks.py    ranks that disagree about a collective, found before it runs
+                 findings.py  what the board tells: who has not come, who waits for whom
                  watch.py     waiting for ranks, and noticing when one will not come
+                 stopping.py  how a rank is made to leave what it is doing
+                 reports.py   what a rank tells of its error
                  faults.py    which rank is guilty
     links        links.py     rehearsed hosts: a slow link between ranks of one machine
 
@@ -41,18 +45,22 @@ from .faults import (
     RankAbsent,
     RankDied,
     RankError,
+    RankFlooded,
     RankRaised,
+    RanksDeadlocked,
     RanksDisagree,
     RanksInterrupted,
     RanksTooSlow,
 )
-from .world import ranks
+from .launch import ranks
 
 __all__ = [
     "RankAbsent",
     "RankDied",
     "RankError",
+    "RankFlooded",
     "RankRaised",
+    "RanksDeadlocked",
     "RanksDisagree",
     "RanksInterrupted",
     "RanksTooSlow",

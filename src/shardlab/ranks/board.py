@@ -1,27 +1,34 @@
 """The board: which rank is in which collective, in memory that the ranks and their parent see.
 
-Before a collective a rank writes a post: the channel, the how-manieth call there this is, and what
-it brings. A channel is a process group, or a direction between two of its ranks for send and recv.
-The members of a channel make the same calls in the same order, so the posts with the same number
-belong to one collective: those that differ, or one that never comes, tell who is wrong.
+Before a collective a rank writes a post: the channel, the number of the call in that channel, and
+what the rank brings. A channel is a process group, or a direction between two of its ranks for send
+and recv. The members of a channel make the same calls in the same order, so the posts with the same
+number belong to one collective: posts that differ, or a post that never comes, tell who is wrong.
 
-Each rank writes its own part and nobody waits for a lock. The part has a place for each channel and
-number, modulo its size: what is old is overwritten, and of two channels with one place neither is
-ever accused.
+Each rank writes its own part and nobody waits for a lock. The part has a row for each channel: how
+many calls there were, and the last posts. A channel is found by its key, not by its key modulo
+something, so that two channels never share a row. Where a rank has more channels than rows, the
+channel it has not used for longest gives up its row.
+
+A post carries a digest of all earlier posts of its channel. Two ranks that differed once differ for
+ever, however many calls are under way and even where the posts themselves were overwritten.
 """
 
 import mmap
 import struct
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
 from .shared import SharedFile
 
-CHANNELS, DEPTH = 32, 32
-POST = struct.Struct("<IIdQB103s")
-HEAD = 8  # bytes of its first two fields
+CHANNELS, DEPTH = 64, 512  # rows of a rank, posts of a row
+ROW = struct.Struct("<QQQdIIB7x")
+POST = struct.Struct("<IIIdBBH160s")
+FLAGS = 8  # bytes before the rows of a rank: how many channels have lost their row
+TEXT = 160
 MOST_RANKS = 64  # the members of a channel are the bits of one integer
 
 
@@ -29,6 +36,7 @@ class Kind(IntEnum):
     collective = 1
     send = 2
     receive = 3
+    receive_from_any = 4
 
 
 class Post(NamedTuple):
@@ -39,94 +47,229 @@ class Post(NamedTuple):
     kind: Kind
     # "all_reduce sum of float32 [4, 3]"; the same for all members, or they disagree
     what: str
+    inbox: int = 0  # of send and recv: the channel of a recv from anybody that may take the message
+    blocking: bool = False  # the rank waits in it, and does nothing else
+    history: int = 0  # a digest of what came before in this channel
+    # of an all-to-all: elements to each member and from each member
+    sends: tuple[int, ...] = ()
+    receives: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
-        return [r for r in range(MOST_RANKS) if self.members >> r & 1]
+        return members_of(self.members)
+
+    @property
+    def digest(self) -> int:
+        return zlib.crc32(self.what.encode())
+
+    def differs(self, other: "Post") -> bool:
+        return (self.what, self.history) != (other.what, other.history)
+
+
+class Row(NamedTuple):
+    """A channel as one rank has used it."""
+
+    channel: int
+    inbox: int
+    members: int
+    seconds: float  # of the last call
+    first: int  # the first call since the channel has this row
+    count: int  # the number of the last call
+    kind: Kind
+
+
+class Unfinished(NamedTuple):
+    """The first call of a channel to which some members have come and others have not."""
+
+    post: Post
+    came: list[int]
+    absent: list[int]
+
+
+def members_of(bits: int) -> list[int]:
+    return [rank for rank in range(MOST_RANKS) if bits >> rank & 1]
+
+
+def shortened(text: str) -> str:
+    """At most as long as a post has room for, and still different for different texts."""
+    if len(text.encode()) <= TEXT:
+        return text
+    text = text.encode("ascii", "replace").decode()
+    return f"{text[: TEXT - 54]} ... {text[-32:]} (#{zlib.crc32(text.encode()):08x})"
 
 
 class Board:
+    """`visible` are the ranks that write here: under torchrun those of this machine."""
+
+    def __init__(self, file: SharedFile, world_size: int, visible: Iterable[int] | None = None):
+        self.world_size = world_size
+        self.visible = list(range(world_size) if visible is None else visible)
+        self.memory = mmap.mmap(file.fd, self.nbytes(world_size))
+        self.post_size = _post_size(world_size)
+        self.rank_size = self.nbytes(world_size) // world_size
+        self.forget()
+
+    def forget(self):
+        """Look for every row anew: the board was cleared."""
+        self.rows: dict[tuple[int, int], int] = {}  # (rank, channel) -> where, once found
+        self.mine: dict[
+            int, tuple[int, int]
+        ] = {}  # of the writer: channel -> where, its first call
+
     @staticmethod
     def nbytes(world_size: int) -> int:
-        return world_size * CHANNELS * DEPTH * POST.size
+        posts = CHANNELS * DEPTH * _post_size(world_size)
+        return world_size * (FLAGS + CHANNELS * ROW.size + posts)
 
-    def __init__(self, file: SharedFile, world_size: int):
-        self.world_size = world_size
-        self.memory = mmap.mmap(file.fd, self.nbytes(world_size))
+    def close(self):
+        self.memory.close()
 
-    def _place(self, rank: int, channel: int, number: int) -> int:
-        return ((rank * CHANNELS + channel % CHANNELS) * DEPTH + number % DEPTH) * POST.size
+    def clear(self):
+        """While no rank is at work. A post counts by what its row says, so the rows are enough."""
+        for rank in range(self.world_size):
+            begin = rank * self.rank_size
+            self.memory[begin : begin + FLAGS + CHANNELS * ROW.size] = bytes(
+                FLAGS + CHANNELS * ROW.size
+            )
+        self.forget()
 
-    def _read(self, place: int) -> Post | None:
-        channel, number, seconds, members, kind, what = POST.unpack(
-            self.memory[place : place + POST.size]
+    # --- writing ----------------------------------------------------------------------------------
+
+    def write(self, rank: int, post: Post):
+        """The numbers come last: whoever reads them finds the rest of the post written."""
+        index, first = self.mine.get(post.channel) or self._claim(rank, post)
+        at = self._post_at(rank, index, post.number)
+        struct.pack_into("<I", self.memory, at, 0)
+        counts = struct.pack(f"<{2 * len(post.sends)}I", *_capped(post.sends + post.receives))
+        self.memory[at + 4 : at + POST.size] = POST.pack(
+            0,
+            post.digest,
+            post.history,
+            post.seconds,
+            post.kind,
+            post.blocking,
+            len(post.sends),
+            post.what.encode()[:TEXT],
+        )[4:]
+        self.memory[at + POST.size : at + POST.size + len(counts)] = counts
+        struct.pack_into("<I", self.memory, at, post.number)
+        ROW.pack_into(
+            self.memory,
+            self._row_at(rank, index),
+            post.channel,
+            post.inbox,
+            post.members,
+            post.seconds,
+            first,
+            post.number,
+            post.kind,
         )
-        if not number:
+
+    def _claim(self, rank: int, post: Post) -> tuple[int, int]:
+        """A row for a new channel: the first free one from where its key points, else the one that
+        was not used for longest. Also says with which call the channel begins there."""
+        indices = [(post.channel + step) % CHANNELS for step in range(CHANNELS)]
+        for index in indices:
+            if not self._row(rank, index).channel:
+                break
+        else:
+            index = min(indices, key=lambda i: self._row(rank, i).seconds)
+            lost = struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0]
+            struct.pack_into("<Q", self.memory, rank * self.rank_size, lost + 1)
+            self.mine.pop(self._key(rank, index))
+        self.mine[post.channel] = index, post.number
+        return self.mine[post.channel]
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def post(self, rank: int, channel: int, number: int) -> Post | None:
+        """That call of `rank`, if it has made it and the post still stands."""
+        index = self._index(rank, channel)
+        if index is None:
             return None
+        row, at = self._row(rank, index), self._post_at(rank, index, number)
+        written, _, history, seconds, kind, blocking, parts, what = POST.unpack_from(
+            self.memory, at
+        )
+        if written != number or not row.first <= number <= row.count:  # of before the last clear
+            return None
+        counts = struct.unpack_from(f"<{2 * parts}I", self.memory, at + POST.size)
         return Post(
             channel,
             number,
             seconds,
-            members,
+            row.members,
             Kind(kind),
             what.rstrip(b"\0").decode(errors="replace"),
+            row.inbox,
+            bool(blocking),
+            history,
+            counts[:parts],
+            counts[parts:],
         )
 
-    def write(self, rank: int, post: Post):
-        """The channel and number come last: whoever reads them finds the rest of the post
-        written."""
-        place, written = (
-            self._place(rank, post.channel, post.number),
-            POST.pack(*post[:-1], post.what.encode()[:103]),
-        )
-        self.memory[place : place + HEAD] = bytes(HEAD)
-        self.memory[place + HEAD : place + POST.size] = written[HEAD:]
-        self.memory[place : place + HEAD] = written[:HEAD]
-
-    def same_call(self, rank: int, post: Post) -> Post | None:
-        """The post of `rank` for the same collective, if it has written it and it still stands."""
-        for attempt in range(2):
-            found = self._read(self._place(rank, post.channel, post.number))
-            if found is None or found[:2] != post[:2]:
-                return None
-            if found.what == post.what or attempt:
-                return found
+    def same_call(self, rank: int, post: Post, digest: int) -> Post | None:
+        """The post of `rank` for the same call, if it is there and says something else, or is one
+        of an all-to-all."""
+        index = self._index(rank, post.channel)
+        if index is None:
+            return None
+        at = self._post_at(rank, index, post.number)
+        number, theirs, history = struct.unpack_from("<III", self.memory, at)
+        if number != post.number:
+            return None
+        if (theirs, history) == (digest, post.history) and not post.sends:
+            return None
+        found = self.post(rank, post.channel, post.number)
+        if found is not None and found.differs(post):
             time.sleep(0.002)  # it may be half written: look again
+            found = self.post(rank, post.channel, post.number)
+        return found
+
+    def rows_of(self, rank: int) -> dict[int, Row]:
+        begin = rank * self.rank_size + FLAGS
+        rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
+        return {row[0]: Row(*row[:-1], Kind(row[-1])) for row in rows if row[0]}
+
+    def has_lost_rows(self, rank: int) -> bool:
+        return bool(struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0])
+
+    def has(self, rank: int, channel: int) -> bool:
+        return self._index(rank, channel) is not None
+
+    # --- where things are -------------------------------------------------------------------------
+
+    def _index(self, rank: int, channel: int) -> int | None:
+        index = self.rows.get((rank, channel))
+        if index is not None and self._key(rank, index) == channel:
+            return index
+        for step in range(CHANNELS):
+            index = (channel + step) % CHANNELS
+            key = self._key(rank, index)
+            if key == channel:
+                self.rows[rank, channel] = index
+                return index
+            if not key:
+                return None
         return None
 
-    def posts(self, rank: int) -> Iterator[Post]:
-        size = CHANNELS * DEPTH * POST.size
-        numbers = struct.iter_unpack(
-            f"<4xI{POST.size - HEAD}x", self.memory[rank * size : (rank + 1) * size]
-        )
-        for index, (number,) in enumerate(numbers):
-            if number and (post := self._read(rank * size + index * POST.size)):
-                yield post
+    def _key(self, rank: int, index: int) -> int:
+        return struct.unpack_from("<Q", self.memory, self._row_at(rank, index))[0]
 
-    def absent(self, post: Post) -> list[int]:
-        """Members that have not come to this collective. Where the place is taken by another
-        channel, nobody can tell."""
-        missing = []
-        for rank in post.ranks:
-            there = self._read(self._place(rank, post.channel, post.number))
-            if there is None or (there.channel == post.channel and there.number < post.number):
-                missing.append(rank)
-        return missing
+    def _row(self, rank: int, index: int) -> Row:
+        return Row(*ROW.unpack_from(self.memory, self._row_at(rank, index)))
 
-    def disagreement(self) -> dict[int, Post]:
-        """The earliest collective whose members brought different things: their posts. Empty if
-        there is none."""
-        for post in sorted(
-            (p for r in range(self.world_size) for p in self.posts(r)), key=lambda p: p.seconds
-        ):
-            posts = {r: other for r in post.ranks if (other := self.same_call(r, post))}
-            if len({other.what for other in posts.values()}) > 1:
-                return posts
-        return {}
+    def _row_at(self, rank: int, index: int) -> int:
+        return rank * self.rank_size + FLAGS + index * ROW.size
 
-    def clear(self):
-        """While no rank is at work."""
-        self.memory[:] = bytes(len(self.memory))
+    def _post_at(self, rank: int, index: int, number: int) -> int:
+        posts = rank * self.rank_size + FLAGS + CHANNELS * ROW.size
+        return posts + (index * DEPTH + number % DEPTH) * self.post_size
 
-    def close(self):
-        self.memory.close()
+
+def _post_size(world_size: int) -> int:
+    return POST.size + 8 * world_size
+
+
+def _capped(counts: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(min(count, 2**32 - 1) for count in counts)

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from ..torch_internals import argument_names, next_kernel, tree_leaves, withdraw
 from . import staging
 
 
@@ -75,6 +75,8 @@ class Call:
     tag: int
     reduction: str  # "sum", "avg", ...; empty where nothing is reduced
     asynchronous: bool  # the caller goes on and waits for it later
+    # of an all-to-all: elements to each member, and elements from each member
+    splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +102,7 @@ def listening(listener: Listener) -> Iterator[None]:
     finally:
         _listeners.remove(listener)
         if not _listeners:
-            _library.pop()._destroy()
+            withdraw(_library.pop())
 
 
 _library: list[torch.library.Library] = []
@@ -120,7 +122,7 @@ def _install():
 
 
 def _kernel(function, operator: Operator):
-    names = [argument.name for argument in function._schema.arguments]
+    names = argument_names(function)
 
     def kernel(keyset, *args, **kwargs):
         call = _read(operator, {**dict(zip(names, args)), **kwargs})
@@ -128,9 +130,7 @@ def _kernel(function, operator: Operator):
         if staging.wanted(call):
             result = staging.through_the_host(function, call, *args[1:], **kwargs)
         else:
-            result = function.redispatch(
-                keyset.remove(torch._C.DispatchKey.BackendSelect), *args, **kwargs
-            )
+            result = next_kernel(function, keyset, *args, **kwargs)
         for done in after:
             done(result)
         return result
@@ -159,7 +159,20 @@ def _read(operator: Operator, arguments: dict) -> Call:
         arguments.get("tag", 0),
         reduction,
         arguments.get("async_op", True),
+        _splits(arguments, group.size()) if operator.name == "all_to_all" else None,
     )
+
+
+def _splits(arguments: dict, members: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    if "input_tensors" in arguments:
+        lists = arguments["input_tensors"], arguments["output_tensors"]
+        return tuple(tuple(tensor.numel() for tensor in tensors) for tensors in lists)
+    found = []
+    for name in ("input", "output"):
+        tensor, sizes = arguments[name], arguments[f"{name}_split_sizes"]
+        row = tensor.numel() // tensor.shape[0] if tensor.numel() else 0
+        found.append(tuple(size * row for size in sizes) or (tensor.numel() // members,) * members)
+    return tuple(found)
 
 
 def _name_of(reduce_op: torch.ScriptObject) -> str:

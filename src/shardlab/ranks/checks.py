@@ -2,20 +2,36 @@
 
 A backend believes its callers: gloo all-reduces three elements with four and returns wrong numbers
 to all. So each rank writes on the board what it brings, and looks at what the others have written
-for the same collective; whoever sees a difference raises in the place of the collective. Under
-`forbid_nan` a rank also refuses to bring a NaN to a sum, which would spread it to everyone.
+for the same collective; a rank that sees a difference raises instead of making the collective.
+Under `forbid_nan` a rank also refuses to bring a NaN to a sum, which would spread it to everyone.
 """
 
+import sys
 import time
 import zlib
-from collections import Counter
+from hashlib import blake2b
+from itertools import groupby
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from .board import Board, Kind, Post
+from .board import MOST_RANKS, Board, Kind, Post, shortened
 from .calls import Call
+from .findings import uneven
 from .messages import BringsNaN, Disagreement
+
+C10D = dist.distributed_c10d.__file__
+WAITING = ("send", "recv")  # the functions of PyTorch that make a message and wait for it
+CALLERS = 6  # frames between the operator and such a function
+
+
+class Group(NamedTuple):
+    """The members of a process group, and its channel."""
+
+    ranks: list[int]
+    members: int
+    channel: int
 
 
 class Checks:
@@ -27,18 +43,16 @@ class Checks:
 
     def forget(self):
         """Count from the beginning: the process group was made anew."""
-        self.numbers: Counter[int] = Counter()
-        self.members: dict[str, list[int]] = {}  # of a group, by its name
+        self.board.forget()
+        self.made: dict[int, tuple[int, int]] = {}  # calls and digest of a channel
+        self.groups: dict[str, Group] = {}
+        self.keys: dict[tuple, int] = {}
 
     def __call__(self, call: Call):
         post = self.post(call)
         if post is None:
             return
-        self.board.write(self.rank, post)
-        for rank in post.ranks:
-            other = self.board.same_call(rank, post)
-            if other is not None and other.what != post.what:
-                raise Disagreement(f"brings {post.what}, rank {rank} {other.what}.")
+        self.compare(post)
         if self.forbid_nan:
             for tensor in call.contributed:
                 if tensor.is_floating_point() and torch.isnan(tensor).any():
@@ -47,53 +61,144 @@ class Checks:
                         f"brings NaN to {post.what}: {count:,} of {tensor.numel():,} elements."
                     )
 
+    def new_group(self, ranks: list[int] | None, among_themselves: bool):
+        """A process group is about to be made: all ranks of the world must do so, or all of its
+        members where they were asked to be `among_themselves`."""
+        everyone = list(range(dist.get_world_size()))
+        ranks = everyone if ranks is None else sorted(ranks)
+        taking_part = ranks if among_themselves else everyone
+        if self.rank in taking_part and max(taking_part, default=0) < MOST_RANKS:
+            what = f"new_group of ranks {', '.join(map(str, ranks))}"
+            channel = self.key("new_group", *taking_part)
+            members = sum(1 << rank for rank in taking_part)
+            self.compare(self.counted(channel, members, Kind.collective, what, blocking=True))
+
+    def compare(self, post: Post):
+        """Write the post, and raise if another rank has written something else for this call."""
+        self.board.write(self.rank, post)
+        digest = post.digest
+        for rank in post.ranks:
+            other = self.board.same_call(rank, post, digest)
+            if other is None or rank == self.rank:
+                continue
+            if other.what != post.what and not self.by_anybody(post):
+                raise Disagreement(f"brings {post.what}, rank {rank} {other.what}.")
+            if other.history != post.history and not self.by_anybody(post):
+                raise Disagreement(
+                    f"brings {post.what}, and so does rank {rank}, but they differed in an earlier"
+                    " call."
+                )
+            if uneven(self.rank, post, {rank: other}):
+                raise Disagreement(f"brings {_splits(post)}, rank {rank} {_splits(other)}.")
+
+    def by_anybody(self, post: Post) -> bool:
+        """Has the receiver of this message taken some from anybody? Then nobody knows which send
+        belongs to which recv."""
+        return bool(post.inbox) and any(self.board.has(r, post.inbox) for r in post.ranks)
+
     def post(self, call: Call) -> Post | None:
         name = call.group.group_name
-        if name not in self.members:
-            fake = dist.get_backend(call.group) == "fake"  # its other members do not exist
-            self.members[name] = [] if fake else dist.get_process_group_ranks(call.group)
-        if not self.members[name]:
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = self.look_up(call.group)
+        if not group.ranks:
             return None
-        ranks, kind, channel = self.members[name], Kind.collective, name
-        if call.name in ("send", "recv"):
-            if call.peer is None:
-                return None  # from anybody: no channel to count in
-            here = call.group.rank()
-            source, target = (here, call.peer) if call.name == "send" else (call.peer, here)
-            ranks, kind = (
-                [ranks[source], ranks[target]],
-                Kind.send if call.name == "send" else Kind.receive,
+        if call.name not in ("send", "recv"):
+            what = self.describe(call, group)
+            sends, receives = call.splits or ((), ())
+            return self.counted(
+                group.channel,
+                group.members,
+                Kind.collective,
+                what,
+                blocking=not call.asynchronous,
+                sends=sends,
+                receives=receives,
             )
-            channel = f"{name} {source} {target} {call.tag}"
-        channel = zlib.crc32(f"{channel} {ranks}".encode())
-        self.numbers[channel] += 1
-        return Post(
-            channel,
-            self.numbers[channel],
-            time.monotonic(),
-            sum(1 << r for r in ranks),
+        here, peer = call.group.rank(), call.peer
+        of = ", ".join(f"{_dtype(t)}, {t.numel():,} elements" for t in call.own)
+        what, blocking = f"send and recv of {of}", is_waited_for()
+        if peer is None:
+            inbox = self.key(name, group.members, here, call.tag)
+            what = f"recv from any rank of {of}"
+            return self.counted(inbox, group.members, Kind.receive_from_any, what, blocking)
+        source, target = (here, peer) if call.name == "send" else (peer, here)
+        kind = Kind.send if call.name == "send" else Kind.receive
+        return self.counted(
+            self.key(name, group.members, source, target, call.tag),
+            1 << group.ranks[source] | 1 << group.ranks[target],
             kind,
-            self.describe(call, kind),
+            what,
+            blocking,
+            inbox=self.key(name, group.members, target, call.tag),
         )
 
-    def describe(self, call: Call, kind: Kind) -> str:
-        """One line that must be the same on all members. Sender and receiver may see one message in
-        different shapes."""
-        if kind is not Kind.collective:
-            return (
-                "send and recv of"
-                f" {', '.join(f'{_dtype(t)}, {t.numel():,} elements' for t in call.own)}"
-            )
-        parts = [f"{_dtype(t)} {list(t.shape)}" if call.alike else _dtype(t) for t in call.own[:2]]
-        parts += [f"and {len(call.own) - 2} more"] if len(call.own) > 2 else []
-        of = f" of {', '.join(parts)}" if parts else ""
-        root = (
-            f", root {self.members[call.group.group_name][call.peer]}"
-            if call.peer is not None
-            else ""
+    def look_up(self, group: dist.ProcessGroup) -> Group:
+        fake = dist.get_backend(group) == "fake"  # its other members do not exist
+        ranks = [] if fake else dist.get_process_group_ranks(group)
+        members = sum(1 << rank for rank in ranks)
+        return Group(ranks, members, self.key(group.group_name, members))
+
+    def key(self, *parts) -> int:
+        """The name of a channel as an integer of 64 bits, the same on all ranks."""
+        if parts not in self.keys:
+            digest = blake2b(repr(parts).encode(), digest_size=8).digest()
+            self.keys[parts] = int.from_bytes(digest, "little") or 1
+        return self.keys[parts]
+
+    def counted(self, channel, members, kind, what, blocking, inbox=0, sends=(), receives=()):
+        number, history = self.made.get(channel, (0, 0))
+        what = shortened(what)
+        self.made[channel] = number + 1, zlib.crc32(what.encode(), history)
+        return Post(
+            channel,
+            number + 1,
+            time.monotonic(),
+            members,
+            kind,
+            what,
+            inbox,
+            blocking,
+            history,
+            sends,
+            receives,
         )
+
+    def describe(self, call: Call, group: Group) -> str:
+        """One line that must be the same on all members."""
+        parts = [_shape(tensor) if call.alike else _dtype(tensor) for tensor in call.own]
+        if len(parts) > 1:
+            runs = [(part, len(list(same))) for part, same in groupby(parts)]
+            parts = [f"{part}{f' x {count}' * (count > 1)}" for part, count in runs]
+        of = f" of {', '.join(parts)}" if parts else ""
+        root = f", root {group.ranks[call.peer]}" if call.peer is not None else ""
         return f"{call.name}{' ' * bool(call.reduction)}{call.reduction}{of}{root}"
+
+
+def is_waited_for() -> bool:
+    """Is this message made by `dist.send` or `dist.recv`, which wait for it?"""
+    frame = sys._getframe(2)
+    for _ in range(CALLERS):
+        frame = frame.f_back
+        if frame is None:
+            return False
+        if frame.f_code.co_filename == C10D and frame.f_code.co_name in WAITING:
+            return True
+    return False
 
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    """A backend sends memory as it lies: strides are as important as the shape."""
+    text = f"{_dtype(tensor)} {list(tensor.shape)}"
+    if tensor.layout is not torch.strided or tensor.is_contiguous():
+        return text
+    strides = [stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
+    return f"{text} with strides {strides}"
+
+
+def _splits(post: Post) -> str:
+    return f"{post.what}, which sends {list(post.sends)} and awaits {list(post.receives)} elements"

@@ -7,16 +7,20 @@ The rank to name is
   later stamp;
 - or the one whose process is gone;
 - where ranks brought different things to one collective, those in the minority;
-- where all wait, the one that does not come: not those that wait for it, whose patience happens to
-  end first.
+- where ranks wait, the one that does not come and does not wait itself: not those that wait for it,
+  whose patience happens to end first;
+- where they wait for each other, all of them.
 """
 
 import linecache
 import re
 from collections import Counter
 
+from .board import Kind, Post
+from .findings import Awaited, Circle, Skipped
 from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
-from .watch import Awaited, Interrupted, Outcome, OverTime, Skipped
+from .output import MOST_BYTES
+from .watch import NOTICED, Flooded, Interrupted, Outcome, OverTime
 
 OF_CHECKS = (BringsNaN.__name__, Disagreement.__name__)
 
@@ -43,6 +47,14 @@ class RankDied(RankError):
 
 class RankAbsent(RankError):
     """A rank did not come to a collective in which others waited for it."""
+
+
+class RanksDeadlocked(RankAbsent):
+    """Ranks wait for each other, so that none of them can go on."""
+
+
+class RankFlooded(RankError):
+    """A rank prints without end."""
 
 
 class RanksDisagree(RankError):
@@ -72,16 +84,25 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     own = {r: end for r, end in raised.items() if not end.echo}
     died = {r: end for r, end in enumerate(ends) if isinstance(end, Died)}
     first = min({**own, **died}.items(), key=lambda pair: pair[1].seconds, default=None)
-    if isinstance(trouble, (Skipped, Awaited, OverTime)):
+    if isinstance(trouble, NOTICED):
         # this was noticed before any error; those that came when the ranks were stopped say nothing
         first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
+    if isinstance(trouble, Circle):
+        return _deadlock(outcome, trouble, after)
     if isinstance(trouble, (Skipped, Awaited)):
         return _absence(outcome, trouble, after)
+    if isinstance(trouble, Flooded):
+        said = (
+            f"{_ranks(trouble.ranks).capitalize()} printed more than {MOST_BYTES // 10**6} MB in"
+            " one piece of work: what is shown is the beginning and the end."
+        )
+        return RankFlooded(_lines(said, *_others(outcome, []), after), trouble.ranks)
     if isinstance(trouble, OverTime):
         late = [r for r, end in enumerate(ends) if not isinstance(end, Returned)]
-        said = f"After {trouble.limit_seconds:g} s {_ranks(late)} had not ended."
+        who = f"{_ranks(late)} had not ended" if late else "the work had only just ended"
+        said = f"After {trouble.limit_seconds:g} s {who}."
         return RanksTooSlow(_lines(said, *_others(outcome, []), after), late)
     if first is None:  # nothing but echoes
         first = min(raised.items(), key=lambda pair: pair[1].seconds)
@@ -114,6 +135,13 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
     tie = len(counts) > 1 and counts[0][1] == counts[1][1]
     guilty = sorted(r for r, post in posts.items() if tie or post.what != counts[0][0])
     any_post = next(iter(posts.values()))
+    if len(counts) == 1:  # the difference is in what was before, and no longer on the board
+        ranks = sorted(posts)
+        said = (
+            f"{_ranks(ranks).capitalize()} disagree with each other about a call before collective"
+            f" {any_post.number} of {_ranks(any_post.ranks)}, {any_post.what}."
+        )
+        return RanksDisagree(_lines(said, *_stands(outcome, ranks), after), ranks)
     lines = [
         f"{_ranks(guilty).capitalize()} {'disagree' if tie or len(guilty) > 1 else 'disagrees'}"
         f" with {'each other' if tie else 'the others'} about collective {any_post.number} of"
@@ -121,48 +149,105 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
     ]
     for what, _ in counts:
         lines.append(f"  {_ranks([r for r in sorted(posts) if posts[r].what == what])}: {what}")
-    lines += [
+    return RanksDisagree(_lines(*lines, *_stands(outcome, guilty), after), guilty)
+
+
+def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
+    return [
         f"  rank {r} stands in {line.strip()}"
-        for r in guilty
+        for r in ranks
         if isinstance(end := outcome.ends[r], Raised)
         for line in _place(end.frames)
     ]
-    return RanksDisagree(_lines(*lines, after), guilty)
 
 
-def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAbsent:
+def absence(trouble: Skipped | Awaited) -> str:
+    """One sentence: who did not come to what."""
     post, absent = trouble.post, trouble.absent
     waiting = [r for r in post.ranks if r not in absent]
+    if post.kind is Kind.receive_from_any:
+        where, waiting = f"serve a {post.what}", [r for r in post.ranks if r not in absent][:1]
+        where = f"serve a {post.what}"
+        if isinstance(trouble, Skipped):
+            return (
+                f"{_ranks(absent).capitalize()} ended without a message for {post.what}, in which"
+                f" {_ranks(waiting)} waited."
+            )
+        return f"{_ranks(absent).capitalize()} did not {where}, in which {_ranks(waiting)} waited."
     where = f"{post.what} (collective {post.number} of {_ranks(post.ranks)})"
     if isinstance(trouble, Skipped):
-        first = (
+        return (
             f"{_ranks(absent).capitalize()} ended without {where}, in which {_ranks(waiting)} took"
             " part."
         )
-    else:
-        first = (
-            f"{_ranks(absent).capitalize()} did not come to {where} within"
-            f" {trouble.patience_seconds:g} s, while {_ranks(waiting)} waited."
-        )
-    lines = [
-        f"  rank {r} was in {line.strip()}" for r in absent for line in _place(outcome.seen[r])
-    ]
-    return RankAbsent(_lines(first, *lines, *_others(outcome, absent), after), absent)
+    within = f" within {trouble.patience_seconds:g} s" if trouble.patience_seconds else ""
+    return (
+        f"{_ranks(absent).capitalize()} did not come to {where}{within}, while {_ranks(waiting)}"
+        " waited."
+    )
+
+
+def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAbsent:
+    absent = trouble.absent
+    lines = [line for r in absent for line in _whereabouts(outcome, r)]
+    return RankAbsent(_lines(absence(trouble), *lines, *_others(outcome, absent), after), absent)
+
+
+def circle(trouble: Circle) -> list[str]:
+    """Who waits for whom."""
+    ranks = sorted(trouble.waits)
+    lines = [f"{_ranks(ranks).capitalize()} wait for each other, so none of them can go on:"]
+    for rank, (post, absent) in sorted(trouble.waits.items()):
+        lines.append(f"  rank {rank} waits for {_ranks(absent)} in {_in_call(post, rank)}")
+    return lines
+
+
+def _in_call(post: Post, rank: int) -> str:
+    of = post.what.partition(" of ")[2]
+    other = [r for r in post.ranks if r != rank]
+    if post.kind is Kind.send:
+        return f"a send to {_ranks(other)} of {of}"
+    if post.kind is Kind.receive:
+        return f"a recv from {_ranks(other)} of {of}"
+    return post.what
+
+
+def _deadlock(outcome: Outcome, trouble: Circle, after: str) -> RanksDeadlocked:
+    ranks = sorted(trouble.waits)
+    lines = [line for r in ranks for line in _whereabouts(outcome, r)]
+    return RanksDeadlocked(_lines(*circle(trouble), *lines, *_others(outcome, ranks), after), ranks)
+
+
+def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
+    seen = outcome.seen[rank]
+    if outcome.ends[rank] is None and not seen:
+        return [f"  rank {rank} {_silence(outcome, rank)}"]
+    return [f"  rank {rank} was in {line.strip()}" for line in _place(seen or ())]
+
+
+def _silence(outcome: Outcome, rank: int) -> str:
+    """Why a rank says nothing, as far as it can be known."""
+    if rank in outcome.frozen:
+        return "does not answer: its process was stopped, as by SIGSTOP"
+    if outcome.seen[rank] is None:
+        return "does not answer, as where code outside Python holds the interpreter"
+    return "did not stop when told to"
 
 
 def _others(outcome: Outcome, guilty: list[int]) -> list[str]:
     """A line for each kind of end of the ranks that are not to blame, in rank order."""
     found: dict[str, list[int]] = {}
-    for rank, end in enumerate(outcome.ends):
+    for rank in range(len(outcome.ends)):
         if rank not in guilty:
-            found.setdefault(_fate(end, outcome.seen[rank]), []).append(rank)
+            found.setdefault(_fate(outcome, rank), []).append(rank)
     return [f"  {_ranks(ranks).capitalize()} {fate}." for fate, ranks in found.items()]
 
 
-def _fate(end, seen) -> str:
+def _fate(outcome: Outcome, rank: int) -> str:
+    end, seen = outcome.ends[rank], outcome.seen[rank] or ()
     at = "".join(f" in {line.strip()}" for line in _place(seen))
     if end is None:
-        return f"did not stop when told to{at}"
+        return f"{_silence(outcome, rank)}{at}"
     if isinstance(end, Returned):
         return "had ended"
     if isinstance(end, Died):
@@ -170,13 +255,10 @@ def _fate(end, seen) -> str:
     if end.stopped:
         return f"stopped{at}"
     if end.echo:
-        return (
-            "waited in a"
-            f" collective{at or ''.join(f' in {line.strip()}' for line in _place(end.frames))}"
-        )
-    return (end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}").rstrip(
-        ": ."
-    )
+        at = at or "".join(f" in {line.strip()}" for line in _place(end.frames))
+        return f"waited in a collective{at}"
+    said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}"
+    return said.rstrip(": .")
 
 
 def _place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:

@@ -6,8 +6,9 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from .launch import ranks
 from .links import two_hosts
-from .world import World, ranks
+from .world import World
 
 
 @magics_class

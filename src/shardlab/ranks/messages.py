@@ -45,6 +45,7 @@ class Stop(NamedTuple):
 
 class Returned(NamedTuple):
     pickled: bytes
+    ungrouped: bool = False  # the work has ended the process group, or made another
 
 
 class Raised(NamedTuple):

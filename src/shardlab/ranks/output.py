@@ -1,36 +1,86 @@
-"""What ranks print: kept by rank, and shown in rank order, so that the same run shows the same."""
+"""What ranks print: kept by rank, and shown in rank order, so that the same run shows the same.
 
+A rank prints into a pipe that its parent empties while it waits. So a rank that prints without end
+is held up by the pipe and fills no memory; of what it printed the beginning and the end are kept.
+"""
+
+import os
 import sys
 from contextlib import suppress
 
-from .shared import SharedFile
-
 LONG_SECONDS = 3.0  # work of this length gets a line of progress
 BETWEEN_SECONDS = 1.0
+KEPT_BYTES = 500_000  # of the beginning and of the end, of a rank's stdout and of its stderr
+MOST_BYTES = 64_000_000  # that a rank may print in one piece of work
+CHUNK_BYTES = 1 << 20
+CHUNKS_AT_ONCE = 16
 
 
 class Printed:
-    """What has come out of one rank's stdout or stderr, and how much of it was shown."""
+    """What has come out of one rank's stdout or stderr and was not shown yet. `fd` is where the
+    parent reads."""
 
-    def __init__(self):
-        self.file, self.shown = SharedFile(), 0
+    def __init__(self, fd: int):
+        self.fd = fd
+        os.set_blocking(fd, False)
+        self.ended = False  # nobody can print there any more
+        self._forget()
+
+    def _forget(self):
+        self.nbytes, self.head, self.tail = 0, bytearray(), bytearray()
+
+    def drain(self):
+        """Take what is in the pipe now."""
+        with suppress(BlockingIOError):
+            for _ in range(CHUNKS_AT_ONCE):
+                if not (chunk := os.read(self.fd, CHUNK_BYTES)):
+                    self.ended = True
+                    break
+                room = KEPT_BYTES - len(self.head)
+                self.head += chunk[:room]
+                self.tail += chunk[room:]
+                if len(self.tail) > 2 * KEPT_BYTES:
+                    del self.tail[:-KEPT_BYTES]
+                self.nbytes += len(chunk)
 
     def take(self) -> str:
-        data = self.file.read_from(self.shown)
-        self.shown += len(data)
-        return data.decode(errors="replace")
+        """All that is to be shown, which is forgotten."""
+        self.drain()
+        head, tail = bytes(self.head), bytes(self.tail[-KEPT_BYTES:])
+        left_out = self.nbytes - len(head) - len(tail)
+        self._forget()
+        if left_out:
+            head = head[: head.rfind(b"\n") + 1 or None]
+            tail = tail[tail.find(b"\n") + 1 :]
+            notice = f"... about {left_out:,} bytes are left out here ...\n"
+            head = head + b"\n" * (not head.endswith(b"\n")) + notice.encode()
+        return (head + tail).decode(errors="replace")
 
     def last_line(self) -> str:
-        lines = self.file.read_from(self.shown)[-2000:].decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+        said = (self.tail or self.head)[-2000:].decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(said) if line.strip()), "")
+
+    def close(self):
+        os.close(self.fd)
 
 
 def show(printed: list[Printed], stream):
     """Each rank's lines with its name before them, rank after rank."""
     for rank, one in enumerate(printed):
-        for line in one.take().splitlines():
-            stream.write(f"[rank {rank}] {line}\n")
-    stream.flush()
+        lines = one.take().splitlines()
+        if lines and stream is not None:  # a program without a console has none
+            write(stream, "".join(f"[rank {rank}] {line}\n" for line in lines))
+    if stream is not None:
+        stream.flush()
+
+
+def write(stream, text: str):
+    """What the stream's encoding does not know is written as an escape."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 class Progress:
@@ -65,9 +115,9 @@ class Progress:
                 self.display = display({"text/plain": text}, raw=True, display_id=True)
             else:
                 self.display.update({"text/plain": text}, raw=True)
-        elif sys.stderr.isatty():
+        elif sys.stderr is not None and sys.stderr.isatty():
             with suppress(OSError):
-                sys.stderr.write(f"\r\x1b[K{text}")
+                write(sys.stderr, f"\r\x1b[K{text}")
                 sys.stderr.flush()
                 self.display = None
 

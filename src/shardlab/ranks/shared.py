@@ -26,10 +26,6 @@ class SharedFile:
     def __reduce__(self):
         return _received, (DupFd(self.fd),)
 
-    def read_from(self, offset: int) -> bytes:
-        """All that was written since `offset`. The ranks' own position in the file stays."""
-        return os.pread(self.fd, os.fstat(self.fd).st_size - offset, offset)
-
     def close(self):
         os.close(self.fd)
 
@@ -41,7 +37,7 @@ class SharedPath:
     def __init__(self):
         self.file, self.named = SharedFile(), None
         # elsewhere a path to an open file shares its position, which the store cannot have
-        if sys.platform != "linux":
+        if sys.platform != "linux" or not os.path.exists(f"/proc/self/fd/{self.file.fd}"):
             handle, self.named = tempfile.mkstemp(prefix="shardlab-")
             os.close(handle)
 

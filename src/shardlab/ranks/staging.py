@@ -9,8 +9,9 @@ CUDA tensor would hand gloo an address that it cannot read. What was received is
 import torch
 import torch.distributed as dist
 
+from ..torch_internals import on_the_cpu
+
 NOT_SENT_BY_GLOO = ("cuda",)
-ON_THE_HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def wanted(call) -> bool:
@@ -26,16 +27,15 @@ def through_the_host(function, call, *rest, **named):
     """Make the call with copies on the host; `rest` and `named` are its arguments after the
     tensors."""
     if call.name == "send":
-        return function.redispatch(
-            ON_THE_HOST, [tensor.to("cpu", copy=True) for tensor in call.own], *rest, **named
-        )
+        copies = [tensor.to("cpu", copy=True) for tensor in call.own]
+        return on_the_cpu(function, copies, *rest, **named)
     if call.peer is None:
         raise ValueError(
             f"recv into a {call.own[0].device.type} tensor by gloo: say from which rank, or receive"
             " on the CPU."
         )
     copies = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in call.own]
-    work = dist.Work.unbox(function.redispatch(ON_THE_HOST, copies, *rest, **named))
+    work = dist.Work.unbox(on_the_cpu(function, copies, *rest, **named))
     return Arriving(work, copies, call.own).boxed()
 
 

@@ -1,19 +1,23 @@
 """Waiting for a piece of work to end on every rank, and noticing when it will not."""
 
+import select
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import Process
-from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
-from .board import Board, Kind, Post
+from .board import Board, Post
+from .findings import Finding, disagreement, look_at
 from .messages import Died, Frame, Raised, Refused, Returned, Seen, Stop
+from .output import MOST_BYTES, Printed
+from .wire import ParentsEnd, packed
 
 TICK_SECONDS = 0.1
+LOOK_SECONDS = 0.3  # between two looks at the board
 # after something failed: how long the other ranks may still fail, or end, of themselves
 SETTLE_SECONDS = 1.0
 GRACE_SECONDS = 2.0  # after they were told to stop: how long they may take
@@ -25,22 +29,9 @@ class Member(NamedTuple):
     """A rank as its parent holds it."""
 
     process: Process
-    connection: Connection
-
-
-class Skipped(NamedTuple):
-    """A rank has ended its work without a collective in which others are."""
-
-    post: Post
-    absent: list[int]
-
-
-class Awaited(NamedTuple):
-    """A rank has let others wait in a collective for longer than the world's patience."""
-
-    post: Post
-    absent: list[int]
-    patience_seconds: float
+    wire: ParentsEnd
+    out: Printed
+    err: Printed
 
 
 class OverTime(NamedTuple):
@@ -49,128 +40,168 @@ class OverTime(NamedTuple):
     limit_seconds: float
 
 
+class Flooded(NamedTuple):
+    """A rank printed more than anybody can read."""
+
+    ranks: list[int]
+
+
 class Interrupted(NamedTuple):
     """The reader pressed stop."""
 
 
-Trouble = Raised | Refused | Died | Skipped | Awaited | OverTime | Interrupted
+Trouble = Raised | Refused | Died | Finding | OverTime | Flooded | Interrupted
+# these are noticed by the parent: no other rank needs time to fail of itself
+NOTICED = (*Finding.__args__, OverTime, Flooded, Interrupted)
 
 
 @dataclass
 class Outcome:
     """What became of one piece of work. An end is None where a rank was still stuck after the
-    grace."""
+    grace; `seen` is None where it did not even answer."""
 
     ends: list[End | None]
-    seen: list[tuple[Frame, ...]]
+    seen: list[tuple[Frame, ...] | None]
     trouble: Trouble | None = None
     # of a collective about which the ranks disagreed
     posts: dict[int, Post] = field(default_factory=dict)
+    frozen: list[int] = field(default_factory=list)  # ranks whose process is stopped by a signal
 
 
-def watch(
-    members: list[Member],
-    command,
-    board: Board,
-    patience_seconds: float,
-    limit_seconds: float | None,
-    on_tick: Callable[[float], None],
-) -> Outcome:
-    """Send a piece of work to all; return when each rank has ended it, or is beyond waiting for."""
-    outcome = Outcome([None] * len(members), [()] * len(members))
-    begin, told_at, looked_at, settled_at = time.monotonic(), None, time.monotonic(), None
-    with counting_interrupts() as interrupts:
-        send_all(members, command)
+@dataclass
+class Limits:
+    """Of one piece of work."""
+
+    patience_seconds: float
+    seconds: float | None = None
+
+
+class Watch:
+    """One piece of work, from its sending to its end on each rank. `interrupts` grows when the
+    reader presses stop."""
+
+    def __init__(self, members: list[Member], number: int, board: Board, interrupts: list):
+        self.members, self.number, self.board = members, number, board
+        self.interrupts = interrupts
+        self.outcome = Outcome([None] * len(members), [None] * len(members))
+
+    def run(self, command, limits: Limits, on_tick: Callable[[float], None]) -> Outcome:
+        """Send the work to all; return when each rank has ended it, or is beyond waiting for."""
+        outcome = self.outcome
+        begin = looked_at = time.monotonic()
+        told_at = settled_at = None
+        self.send(range(len(self.members)), command)
         while None in outcome.ends:
-            _receive(members, outcome)
+            self.exchange()
             now = time.monotonic()
             on_tick(now - begin)
             if outcome.trouble is None:
-                outcome.trouble = next(
-                    (
-                        end
-                        for end in outcome.ends
-                        if end is not None and not isinstance(end, Returned)
-                    ),
-                    None,
-                )
-                if interrupts:
-                    outcome.trouble = Interrupted()
-                elif (
-                    outcome.trouble is None
-                    and limit_seconds is not None
-                    and now - begin > limit_seconds
-                ):
-                    outcome.trouble = OverTime(limit_seconds)
-                elif outcome.trouble is None and now - looked_at > 3 * TICK_SECONDS:
-                    outcome.trouble, looked_at = look_at(board, outcome.ends, patience_seconds), now
-                settled_at = now + (
-                    0
-                    if isinstance(outcome.trouble, (Interrupted, OverTime, Awaited))
-                    else SETTLE_SECONDS
-                )
+                outcome.trouble = self.trouble(limits, now - begin)
+                if outcome.trouble is None and now - looked_at > LOOK_SECONDS:
+                    looked_at = now
+                    outcome.trouble = look_at(
+                        self.board, outcome.ends, limits.patience_seconds, now
+                    )
+                noticed = isinstance(outcome.trouble, NOTICED)
+                settled_at = now + (0 if noticed else SETTLE_SECONDS)
             elif told_at is None and now > settled_at:
                 told_at = now
-                send_all(
-                    [member for member, end in zip(members, outcome.ends) if end is None], Stop()
-                )
-            elif told_at is not None and (now > told_at + GRACE_SECONDS or len(interrupts) > 1):
-                break
-    if outcome.trouble is None and (trouble := look_at(board, outcome.ends, patience_seconds)):
-        outcome.trouble = trouble  # all have ended, but not all took part in the same collectives
-    if outcome.trouble is not None:
-        outcome.posts = board.disagreement()
-    return outcome
-
-
-def send_all(members: list[Member], message):
-    for member in members:
-        with suppress(OSError):  # it has died: that will be noticed
-            member.connection.send(message)
-
-
-def look_at(
-    board: Board, ends: list[End | None], patience_seconds: float
-) -> Skipped | Awaited | None:
-    """The first collective on the board to which a rank will not come, or has not come for too
-    long."""
-    now = time.monotonic()
-    for rank, end in enumerate(ends):
-        if end is not None and not isinstance(end, Returned):
-            continue
-        for post in sorted(board.posts(rank), key=lambda post: post.seconds):
-            absent = board.absent(post)
-            never = [r for r in absent if isinstance(ends[r], Returned)]
-            if never and (
-                post.kind is Kind.collective or post.kind is Kind.receive and end is None
+                self.send([r for r, end in enumerate(outcome.ends) if end is None], Stop())
+            elif told_at is not None and (
+                now > told_at + GRACE_SECONDS or len(self.interrupts) > 1
             ):
-                return Skipped(post, never)
-            if absent and end is None and now - post.seconds > patience_seconds:
-                return Awaited(post, absent, patience_seconds)
-    return None
+                break
+        self.conclude(limits)
+        return outcome
 
+    def trouble(self, limits: Limits, seconds: float) -> Trouble | None:
+        if self.interrupts:
+            return Interrupted()
+        flooding = [
+            rank
+            for rank, member in enumerate(self.members)
+            if max(member.out.nbytes, member.err.nbytes) > MOST_BYTES
+        ]
+        if flooding:
+            return Flooded(flooding)
+        for end in self.outcome.ends:
+            if end is not None and not isinstance(end, Returned):
+                return end
+        if limits.seconds is not None and seconds > limits.seconds:
+            return OverTime(limits.seconds)
+        return None
 
-def _receive(members: list[Member], outcome: Outcome):
-    """Take what has come within a tick."""
-    open_ranks = [rank for rank, end in enumerate(outcome.ends) if end is None]
-    sources = {
-        source: rank
-        for rank in open_ranks
-        for source in (members[rank].connection, members[rank].process.sentinel)
-    }
-    for rank in sorted({sources[source] for source in wait(list(sources), TICK_SECONDS)}):
-        process, connection = members[rank]
-        try:
-            while outcome.ends[rank] is None and connection.poll():
-                message = connection.recv()
-                if isinstance(message, Seen):
-                    outcome.seen[rank] = message.frames
-                else:
-                    outcome.ends[rank] = message
-        except (EOFError, OSError):
+    def conclude(self, limits: Limits):
+        """What the board says about it, now that no rank is at work."""
+        outcome = self.outcome
+        failed = [end for end in outcome.ends if isinstance(end, (Raised, Died, Refused))]
+        if outcome.trouble is None:  # all have ended, but perhaps not with the same collectives
+            outcome.trouble = look_at(
+                self.board, outcome.ends, limits.patience_seconds, time.monotonic()
+            )
+        elif isinstance(outcome.trouble, Raised) and all(
+            isinstance(end, Raised) and (end.echo or end.stopped) for end in failed
+        ):  # they have only waited for one that raised nothing itself
+            ends = [end if isinstance(end, Returned) else None for end in outcome.ends]
+            found = look_at(self.board, ends, 0.0, time.monotonic())
+            outcome.trouble = found or outcome.trouble
+        if outcome.trouble is not None:
+            outcome.posts = disagreement(self.board)
+            outcome.frozen = [
+                rank
+                for rank, (end, member) in enumerate(zip(outcome.ends, self.members))
+                if end is None and is_frozen(member.process.pid)
+            ]
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def send(self, ranks, message):
+        frame = packed(self.number, message)
+        for rank in ranks:
+            self.members[rank].wire.send(frame)
+
+    def exchange(self):
+        """Send and take what goes and comes within a tick."""
+        poll, owners = select.poll(), {}
+        for rank, (process, wire, out, err) in enumerate(self.members):
+            sources = [(one.fd, select.POLLIN) for one in (out, err) if not one.ended]
+            if self.outcome.ends[rank] is None:
+                sources.append((process.sentinel, select.POLLIN))
+                sources.append(
+                    (wire.fileno(), select.POLLIN | (select.POLLOUT if wire.waiting else 0))
+                )
+            for fd, events in sources:
+                poll.register(fd, events)
+                owners[fd] = rank
+        ready = {fd: events for fd, events in poll.poll(1000 * TICK_SECONDS)}
+        for rank in sorted({owners[fd] for fd in ready}):
+            member = self.members[rank]
+            if member.out.fd in ready:
+                member.out.drain()
+            if member.err.fd in ready:
+                member.err.drain()
+            if self.outcome.ends[rank] is None:
+                self.receive(rank)
+
+    def receive(self, rank: int):
+        process, wire, *_ = self.members[rank]
+        wire.write()
+        for number, message in wire.read():
+            if number != self.number:
+                continue  # about earlier work
+            if isinstance(message, Seen):
+                self.outcome.seen[rank] = message.frames
+            else:
+                self.outcome.ends[rank] = message
+        if self.outcome.ends[rank] is not None:
+            return
+        if wire.closed:
             process.join(1)
-        if outcome.ends[rank] is None and process.exitcode is not None:
-            outcome.ends[rank] = Died(how_it_ended(process.exitcode), time.monotonic())
+        if process.exitcode is not None:
+            self.outcome.ends[rank] = Died(how_it_ended(process.exitcode), time.monotonic())
+        elif wire.closed:
+            how = "it closed its files, or became another program"
+            self.outcome.ends[rank] = Died(how, time.monotonic())
 
 
 def how_it_ended(exitcode: int) -> str:
@@ -186,10 +217,19 @@ def how_it_ended(exitcode: int) -> str:
     )
 
 
+def is_frozen(pid: int) -> bool:
+    """Was the process stopped by a signal, as by SIGSTOP? Where there is no /proc nobody knows."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
+
+
 @contextmanager
 def counting_interrupts() -> Iterator[list]:
-    """Ctrl-C, and the stop button of a notebook, counted: an exception between two reads would tear
-    a message apart."""
+    """Ctrl-C, and the stop button of a notebook, counted: an exception in the middle of something
+    would leave ranks of which nobody knows."""
     interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield interrupts  # Python delivers signals to the main thread alone

@@ -8,52 +8,54 @@ itself, and another one works on.
 
 import ast
 import builtins
-import ctypes
 import faulthandler
 import linecache
 import multiprocessing
 import os
 import queue
 import signal
-import socket
-import stat
 import sys
 import threading
 import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing import forkserver
 from types import ModuleType
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
+from ..torch_internals import abort_process_groups, process_groups, watch_new_groups
 from . import messages
 from .board import Board
 from .calls import listening
 from .checks import Checks
 from .devices import CannotBeHad, choose
 from .links import enter
-from .server import Place
+from .place import Place
+from .reports import raised, readers_frames, stopped_at_last
+from .stopping import (
+    Stopped,
+    abort_groups,
+    cut_connections,
+    end_group,
+    end_with_parent,
+    is_importing,
+    let_the_server_go,
+)
+from .streams import Streams
+from .wire import RanksEnd
 
-ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
-IMPORTER = "<frozen importlib._bootstrap>"
-STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
-NOT_THE_READERS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
 AGAIN_SECONDS = 0.02
 DEAF_SECONDS = 0.5  # after a rank was told to stop: a thread that has not heard it by then will not
 
 
-class Stopped(KeyboardInterrupt):
-    """Raised in the main thread when the world told this rank to stop."""
-
-
 class Job:
-    """A piece of work, and the thread that does it."""
+    """A piece of work with its number, and the thread that does it."""
 
-    def __init__(self, can_be_stopped=True):
+    def __init__(self, number: int, can_be_stopped=True):
+        self.number = number
         self.thread = threading.current_thread()
         self.can_be_stopped = can_be_stopped
         self.answered = False
@@ -61,29 +63,31 @@ class Job:
 
 class Rank:
     def __init__(self, place: Place):
-        self.place = place
+        self.place, self.pid = place, os.getpid()
+        self.wire = RanksEnd(place.connection.fileno())
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.sending = threading.RLock()
-        self.job = self.main_job = Job(can_be_stopped=False)  # the newest; that of the main thread
-        self.group_exists, self.backend = False, ""
+        # the newest; that of the main thread
+        self.job = self.main_job = Job(0, can_be_stopped=False)
+        self.group, self.backend = None, ""
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
         enter(self.place.namespaces)  # before there is a second thread
         let_the_server_go()
-        # forked by the server, which ends with the parent
-        if os.getppid() != multiprocessing.parent_process().pid:
-            # PR_SET_PDEATHSIG: end with the server, whatever this process does then
-            ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        forked = os.getppid() != multiprocessing.parent_process().pid
+        if forked or self.place.ends_with_its_parent:  # the server ends with the parent
+            end_with_parent()
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, self._interrupt)
-        self._redirect()
+        self.streams = Streams(self.place.out, self.place.err)
+        faulthandler.enable(file=2)
         threading.Thread(target=self._listen, daemon=True).start()
         self.main = sys.modules["__main__"] = ModuleType("__main__")
-        self.checks = Checks(
-            Board(self.place.board, self.place.world_size), self.place.rank, self.place.forbid_nan
-        )
+        board = Board(self.place.board, self.place.world_size)
+        self.checks = Checks(board, self.place.rank, self.place.forbid_nan)
+        watch_new_groups(self.checks.new_group)
         with listening(self.checks):
             self.work(self.inbox)
 
@@ -92,15 +96,29 @@ class Rank:
     def work(self, inbox: queue.SimpleQueue):
         """What comes in, one after the other: for the main thread, and while that is stuck for
         another one."""
-        while not isinstance(command := inbox.get(), messages.Quit):
-            job = self.job = Job()
+        while True:
+            number, command = inbox.get()
+            if isinstance(command, messages.Quit):
+                return
+            job = self.job = Job(number)
             if job.thread is threading.main_thread():
                 self.main_job = job
+            self.streams.restore()
             answer = self.perform(command, job)
+            if os.getpid() != self.pid:  # the work has forked, and this is the child's end of it
+                self.leave(answer)
+            self.streams.flush()
             with self.sending:
                 if not self._answer(job, answer):  # this thread was stuck, and is back
-                    inbox.put(messages.Quit())  # for the one that has worked since
+                    inbox.put((0, messages.Quit()))  # for the one that has worked since
                     inbox = self.inbox = queue.SimpleQueue()
+
+    def leave(self, answer):
+        """End a process that the work has forked: it is not a rank, and nobody waits for it."""
+        if isinstance(answer, messages.Raised):
+            print(f"in a forked process: {answer.error}: {answer.message}", file=sys.stderr)
+        self.streams.flush()
+        os._exit(0 if isinstance(answer, messages.Returned) else 1)
 
     def perform(self, command, job: Job):
         work = {messages.Call: self.call, messages.Cell: self.cell, messages.Regroup: self.regroup}[
@@ -108,7 +126,7 @@ class Rank:
         ]
         try:
             try:
-                return messages.Returned(work(*command))
+                return messages.Returned(work(*command), self.is_ungrouped())
             except CannotBeHad as error:
                 return messages.Refused(str(error))
             # SystemExit and KeyboardInterrupt too: a cell ends, not the rank
@@ -149,17 +167,17 @@ class Rank:
             print(repr(value))
         return cloudpickle.dumps(None)
 
+    def is_ungrouped(self) -> bool:
+        """Has the work ended the process group, or made another?"""
+        return not dist.is_initialized() or dist.group.WORLD is not self.group
+
     def regroup(self, generation: int) -> bytes:
         """The process group, for the first time or anew."""
         place = self.place
-        if self.group_exists:
-            broken = list(dist.distributed_c10d._world.pg_map)
+        if self.group is not None:
+            broken = process_groups()
             with suppress(Exception):  # NCCL's end waits for its kernels: what is broken is aborted
-                (
-                    dist.distributed_c10d._abort_process_group()
-                    if self.backend == "nccl"
-                    else dist.destroy_process_group()
-                )
+                (abort_process_groups() if self.backend == "nccl" else dist.destroy_process_group())
             # the end of a group waits for what is stuck in it
             threading.Thread(target=broken.clear, daemon=True).start()
         else:
@@ -194,7 +212,7 @@ class Rank:
             world_size=place.world_size,
             timeout=timedelta(seconds=2 * place.patience_seconds + 30),
         )
-        self.group_exists = True
+        self.group = dist.group.WORLD
         return cloudpickle.dumps((str(self.device), self.backend))
 
     # --- failing ----------------------------------------------------------------------------------
@@ -204,26 +222,10 @@ class Rank:
         stamp."""
         seconds = time.monotonic()
         with self.sending:
-            if self.group_exists and not job.answered:  # else they are of the next process group
+            # else they are of the next process group, or of the rank that has forked this process
+            if self.group is not None and not job.answered and os.getpid() == self.pid:
                 cut_connections()
-        chain = [error]
-        while (
-            before := chain[-1].__cause__
-            or (None if chain[-1].__suppress_context__ else chain[-1].__context__)
-        ) is not None:
-            chain.append(before)
-        cause = (
-            "".join(traceback.format_exception_only(chain[-1])).strip() if len(chain) > 1 else ""
-        )
-        return messages.Raised(
-            type(error).__name__,
-            str(error),
-            readers_frames(traceback.walk_tb(error.__traceback__)),
-            seconds,
-            is_echo(chain[-1]),
-            isinstance(chain[-1], Stopped),
-            cause,
-        )
+        return raised(error, seconds, Stopped)
 
     def _interrupt(self, _, frame):
         """The handler of the signal: Python runs it in the main thread, when that is not in C++.
@@ -253,131 +255,44 @@ class Rank:
                 and job.thread is threading.main_thread()
                 and self.backend == "gloo"
             ):
-                if self._answer(
-                    job,
-                    messages.Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True),
-                ):
+                if self._answer(job, stopped_at_last()):
                     threading.Thread(target=self.work, args=(self.inbox,), daemon=True).start()
 
     def _listen(self):
         while True:
             try:
-                message = self.place.connection.recv()
+                number, message = self.wire.receive()
             except (EOFError, OSError):
-                os._exit(1)  # the parent is gone
+                end_group()  # the parent is gone
             if isinstance(message, messages.Stop):
-                frame = sys._current_frames().get(self.job.thread.ident)
-                self._send(
-                    messages.Seen(readers_frames(reversed(list(traceback.walk_stack(frame)))))
-                )
-                cut_connections()
-                # a kernel on the GPU hears neither: aside, as this may take long
-                if self.backend == "nccl":
-                    threading.Thread(target=abort_groups, daemon=True).start()
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
-                threading.Thread(target=self._leave_alone, args=(self.job,), daemon=True).start()
+                self._stop()
             else:
                 with self.sending:
-                    self.inbox.put(message)
+                    self.inbox.put((number, message))
+
+    def _stop(self):
+        job = self.job
+        frame = sys._current_frames().get(job.thread.ident)
+        frames = reversed(list(traceback.walk_stack(frame)))
+        self._send(job.number, messages.Seen(readers_frames(frames)))
+        cut_connections()
+        # a kernel on the GPU hears neither: aside, as this may take long
+        if self.backend == "nccl":
+            threading.Thread(target=abort_groups, daemon=True).start()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        threading.Thread(target=self._leave_alone, args=(job,), daemon=True).start()
 
     def _answer(self, job: Job, message) -> bool:
         """Say how a job ended, once."""
         with self.sending:
             first, job.answered = not job.answered, True
             if first:
-                self._send(message)
+                self._send(job.number, message)
             return first
 
-    def _send(self, message):
+    def _send(self, number: int, message):
         with self.sending:
             try:
-                self.place.connection.send(message)
+                self.wire.send(number, message)
             except OSError:
-                os._exit(1)
-
-    def _redirect(self):
-        """What is printed, also by C++, goes into files that the parent reads."""
-        for number, file, name in ((1, self.place.out, "stdout"), (2, self.place.err, "stderr")):
-            os.dup2(file.fd, number)
-            setattr(
-                sys,
-                name,
-                open(
-                    number,
-                    "w",
-                    buffering=1,
-                    encoding="utf-8",
-                    errors="backslashreplace",
-                    closefd=False,
-                ),
-            )
-        faulthandler.enable(file=2)
-
-
-def is_importing(frame) -> bool:
-    """Is a module being imported in this stack of calls?"""
-    while frame is not None and frame.f_code.co_filename != IMPORTER:
-        frame = frame.f_back
-    return frame is not None
-
-
-def let_the_server_go():
-    """The fork server lives as long as a process holds its pipe, and hands it to each rank: one
-    that never lets go of the interpreter's lock would outlive its parent, with the server."""
-    server = forkserver._forkserver
-    if server._forkserver_alive_fd is not None:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_alive_fd = None
-
-
-def abort_groups():
-    """Make NCCL's kernels return. Whoever waits for one goes on, and hears the signal."""
-    for group in list(dist.distributed_c10d._world.pg_map):
-        with suppress(Exception):
-            group.abort()
-
-
-def cut_connections():
-    """End what this process says on its TCP connections, so that every rank that waits for it fails
-    now, and in turn ends what it says. That is the end of the process group.
-
-    It still hears the others: if what they send came back as an error, gloo would forget the
-    message and let its sender wait. Destroying the group would end it too, but not while another
-    thread waits in it, nor while a model or a traceback holds it.
-    """
-    for number in range(3, 4096):
-        try:
-            copy = os.dup(number)  # gloo may close its own at any moment
-        except OSError:  # not open
-            continue
-        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
-            os.close(copy)
-            continue
-        with socket.socket(fileno=copy) as connection, suppress(OSError):
-            if (
-                connection.family in (socket.AF_INET, socket.AF_INET6)
-                and connection.type == socket.SOCK_STREAM
-            ):
-                # gloo dies when its listener is shut
-                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    connection.shutdown(socket.SHUT_WR)
-
-
-def is_echo(error: BaseException) -> bool:
-    """Is this what a collective raises when another rank has left it?"""
-    return (
-        type(error) is RuntimeError
-        and any(word in str(error) for word in ECHOES)
-        or isinstance(error, dist.DistError)
-    )
-
-
-def readers_frames(frames) -> tuple[messages.Frame, ...]:
-    """(file, line, function), outermost first, without the frames of this package and of torch."""
-    found = ((frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in frames)
-    return tuple(
-        f
-        for f in found
-        if not f[0].startswith((*NOT_THE_READERS, "<frozen", "<string>"))
-        and (not f[0].startswith(STANDARD_LIBRARY) or "site-packages" in f[0])
-    )
+                end_group()

@@ -1,0 +1,79 @@
+"""What somebody asks of ranks, looked at before any rank is started."""
+
+from math import isfinite
+from numbers import Real
+from typing import NamedTuple
+
+from .board import MOST_RANKS
+from .links import Host
+
+LEAST_SECONDS, MOST_SECONDS = 0.01, 1e6
+MOST_THREADS = 1024
+
+
+class Asked(NamedTuple):
+    world_size: int
+    device: str | None
+    backend: str | None
+    share_gpus: bool
+    patience_seconds: float
+    threads: int
+    forbid_nan: bool
+    hosts: tuple[Host, ...]
+    method: str | None
+    announce: bool
+
+
+def check(asked: Asked):
+    """Raises ValueError or TypeError, one sentence that names the value and the rule."""
+    if not is_integer(asked.world_size) or not 1 <= asked.world_size <= MOST_RANKS:
+        raise ValueError(
+            f"world_size = {asked.world_size!r}: a world has 1 to {MOST_RANKS} ranks on one"
+            " machine."
+        )
+    for name, known in (
+        ("device", ("cpu", "cuda")),
+        ("backend", ("gloo", "nccl")),
+        ("method", ("forkserver", "spawn")),
+    ):
+        value = getattr(asked, name)
+        if value not in (None, *known):
+            raise ValueError(
+                f"{name} = {value!r}: it must be {' or '.join(known)}, or be left away."
+            )
+    check_seconds("patience_seconds", asked.patience_seconds)
+    if not is_integer(asked.threads) or not 1 <= asked.threads <= MOST_THREADS:
+        raise ValueError(
+            f"threads = {asked.threads!r}: it must be a whole number from 1 to {MOST_THREADS}."
+        )
+    if not isinstance(asked.hosts, (tuple, list)) or not all(
+        isinstance(host, Host) for host in asked.hosts
+    ):
+        raise TypeError(
+            f"hosts = {asked.hosts!r}: it must be the tuple of hosts that two_hosts gives."
+        )
+    if asked.hosts and asked.world_size % len(asked.hosts):
+        raise ValueError(
+            f"world_size = {asked.world_size}: {len(asked.hosts)} hosts want the same number of"
+            " ranks each."
+        )
+
+
+def check_limit(limit_seconds):
+    if limit_seconds is not None:
+        check_seconds("limit_seconds", limit_seconds)
+
+
+def check_seconds(name: str, value):
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} = {value!r}: it must be a number of seconds.")
+    if not value > 0:
+        raise ValueError(f"{name} = {value!r}: it must be above 0.")
+    if not isfinite(value) or not LEAST_SECONDS <= value <= MOST_SECONDS:
+        raise ValueError(
+            f"{name} = {value!r}: it must be from {LEAST_SECONDS:g} to {MOST_SECONDS:,.0f} seconds."
+        )
+
+
+def is_integer(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,233 @@
+"""What the board tells about ranks that do not go on: who has not come, who waits for whom, who
+brought something else.
+
+A rank that does not come need not be guilty: it may wait itself, for a third one. So the ranks that
+wait are followed to one that does not wait, and that rank is named. Where this leads back to the
+beginning, the ranks wait for each other, and all of them are named.
+"""
+
+from typing import NamedTuple
+
+from .board import DEPTH, Board, Kind, Post, Row, Unfinished, members_of
+from .messages import Returned
+
+STILL_SECONDS = 1.0  # for which ranks must have waited for each other before this is said
+
+
+class Skipped(NamedTuple):
+    """A rank has ended its work without a collective in which others are."""
+
+    post: Post
+    absent: list[int]
+
+
+class Awaited(NamedTuple):
+    """A rank has let others wait in a collective for longer than the world's patience."""
+
+    post: Post
+    absent: list[int]
+    patience_seconds: float
+
+
+class Circle(NamedTuple):
+    """Ranks that wait for each other: for each of them the call in which it waits, and for whom."""
+
+    waits: dict[int, tuple[Post, list[int]]]
+
+
+Finding = Skipped | Awaited | Circle
+
+
+def look_at(board: Board, ends: list, patience_seconds: float, now: float) -> Finding | None:
+    """The first call to which a rank will not come, or has not come for too long. `ends` holds for
+    each rank how its work ended, and None where it has not."""
+    calls = sorted(unfinished(board), key=lambda call: call.post.seconds)
+    for call in calls:
+        never = [r for r in call.absent if isinstance(ends[r], Returned)]
+        someone = any(ends[r] is None or isinstance(ends[r], Returned) for r in call.came)
+        of_any = call.post.kind is Kind.receive_from_any
+        if never and someone and (never == call.absent or not of_any):
+            return Skipped(call.post, never)
+    waits = waiting(board, calls, ends)
+    if circle := closed(waits, now):
+        return circle
+    for call in calls:
+        if any(ends[r] is None for r in call.came) and now - call.post.seconds > patience_seconds:
+            return root(call, waits, patience_seconds)
+    return None
+
+
+def waiting(board: Board, calls: list[Unfinished], ends: list) -> dict[int, Unfinished]:
+    """For each rank at work whose last call, of all its channels, has not ended: that call."""
+    waits = {}
+    for rank in board.visible:
+        rows = board.rows_of(rank).values()
+        last = max(rows, key=lambda row: row.seconds, default=None)
+        for call in calls:
+            if rank in call.came and ends[rank] is None and last.channel == call.post.channel:
+                post = board.post(rank, last.channel, last.count) or call.post
+                waits[rank] = call._replace(post=post)
+    return waits
+
+
+def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
+    """Ranks that cannot go on for certain: each waits, doing nothing else, for one of them."""
+    stuck = {
+        r: call
+        for r, call in waits.items()
+        if call.post.blocking and now - call.post.seconds > STILL_SECONDS
+    }
+    while True:
+        free = [
+            r
+            for r, call in stuck.items()
+            if not (all if call.post.kind is Kind.receive_from_any else any)(
+                other in stuck for other in call.absent
+            )
+        ]
+        if not free:
+            break
+        for r in free:
+            del stuck[r]
+    return circle_in(stuck, next(iter(stuck))) if stuck else None
+
+
+def circle_in(waits: dict[int, Unfinished], rank: int) -> Circle:
+    """The circle to which `rank` leads, where each rank waits for one that waits."""
+    path: list[int] = []
+    while rank not in path:
+        path.append(rank)
+        rank = next(r for r in waits[rank].absent if r in waits)
+    members = sorted(path[path.index(rank) :])
+    return Circle({r: (waits[r].post, waits[r].absent) for r in members})
+
+
+def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float) -> Finding:
+    """Follow those who do not come to those who do not wait either."""
+    seen: list[int] = []
+    ahead = [(call, rank) for rank in call.absent]
+    guilty: dict[int, list[int]] = {}  # by the call in which they are missed
+    found: dict[int, Unfinished] = {}
+    while ahead:
+        missed, rank = ahead.pop(0)
+        if rank in seen:
+            continue
+        seen.append(rank)
+        if rank in waits:
+            ahead += [(waits[rank], other) for other in waits[rank].absent]
+        else:
+            guilty.setdefault(id(missed), []).append(rank)
+            found[id(missed)] = missed
+    if not guilty:
+        return circle_in(waits, call.absent[0])
+    first = min(found.values(), key=lambda missed: missed.post.seconds)
+    return Awaited(first.post, guilty[id(first)], patience_seconds)
+
+
+# --- the calls on the board -----------------------------------------------------------------------
+
+
+def unfinished(board: Board) -> list[Unfinished]:
+    """Of each channel the first call that only some of its members have made. A channel that some
+    rank had to forget tells nothing."""
+    rows = {rank: board.rows_of(rank) for rank in board.visible}
+    inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
+    found = [_of_inbox(board, rows, inbox) for inbox in inboxes]
+    for channel in {channel for own in rows.values() for channel in own}:
+        row = next(own[channel] for own in rows.values() if channel in own)
+        if row.inbox not in inboxes and not _is_any(row):
+            found.append(_of_channel(board, rows, channel, members_of(row.members)))
+    return [call for call in found if call is not None]
+
+
+def _is_any(row: Row) -> bool:
+    return row.kind is Kind.receive_from_any
+
+
+def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinished | None:
+    counts = {}
+    for rank in ranks:
+        if rank not in rows:
+            continue  # on another machine
+        if channel not in rows[rank] and board.has_lost_rows(rank):
+            return None
+        counts[rank] = rows[rank][channel].count if channel in rows[rank] else 0
+    number = min(counts.values()) + 1
+    came = [rank for rank, count in counts.items() if count >= number]
+    if not came:
+        return None
+    posts = [_post_from(board, rank, rows[rank][channel], number) for rank in came]
+    posts = [post for post in posts if post is not None]
+    if not posts:  # it was overwritten at this moment
+        return None
+    absent = [rank for rank in counts if rank not in came]
+    return Unfinished(min(posts, key=lambda post: post.seconds), came, absent)
+
+
+def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
+    """Of messages that a rank receives from anybody only the number is known, not who sent them."""
+    [(receiver, own)] = [(r, rows[r][inbox]) for r in rows if inbox in rows[r]]
+    theirs = [(r, row) for r in rows for row in rows[r].values() if row.inbox == inbox]
+    sent = [(r, row) for r, row in theirs if row.kind is Kind.send]
+    got = own.count + sum(row.count for r, row in theirs if row.kind is Kind.receive)
+    if any(board.has_lost_rows(r) for r in rows):
+        return None
+    total = sum(row.count for _, row in sent)
+    if got > total:
+        post = _post_from(board, receiver, own, own.count)
+        others = [rank for rank in members_of(own.members) if rank != receiver]
+        return post and Unfinished(post, [receiver], others)
+    if got < total:
+        sender, row = max(sent, key=lambda pair: pair[1].seconds)
+        post = _post_from(board, sender, row, row.count)
+        return post and Unfinished(post, [sender], [receiver])
+    return None
+
+
+def _post_from(board: Board, rank: int, row: Row, number: int) -> Post | None:
+    """That call, or the earliest after it whose post still stands."""
+    return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
+
+
+def disagreement(board: Board) -> dict[int, Post]:
+    """The earliest call whose members brought different things: their posts. Empty if there is
+    none."""
+    rows = {rank: board.rows_of(rank) for rank in board.visible}
+    inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
+    found = []
+    for channel in {channel for own in rows.values() for channel in own}:
+        used = {rank: own[channel] for rank, own in rows.items() if channel in own}
+        row = next(iter(used.values()))
+        if row.inbox not in inboxes and not _is_any(row):
+            found.append(_first_difference(board, used))
+    return min(
+        filter(None, found), key=lambda posts: min(p.seconds for p in posts.values()), default={}
+    )
+
+
+def _first_difference(board: Board, used: dict[int, Row]) -> dict[int, Post]:
+    begin = min(max(row.first, row.count - DEPTH + 1) for row in used.values())
+    for number in range(begin, max(row.count for row in used.values()) + 1):
+        posts = {r: p for r, row in used.items() if (p := board.post(r, row.channel, number))}
+        one = next(iter(posts.values()), None)
+        if any(post.differs(one) for post in posts.values()):
+            return posts
+        for r, post in posts.items():
+            for other in uneven(r, post, posts):
+                return {r: post, other: posts[other]}
+    return {}
+
+
+def uneven(rank: int, post: Post, posts: dict[int, Post]) -> list[int]:
+    """Members of an all-to-all that await another number of elements from `rank` than it sends
+    them, or send it another number than it awaits."""
+    if not post.sends:
+        return []
+    place = {member: index for index, member in enumerate(post.ranks)}
+    return [
+        other
+        for other, theirs in posts.items()
+        if len(theirs.sends) == len(post.sends)
+        and (post.sends[place[other]], post.receives[place[other]])
+        != (theirs.receives[place[rank]], theirs.sends[place[rank]])
+    ]

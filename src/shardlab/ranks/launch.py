@@ -1,0 +1,62 @@
+"""Starting ranks, or joining those that torchrun has started."""
+
+import sys
+
+from . import torchrun
+from .asked import Asked, check
+from .links import Host
+from .server import start_method
+from .world import World
+
+
+def ranks(
+    world_size: int,
+    *,
+    device: str | None = None,
+    backend: str | None = None,
+    share_gpus: bool = False,
+    patience_seconds: float = 60.0,
+    threads: int = 1,
+    forbid_nan: bool = False,
+    hosts: tuple[Host, ...] = (),
+    method: str | None = None,
+    announce: bool = True,
+):
+    """Start `world_size` ranks; close them with `close()` or by leaving the `with`.
+
+    device            "cuda" or "cpu"; by itself: GPUs if there are any
+    backend           "nccl" or "gloo"; by itself: NCCL with a GPU for each rank, else gloo
+    share_gpus        NCCL for more ranks than GPUs: an experiment of NCCL 2.30, not yet seen to
+                      work here
+    patience_seconds  how long ranks may wait in a collective for one that does not come
+    threads           of PyTorch, for each rank
+    forbid_nan        a rank that brings a NaN to a sum is an error
+    hosts             rehearsed hosts (see links.py) among which the ranks are divided
+    method            "forkserver" or "spawn"; by itself what this system can do
+    announce          print one line that says what was started
+
+    Under torchrun this process is one of the ranks already: the world is torchrun's, and the same
+    code runs on. Raises ValueError, one sentence, where this cannot be had.
+    """
+    asked = Asked(
+        world_size,
+        device,
+        backend,
+        share_gpus,
+        patience_seconds,
+        threads,
+        forbid_nan,
+        hosts,
+        method,
+        announce,
+    )
+    check(asked)
+    if torchrun.started_us():
+        return torchrun.Torchrun(
+            world_size, device, backend, share_gpus, patience_seconds, forbid_nan
+        )
+    loaded = sys.modules.get("torch.distributed")
+    if loaded is not None and loaded.is_available() and loaded.is_initialized():
+        here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"
+        raise ValueError(f"this process is {here}: a rank cannot start a world of its own.")
+    return World(asked._replace(method=method or start_method()))

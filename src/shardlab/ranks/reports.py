@@ -1,0 +1,95 @@
+"""What a rank tells about itself: the error it met, and where it is."""
+
+import os
+import threading
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+from .messages import Frame, Raised
+
+ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
+STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
+NOT_THE_READERS = (os.path.dirname(os.path.abspath(__file__)), os.path.dirname(torch.__file__))
+MOST_LETTERS = 20_000  # of an error's message
+MOST_CAUSES = 1000
+
+
+def raised(error: BaseException, seconds: float, stopped: type[BaseException]) -> Raised:
+    """`stopped` is what a rank raises when it was told to stop."""
+    first = origin(error)
+    return Raised(
+        str.__str__(type(error).__name__),
+        message_of(error),
+        readers_frames(traceback.walk_tb(error.__traceback__)),
+        seconds,
+        is_echo(first),
+        isinstance(first, stopped),
+        named(first) if first is not error else "",
+    )
+
+
+def stopped_at_last() -> Raised:
+    """Of a thread that hears nothing: it counts as stopped."""
+    return Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True)
+
+
+def origin(error: BaseException) -> BaseException:
+    """The error that led to this one, through all the errors between them. It may be among its own
+    causes, as after `raise error from error`."""
+    seen: list[int] = []
+    while id(error) not in seen and len(seen) < MOST_CAUSES:
+        seen.append(id(error))
+        before = error.__cause__
+        if before is None and not error.__suppress_context__:
+            before = error.__context__
+        if before is None or id(before) in seen:
+            break
+        error = before
+    return error
+
+
+def named(error: BaseException) -> str:
+    """KeyError: 'x'"""
+    return f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")
+
+
+def message_of(error: BaseException) -> str:
+    """The error's text, of which very long ones keep beginning and end. It is of the reader's
+    class, which can fail at this too."""
+    try:
+        text = str.__str__(str(error))  # a plain string, also of a class of strings
+    except BaseException as failed:
+        return f"<its text cannot be had: str() raised {type(failed).__name__}>"
+    if len(text) > MOST_LETTERS:
+        half = MOST_LETTERS // 2
+        left_out = len(text) - 2 * half
+        text = f"{text[:half]} ... {left_out:,} letters are left out here ... {text[-half:]}"
+    return text
+
+
+def is_echo(error: BaseException) -> bool:
+    """Is this what a collective raises when another rank has left it?"""
+    return (
+        type(error) is RuntimeError
+        and any(word in message_of(error) for word in ECHOES)
+        or isinstance(error, dist.DistError)
+    )
+
+
+def readers_frames(frames) -> tuple[Frame, ...]:
+    """(file, line, function), outermost first, without the frames of this package and of torch.
+
+    Python 3.11 has no line for the jump that ends a loop: the function's first line is given."""
+    found = (
+        (frame.f_code.co_filename, line or frame.f_code.co_firstlineno, frame.f_code.co_name)
+        for frame, line in frames
+    )
+    return tuple(
+        f
+        for f in found
+        if not f[0].startswith((*NOT_THE_READERS, "<frozen", "<string>"))
+        and (not f[0].startswith(STANDARD_LIBRARY) or "site-packages" in f[0])
+    )

@@ -1,0 +1,84 @@
+"""How a rank is made to leave what it is doing."""
+
+import ctypes
+import os
+import signal
+import socket
+import stat
+import sys
+from contextlib import suppress
+from multiprocessing import forkserver
+
+from ..torch_internals import process_groups
+
+IMPORTER = "<frozen importlib._bootstrap>"
+
+
+class Stopped(KeyboardInterrupt):
+    """Raised in the main thread when the world told this rank to stop."""
+
+
+def end_with_parent():
+    """PR_SET_PDEATHSIG: be killed when the thread that started this process ends, whatever this
+    process does then."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+def end_group():
+    """The parent is gone: end this rank and all that it has started."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def let_the_server_go():
+    """The fork server lives as long as a process holds its pipe, and hands it to each rank: one
+    that never lets go of the interpreter's lock would outlive its parent, with the server."""
+    server = forkserver._forkserver
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None
+
+
+def is_importing(frame) -> bool:
+    """Is a module being imported in this stack of calls?"""
+    while frame is not None and frame.f_code.co_filename != IMPORTER:
+        frame = frame.f_back
+    return frame is not None
+
+
+def abort_groups():
+    """Make NCCL's kernels return. Whoever waits for one goes on, and hears the signal."""
+    for group in process_groups():
+        with suppress(Exception):
+            group.abort()
+
+
+def cut_connections():
+    """End what this process says on its TCP connections, so that every rank that waits for it fails
+    now, and in turn ends what it says. That is the end of the process group.
+
+    It still hears the others: if what they send came back as an error, gloo would forget the
+    message and let its sender wait. Destroying the group would end it too, but not while another
+    thread waits in it, nor while a model or a traceback holds it.
+    """
+    for number in range(3, 4096):
+        try:
+            copy = os.dup(number)  # gloo may close its own at any moment
+        except OSError:  # not open
+            continue
+        if not stat.S_ISSOCK(os.fstat(copy).st_mode):
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as connection, suppress(OSError):
+            if (
+                connection.family in (socket.AF_INET, socket.AF_INET6)
+                and connection.type == socket.SOCK_STREAM
+            ):
+                # gloo dies when its listener is shut
+                if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    connection.shutdown(socket.SHUT_WR)
