@@ -135,16 +135,13 @@ def race(stage: int, shape: dict) -> dict[str, list[float]]:
 
 def ours(stage: int, shape: dict, optimizer_cls, **arguments):
     """A step, to be called, which returns its loss."""
-    from shardlab.zero import stage1, stage2, stage3
+    from shardlab import zero
+    from shardlab.zero import faster
 
     net = build(shape)
-    if stage == 3:
-        stage3.fully_shard(net, [net.embedding, *net.blocks, net.head])
-        optimizer = optimizer_cls(net.parameters(), **arguments)
-    else:
-        optimizer = {1: stage1, 2: stage2}[stage].ShardedOptimizer(
-            net.parameters(), optimizer_cls, **arguments
-        )
+    _, optimizer = zero.shard(
+        net, optimizer_cls, stage=stage, collectives=faster.Ring(), **arguments
+    )
 
     def finish(loss):
         loss.backward()

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab import collectives
+from shardlab import zero
 from shardlab.formulas import RECIPES, checkpoint_bytes
 from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
-from shardlab.zero import flat, stage1, stage2, stage3
+from shardlab.zero import faster, stage1, stage2, stage3
 from shardlab.zero.options import cpu_offload
 from shardlab.zero.whole import unsharded
 
@@ -56,7 +56,15 @@ class Network(nn.Module):
         return self.scale(x) + self.again(x)
 
 
-def training(stage, seed=0, rule=torch.optim.AdamW, groups=False, dtype=torch.float64, width=7):
+def training(
+    stage,
+    seed=0,
+    rule=torch.optim.AdamW,
+    groups=False,
+    dtype=torch.float64,
+    width=7,
+    collectives=None,
+):
     """(model, optimizer, scheduler); stage 0 is a plain model, on which all ranks do the same."""
     torch.manual_seed(seed)
     model = Network(width).to(dtype)
@@ -65,13 +73,13 @@ def training(stage, seed=0, rule=torch.optim.AdamW, groups=False, dtype=torch.fl
         others = [*model.last.parameters(), *model.scale.parameters(), model.again.bias]
         parts = [dict(params=list(model.first.parameters())), dict(params=others, weight_decay=0.0)]
     if stage == 3:
-        stage3.fully_shard(model, [model.first, model.frozen, model.last])
-        optimizer = rule(model.parameters(), lr=0.1)
+        units = [model.first, model.frozen, model.last]
+        _, optimizer = zero.shard(model, rule, stage=3, units=units, lr=0.1)
     elif stage == 0:
         optimizer = rule(parts, lr=0.1)
     else:
         optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
-            parts, rule, bucket_bytes=300, lr=0.1
+            parts, rule, bucket_bytes=300, collectives=collectives, lr=0.1
         )
     return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
@@ -142,13 +150,6 @@ def test_the_run_goes_on(stage, two, three, tmp_path):
         assert found[0][2] == 4 * 6 / before.world_size + 2 * 6 / other.world_size
 
 
-def set_sizes(small_bytes, piece_bytes):
-    """Of messages, and so of the parts of a shard. Returns those from before."""
-    before = flat.SMALL_BYTES, collectives.PIECE_BYTES
-    flat.SMALL_BYTES, collectives.PIECE_BYTES = small_bytes, piece_bytes
-    return before
-
-
 @pytest.mark.parametrize("before, after", [(1, 1), (2, 3), (3, 1)])
 def test_shards_in_parts(before, after, two, three, tmp_path):
     """Saved where a bucket's shard has many parts and resumed where it has one, on another number
@@ -156,16 +157,13 @@ def test_shards_in_parts(before, after, two, three, tmp_path):
 
     Mutations: of the states only those of the first part saved; parts brought back in another
     order; all parts with the first one's states."""
-    sizes = three.run(set_sizes, 8, 40)[0]
-    try:
-        whole = three.run(run_and_save, before, str(tmp_path / "parts"))[0]
-        two.run(run_and_save, before, str(tmp_path / "one"))
-        ends = [
-            two.run(run_on, after, str(tmp_path / "parts"))[0],
-            three.run(run_on, after, str(tmp_path / "one"))[0],
-        ]
-    finally:
-        three.run(set_sizes, *sizes)
+    small = dict(collectives=faster.Ring(small_bytes=8, piece_bytes=40))
+    whole = three.run(run_and_save, before, str(tmp_path / "parts"), **small)[0]
+    two.run(run_and_save, before, str(tmp_path / "one"))
+    ends = [
+        two.run(run_on, after, str(tmp_path / "parts"))[0],
+        three.run(run_on, after, str(tmp_path / "one"), **small)[0],
+    ]
     for step, losses, _ in ends:
         assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
 

@@ -20,12 +20,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
+from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.ranks import RankDied, ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import resume, save
-from shardlab.zero import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
@@ -51,13 +51,9 @@ def train(stage, folder, dropout=0.0, dies=None, **options):
     n, me = dist.get_world_size(), dist.get_rank()
     torch.manual_seed(me)
     model = GPT(replace(CONFIG, dropout=dropout)).double()
-    if stage == 3:
-        stage3.fully_shard(model, model.blocks)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
-    else:
-        optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
-            model.parameters(), torch.optim.AdamW, bucket_bytes=5_000, lr=0.01, weight_decay=0.1
-        )
+    own = dict(units=model.blocks) if stage == 3 else dict(bucket_bytes=5_000)
+    rule = dict(optimizer_cls=torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+    _, optimizer = zero.shard(model, stage=stage, **rule, **own)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, END)
     begin, losses = 0, {}
     if (saved := resume(folder, model, optimizer)) is not None:
@@ -185,13 +181,7 @@ def two_halves(stage, folder, begin):
     number = dist.get_rank() // 2
     torch.manual_seed(begin + number)
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 1))
-    if stage == 3:
-        stage3.fully_shard(model, list(model), group=pairs[number])
-        optimizer = torch.optim.AdamW(model.parameters())
-    else:
-        optimizer = stage1.ShardedOptimizer(
-            model.parameters(), torch.optim.AdamW, group=pairs[number]
-        )
+    _, optimizer = zero.shard(model, torch.optim.AdamW, stage=stage, group=pairs[number])
     if begin == 0:
         save(f"{folder}/{number}", model, optimizer, 1)
     else:

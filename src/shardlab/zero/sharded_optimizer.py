@@ -161,7 +161,8 @@ class OptimizerOfShards(BackwardListener, torch.optim.Optimizer):
 
     @property
     def grad_scale(self):
-        return None
+        """What torch.amp.GradScaler sets before a step; nobody has."""
+        raise AttributeError("grad_scale")
 
     @grad_scale.setter
     def grad_scale(self, scale):

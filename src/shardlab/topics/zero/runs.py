@@ -25,9 +25,8 @@ from shardlab.measure.recordings import Row
 from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
 from shardlab.torch_internals import local_tensor
-from shardlab.zero import stage1, stage2
-from shardlab.zero.options import cpu_offload
-from shardlab.zero.stage3 import fully_shard, sharded_units
+from shardlab.zero import shard
+from shardlab.zero.stage3 import sharded_units
 from shardlab.zero.whole import unsharded
 
 SIZES = dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
@@ -44,15 +43,7 @@ PINNED = ("active_bytes", "allocated_bytes")
 
 def ours(stage, offload=False):
     def wrap(net, optimizer_cls, **settings):
-        if stage < 3:
-            optimizer_cls = cpu_offload(optimizer_cls) if offload else optimizer_cls
-            return net, (stage1, stage2)[stage - 1].ShardedOptimizer(
-                net.parameters(), optimizer_cls, **settings
-            )
-        fully_shard(
-            net, [net.embedding, *net.blocks, net.head], shard_device="cpu" if offload else None
-        )
-        return net, optimizer_cls(net.parameters(), **settings)
+        return shard(net, optimizer_cls, stage=stage, offload=offload, **settings)
 
     return wrap
 

@@ -1,0 +1,435 @@
+"""Where stages 1 and 2 were wrong without a word: now the plain model's result, or one sentence.
+
+Each case once returned a wrong number, or a sentence that named neither the thing nor the rule.
+"""
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab import zero
+from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
+from shardlab.ranks import ranks
+from shardlab.zero import faster, stage1, stage2
+from shardlab.zero.flat import CannotShard, Ring
+from shardlab.zero.native import Native
+from shardlab.zero.options import GradScaler, clip_gradients
+from shardlab.zero.whole import unsharded
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+STAGES = (stage1, stage2)
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", announce=False) as world:
+        yield world
+
+
+def layers(*sizes):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+
+
+def own_input(features):
+    """1, 1, ... on rank 0; 2, 2, ... on rank 1: the mean is 1.5."""
+    return torch.full((1, features), 1.0 + dist.get_rank())
+
+
+def said(work):
+    """The sentence with which the work is refused, or its result."""
+    try:
+        return work()
+    except (CannotShard, CannotReplicate, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+# --- who averages ---------------------------------------------------------------------------------
+
+
+def under_data_parallelism(module):
+    net = layers(64, 64, 64)
+    model = DistributedDataParallel(net)
+    optimizer = module.ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=1.0)
+
+    def step():
+        before = net[0].bias.detach().clone()
+        model(own_input(64)).sum().backward()
+        optimizer.step()
+        return (before - net[0].bias).unique().numel() > 0
+
+    def plain_step():
+        plain = layers(64, 64, 64)
+        inputs = [torch.full((1, 64), 1.0 + rank) for rank in range(2)]
+        (sum(plain(x).sum() for x in inputs) / 2).backward()
+        torch.optim.SGD(plain.parameters(), lr=1.0).step()
+        return max((a - b).abs().max().item() for a, b in zip(net.parameters(), plain.parameters()))
+
+    found = said(step)
+    return found if isinstance(found, str) else plain_step()
+
+
+def test_under_data_parallelism(two):
+    """Stage 1 under it is right, as PyTorch's ZeroRedundancyOptimizer is; stage 2 is refused.
+
+    Must catch: stage 2 takes gradients whose all-reduce is under way."""
+    assert max(two.run(under_data_parallelism, stage1)) < 1e-5
+    for sentence in two.run(under_data_parallelism, stage2):
+        assert sentence.startswith("CannotReplicate: a newer ShardedOptimizer averages gradients")
+
+
+def replicated_afterwards():
+    net = layers(8, 8)
+    _, optimizer = zero.shard(net, torch.optim.SGD, stage=2, lr=1.0)
+    DistributedDataParallel(net)(own_input(8)).sum().backward()
+    return said(optimizer.step)
+
+
+def test_replicated_afterwards(two):
+    """Must catch: a stage that steps with gradients which another one has averaged."""
+    for sentence in two.run(replicated_afterwards):
+        assert "CannotShard: a newer DistributedDataParallel averages gradients" in sentence
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def with_the_models_zero_grad(module, whose):
+    net = layers(4, 2)
+    optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.0)
+
+    def steps():
+        for _ in range(3):
+            (net if whose == "the model's" else optimizer).zero_grad()
+            net(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        return optimizer.buckets[0].shards[0].grad.unique().tolist()
+
+    return said(steps)
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_the_models_zero_grad(two, module):
+    """It does not reach the shards, so the next gradients are refused and not added to the last.
+
+    Must catch: gradients of all steps before, added up for ever."""
+    assert two.run(with_the_models_zero_grad, module, "the optimizer's") == [[1.0]] * 2
+    for sentence in two.run(with_the_models_zero_grad, module, "the model's"):
+        assert sentence.startswith("CannotShard: the shards still have the gradients of the step")
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_a_step_without_backward(two, module):
+    """Must catch: weights that decay where nothing was learned; a rank that gathers while others
+    reduce."""
+
+    def step():
+        net = layers(4, 2)
+        optimizer = module.ShardedOptimizer(
+            net.parameters(), torch.optim.SGD, lr=0.1, weight_decay=0.1
+        )
+        return said(optimizer.step)
+
+    for sentence in two.run(step):
+        assert sentence.startswith("CannotShard: step() without a gradient on this rank")
+
+
+@pytest.mark.parametrize("collectives", [Ring(), Native(), faster.Ring()])
+def test_16_bits_do_not_overflow(two, collectives):
+    """2 x 40,000 is more than fp16 has numbers for; their mean is not.
+
+    Must catch: a sum that is divided after it was added."""
+
+    def reduced(stage):
+        layer = nn.Linear(1, 2, bias=False, dtype=torch.float16)
+        options = dict(units=[layer]) if stage == 3 else {}
+        _, optimizer = zero.shard(
+            layer, torch.optim.SGD, stage=stage, collectives=collectives, lr=1.0, **options
+        )
+        layer(torch.full((1, 1), 40_000.0, dtype=torch.float16)).sum().backward()
+        if stage == 1:
+            optimizer.reduce_gradients()
+        shards = [p for group in optimizer.param_groups for p in group["params"]]
+        return [shard.grad.tolist() for shard in shards]
+
+    for stage in (1, 2, 3):
+        assert two.run(reduced, stage) == [[[40_000.0]]] * 2, stage
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_sparse_gradients_are_refused(two, module):
+    """Must catch: PyTorch's words about a memory format."""
+
+    def step():
+        net = nn.Embedding(5, 3, sparse=True)
+        optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+
+        def backward():
+            net(torch.tensor([1, 2])).sum().backward()
+            optimizer.step()
+
+        return said(backward)
+
+    for sentence in two.run(step):
+        assert sentence.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
+
+
+# --- parameters -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_frozen_later_and_unfrozen_later(two, module):
+    """Must catch: momentum that moves what is frozen; a parameter that was given and never
+    trains."""
+
+    def step(frozen_first):
+        net = layers(4, 3, 2)
+        net[0].weight.requires_grad_(not frozen_first)
+        optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+        net[0].weight.requires_grad_(frozen_first)
+        net(own_input(4)).sum().backward()
+        return said(optimizer.step)
+
+    for sentence in two.run(step, False):
+        assert "of shape [3, 4] was frozen after the sharded optimizer was made" in sentence
+    for sentence in two.run(step, True):
+        assert "parameter 0 was frozen when the sharded optimizer was made, and is" in sentence
+
+
+def test_frozen_parameters_and_buffers_of_any_strides(two):
+    """And what is not given to the optimizer, through the one door.
+
+    Must catch: the memory behind a strided tensor sent instead of its elements; values of each
+    rank's own."""
+
+    def handed_out(stage):
+        torch.manual_seed(dist.get_rank())
+        net = nn.Linear(3, 3)
+        net.weight = nn.Parameter(torch.randn(3, 3).t(), requires_grad=False)
+        net.register_buffer("part", torch.randn(4, 4)[:, :2])
+        net.register_buffer("repeated", torch.randn(1).expand(200_000))
+        zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1)
+        return net.weight.tolist(), net.part.tolist(), net.repeated.unique().tolist()
+
+    for stage in (1, 2):
+        first, second = two.run(handed_out, stage)
+        assert first == second, stage
+
+
+def test_another_order_on_another_rank(two):
+    """Must catch: values of one size swapped between parameters."""
+
+    def sharded(stage):
+        a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+        pair = [("a", a), ("b", b)]
+        net = nn.Module()
+        for name, layer in pair if dist.get_rank() == 0 else reversed(pair):
+            setattr(net, name, layer)
+        return said(lambda: zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1))
+
+    for stage in (1, 2):
+        for sentence in two.run(sharded, stage):
+            assert sentence.startswith("CannotShard: rank 0 has a.weight"), sentence
+            assert "rank 1 has b.weight" in sentence
+
+
+def test_what_torch_refuses(two):
+    """A set has no order, and what is computed is not a leaf.
+
+    Must catch: either taken for parameters."""
+
+    def tried():
+        weight = nn.Parameter(torch.ones(3))
+        cls = stage1.ShardedOptimizer
+        return [
+            said(lambda: cls([dict(params={weight})], torch.optim.SGD)),
+            said(lambda: cls([weight * 2], torch.optim.SGD)),
+        ]
+
+    for a_set, computed in two.run(tried):
+        assert a_set.startswith("TypeError: the parameters are a set")
+        assert "is computed from other tensors: an optimizer takes leaves" in computed
+
+
+def test_copies_are_refused(two):
+    """Must catch: a copy without buckets, which fails at its first step."""
+
+    def copied():
+        optimizer = stage1.ShardedOptimizer(layers(2, 2).parameters(), torch.optim.SGD)
+        return said(lambda: copy.deepcopy(optimizer))
+
+    for sentence in two.run(copied):
+        assert sentence.startswith("CannotShard: a sharded optimizer is not copied or pickled")
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+
+class ByLayer(torch.optim.Optimizer):
+    """LARS in three lines: each tensor's step is as long as the tensor."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.sub_(p.grad * p.norm() / p.grad.norm(), alpha=self.param_groups[0]["lr"])
+
+
+class MyAdafactor(torch.optim.Adafactor):
+    pass
+
+
+class DecaysMatrices(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.dim() > 1:
+                p.mul_(0.9)
+        super().step(closure)
+
+
+class Doubled(torch.optim.SGD):
+    """Somebody's own, which looks at each element alone."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        super().step(closure)
+
+
+def test_optimizers_that_look_at_shapes(two):
+    """They are found by what they do.
+
+    Must catch: a list of names, which a subclass passes; one step, after which momentum is not yet
+    seen; a learning rate of 0, with which all are alike."""
+
+    def tried(stage):
+        found = {}
+        for cls in (MyAdafactor, ByLayer, DecaysMatrices, torch.optim.LBFGS, Doubled):
+            options = dict(lr=0.0) if cls is not torch.optim.LBFGS else {}
+            made = said(lambda c=cls, o=options: zero.shard(layers(3, 3), c, stage=stage, **o))
+            found[cls.__name__] = made if isinstance(made, str) else "taken"
+        return found
+
+    for stage in (1, 2, 3):
+        for found in two.run(tried, stage):
+            assert found.pop("Doubled") == "taken"
+            assert "it does not step with plain gradients of a shard" in found.pop("LBFGS")
+            for name, sentence in found.items():
+                want = f"TypeError: optimizer_cls = {name}: it looks at more than one element"
+                assert sentence.startswith(want), sentence
+
+
+# --- clipping and loss scaling --------------------------------------------------------------------
+
+
+def clipped(stage):
+    net = layers(4, 2)
+    _, optimizer = model_and_optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1)
+    model_and_optimizer[0](own_input(4)).sum().backward()
+    return clip_gradients(optimizer, 1e9).item()
+
+
+def test_clipping_in_every_stage(two):
+    """(8 x 1.5^2 + 2)^0.5. Must catch: what all ranks have counted once for each rank."""
+    for stage in range(4):
+        assert two.run(clipped, stage) == pytest.approx([20**0.5] * 2), stage
+
+
+def half_replicated():
+    """A sharded layer, and one that is replicated, in one optimizer."""
+    sharded, whole = layers(4, 4), layers(4, 2)
+    zero.shard(sharded, torch.optim.SGD, stage=3, lr=0.1)
+    model = nn.Sequential(sharded, DistributedDataParallel(whole))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(own_input(4)).sum().backward()
+    plain = nn.Sequential(layers(4, 4), layers(4, 2))
+    (sum(plain(torch.full((1, 4), 1.0 + rank)).sum() for rank in range(2)) / 2).backward()
+    return (
+        clip_gradients(optimizer, 1e9).item(),
+        nn.utils.clip_grad_norm_(plain.parameters(), 1e9).item(),
+    )
+
+
+def test_clipping_where_a_part_is_replicated(two):
+    """Must catch: squares of the replicated part added up over the ranks."""
+    for norm, plain in two.run(half_replicated):
+        assert norm == pytest.approx(plain)
+
+
+def scaled(stage, scaler_cls):
+    """(weights after a step that meets an infinity on rank 0 and one that does not, scales)"""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 2, bias=False).double()
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=1.0)
+    scaler, seen = scaler_cls("cpu", init_scale=1024.0), []
+    for infinite in (True, False):
+        factor = float("inf") if infinite and dist.get_rank() == 0 else 1.0
+        x = own_input(4).double()
+        x[0, 0] = x[0, 0] * factor
+        scaler.scale(model(x).sum()).backward()
+        scaler.unscale_(optimizer)
+        norm = clip_gradients(optimizer, 1e9).item()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        seen.append((scaler.get_scale(), norm))
+    with unsharded(net) if stage == 3 else torch.no_grad():
+        return net.weight.detach().clone(), seen
+
+
+def test_loss_scaling(two):
+    """An infinity in one rank's shard: no rank steps, and the scales stay alike.
+
+    Must catch: a rank that steps alone; scales that differ from now on; gradients left scaled."""
+    torch.manual_seed(0)
+    want = nn.Linear(4, 2, bias=False).double().weight.detach() - 1.5
+    for stage in range(4):
+        for weight, seen in two.run(scaled, stage, GradScaler):
+            assert torch.allclose(weight, want), stage
+            assert [scale for scale, _ in seen] == [512.0, 512.0]
+            assert seen[1][1] == pytest.approx((8 * 1.5**2) ** 0.5)
+
+
+def test_the_plain_scaler_is_refused(two):
+    """Must catch: a rank that skips a step, for which the others wait."""
+
+    def tried(module):
+        net = layers(4, 2)
+        optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        scaler.scale(net(own_input(4)).sum()).backward()
+        return said(lambda: scaler.step(optimizer))
+
+    for module in STAGES:
+        for sentence in two.run(tried, module):
+            assert sentence.startswith("CannotShard: torch.amp.GradScaler looks at this rank's")
+
+
+def test_the_door(two):
+    """Must catch: an option that is taken and ignored."""
+
+    def tried():
+        make = [
+            dict(stage=4),
+            dict(stage=1, compute_dtype=torch.bfloat16),
+            dict(stage=3, bucket_bytes=100),
+            dict(stage=0, offload=True),
+        ]
+        return [said(lambda o=o: zero.shard(layers(2, 2), torch.optim.SGD, **o)) for o in make]
+
+    for found in two.run(tried):
+        assert found == [
+            "CannotShard: stage = 4: there are 0, 1, 2 and 3.",
+            "CannotShard: compute_dtype: stage 1 has bucket_bytes, collectives, offload.",
+            "CannotShard: bucket_bytes: stage 3 has collectives, compute_dtype, device, offload,"
+            " units.",
+            "CannotShard: offload: stage 0 has bucket_bytes.",
+        ]
