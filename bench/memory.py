@@ -22,11 +22,12 @@ FAKE_STEP = """
 import json, resource, sys, time
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from shardlab.formulas import quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 started = time.perf_counter()
 with FakeTensorMode():
-    model = GPT(GPTConfig.from_preset(sys.argv[1]))
+    model = GPT(GPTConfig(**quantities(model=sys.argv[1])))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     def step():
         tokens = torch.zeros(1, 2048, dtype=torch.long)

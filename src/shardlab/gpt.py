@@ -3,10 +3,9 @@ parallelism exists.
 
 Letters at the end of a line give the shape that the line makes:
 
-    B  sequences in the batch       A  query heads                     D  size of one head, H / A
-    S  tokens in a sequence         G  key-value heads, one a group    R  query heads in a group, A
-       / G
-    H  hidden size                  F  inner size of the MLP           V  vocabulary
+    B  sequences in the batch      A  query heads                    D  size of one head, H/A
+    S  tokens in a sequence        G  key-value heads, one a group   R  query heads in a group, A/G
+    H  hidden size                 F  inner size of the MLP          V  vocabulary
 
 In GPT-2 every query head has its own key and value: G = A, R = 1. Llama 2 70B has A = 64 query
 heads in G = 8 groups.
@@ -19,22 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .formulas import InvalidQuantity, quantities, validate
-
-
-def require(fits: bool, name: str, value, rule: str) -> None:
-    if not fits:
-        raise InvalidQuantity(name, value, f"{name} = {value}: {rule}")
+from .gpt_checks import check_settings, check_tokens, complete, unknown_token
+from .rms_norm import normalize_rms
 
 
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a GPT, under the names the formulas use, and how to run it. The defaults are
-    GPT-2 124M.
-
-    Raises InvalidQuantity, one sentence with the value and the rule, when it is made from sizes
-    that do not fit.
-    """
+    GPT-2 124M; another published model is GPTConfig(**quantities(model="Llama 2 70B")), with
+    quantities of shardlab.formulas."""
 
     layers: int = 12
     hidden: int = 768
@@ -48,49 +40,17 @@ class GPTConfig:
     gated_mlp: int = 0  # 1: SwiGLU, 0: GELU
     tied_head: int = 1  # 1: the head's weight is the embedding's
     dropout: float = 0.0
-    # False: attention scores [B, A, S, S] stand in memory, as with dropout
-    fused_attention: bool = True
+    fused_attention: bool = True  # False: attention weights [B, A, S, S] are in memory
 
     def __post_init__(self):
-        given = self.quantities()
-        if self.key_value_heads is None:
-            given["key_value_heads"] = self.heads
-        if self.feed_forward is None:
-            given["feed_forward"] = 4 * validate(hidden=self.hidden)["hidden"]
-        for name, value in validate(**given).items():
-            object.__setattr__(self, name, int(value))  # the one way to complete a frozen dataclass
-        require(
-            self.learned_positions or self.hidden // self.heads % 2 == 0,
-            "heads",
-            self.heads,
-            "rotary positions turn pairs, so hidden / heads must be even.",
-        )
-        require(
-            isinstance(self.dropout, (int, float)) and 0 <= self.dropout < 1,
-            "dropout",
-            self.dropout,
-            "dropout must be a number of at least 0 and below 1.",
-        )
-        require(
-            isinstance(self.fused_attention, bool),
-            "fused_attention",
-            self.fused_attention,
-            "fused_attention must be True or False.",
-        )
-
-    @classmethod
-    def from_preset(cls, model: str, **changes) -> "GPTConfig":
-        """A model of formulas.MODELS; `changes` replace its fields: from_preset("GPT-2 124M",
-        layers=2)."""
-        return cls(**{**quantities(model=model), **changes})
+        check_settings(self.dropout, self.fused_attention)
+        for name, value in complete(self.quantities()).items():
+            object.__setattr__(self, name, value)  # the one way to complete a frozen dataclass
 
     def quantities(self) -> dict[str, int]:
-        """What the formulas take: parameters(**config.quantities())."""
-        return {
-            field.name: getattr(self, field.name)
-            for field in fields(self)
-            if field.name not in ("dropout", "fused_attention")
-        }
+        """The arguments of formulas: parameters(**config.quantities())."""
+        names = [field.name for field in fields(self)]
+        return {name: getattr(self, name) for name in names[: names.index("dropout")]}
 
 
 class Dropout(nn.Module):
@@ -107,29 +67,6 @@ class Dropout(nn.Module):
         return torch.native_dropout(x, self.p, True)[0]
 
 
-class _NormalizeRMS(torch.autograd.Function):
-    """x / sqrt(mean(x * x) + eps) * weight. It has its own backward so that every device keeps the
-    same for it: x and one number a token. Where PyTorch has no kernel for it, as on CPU, F.rms_norm
-    keeps the normalized x too."""
-
-    @staticmethod
-    def forward(ctx, x, weight, eps):
-        # 16 bits are too few for the sum of squares
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        scale = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)  # [B, S, 1]
-        ctx.save_for_backward(x, weight, scale)
-        return (wide * scale * weight).to(x.dtype)  # [B, S, H]
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight, scale = ctx.saved_tensors
-        normalized, grad = x * scale, grad.to(scale.dtype)  # [B, S, H]
-        inner = grad * weight
-        grad_x = scale * (inner - normalized * (inner * normalized).mean(-1, keepdim=True))
-        grad_weight = (grad * normalized).flatten(0, -2).sum(0)  # [H]
-        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
-
-
 class RMSNorm(nn.Module):
     """LayerNorm without a mean and without a bias (Zhang and Sennrich 2019)."""
 
@@ -138,32 +75,71 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        return _NormalizeRMS.apply(x, self.weight, 1e-5)
+        return normalize_rms(x, self.weight, 1e-5)
 
 
 def make_norm(config: GPTConfig) -> nn.Module:
     return nn.LayerNorm(config.hidden) if config.biases else RMSNorm(config.hidden)
 
 
-def rotate(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Turns queries [B, S, G, R, D] and keys [B, S, G, 1, D] by angles that grow with the position
-    (Su et al. 2021).
+class PositionIds(nn.Module):
+    """Which positions the tokens have: 0, 1, 2, ... Takes a table with a row for each position and
+    returns the rows of these tokens. A rank that has another part of the sequence replaces it."""
 
-    Elements i and i + D/2 of a head are a pair. The angles are computed each time: no buffer to
-    save, move or fill.
-    """
-    sequence, size = q.shape[1], q.shape[-1]
-    # bf16 cannot count beyond 256
-    exact = dict(dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
-    speeds = 10_000 ** (-torch.arange(0, size, 2, **exact) / size)  # [D/2]
-    angles = torch.arange(sequence, **exact)[:, None, None, None] * speeds  # [S, 1, 1, D/2]
-    cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+    def forward(self, table: Tensor, sequence: int) -> Tensor:
+        return table[:sequence]  # a slice: backward keeps no index
 
-    def turn(x):
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
-    return turn(q), turn(k)
+class Rotary(nn.Module):
+    """Turns queries and keys by angles that grow with the position (Su et al. 2021). Elements i and
+    i + D/2 of a head are a pair. The angles are computed each time: no buffer to save, move or
+    fill."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.max_sequence = config.max_sequence
+        self.position_ids = PositionIds()
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Of q [B, S, G, R, D] and k [B, S, G, 1, D]."""
+        sequence, size = q.shape[1], q.shape[-1]
+        # bf16 cannot count beyond 256
+        exact = dict(dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
+        speeds = 10_000 ** (-torch.arange(0, size, 2, **exact) / size)  # [D/2]
+        # at a speed of 1 the angle is the position
+        angles = self.position_ids(torch.arange(self.max_sequence, **exact), sequence)  # [S]
+        angles = angles[:, None, None, None] * speeds  # [S, 1, 1, D/2]
+        cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
+
+        def turn(x):
+            first, second = x.chunk(2, dim=-1)
+            return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+        return turn(q), turn(k)
+
+
+class CoreAttention(nn.Module):
+    """Attention without its weights: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D]. The one
+    place where tokens see each other."""
+
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.fused = config.fused_attention
+        self.dropout = Dropout(config.dropout)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.fused and not (self.training and self.dropout.p):
+            grouped = q.shape[1] != k.shape[1]
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+        # The same in small steps, with dropout on the weights. Queries that share a key are rows of
+        # one product.
+        rows, sequence = (*k.shape[:2], -1), q.shape[2]
+        future = torch.full((sequence, sequence), -math.inf, dtype=q.dtype, device=q.device).triu(1)
+        q = q / math.sqrt(q.shape[-1])
+        scores = q.reshape(*rows, q.shape[-1]) @ k.transpose(-2, -1)  # [B, G, R * S, S]
+        weights = torch.softmax(scores.reshape(*q.shape[:3], sequence) + future, -1)  # [B, A, S, S]
+        mixed = self.dropout(weights).reshape(*rows, sequence) @ v  # [B, G, R * S, D]
+        return mixed.reshape(q.shape)
 
 
 class Attention(nn.Module):
@@ -175,46 +151,25 @@ class Attention(nn.Module):
         super().__init__()
         self.head_size = config.hidden // config.heads
         self.queries_per_group = config.heads // config.key_value_heads
-        self.rotary = not config.learned_positions
-        self.fused = config.fused_attention
-        bias = bool(config.biases)
-        self.qkv = nn.Linear(
-            config.hidden, (config.heads + 2 * config.key_value_heads) * self.head_size, bias
-        )
-        self.output = nn.Linear(config.hidden, config.hidden, bias)
-        self.dropout = Dropout(config.dropout)
+        columns = (config.heads + 2 * config.key_value_heads) * self.head_size
+        self.qkv = nn.Linear(config.hidden, columns, bool(config.biases))
+        self.rotary = None if config.learned_positions else Rotary(config)
+        self.core = CoreAttention(config)
+        self.output = nn.Linear(config.hidden, config.hidden, bool(config.biases))
 
     def forward(self, x: Tensor) -> Tensor:
-        # G, here the -1, is what the weight makes it: with half of the rows, this is an attention
-        # of half the heads.
+        # G, here the -1, is what the weight makes it: half of the rows are half of the heads
         # [B, S, G, R + 2, D]
         qkv = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_size))
         # views: [B, S, G, R, D] and twice [B, S, G, 1, D]
         q, k, v = qkv.split([self.queries_per_group, 1, 1], dim=3)
-        if self.rotary:
+        if self.rotary is not None:
             # q and k are new tensors; with a new v, the memory of qkv is free
-            (q, k), v = rotate(q, k), v.contiguous()
+            (q, k), v = self.rotary(q, k), v.contiguous()
         # [B, A, S, D] and twice [B, G, S, D]
         q, k, v = (t.flatten(2, 3).transpose(1, 2) for t in (q, k, v))
-        if self.fused and not (self.training and self.dropout.p):
-            mixed = F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, enable_gqa=self.queries_per_group > 1
-            )
-        else:
-            mixed = self.unfused(q, k, v)
+        mixed = self.core(q, k, v)  # [B, A, S, D]
         return self.output(mixed.transpose(1, 2).flatten(2))  # [B, S, H]
-
-    def unfused(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The same in small steps, with dropout on the weights. Queries that share a key are rows
-        of one product."""
-        grouped, sequence = (*k.shape[:2], -1), q.shape[2]
-        future = torch.full((sequence, sequence), -math.inf, dtype=q.dtype, device=q.device).triu(1)
-        q = q / math.sqrt(self.head_size)
-        scores = q.reshape(*grouped, self.head_size) @ k.transpose(-2, -1)  # [B, G, R * S, S]
-        # [B, A, S, S]
-        weights = torch.softmax(scores.reshape(*q.shape[:3], sequence) + future, dim=-1)
-        mixed = self.dropout(weights).reshape(*grouped, sequence) @ v  # [B, G, R * S, D]
-        return mixed.reshape(q.shape)  # [B, A, S, D]
 
 
 class MLP(nn.Module):
@@ -223,12 +178,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        bias = bool(config.biases)
-        self.up = nn.Linear(config.hidden, config.feed_forward, bias)
-        self.gate = (
-            nn.Linear(config.hidden, config.feed_forward, bias) if config.gated_mlp else None
-        )
-        self.down = nn.Linear(config.feed_forward, config.hidden, bias)
+        hidden, inner, bias = config.hidden, config.feed_forward, bool(config.biases)
+        self.up = nn.Linear(hidden, inner, bias)
+        self.gate = nn.Linear(hidden, inner, bias) if config.gated_mlp else None
+        self.down = nn.Linear(inner, hidden, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
@@ -262,19 +215,17 @@ class Embedding(nn.Module):
         self.positions = None
         if config.learned_positions:
             self.positions = nn.Parameter(torch.empty(config.max_sequence, config.hidden))
+        self.position_ids = PositionIds()
         self.dropout = Dropout(config.dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:  # [B, S]
-        sequence = tokens.shape[1]
-        require(
-            sequence <= self.max_sequence,
-            "sequence",
-            sequence,
-            f"a sequence must not be longer than max_sequence = {self.max_sequence}.",
-        )
-        x = self.tokens(tokens)  # [B, S, H]
+        check_tokens(tokens, self.max_sequence)
+        try:
+            x = self.tokens(tokens)  # [B, S, H]
+        except IndexError as error:
+            raise unknown_token(tokens, self.tokens.num_embeddings, error) from None
         if self.positions is not None:
-            x = x + self.positions[:sequence]
+            x = x + self.position_ids(self.positions, tokens.shape[1])
         return self.dropout(x)
 
 

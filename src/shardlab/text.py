@@ -10,7 +10,9 @@ from importlib import resources
 import torch
 from torch import Tensor
 
-from .formulas import InvalidQuantity
+
+class InvalidBatch(ValueError):
+    """A number of windows, or a length, that no batch of the text has."""
 
 
 class UnknownToken(ValueError):
@@ -71,10 +73,8 @@ def batches(
             limit = (
                 "" if most is None else f" and at most {most:,}, one less than the text's tokens"
             )
-            raise InvalidQuantity(
-                name,
-                value,
-                f"{name} = {value}: {name} must be a whole number of at least 1{limit}.",
+            raise InvalidBatch(
+                f"{name} = {value}: {name} must be a whole number of at least 1{limit}."
             )
 
     def windows():

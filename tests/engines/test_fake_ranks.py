@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 import torch.distributed as dist
 
-from shardlab.formulas import RECIPES, evaluate
+from shardlab.formulas import RECIPES, evaluate, quantities
 from shardlab.gpt import GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
 from shardlab.ranks import ranks
@@ -93,7 +93,7 @@ def test_one_of_a_thousand(rank):
 
     Mutations: a model that is built whole; a recomputed block that is gathered while it is
     whole."""
-    config = GPTConfig.from_preset("GPT-3 175B", layers=2, tied_head=0)
+    config = GPTConfig(**quantities(model="GPT-3 175B", layers=2, tied_head=0))
     step = rank_of_many(config, 1024, rank=rank)
     assert step.resting[:3] == resting(config, 1024, rank)
     parameters = sum(units(config))

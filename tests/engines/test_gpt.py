@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardlab import formulas
-from shardlab.formulas import InvalidQuantity
+from shardlab.formulas import quantities
 from shardlab.gpt import (
     GPT,
     MLP,
@@ -20,9 +20,10 @@ from shardlab.gpt import (
     Dropout,
     GPTConfig,
     RMSNorm,
+    Rotary,
     next_token_loss,
-    rotate,
 )
+from shardlab.gpt_checks import InvalidInput
 
 SMALL = dict(layers=2, hidden=24, heads=4, vocabulary=19, max_sequence=11)
 LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1, tied_head=0)
@@ -99,7 +100,7 @@ PUBLISHED = {
 def test_parameter_counts(name):
     """Model, formula and published number agree. Must catch: a head with a bias, a norm with a bias
     in Llama, keys and values of as many heads as queries in Llama 2 70B."""
-    config = GPTConfig.from_preset(name)
+    config = GPTConfig(**quantities(model=name))
     with torch.device("meta"):
         model = GPT(config)
     counted = sum(parameter.numel() for parameter in model.parameters())
@@ -507,8 +508,9 @@ def test_half_precision_keeps_what_matters_in_fp32():
     """Must catch: rotary angles counted in bf16, where position 1,999 is 2,000; a sum of squares in
     fp16, where 300 * 300 is infinite."""
     q = torch.ones(1, 2000, 1, 1, 8, dtype=torch.float64)
-    exact, _ = rotate(q, q)
-    rounded, _ = rotate(q.bfloat16(), q.bfloat16())
+    rotary = Rotary(GPTConfig(max_sequence=2000))
+    exact, _ = rotary(q, q)
+    rounded, _ = rotary(q.bfloat16(), q.bfloat16())
     # three roundings to eight bits of numbers below 1.5
     assert (rounded.double() - exact).abs().max() < 0.02
     norm = RMSNorm(8).half()
@@ -534,13 +536,11 @@ def test_next_token_loss():
 def test_config_fills_in_what_is_left_open():
     """Must catch: defaults that are not GPT-2 124M; heads of keys, or the MLP's size, taken from
     the default in place of the given size; a preset's changes lost."""
-    assert GPTConfig() == GPTConfig.from_preset("GPT-2 124M")
+    assert GPTConfig() == GPTConfig(**quantities(model="GPT-2 124M"))
     config = GPTConfig(hidden=64, heads=8)
     assert (config.key_value_heads, config.feed_forward) == (8, 256)
-    assert GPTConfig.from_preset("Llama 2 70B", layers=2, dropout=0.1).quantities() == {
-        **formulas.MODELS["Llama 2 70B"].quantities,
-        "layers": 2,
-    }
+    given = quantities(model="Llama 2 70B", layers=2)
+    assert GPTConfig(**given, dropout=0.1).quantities() == given
     assert GPTConfig(hidden=64.0, heads=8).hidden == 64 and isinstance(
         GPTConfig(hidden=64.0, heads=8).hidden, int
     )
@@ -552,8 +552,8 @@ def test_config_fills_in_what_is_left_open():
     "changes, marked, value, words",
     [
         (dict(heads=5), "heads", 5, "heads must divide hidden"),
-        (dict(key_value_heads=5), "key_value_heads", 5, "does not divide heads = 12"),
-        (dict(key_value_heads=24), "key_value_heads", 24, "does not divide heads = 12"),
+        (dict(key_value_heads=5), "key_value_heads", 5, "must divide heads = 12"),
+        (dict(key_value_heads=24), "key_value_heads", 24, "must divide heads = 12"),
         (dict(layers=0), "layers", 0, "at least 1"),
         (dict(vocabulary=-1), "vocabulary", -1, "at least 1"),
         (dict(hidden=76.8), "hidden", 76.8, "whole number"),
@@ -570,9 +570,9 @@ def test_config_fills_in_what_is_left_open():
 def test_bad_sizes_are_refused(changes, marked, value, words):
     """One sentence with the value and the rule, as a typed error, before anything is built. Must
     catch: a check left out."""
-    with pytest.raises(InvalidQuantity) as caught:
+    with pytest.raises(InvalidInput) as caught:
         GPTConfig(**changes)
-    assert caught.value.quantity == marked and caught.value.value == value
+    assert caught.value.name == marked and caught.value.value == value
     message = str(caught.value)
     assert message.startswith(f"{marked} = {value}") and words in message
     assert message.endswith(".") and "\n" not in message
@@ -580,10 +580,99 @@ def test_bad_sizes_are_refused(changes, marked, value, words):
 
 def test_bad_calls_are_refused():
     """Must catch: a sequence past the last position that dies in an addition, or in a rotary model
-    passes unseen; a preset that does not exist and is not named in the refusal."""
+    passes unseen."""
     for variant in ("GPT-2", "Llama"):
-        with pytest.raises(InvalidQuantity, match="sequence = 12: .*max_sequence = 11") as caught:
+        with pytest.raises(InvalidInput, match="sequence = 12: .*max_sequence = 11") as caught:
             small_model(**VARIANTS[variant])(some_tokens(sequence=12))
-        assert (caught.value.quantity, caught.value.value) == ("sequence", 12)
-    with pytest.raises(TypeError, match="GPT-5.*GPT-2 124M"):
-        GPTConfig.from_preset("GPT-5")
+        assert (caught.value.name, caught.value.value) == ("sequence", 12)
+
+
+@pytest.mark.parametrize(
+    "tokens, name, value, words",
+    [
+        ([[1, 2]], "tokens", "a list", "takes a tensor of tokens"),
+        (torch.tensor([1, 2]), "tokens", "int64 [2]", "[sequences, tokens in each]"),
+        (torch.ones(1, 2), "tokens", "float32 [1, 2]", "int64 or int32"),
+        (torch.tensor([[0, 19]]), "token", 19, "tokens 0 to 18"),
+        (torch.tensor([[0, -1]]), "token", -1, "tokens 0 to 18"),
+    ],
+)
+def test_tokens_it_cannot_read_are_refused(tokens, name, value, words):
+    """Must catch: IndexError "index out of range in self", AttributeError of a list."""
+    with pytest.raises(InvalidInput) as caught:
+        small_model()(tokens)
+    assert (caught.value.name, caught.value.value) == (name, value)
+    message = str(caught.value)
+    assert message.startswith(f"{name} = {value}: ") and words in message
+
+
+def test_an_index_error_of_another_cause_stays():
+    """Must catch: an error of a hook or of a replaced table, blamed on the tokens."""
+    model = small_model()
+    model.embedding.tokens.register_forward_pre_hook(lambda *_: [][0])
+    with pytest.raises(IndexError, match="list index out of range"):
+        model(some_tokens())
+
+
+def test_what_sees_the_sequence_can_be_replaced():
+    """A module without parameters decides which positions the tokens have, and one mixes tokens.
+    With both replaced, a half of the sequence gives the half of the logits: everything else is
+    local to a token. Must catch: attention or positions computed beside these modules; a parameter
+    whose name changed."""
+
+    class SecondHalf(nn.Module):
+        def forward(self, table, sequence):
+            return table[sequence : 2 * sequence]
+
+    class Remembered(nn.Module):
+        """The whole sequence's result, of which a half is asked for."""
+
+        def __init__(self, core, mixed):
+            super().__init__()
+            self.core, self.mixed = core, mixed
+
+        def forward(self, q, k, v):
+            if q.shape[2] == 8:
+                self.mixed.append((q, self.core(q, k, v)))
+                return self.mixed[-1][1]
+            whole_q, whole = self.mixed.pop(0)
+            assert_same(q, whole_q[:, :, 4:])
+            return whole[:, :, 4:]
+
+    for variant in ("GPT-2", "Llama, grouped queries"):
+        model, mixed = small_model(**VARIANTS[variant]), []
+        names = [name for name, _ in model.named_parameters()]
+        for block in model.blocks:
+            block.attention.core = Remembered(block.attention.core, mixed)
+        tokens = some_tokens(sequence=8)
+        whole = model(tokens)
+        for module in list(model.modules()):
+            if hasattr(module, "position_ids"):
+                module.position_ids = SecondHalf()
+        assert_same(model(tokens[:, 4:]), whole[:, 4:])
+        assert [name for name, _ in model.named_parameters()] == names
+        assert list(model.blocks[0].attention.core.parameters()) == []
+
+
+def test_names_and_order_of_parameters():
+    """Saves of earlier versions load, and seeds draw the same. Must catch: a parameter that moved
+    into a module of its own, or that is drawn earlier than before."""
+    names = [name for name, _ in GPT(GPTConfig(**{**SMALL, "layers": 1})).named_parameters()]
+    assert names == [
+        "embedding.positions",
+        "embedding.tokens.weight",
+        *(
+            f"blocks.0.{name}"
+            for layer in (
+                "attention_norm",
+                "attention.qkv",
+                "attention.output",
+                "mlp_norm",
+                "mlp.up",
+                "mlp.down",
+            )
+            for name in (f"{layer}.weight", f"{layer}.bias")
+        ),
+        "head.norm.weight",
+        "head.norm.bias",
+    ]

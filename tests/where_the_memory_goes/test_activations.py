@@ -100,7 +100,7 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
         found = {
             "norm": under(saved, "blocks.1.attention_norm"),
             "attention": under(saved, "blocks.1.attention_norm", "blocks.1.attention"),
-            "dropped scores": under(saved, "blocks.1.attention.dropout"),
+            "dropped scores": under(saved, "blocks.1.attention.core.dropout"),
             "mlp": under(saved, "blocks.1.mlp_norm", "blocks.1.mlp"),
             "down": under(saved, "blocks.1.mlp.down"),
             "masks": under(saved, "blocks.1.dropout"),

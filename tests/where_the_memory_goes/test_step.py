@@ -214,7 +214,7 @@ def test_random_steps():
 
 
 def model(preset, **changes):
-    return GPTConfig.from_preset(preset, **changes)
+    return GPTConfig(**quantities(model=preset, **changes))
 
 
 REAL = {

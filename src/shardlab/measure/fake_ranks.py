@@ -1,7 +1,7 @@
 """One rank of a thousand, without the others and without memory: the real code on fake tensors and
 a fake process group.
 
-    step = rank_of_many(GPTConfig.from_preset("GPT-3 175B"), world_size=1024)
+    step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), world_size=1024)
     step.peak.bytes.gathered       # bytes of gathered parameters at the fullest moment of rank 0's
                                    # training step
 
@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+from ..formulas import quantities
 from ..gpt import GPT, GPTConfig, next_token_loss
 from ..torch_internals import FakeTensorMode, fake_store
 from ..zero.stage3 import fully_shard
@@ -101,7 +102,7 @@ def recomputed(forward):
 
 if __name__ == "__main__":
     begin = perf_counter()
-    step = rank_of_many(GPTConfig.from_preset("GPT-3 175B"), 1024)
+    step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), 1024)
     print(
         "rank 0 of 1,024, GPT-3 175B, bf16 over fp32 shards, activation checkpointing:"
         f" {perf_counter() - begin:.0f} s here"

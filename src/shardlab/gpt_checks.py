@@ -1,0 +1,80 @@
+"""What gpt.py refuses: sizes that no GPT has, and tokens that a GPT cannot read. One sentence with
+the value and the rule for each."""
+
+from numbers import Integral
+
+import torch
+from torch import Tensor
+
+SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
+
+
+class InvalidInput(ValueError):
+    """`name` is what is wrong, `value` what was given."""
+
+    def __init__(self, name: str, value, rule: str):
+        super().__init__(f"{name} = {value}: {rule}")
+        self.name, self.value = name, value
+
+
+def complete(sizes: dict[str, int | None]) -> dict[str, int]:
+    """The sizes of a GPTConfig as whole numbers, with what was left open."""
+    sizes = dict(sizes)
+    for name in sizes:
+        if name == "key_value_heads" and sizes[name] is None:
+            sizes[name] = sizes["heads"]
+        if name == "feed_forward" and sizes[name] is None:
+            sizes[name] = 4 * sizes["hidden"]
+        sizes[name] = whole(name, sizes[name], *((0, 1) if name in SWITCHES else (1, None)))
+    hidden, heads, key_value_heads = (
+        sizes[name] for name in ("hidden", "heads", "key_value_heads")
+    )
+    if hidden % heads:
+        raise InvalidInput("heads", heads, f"heads must divide hidden = {hidden}.")
+    if heads % key_value_heads:
+        rule = f"key_value_heads must divide heads = {heads}."
+        raise InvalidInput("key_value_heads", key_value_heads, rule)
+    if not sizes["learned_positions"] and hidden // heads % 2:
+        rule = "rotary positions turn pairs of elements, so hidden / heads must be even."
+        raise InvalidInput("heads", heads, rule)
+    return sizes
+
+
+def whole(name: str, value, least: int, most: int | None) -> int:
+    number = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(number, Integral) and least <= number and (most is None or number <= most):
+        return int(number)
+    limit = "" if most is None else f" and at most {most}"
+    rule = f"{name} must be a whole number of at least {least}{limit}."
+    raise InvalidInput(name, value, rule)
+
+
+def check_settings(dropout: float, fused_attention: bool):
+    if not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        rule = "dropout must be a number of at least 0 and below 1."
+        raise InvalidInput("dropout", dropout, rule)
+    if not isinstance(fused_attention, bool):
+        rule = "fused_attention must be True or False."
+        raise InvalidInput("fused_attention", fused_attention, rule)
+
+
+def check_tokens(tokens: Tensor, max_sequence: int):
+    if not isinstance(tokens, Tensor):
+        rule = "a GPT takes a tensor of tokens, [sequences, tokens in each]."
+        raise InvalidInput("tokens", f"a {type(tokens).__name__}", rule)
+    if tokens.dim() != 2 or tokens.dtype not in (torch.int64, torch.int32):
+        value = f"{str(tokens.dtype).removeprefix('torch.')} {list(tokens.shape)}"
+        rule = "a GPT takes int64 or int32 tokens, [sequences, tokens in each]."
+        raise InvalidInput("tokens", value, rule)
+    if tokens.shape[1] > max_sequence:
+        rule = f"a sequence must not be longer than max_sequence = {max_sequence}."
+        raise InvalidInput("sequence", tokens.shape[1], rule)
+
+
+def unknown_token(tokens: Tensor, vocabulary: int, error: IndexError) -> Exception:
+    """Why the table of tokens raised `error`. Only a CPU raises it: on a GPU, CUDA ends the process
+    with an assertion of its own, and to ask before would make it wait for every batch."""
+    outside = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
+    if not outside:
+        return error
+    return InvalidInput("token", outside[0], f"the vocabulary has tokens 0 to {vocabulary - 1}.")
