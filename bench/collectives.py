@@ -13,10 +13,13 @@ RING, REDUCE_SCATTER = round(1 / 0.9, 3), round(1 / 1.2, 3)
 # What is printed, whose times are divided by whose, and how much the ratio may be.
 RATIOS = (
     ("ring all-reduce, time / gloo's", "ring", "gloo", RING),
+    ("the same as the page prints it", "readable ring", "gloo", None),
     ("the same, a chunk as one piece", "ring whole", "gloo", None),
     ("the same, arrivals in memory that is new each time", "ring new", "gloo", None),
     ("reduce-scatter, time / gloo's", "scatter", "gloo scatter", REDUCE_SCATTER),
+    ("the same as the page prints it", "readable scatter", "gloo scatter", None),
     ("all-gather, time / gloo's", "gather", "gloo gather", None),
+    ("the same as the page prints it", "readable gather", "gloo gather", None),
 )
 
 
@@ -46,18 +49,18 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
     import torch
     import torch.distributed as dist
 
-    from shardlab import collectives
+    from shardlab import collectives, collectives_fast
 
     full, shard = torch.zeros(megabytes * 10**6 // 4), torch.zeros(megabytes * 10**6 // 8)
-    parts, used = list(full.chunk(2)), collectives.PIECE_BYTES
+    parts, used = list(full.chunk(2)), collectives_fast.PIECE_BYTES
     # renamed in PyTorch 2.13
     dist_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     dist_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
     def with_pieces(nbytes):
-        collectives.PIECE_BYTES = nbytes
-        collectives.all_reduce(full)
-        collectives.PIECE_BYTES = used
+        collectives_fast.PIECE_BYTES = nbytes
+        collectives_fast.all_reduce(full)
+        collectives_fast.PIECE_BYTES = used
 
     def in_new_memory():
         """The ring as it is first written: what arrives goes into a new tensor and is added when
@@ -75,15 +78,18 @@ def times_of_both(megabytes: int) -> dict[str, list[float]]:
 
     works = {
         "gloo": lambda: dist.all_reduce(full),
-        "ring": lambda: collectives.all_reduce(full),
+        "ring": lambda: collectives_fast.all_reduce(full),
+        "readable ring": lambda: collectives.all_reduce(full),
         "ring whole": lambda: with_pieces(full.nbytes),
         "ring new": in_new_memory,
         "gloo again": lambda: dist.all_reduce(full),
         "gloo scatter": lambda: dist_scatter(shard, full),
-        "scatter": lambda: collectives.reduce_scatter(shard, full),
+        "scatter": lambda: collectives_fast.reduce_scatter(shard, full),
+        "readable scatter": lambda: collectives.reduce_scatter(shard, full),
         "gloo scatter again": lambda: dist_scatter(shard, full),
         "gloo gather": lambda: dist_gather(full, shard),
-        "gather": lambda: collectives.all_gather(full, shard),
+        "gather": lambda: collectives_fast.all_gather(full, shard),
+        "readable gather": lambda: collectives.all_gather(full, shard),
         "gloo gather again": lambda: dist_gather(full, shard),
     }
 

@@ -7,7 +7,7 @@
 
 Who sends which chunk to whom is a list, made in collective_plans.py. Here is what makes this rank's
 moves of such a list and, for each collective, which chunks there are. Sums only: for a mean,
-divide.
+divide. collectives_fast.py has the same functions, faster and harder to read.
 
 Chunks. The elements of a full tensor, in order, are cut into n chunks; chunk c belongs to rank c.
 Where n does not divide their number, the first chunks have one element more: 8 elements on 3 ranks
@@ -20,6 +20,11 @@ they are copied to the host, all moves are made there, and what changed is copie
 Raises ValueError, one sentence, before anything is sent, for a shard that is not this rank's chunk
 in size, dtype or device. A size on which ranks disagree shows as a send and a recv that do not fit:
 on shardlab's ranks that is a RanksDisagree, which names both.
+
+Peers. gloo has a ring for all-reduce and all-gather, cut into segments so that one is added while
+the next is under way, a binomial tree for broadcast, the same barrier; PyTorch makes its
+reduce-scatter by a whole all-reduce. NCCL chooses by message size and topology among rings, double
+binary trees and switches that add (NVLS); its kernel receives, adds and sends a slice in one pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,67 +35,34 @@ from torch import Tensor
 
 from . import collective_plans as plans
 from .collective_plans import Plan, ring_all_reduce
+from .collective_wire import Group, can_send, check_shard, land, place, wire
 
-# a message is sent in pieces: while one is added, the next is under way; smaller ones cost wake-ups
-PIECE_BYTES = 4 << 20
-
-Chunk = Tensor | list[Tensor]
-Chunks = Mapping[int, Chunk] | Sequence[Chunk]
-Group = dist.ProcessGroup | None
+Chunks = Mapping[int, Tensor] | Sequence[Tensor]  # flat tensors by number
 
 
 def run(plan: Plan, chunks: Chunks, group: Group):
-    """Make this rank's moves. `chunks` are, by number, what it sends and receives: flat tensors, in
-    which sums are made in place; or lists of pieces, which are not written to: sums take their
-    place in the list, and what is sent leaves it."""
+    """Make this rank's moves. A sum is made in the chunk of the rank that receives."""
     me = dist.get_rank(group)
     for moves in plan:
-        receives, sends, sent = [], [], []
-        for source, target, chunk, operator in moves:
-            if target == me:
-                here = pieces(chunks[chunk])
-                for place, mine in enumerate(here):
-                    arriving = torch.empty_like(mine) if operator == "+=" else mine
-                    receives.append(
-                        (message(dist.irecv, arriving, source, chunk, group), here, place)
-                    )
-            if source == me:
-                leaving = pieces(chunks[chunk])
-                sends += [message(dist.isend, mine, target, chunk, group) for mine in leaving]
-                sent.append(leaving)
-        if not receives and not sends:
-            continue
-        starting = [*(receive for receive, *_ in receives), *sends]
-        works = dist.batch_isend_irecv(starting)  # all at once, or a ring waits for itself
-        for number, (receive, here, place) in enumerate(receives):
-            works[min(number, len(works) - 1)].wait()  # NCCL has one work for the whole batch
-            if receive.tensor is not here[place]:
-                add(receive.tensor, here, place)
-        for work in works[len(receives) :]:
+        mine = [m for m in moves if me in (m.source, m.target) and chunks[m.chunk].numel()]
+        arriving = [(m, torch.empty_like(chunks[m.chunk])) for m in mine if m.target == me]
+        leaving = [(m, chunks[m.chunk]) for m in mine if m.source == me]
+        start = [message(dist.irecv, tensor, m.source, m.chunk, group) for m, tensor in arriving]
+        start += [message(dist.isend, tensor, m.target, m.chunk, group) for m, tensor in leaving]
+        for work in dist.batch_isend_irecv(start) if start else ():
             work.wait()
-        for leaving in sent:
-            if isinstance(leaving, list):
-                leaving.clear()
+        for move, arrived in arriving:
+            chunk = chunks[move.chunk]
+            if move.operator == "+=":
+                chunk += arrived
+            else:
+                chunk[:] = arrived
 
 
-def message(kind, piece: Tensor, peer: int, chunk: int, group: Group) -> dist.P2POp:
+def message(kind, tensor: Tensor, peer: int, chunk: int, group: Group) -> dist.P2POp:
     """The tag is the chunk's number, by which the communication log knows it."""
-    return dist.P2POp(
-        kind, piece, dist.get_global_rank(group or dist.group.WORLD, peer), group, tag=chunk
-    )
-
-
-def add(arrived: Tensor, here: Sequence[Tensor], place: int):
-    if isinstance(here, list):
-        here[place] = arrived.add_(here[place])
-    else:
-        here[place].add_(arrived)
-
-
-def pieces(chunk: Chunk) -> Sequence[Tensor]:
-    if isinstance(chunk, list):
-        return chunk
-    return tuple(chunk.split(max(1, PIECE_BYTES // chunk.element_size()))) if chunk.numel() else ()
+    peer = dist.get_global_rank(group or dist.group.WORLD, peer)
+    return dist.P2POp(kind, tensor, peer, group, tag=chunk)
 
 
 # --- the collectives ------------------------------------------------------------------------------
@@ -108,12 +80,13 @@ def reduce(tensor: Tensor, root: int = 0, group: Group = None):
     """The sum over all ranks, on the root. The other ranks keep what they had."""
     n, me = place(group, root)
     flat = wire(tensor, group)
-    run(plans.tree_reduce(n, root), [flat if me == root else list(pieces(flat))], group)
+    total = flat if me == root else flat.clone()
+    run(plans.tree_reduce(n, root), [total], group)
     if me == root:
-        land(flat, tensor)
+        land(total, tensor)
 
 
-def all_reduce(tensor: Tensor, group: Group = None, plan=ring_all_reduce):
+def all_reduce(tensor: Tensor, group: Group = None, plan=ring_all_reduce, run=run):
     """The sum over all ranks, on all ranks. `plan` is ring_all_reduce, tree_all_reduce or
     naive_all_reduce."""
     n, _ = place(group)
@@ -152,7 +125,7 @@ def gather(shard: Tensor, full: Tensor | None = None, root: int = 0, group: Grou
     land(flat, full)
 
 
-def all_gather(full: Tensor, shard: Tensor, group: Group = None):
+def all_gather(full: Tensor, shard: Tensor, group: Group = None, run=run):
     """All ranks' shards, one after the other, on all ranks."""
     n, me = place(group)
     check_shard(shard, full, n, me)
@@ -167,14 +140,9 @@ def reduce_scatter(shard: Tensor, full: Tensor, group: Group = None):
     """This rank's chunk of the sum over all ranks. `full` stays what it was."""
     n, me = place(group)
     check_shard(shard, full, n, me)
-    chunks, mine = (
-        [list(pieces(chunk)) for chunk in wire(full, group).tensor_split(n)],
-        wire(shard, group),
-    )
+    chunks = wire(full, group).clone().tensor_split(n)
     run(plans.ring_reduce_scatter(n), chunks, group)
-    for total, piece in zip(chunks[me], pieces(mine)):
-        piece.copy_(total)
-    land(mine, shard)
+    land(chunks[me], shard)
 
 
 def all_to_all(output: Tensor, full: Tensor, group: Group = None):
@@ -210,53 +178,3 @@ def hierarchical_all_reduce(tensor: Tensor, node: Group, across: Group):
     all_reduce(shard, across)
     all_gather(flat, shard, node)
     land(flat, tensor)
-
-
-# --- what they have in common ---------------------------------------------------------------------
-
-
-def place(group: Group, root: int = 0) -> tuple[int, int]:
-    """(n, this rank's number) in the group."""
-    n, me = dist.get_world_size(group), dist.get_rank(group)
-    if me < 0:
-        raise ValueError(
-            f"rank {dist.get_rank()} is no member of the group: only members call its collectives."
-        )
-    if not 0 <= root < n:
-        raise ValueError(f"root = {root}: the group has ranks 0 to {n - 1}.")
-    return n, me
-
-
-def check_shard(shard: Tensor, full: Tensor | None, n: int, me: int, times: int = 1):
-    if full is None:
-        raise ValueError(f"rank {me} is the root: it gives the full tensor.")
-    size = times * len(range(me, full.numel(), n))
-    if shard.numel() != size:
-        raise ValueError(
-            f"shard has {shard.numel():,} elements: of {full.numel():,} in full, rank {me} of {n}"
-            f" has {size:,}."
-        )
-    if (shard.dtype, shard.device) != (full.dtype, full.device):
-        raise ValueError(
-            f"shard is {shard.dtype} on {shard.device}, full is {full.dtype} on {full.device}: they"
-            " must agree."
-        )
-
-
-def can_send(device_type: str, group: Group) -> bool:
-    """Whether the group's backend has send and recv for tensors there."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return (device_type, backends.get(device_type)) != ("cuda", "gloo") and device_type in backends
-
-
-def wire(tensor: Tensor, group: Group) -> Tensor:
-    """The elements in order and where they can be sent from: the tensor itself as a flat view if
-    that is so, else a copy."""
-    tensor = tensor.detach()
-    return (tensor if can_send(tensor.device.type, group) else tensor.cpu()).contiguous().view(-1)
-
-
-def land(flat: Tensor, tensor: Tensor):
-    """Into the tensor what was made in a copy of it."""
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))

@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import collective_plans as plans
+from .. import collectives_fast
 from ..collectives import Group, place, wire
 from . import flat
-from .flat import chunk_of
+from .flat import chunk_of, own_chunk
 
 SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
 PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
@@ -63,6 +64,9 @@ class Ring(flat.Ring):
         tensors.clear()
         flats.clear()
         return [part.mul_(after).to(device) for part in own]
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        collectives_fast.all_gather(flat, own_chunk(flat, group), group)
 
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         n, me = place(group)

@@ -10,7 +10,8 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from shardlab import collectives
+from shardlab import collective_plans as plans
+from shardlab import collectives_fast as collectives
 from shardlab.measure.attempts import attempt
 from shardlab.measure.links import Timing, all_reduce_timings
 from shardlab.measure.recordings import Recording, Row
@@ -120,11 +121,7 @@ def on_a_rank(sizes, device: str):
     """How many of our all-reduces are right where this device's tensors live, and the timings of
     both implementations."""
     right = 0
-    for plan in (
-        collectives.ring_all_reduce,
-        collectives.tree_all_reduce,
-        collectives.naive_all_reduce,
-    ):
+    for plan in (plans.ring_all_reduce, plans.tree_all_reduce, plans.naive_all_reduce):
         x = torch.arange(1001.0, device=device)
         want = dist.get_world_size() * x
         collectives.all_reduce(x, plan=plan)
@@ -178,7 +175,7 @@ def over_a_link(sizes) -> dict[str, list[Timing]]:
     bytes."""
     mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a host, dp: those across
     ways = {
-        name: partial(collectives.all_reduce, plan=getattr(collectives, f"{name}_all_reduce"))
+        name: partial(collectives.all_reduce, plan=getattr(plans, f"{name}_all_reduce"))
         for name in ("ring", "tree", "naive")
     }
     ways["hierarchical"] = lambda x: collectives.hierarchical_all_reduce(

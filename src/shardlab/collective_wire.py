@@ -1,0 +1,54 @@
+"""What collectives have in common: a rank's place in its group, the shards that fit, and tensors as
+the backend can send them."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+Group = dist.ProcessGroup | None
+
+
+def place(group: Group, root: int = 0) -> tuple[int, int]:
+    """(n, this rank's number) in the group."""
+    n, me = dist.get_world_size(group), dist.get_rank(group)
+    if me < 0:
+        raise ValueError(
+            f"rank {dist.get_rank()} is no member of the group: only members call its collectives."
+        )
+    if not 0 <= root < n:
+        raise ValueError(f"root = {root}: the group has ranks 0 to {n - 1}.")
+    return n, me
+
+
+def check_shard(shard: Tensor, full: Tensor | None, n: int, me: int, times: int = 1):
+    if full is None:
+        raise ValueError(f"rank {me} is the root: it gives the full tensor.")
+    size = times * len(range(me, full.numel(), n))
+    if shard.numel() != size:
+        raise ValueError(
+            f"shard has {shard.numel():,} elements: of {full.numel():,} in full, rank {me} of {n}"
+            f" has {size:,}."
+        )
+    if (shard.dtype, shard.device) != (full.dtype, full.device):
+        raise ValueError(
+            f"shard is {shard.dtype} on {shard.device}, full is {full.dtype} on {full.device}: they"
+            " must agree."
+        )
+
+
+def can_send(device_type: str, group: Group) -> bool:
+    """Whether the group's backend has send and recv for tensors there."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return (device_type, backends.get(device_type)) != ("cuda", "gloo") and device_type in backends
+
+
+def wire(tensor: Tensor, group: Group) -> Tensor:
+    """The elements in order and where they can be sent from: the tensor itself as a flat view if
+    that is so, else a copy."""
+    tensor = tensor.detach()
+    return (tensor if can_send(tensor.device.type, group) else tensor.cpu()).contiguous().view(-1)
+
+
+def land(flat: Tensor, tensor: Tensor):
+    """Into the tensor what was made in a copy of it."""
+    if flat.data_ptr() != tensor.data_ptr():
+        tensor.detach().copy_(flat.view(tensor.shape))
