@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.ranks import world
+from shardlab.ranks import server
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = (
@@ -64,10 +64,10 @@ def pytest_itemcollected(item):
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     marked = item.get_closest_marker("ranks") or item.get_closest_marker("labs")
-    world.start = _start if marked else refuse_to_start
+    server.start = _start if marked else refuse_to_start
 
 
-_start = world.start
+_start = server.start
 
 
 def refuse_to_start(place, method):

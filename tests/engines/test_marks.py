@@ -2,13 +2,21 @@
 
 import subprocess
 import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import starts_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def conftest():
+    spec = spec_from_file_location("conftest_of_all", ROOT / "tests" / "conftest.py")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def collected(marks: str, *paths: str) -> str:
@@ -49,11 +57,11 @@ def test_ranks_start_with_the_mark():
         ("from shardlab.measure import ledger", False),
     ],
 )
-def test_what_a_module_imports_marks_it(statement, starts):
+def test_what_a_module_imports_marks_it(conftest, statement, starts):
     """Must catch: an import of the ranks that is not seen; threads taken for ranks."""
     module = ModuleType("test_some")
     exec(statement, vars(module))
-    assert starts_ranks(module) == starts
+    assert conftest.starts_ranks(module) == starts
 
 
 def test_the_marks_are_given():

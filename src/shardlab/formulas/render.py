@@ -67,7 +67,7 @@ class _Latex(LatexPrinter):
         rows = {}
         for number, value in enumerate(values, 1):
             rows.setdefault(value, []).append(str(number))
-        return r"\begin{cases} %s \end{cases}" % r" \\ ".join(
+        return _cases(
             rf"{value} & \text{{if }} {place} = {', '.join(numbers)}"
             for value, numbers in rows.items()
         )

@@ -2,8 +2,8 @@
 
 Each function takes numbers or SymPy symbols (symbols.py), so that one formula serves three times:
 called with integers it gives exact bytes, called with symbols it gives the equation on the page and
-the JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49` as
-floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
+the JavaScript behind the slider. `//`, `%` and `==` are left out on purpose: SymPy prints `n // 49`
+as floor((1/49) * n), which is 0 at n = 49, and takes `symbol == 2` for a question about names.
 `check_subset` refuses a formula that leaves the subset when it is defined, not when it first prints
 something wrong.
 """
