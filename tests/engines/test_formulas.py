@@ -60,7 +60,16 @@ def test_names_resolve_and_a_given_name_takes_the_place_of_its_formula():
         return ceil_div(b, a) + b
 
     assert registry.evaluate(["c", "b"], a=7) == {"c": 16, "b": 14}
-    assert registry.evaluate(["c"], a=7, b=15) == {"c": 18}
+
+    @registry.formula(symbol="d", unit="bytes", source="", measured_by="")
+    def d(b):
+        """needs b alone"""
+        return 10 * b
+
+    assert registry.evaluate(["d"], a=7, b=15) == {"d": 150}
+    assert registry.evaluate(["c"], a=7, b=14) == {"c": 16}
+    with pytest.raises(InvalidQuantity, match="b = 15 contradicts a, which make it 14: leave one"):
+        registry.evaluate(["c"], a=7, b=15)
     assert registry.resolve(["c"]) == (["b", "c"], ["a"])
     assert c(a=7) == 16  # a formula is callable
 

@@ -38,9 +38,18 @@ class NotYet(_OneSentence, LookupError):
 def _number(name, value):
     if value is ...:
         raise NoNumber(f"{name}: put your number in the place of the dots.")
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise NoNumber(f"{name} = {value!r}: a prediction is one finite number.")
-    return value
+    try:
+        if (
+            not isinstance(value, bool)
+            and isinstance(value, (int, float))
+            and abs(value) < math.inf
+        ):
+            float(value)  # 10**400 is finite, and no float holds it
+            return value
+        said = repr(value)
+    except OverflowError:
+        said = "a number of more than 300 digits"
+    raise NoNumber(f"{name} = {said}: a prediction is one finite number.")
 
 
 class Predictions:
@@ -75,7 +84,9 @@ class Predictions:
         if value is not ... or name not in self._locked:
             value = _number(name, value)
         if name not in self._locked:
-            self._write({**self._locked, name: value})
+            # another kernel of the same lab may have locked others meanwhile, or this one
+            self._locked = {**self._locked, **self._read()}
+            self._write({name: value, **self._locked})
         locked = self._locked[name]
         changed = "" if value in (locked, ...) else f" (locked; not {value:,})"
         print(f"predicted: {name} = {locked:,}{changed}")

@@ -93,6 +93,12 @@ class Quantity:
             number = operator.index(value)
         except TypeError:
             number = value
+        if isinstance(value, bool) and (self.least, self.most) != (0, 1):  # True is no count
+            raise InvalidQuantity(self.name, value, f"{self.name} = {value}: {self.rule()}")
+        if isinstance(number, int) and not self.whole and abs(number) > 10**308:
+            raise InvalidQuantity(
+                self.name, value, f"{self.name} = {show(number)}: no float holds that number."
+            )
         if isinstance(number, float) and self.whole and number.is_integer():
             number = int(number)  # 300e9 tokens
         fits = isinstance(number, int) or (
@@ -325,17 +331,50 @@ class Registry:
         found = self.find(name)
         return (found.as_quantity() if isinstance(found, Formula) else found).check(value)
 
+    def _refuse_contradiction(self, name, values, used):
+        """A count that is given in the place of its formula must be the formula's, where the
+        formula's own inputs are used beside it: else the result would be of two different things.
+        0 leaves something out, and rates are what is asked about: both may be given.
+        """
+        if not self.formulas[name].whole or values[name] == 0:
+            return
+        others = {other: value for other, value in values.items() if other != name}
+        formulas, inputs = self.resolve([name], others)
+        if not set(inputs) <= set(others) or not set(inputs) & set(used):
+            return
+        found = dict(others)
+        for formula in formulas:
+            found[formula] = self.formulas[formula].compute(found)
+        if not math.isclose(found[name], values[name], rel_tol=1e-9):
+            raise InvalidQuantity(
+                name,
+                values[name],
+                f"{name} = {show(values[name])} contradicts {', '.join(inputs)}, which make it"
+                f" {show(found[name])}: leave one of them out.",
+            )
+
     def evaluate(self, targets, **given):
         """Values of the target names, as a dict. Raises InvalidQuantity, or TypeError for a name
         that is unknown or missing."""
         values = self.validate(**given)
         formulas, inputs = self.resolve(targets, given)
+        for name in inputs:
+            if name in self.formulas:
+                self._refuse_contradiction(name, values, inputs)
         missing = [name for name in inputs if name not in values]
         if missing:
             raise TypeError(f"{', '.join(targets)}: needed but not given: {', '.join(missing)}.")
         checked = {rule.name for rule in self.applicable_rules(values)}
         for name in formulas:
             values[name] = self.formulas[name].compute(values)
+            if self.formulas[name].whole and values[name] < 0:
+                instead = [other for other in inputs if other in self.formulas]
+                raise InvalidQuantity(
+                    name,
+                    values[name],
+                    f"{name} = {show(values[name])}: what is given contradicts itself; leave out"
+                    f" {', '.join(instead or inputs)}.",
+                )
             for rule in self.applicable_rules(values):
                 if rule.name not in checked:
                     rule.check(values)

@@ -50,6 +50,13 @@ class Lab(NamedTuple):
     needs_gpu: tuple[str, ...]
 
 
+class Damaged(NamedTuple):
+    """A file that has the name of a lab, and what is wrong with it."""
+
+    name: str
+    problem: str
+
+
 def examine(folder: Path) -> tuple[str, bool]:
     """(the report, whether the labs can run here). `folder` is where the labs are."""
     findings = [python(), *packages(), *machine(), started_ranks(), nccl(), links()]
@@ -58,7 +65,10 @@ def examine(folder: Path) -> tuple[str, bool]:
             Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
         )
     ]
-    rows = [lab_row(lab, findings) for lab in labs_in(folder)]
+    rows = [
+        lab_row(lab, findings) if isinstance(lab, Lab) else (lab.name, "cannot run", lab.problem)
+        for lab in labs_in(folder)
+    ]
     if rows:
         report += ["", repr(Table(["lab", "here it", "because"], rows))]
     else:
@@ -213,14 +223,15 @@ def links() -> Finding:
 # --- labs -----------------------------------------------------------------------------------------
 
 
-def labs_in(folder: Path) -> Iterator[Lab]:
+def labs_in(folder: Path) -> Iterator[Lab | Damaged]:
     """The labs of a folder, in the order of their names."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
             needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
-        except (ValueError, KeyError) as error:
-            raise ValueError(f"{path.name} is no notebook ({error}): get it anew.") from None
-        yield Lab(path.stem, needs.get("ranks", 1), tuple(needs.get("needs_gpu", ())))
+            yield Lab(path.stem, int(needs.get("ranks", 1)), tuple(needs.get("needs_gpu", ())))
+        except Exception as error:  # whatever text that is no notebook may bring about
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            yield Damaged(path.stem, f"the file is not a notebook ({said}): download it again")
 
 
 def lab_row(lab: Lab, findings: list[Finding]) -> tuple[str, str, str]:

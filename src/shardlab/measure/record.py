@@ -183,6 +183,10 @@ def main(arguments=None) -> int:
         help=f"of {', '.join(names)}",
     )
     parsed = parser.parse_args(arguments)
+    try:
+        parsed.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{parsed.folder} cannot be made ({error.strerror}): name another folder")
     asked = (["--cpu"] if parsed.cpu else []) + (
         ["--only", *parsed.only] if parsed.only != names else []
     )

@@ -39,7 +39,12 @@ def _require(condition, where, value, rule):
 
 
 def _is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # 10**400
+        return False
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,7 @@ class Recording:
         twice = next((key for key in keys if keys.count(key) > 1), None)
         _require(twice is None, "rows", twice, "each name and case stands once")
 
-    def find(self, name: str, **case) -> list[Row]:
+    def find(self, name: str, /, **case) -> list[Row]:
         """The rows of that name whose case agrees with what is given."""
         return [row for row in self.rows if row.name == name and case.items() <= row.case.items()]
 
@@ -188,8 +193,11 @@ def read(path: Path) -> Recording:
         content.pop("schema")
         rows = tuple(Row(**row) for row in content.pop("rows"))
         return Recording(hardware=Hardware(**content.pop("hardware")), rows=rows, **content)
-    except (InvalidRecording, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise InvalidRecording(f"{Path(path).name}: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # whatever text that is no recording may bring about
+        said = str(error) or type(error).__name__
+        raise InvalidRecording(f"{Path(path).name}: {said}") from None
 
 
 def read_all(folder: Path) -> list[Recording]:
@@ -204,12 +212,20 @@ def read_all(folder: Path) -> list[Recording]:
 def nearby(start: Path | str = ".") -> list[Recording]:
     """Every recording in the folder `measured` of `start` or of the folder around it, newest first:
     in the repository labs run beside that folder. Else those that came with an installed shardlab,
-    as on Colab."""
-    folders = (Path(start), Path(start).resolve().parent, SHIPPED)
-    return next((found for folder in folders if (found := read_all(folder / "measured"))), [])
+    as on Colab. A file that is no recording is named, and a lab goes on without it."""
+    for folder in (Path(start), Path(start).resolve().parent, SHIPPED):
+        found = []
+        for path in sorted((folder / "measured").glob("*.json")):
+            try:
+                found.append(read(path))
+            except InvalidRecording as error:
+                print(f"A recording is not used: {error}")
+        if found:
+            return sorted(found, key=lambda recording: recording.date, reverse=True)
+    return []
 
 
-def recorded(recordings: Iterable[Recording], name: str, **case) -> str:
+def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
     """What the first recording on a GPU says that has such a row, and where: "536,550,616 bytes on
     NVIDIA H200, 2026-11-21"."""
     for recording in recordings:

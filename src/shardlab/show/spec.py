@@ -21,6 +21,11 @@ from .format import STYLE_OF_UNIT, format_as
 # --- what an explorer is made of ------------------------------------------------------------------
 
 
+def written(value):
+    """A value as Python code; what a reader typed and is no number, as it was typed."""
+    return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
+
+
 @dataclass(frozen=True)
 class Control:
     """A slider over `stops`, with a box beside it that takes any value. `style` is one of
@@ -340,7 +345,9 @@ class Explorer:
             given.update(self.preset(kind, name))
         presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
         own = ", ".join(
-            f"{name}={values[name]:_}" for name in self.inputs if given.get(name) != values[name]
+            f"{name}={written(values[name])}"
+            for name in self.inputs
+            if given.get(name) != values[name]
         )
         outputs = ", ".join(f'"{name}"' for name in self.outputs)
         return (

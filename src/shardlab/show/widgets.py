@@ -61,6 +61,9 @@ class ExplorerWidget(widgets.VBox):
 
     def __init__(self, spec, measured, start):
         self.spec, self.measured = spec, dict(measured)
+        for name, value in self.measured.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise ValueError(f"measured[{name!r}] = {value}: a measurement is a finite number.")
         _refuse_unknown(
             "measured",
             self.measured,

@@ -1,0 +1,121 @@
+"""Input that nobody should give, and somebody does: one sentence with the value and the rule."""
+
+import json
+
+import pytest
+
+from shardlab.exercises import Predictions
+from shardlab.exercises.predictions import NoNumber
+from shardlab.formulas import InvalidQuantity, evaluate, quantities
+from shardlab.measure.recordings import InvalidRecording, nearby, read
+
+STEP = dict(
+    microbatch=2,
+    sequence=128,
+    accumulation_steps=1,
+    first_step=0,
+    optimizer_mode=0,
+    dropout=0,
+    fused_attention=1,
+)
+
+
+@pytest.mark.parametrize(
+    "wanted, changes, said",
+    [
+        ("gradients_at_embedding_bytes", dict(parameters=1), "parameters = 1 contradicts layers,"),
+        ("peak_bytes", dict(parameters=10**6), "which make it 124,439,808: leave one of them out."),
+        ("training_seconds", dict(tokens=True), "tokens = True: tokens must be a whole number"),
+        ("training_seconds", dict(flops_per_second=10**400), "no float holds that number."),
+    ],
+)
+def test_values_that_cannot_be(wanted, changes, said):
+    """Must catch: negative bytes out of values that contradict each other; True counted as 1;
+    an OverflowError out of the middle of a formula."""
+    given = quantities(model="GPT-2 124M", recipe="fp32 Adam", gpu="A100 SXM 80GB")
+    given |= dict(STEP, tokens=10**9, gpus=1, utilisation=0.5)
+    with pytest.raises(InvalidQuantity) as refused:
+        evaluate([wanted], **(given | changes))
+    assert said in str(refused.value)
+
+
+def test_a_name_may_take_the_place_of_its_formula_where_nothing_contradicts_it():
+    """Must catch: every given name refused that has a formula; what is left out, and rates."""
+    recipe = quantities(recipe="fp32 Adam")
+    assert evaluate(["states_bytes"], **recipe, parameters=1000) == {"states_bytes": 16_000}
+    without = evaluate(["states_bytes"], **recipe, parameters=1000, gradient_bytes=0)
+    assert without == {"states_bytes": 12_000}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"schema": 1, "rows": [{"name": "a.b", "value": 1e400, "unit": "bytes"}]}',
+        json.dumps(
+            {"schema": 1, "rows": [{"name": "a.b", "value": 10**400, "unit": "bytes"}]}
+        ).encode(),
+    ],
+    ids=["no UTF-8", "deep", "infinite", "ten to the 400"],
+)
+def test_a_file_that_is_no_recording_is_named(content, tmp_path, capsys):
+    """Must catch: an error without the name of the file; one damaged file that stops every lab."""
+    folder = tmp_path / "measured"
+    folder.mkdir()
+    (folder / "bad.json").write_bytes(content)
+    with pytest.raises(InvalidRecording, match="^bad.json: "):
+        read(folder / "bad.json")
+    nearby(tmp_path)
+    assert "A recording is not used: bad.json: " in capsys.readouterr().out
+
+
+def test_predictions_of_two_kernels(tmp_path, capsys):
+    """Must catch: the file written from what this kernel read at its start, so that the other
+    kernel's prediction is gone; a number that no float holds."""
+    one, two = (Predictions("lab", tmp_path) for _ in range(2))
+    one.lock("x", 1)
+    two.lock("y", 2)
+    two.lock("x", 3)
+    assert (two["x"], Predictions("lab", tmp_path)["y"]) == (1, 2)
+    with pytest.raises(NoNumber, match="a number of more than 300 digits: a prediction is one"):
+        one.lock("z", 10**400)
+
+
+def test_the_doctor_reports_what_it_can(tmp_path):
+    """Must catch: a damaged notebook that hides the rest of the report."""
+    pytest.importorskip("torch")
+    from shardlab.measure.doctor import Damaged, Lab, labs_in
+
+    (tmp_path / "01-good.ipynb").write_text('{"metadata": {"shardlab": {"ranks": 4}}}')
+    (tmp_path / "02-cut.ipynb").write_text('{"metadata": {')
+    (tmp_path / "03-other.ipynb").write_text('{"metadata": {"shardlab": ["ranks"]}}')
+    good, cut, other = labs_in(tmp_path)
+    assert good == Lab("01-good", 4, ())
+    assert isinstance(cut, Damaged) and isinstance(other, Damaged)
+    assert "download it again" in cut.problem
+
+
+def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
+    """Must catch: a traceback after minutes of measuring."""
+    pytest.importorskip("torch")
+    from shardlab.measure import record
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SystemExit):
+        record.main(["--cpu", str(tmp_path / "file" / "folder")])
+    assert "cannot be made (Not a directory): name another folder" in capsys.readouterr().err
+
+
+def test_a_box_with_a_word_beside_shown_python():
+    """Must catch: `abc` written as a number in the Python that an explorer shows; a measurement
+    that is none."""
+    pytest.importorskip("ipywidgets")
+    from shardlab.show.widgets import explorer
+
+    shown = explorer("does-it-fit")
+    shown._toggle_python()
+    shown._reader_moves("layers", "abc")
+    assert "layers=&#x27;abc&#x27;" in shown.python.value
+    with pytest.raises(ValueError, match="a measurement is a finite number"):
+        explorer("does-it-fit", measured=dict(parameter_bytes_per_gpu=float("nan")))
