@@ -603,6 +603,13 @@ def _forget_sheet(app, env, docname):
     }
 
 
+def _forget_sheets(app, env, docnames):
+    """All that are about to be read, at once: a formula that moved from one sheet to another stands
+    on just one of them, whichever is read first."""
+    for docname in docnames:
+        _forget_sheet(app, env, docname)
+
+
 def _merge_sheets(app, env, docnames, other):
     _sheets(env).update(
         {name: sheet for name, sheet in _sheets(other).items() if sheet in docnames}
@@ -632,5 +639,6 @@ def setup(app):
     app.add_directive("formula-sheet", FormulaSheetDirective)
     app.add_css_file("formulas.css", priority=809)
     app.connect("env-purge-doc", _forget_sheet)
+    app.connect("env-before-read-docs", _forget_sheets)
     app.connect("env-merge-info", _merge_sheets)
     app.connect("env-check-consistency", _check_sheets)

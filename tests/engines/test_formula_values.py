@@ -15,8 +15,40 @@ PLACES = range(len(BEFORE["given"]["layers"]))
 
 # A formula that is gone -> the one that says the same, with what else is given to it.
 SAID_OTHERWISE: dict[str, tuple[str, dict]] = {}
-# A formula that is gone, and with it its number: no page and no lab printed it.
-GONE: set[str] = set()
+# A formula that is gone, and with it its number, which no page and no lab printed: maxima and
+# remainders inside a layer, the head and unfused attention, which are places now (places.py).
+GONE = {
+    "activations_at_core_bytes",
+    "activations_at_down_bytes",
+    "activations_at_mlp_bytes",
+    "activations_at_up_bytes",
+    "activations_in_attention_bytes",
+    "attention_backward_bytes",
+    "attention_done_parameters",
+    "attention_forward_bytes",
+    "attention_norm_bytes",
+    "backward_floor_bytes",
+    "core_backward_bytes",
+    "gradients_at_mlp_bytes",
+    "gradients_in_attention_bytes",
+    "head_backward_bytes",
+    "head_norm_bytes",
+    "head_product_bytes",
+    "mlp_backward_bytes",
+    "mlp_down_backward_bytes",
+    "mlp_down_cast_bytes",
+    "mlp_down_floor_bytes",
+    "mlp_gate_backward_bytes",
+    "mlp_needs_most",
+    "mlp_up_backward_bytes",
+    "mlp_up_cast_bytes",
+    "mlp_up_floor_bytes",
+    "query_forward_bytes",
+    "query_key_value_backward_bytes",
+    "query_key_value_product_bytes",
+    "score_forward_bytes",
+    "score_softmax_bytes",
+}
 
 
 def given_at(place):

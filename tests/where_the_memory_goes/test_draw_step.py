@@ -8,7 +8,7 @@ import pytest
 from test_step import NOTED
 
 from shardlab.show.format import format_bytes
-from shardlab.topics.where_the_memory_goes.formulas.timeline import step_timeline
+from shardlab.topics.where_the_memory_goes.formulas.step import step_timeline
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_step.py"
 

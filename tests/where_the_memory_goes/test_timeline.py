@@ -9,8 +9,11 @@ from test_step import NOTED, REAL, STEPS, Step, draw, measure
 
 from shardlab.formulas import BOOK, evaluate
 from shardlab.gpt import GPTConfig
-from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS
-from shardlab.topics.where_the_memory_goes.formulas.timeline import STEP_TIMELINE, step_timeline
+from shardlab.topics.where_the_memory_goes.formulas.step import (
+    MOMENTS,
+    STEP_TIMELINE,
+    step_timeline,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

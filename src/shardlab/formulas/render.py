@@ -145,6 +145,15 @@ class _JavaScript(JavascriptCodePrinter):
     def _print_Minimum(self, expression):
         return f"Math.min({', '.join(map(self._print, expression.args))})"
 
+    def _print_ArgMax(self, expression):
+        values = ", ".join(map(self._print, expression.args))
+        return f"([{values}].indexOf(Math.max({values})) + 1)"
+
+    def _print_Choose(self, expression):
+        place, *values = expression.args
+        chosen = self.parenthesize(place, PRECEDENCE["Add"])
+        return f"[{', '.join(map(self._print, values))}][{chosen} - 1]"
+
     def _print_Piecewise(self, expression):
         (yes, condition), (no, _) = expression.args
         return f"({self._print(condition)} ? {self._print(yes)} : {self._print(no)})"

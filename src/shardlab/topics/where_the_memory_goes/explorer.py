@@ -6,7 +6,7 @@ from types import MappingProxyType
 from shardlab.show.pictures import Column, MemoryBar, Part, Timeline
 from shardlab.show.spec import AtLeast, Choice, Control, Explorer, Group, Menu, Ratio, Say, Table
 from shardlab.show.stops import HEADS, HIDDEN_SIZES, powers_of_two
-from shardlab.topics.where_the_memory_goes.formulas.timeline import STEP_TIMELINE
+from shardlab.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
 CATEGORIES = {
     "parameters": "parameters",
@@ -28,7 +28,7 @@ def _column(moment):
         moment.phase,
         moment.total,
         parts,
-        when=(("keeps_scores", 1),) if moment.name == "attention" else (),
+        when=((moment.when, 1),) if moment.when else (),
     )
 
 
@@ -193,7 +193,8 @@ WHERE_THE_MEMORY_GOES = Explorer(
         "mask_bytes",
         "activation_bytes",
         "step_floor_bytes",
-        "backward_floor_bytes",
+        "activations_at_loss_bytes",
+        "temporaries_at_loss_bytes",
         "forward_peak_bytes",
         "loss_peak_bytes",
         "head_peak_bytes",

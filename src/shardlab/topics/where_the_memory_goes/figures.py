@@ -28,7 +28,7 @@ def timeline_figure(timeline, predicted=None, title="The bytes of a training ste
     lines, the peak among them.
 
     `timeline`: lines with `bytes` (named by category), `phase`, `operation`, `module`. `predicted`:
-    pairs (moment, category -> bytes) as step_timeline() of formulas.timeline returns them.
+    pairs (moment, category -> bytes) as step_timeline() of formulas.step returns them.
 
     Raises ValueError for a timeline without lines.
     """

@@ -1,5 +1,5 @@
 """The bytes of a training step: what is kept, what comes and goes, and the peak."""
 
-from . import activations, layer_timeline, step, timeline, working_sets  # they fill the registry
+from . import activations, step, working_sets  # they fill the registry
 
-__all__ = ["activations", "layer_timeline", "step", "timeline", "working_sets"]
+__all__ = ["activations", "step", "working_sets"]

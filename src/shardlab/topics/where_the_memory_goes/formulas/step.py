@@ -1,168 +1,58 @@
-"""A training step: six moments, each with every byte that is live then, and their maximum, the
-peak. The formulas are for the last microbatch of a step. Moments that stay within a percent of
-another are left out.
+"""A training step: eight places in the order of time, each with every byte that is live then, by
+category; the peak is the largest of six. The formulas are for the last microbatch of a step. Places
+that stay within a percent of another are left out.
 """
 
-# The story: 1 forward, in the attention of the last layer, with the activations of all others; only
-# unfused attention is so large. 2 loss: back through the softmax over the vocabulary, with
-# everything saved and two more tensors of the size of the logits. 3 head: the gradients of the
-# logits and of a weight as large as the vocabulary. 4 layers: each turns its activations into
-# gradients. 5 embedding: a gradient for the whole table, however few of its rows were used; a tied
-# table gets two and adds them. 6 optimizer: all gradients, all states, and what the update needs
-# beside them.
+# The story: at the start nothing is saved. 1 forward, in the attention of the last layer, with the
+# activations of all others; only unfused attention is so large. Then all is saved. 2 loss: back
+# through the softmax over the vocabulary, with everything saved and two more tensors of the size of
+# the logits. 3 head: the gradients of the logits and of a weight as large as the vocabulary. 4
+# layers: each turns its activations into gradients. 5 embedding: a gradient for the whole table,
+# however few of its rows were used; a tied table gets two and adds them. 6 optimizer: all
+# gradients, all states, and what the update needs beside them. The start and the end of forward are
+# there to be looked at: they cannot be the peak.
+#
+# Categories are the byte ledger's: a tensor is a temporary until autograd saves it (an activation)
+# or adds it to a parameter's gradient. The loss and its gradient take 4 bytes each.
 
+from shardlab.formulas.places import Places, live
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import equal, maximum, where
 
 _GPT = "counted from gpt.py"
 _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
-_NOTED = "tests/where_the_memory_goes/test_step.py::test_steps_on_record"
+_LEDGER = (
+    "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
+)
+_CARD = "tests/where_the_memory_goes/test_timeline.py::test_a_step_against_a_card"
 
 # peak_moment counts them from 1
 MOMENTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
 
 
-@BOOK.formula(symbol=r"B_\text{floor}", unit="bytes", source="definition", measured_by=_STEPS)
-def step_floor_bytes(
-    parameter_bytes,
-    first_step,
-    optimizer_bytes,
-    step_counter_bytes,
-    accumulation_steps,
-    gradient_bytes,
-    batch_bytes,
-):
-    """bytes that live through forward and backward: parameters, batch, optimizer states, gradients
-    of earlier microbatches"""
-    return (
-        parameter_bytes
-        + (1 - first_step) * (optimizer_bytes + step_counter_bytes)
-        + where(accumulation_steps > 1, gradient_bytes, 0)
-        + batch_bytes
-    )
+# --- what lasts -----------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_STEPS)
 
 
-@BOOK.formula(symbol=r"B_\text{back}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def backward_floor_bytes(step_floor_bytes, mask_bytes):
-    """bytes that live through backward: the loss and its gradient (4 each) and the mask after the
-    embedding come on top"""
-    return step_floor_bytes + mask_bytes + 8
+@formula(r"M_\text{states}^\text{opt}", "bytes")
+def optimizer_state_bytes(optimizer_bytes, step_counter_bytes):
+    """bytes the optimizer holds from its first step on, its step counters among them"""
+    return optimizer_bytes + step_counter_bytes
 
 
-@BOOK.formula(symbol=r"B_1", unit="bytes", source=_GPT, measured_by=_STEPS)
-def forward_peak_bytes(
-    keeps_scores,
-    step_floor_bytes,
-    accumulation_steps,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
-    bias_copy_bytes,
-    attention_forward_bytes,
-):
-    """bytes in the last layer's unfused attention; 0 for fused, where another moment is larger. An
-    earlier loss (4) is still there"""
-    return keeps_scores * (
-        step_floor_bytes
-        + where(accumulation_steps > 1, 4, 0)
-        + mask_bytes
-        + (layers - 1) * layer_activation_bytes
-        + bias_copy_bytes
-        + attention_forward_bytes
-    )
+@formula(r"M_\text{old}^\text{opt}", "bytes")
+def standing_optimizer_bytes(first_step, optimizer_state_bytes):
+    """bytes the optimizer holds during forward and backward: none in the first step"""
+    return (1 - first_step) * optimizer_state_bytes
 
 
-@BOOK.formula(symbol=r"B_2", unit="bytes", source=_GPT, measured_by=_NOTED)
-def loss_peak_bytes(
-    backward_floor_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
-):
-    """bytes in the backward of the log-softmax: everything saved, and with the saved log-softmax
-    two gradients of its size"""
-    return (
-        backward_floor_bytes
-        + layers * layer_activation_bytes
-        + head_activation_bytes
-        + 3 * logit_bytes
-    )
+@formula(r"M_\text{old}^\text{grad}", "bytes")
+def earlier_gradient_bytes(accumulation_steps, gradient_bytes):
+    """bytes of the gradients that earlier microbatches left"""
+    return where(accumulation_steps > 1, gradient_bytes, 0)
 
 
-@BOOK.formula(symbol=r"B_3", unit="bytes", source=_GPT, measured_by=_STEPS)
-def head_peak_bytes(backward_floor_bytes, layers, layer_activation_bytes, head_backward_bytes):
-    """bytes while the head goes backward, with the activations of all layers"""
-    return backward_floor_bytes + layers * layer_activation_bytes + head_backward_bytes
-
-
-@BOOK.formula(symbol=r"B_\text{rest}", unit="bytes", source="definition", measured_by=_STEPS)
-def other_layers_bytes(
-    layers, layer_activation_bytes, new_gradient_element_bytes, layer_parameters
-):
-    """bytes of all layers but one: activations before they go backward, gradients after; of which
-    there is more decides where the peak is, in the last layer, with which backward begins, or in
-    the first"""
-    return (layers - 1) * maximum(
-        layer_activation_bytes, new_gradient_element_bytes * layer_parameters
-    )
-
-
-@BOOK.formula(symbol=r"B_4", unit="bytes", source=_GPT, measured_by=_STEPS)
-def layers_peak_bytes(
-    backward_floor_bytes,
-    head_gradient_bytes,
-    other_layers_bytes,
-    residual_bytes,
-    attention_activation_bytes,
-    mlp_backward_bytes,
-    new_gradient_element_bytes,
-    mlp_parameters,
-    norm_parameters,
-    attention_backward_bytes,
-):
-    """bytes while a layer goes backward: its MLP, with attention's activations there, or its
-    attention, with the MLP's gradients"""
-    return (
-        backward_floor_bytes
-        + head_gradient_bytes
-        + new_gradient_element_bytes * norm_parameters
-        + other_layers_bytes
-        + residual_bytes
-        + maximum(
-            attention_activation_bytes + mlp_backward_bytes,
-            new_gradient_element_bytes * (mlp_parameters + norm_parameters)
-            + attention_backward_bytes,
-        )
-    )
-
-
-@BOOK.formula(symbol=r"B_5", unit="bytes", source=_GPT, measured_by=_STEPS)
-def embedding_peak_bytes(
-    step_floor_bytes,
-    new_gradient_element_bytes,
-    parameters,
-    vocabulary,
-    hidden,
-    gradient_element_bytes,
-    tied_head,
-    residual_bytes,
-):
-    """bytes when the token table gets its gradient; a tied one then holds two and their sum"""
-    return (
-        step_floor_bytes
-        + 8
-        + new_gradient_element_bytes * (parameters - vocabulary * hidden)
-        + gradient_element_bytes * vocabulary * hidden
-        + maximum(
-            tied_head * gradient_element_bytes * vocabulary * hidden + residual_bytes,
-            2 * tied_head * gradient_element_bytes * vocabulary * hidden,
-        )
-    )
-
-
-@BOOK.formula(
-    symbol=r"n_\text{loop}",
-    unit="count",
-    source="torch.optim.adamw, _single_tensor_adamw",
-    measured_by=_STEPS,
-)
+@formula(r"n_\text{loop}", "count", source="torch.optim.adamw, _single_tensor_adamw")
 def optimizer_loop_elements(
     learned_positions,
     max_sequence,
@@ -186,7 +76,7 @@ def optimizer_loop_elements(
     )
 
 
-@BOOK.formula(symbol=r"M_\text{temp}", unit="bytes", source="torch.optim.adamw", measured_by=_STEPS)
+@formula(r"M_\text{temp}", "bytes", source="torch.optim.adamw")
 def optimizer_temporary_bytes(
     optimizer_moments, moment_element_bytes, optimizer_mode, optimizer_loop_elements, parameters
 ):
@@ -203,56 +93,207 @@ def optimizer_temporary_bytes(
     )
 
 
-@BOOK.formula(symbol=r"B_6", unit="bytes", source="definition", measured_by=_STEPS)
-def optimizer_peak_bytes(states_bytes, step_counter_bytes, optimizer_temporary_bytes, batch_bytes):
-    """bytes in the optimizer's step; batch and loss still have a name in the training loop"""
-    return states_bytes + step_counter_bytes + optimizer_temporary_bytes + batch_bytes + 4
+# --- the places -----------------------------------------------------------------------------------
+
+STEP = Places(
+    "peak",
+    r"_\text{peak}",
+    "the step needs: the most that is live at once",
+    _GPT,
+    _LEDGER,
+    usual=dict(
+        parameters="parameter_bytes",
+        optimizer="standing_optimizer_bytes",
+        gradients="earlier_gradient_bytes",
+    ),
+    letter="B",
+    there="at the peak",
+)
 
 
-@BOOK.formula(symbol=r"B_\text{peak}", unit="bytes", source="definition", measured_by=_STEPS)
-def peak_bytes(
-    forward_peak_bytes,
-    loss_peak_bytes,
-    head_peak_bytes,
-    layers_peak_bytes,
-    embedding_peak_bytes,
-    optimizer_peak_bytes,
+@STEP.place(
+    "start", phase="forward", symbol=r"_\text{floor}", total="step_floor_bytes", largest=False
+)
+def start(batch_bytes):
+    """that live through forward and backward: parameters, batch, optimizer states, gradients of
+    earlier microbatches"""
+    return live(temporaries=batch_bytes)
+
+
+@STEP.place(
+    "attention", phase="forward", symbol="_1", total="forward_peak_bytes", when="keeps_scores"
+)
+def attention(
+    microbatch_tokens,
+    mask_bytes,
+    layers,
+    layer_activation_bytes,
+    activations_at_scores_bytes,
+    accumulation_steps,
+    bias_copy_bytes,
+    copies_weights,
+    residual_bytes,
+    compute_element_bytes,
+    sequence,
+    temporaries_at_scores_bytes,
 ):
-    """bytes the step needs: the most that is live at once"""
-    return maximum(
-        forward_peak_bytes,
-        loss_peak_bytes,
-        head_peak_bytes,
-        layers_peak_bytes,
-        embedding_peak_bytes,
-        optimizer_peak_bytes,
+    """in the last layer's unfused attention: 0 for fused, where another place is larger. The
+    targets (8 a token), an earlier loss (4) and the causal mask are temporaries there"""
+    return live(
+        activations=8 * microbatch_tokens
+        + mask_bytes
+        + (layers - 1) * layer_activation_bytes
+        + activations_at_scores_bytes,
+        temporaries=8 * microbatch_tokens
+        + where(accumulation_steps > 1, 4, 0)
+        + bias_copy_bytes
+        + copies_weights * residual_bytes
+        + compute_element_bytes * sequence * sequence
+        + temporaries_at_scores_bytes,
     )
 
 
-@BOOK.formula(symbol=r"i_\text{peak}", unit="count", source="definition", measured_by=_STEPS)
-def peak_moment(
-    peak_bytes,
-    forward_peak_bytes,
-    loss_peak_bytes,
-    head_peak_bytes,
-    layers_peak_bytes,
-    embedding_peak_bytes,
+@STEP.place(
+    "saved",
+    phase="forward",
+    symbol=r"_\text{saved}",
+    total="saved_moment_bytes",
+    largest=False,
+)
+def saved(activation_bytes):
+    """at the end of forward: all that backward needs is there, and the loss"""
+    return live(activations=activation_bytes, temporaries=4)
+
+
+@STEP.place("loss", phase="backward", symbol="_2", total="loss_peak_bytes")
+def loss(activation_bytes, logit_bytes):
+    """in the backward of the log-softmax: everything saved but the sum of the loss's weights (4),
+    and with the saved log-softmax two gradients of its size"""
+    return live(activations=activation_bytes - 4, temporaries=2 * logit_bytes + 8)
+
+
+@STEP.place("head", phase="backward", symbol="_3", total="head_peak_bytes")
+def head(
+    batch_bytes,
+    mask_bytes,
+    layers,
+    layer_activation_bytes,
+    activations_at_head_work_bytes,
+    earlier_gradient_bytes,
+    gradients_at_head_work_bytes,
+    temporaries_at_head_work_bytes,
 ):
-    """which moment it is: 1 forward, 2 loss, 3 head, 4 layers, 5 embedding, 6 optimizer"""
-    return where(
-        equal(peak_bytes, forward_peak_bytes),
-        1,
-        where(
-            equal(peak_bytes, loss_peak_bytes),
-            2,
-            where(
-                equal(peak_bytes, head_peak_bytes),
-                3,
-                where(
-                    equal(peak_bytes, layers_peak_bytes),
-                    4,
-                    where(equal(peak_bytes, embedding_peak_bytes), 5, 6),
-                ),
-            ),
+    """while the head goes backward: the activations of all layers are there"""
+    return live(
+        gradients=earlier_gradient_bytes + gradients_at_head_work_bytes,
+        activations=batch_bytes
+        + mask_bytes
+        + layers * layer_activation_bytes
+        + activations_at_head_work_bytes,
+        temporaries=8 + temporaries_at_head_work_bytes,
+    )
+
+
+@STEP.place("layers", phase="backward", symbol="_4", total="layers_peak_bytes")
+def layers(
+    earlier_gradient_bytes,
+    tied_head,
+    head_gradient_bytes,
+    new_gradient_element_bytes,
+    norm_parameters,
+    gradients_at_other_layers_bytes,
+    gradients_at_layer_work_bytes,
+    batch_bytes,
+    mask_bytes,
+    activations_at_other_layers_bytes,
+    activations_at_layer_work_bytes,
+    residual_bytes,
+    temporaries_at_layer_work_bytes,
+):
+    """while a layer goes backward: with head and last norm done, in the last layer or the first"""
+    return live(
+        gradients=earlier_gradient_bytes
+        + (1 - tied_head) * head_gradient_bytes
+        + new_gradient_element_bytes * norm_parameters
+        + gradients_at_other_layers_bytes
+        + gradients_at_layer_work_bytes,
+        activations=batch_bytes
+        + mask_bytes
+        + activations_at_other_layers_bytes
+        + activations_at_layer_work_bytes,
+        temporaries=8
+        + tied_head * head_gradient_bytes
+        + residual_bytes
+        + temporaries_at_layer_work_bytes,
+    )
+
+
+@STEP.place("embedding", phase="backward", symbol="_5", total="embedding_peak_bytes")
+def embedding(
+    earlier_gradient_bytes,
+    new_gradient_element_bytes,
+    parameters,
+    batch_bytes,
+    gradient_element_bytes,
+    vocabulary,
+    hidden,
+    tied_head,
+    residual_bytes,
+):
+    """when the token table gets its gradient: a tied one then holds two and their sum"""
+    return live(
+        gradients=earlier_gradient_bytes
+        + new_gradient_element_bytes * (parameters - vocabulary * hidden),
+        activations=batch_bytes,
+        temporaries=8
+        + gradient_element_bytes * vocabulary * hidden
+        + maximum(
+            tied_head * gradient_element_bytes * vocabulary * hidden + residual_bytes,
+            2 * tied_head * gradient_element_bytes * vocabulary * hidden,
         ),
     )
+
+
+@STEP.place("optimizer", phase="optimizer", symbol="_6", total="optimizer_peak_bytes")
+def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temporary_bytes):
+    """in the optimizer's step: batch and loss still have a name in the training loop"""
+    return live(
+        optimizer=optimizer_state_bytes,
+        gradients=gradient_bytes,
+        activations=batch_bytes,
+        temporaries=optimizer_temporary_bytes + 4,
+    )
+
+
+STEP.largest(which="peak_moment")
+STEP_TIMELINE = tuple(STEP.places)
+
+
+@formula(r"B_\text{free}", "bytes", measured_by=_CARD)
+def peak_spare_bytes(gpu_memory_bytes, peak_bytes):
+    """bytes of the GPU that the step leaves at its peak"""
+    return maximum(gpu_memory_bytes - peak_bytes, 0)
+
+
+@formula(r"B_\text{over}", "bytes", measured_by=_CARD)
+def peak_overflow_bytes(gpu_memory_bytes, peak_bytes):
+    """bytes of the step that find no place on the GPU at its peak"""
+    return maximum(peak_bytes - gpu_memory_bytes, 0)
+
+
+@formula(r"1_\text{peak}", "count", measured_by=_CARD)
+def step_fits(peak_bytes, gpu_memory_bytes):
+    """1 if the step fits the GPU, 0 if not"""
+    return where(peak_bytes <= gpu_memory_bytes, 1, 0)
+
+
+def step_timeline(**given):
+    """[(place, category -> bytes)] in the order of time; the attention is left out where it is
+    fused. Takes what peak_bytes takes."""
+    wanted = [name for place in STEP_TIMELINE for name in (place.when, *place.parts.values())]
+    computed = BOOK.evaluate(list(dict.fromkeys(filter(None, wanted))), **given)
+    return [
+        (place, {category: computed[name] for category, name in place.parts.items()})
+        for place in STEP_TIMELINE
+        if not place.when or computed[place.when]
+    ]

@@ -1,28 +1,43 @@
 """Working sets: what is live in the head, or in one layer, while it is at work. What was saved for
 it and is still there, the gradients it makes, and tensors that come and go; only those of its
-moments that can be the peak of a step.
+places that can be the peak of a step.
 """
 
+# A product y = x W goes backward in this order: the gradients of x and W are made while x and y's
+# gradient are there, and under autocast W's 16-bit copy. Under autocast those two are then made
+# fp32, one after the other, while the weight's 16-bit gradient is still there: for a short sequence
+# and a large weight that is the larger place. It is called a cast, and comes before its product
+# where both are as large.
+#
+# A finished gradient of a parameter is a gradient; one that autocast still has to make fp32, and
+# that of a tied head, which waits for that of the embedding, are temporaries.
+
+from shardlab.formulas.places import Places, live
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import equal, maximum, minimum, where
 
 _GPT = "counted from gpt.py"
 _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
+_LEDGER = (
+    "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
+)
+formula = BOOK.section(source=_GPT, measured_by=_STEPS)
 
-# A product y = x W goes backward in this order: the gradients of x and W are made while x and y's
-# gradient are there, and under autocast W's 16-bit copy. Under autocast those two are then made
-# fp32, one after the other, while the weight's 16-bit gradient is still there: for a short sequence
-# and a large weight that is the larger moment.
 
-
-@BOOK.formula(symbol=r"\beta_\text{new}", unit="bytes", source="torch.autograd", measured_by=_STEPS)
+@formula(r"\beta_\text{new}", "bytes", source="torch.autograd")
 def new_gradient_element_bytes(accumulation_steps, gradient_element_bytes):
     """bytes an element of a finished gradient adds: none when it is added to the gradient of
     earlier microbatches"""
     return where(accumulation_steps > 1, 0, gradient_element_bytes)
 
 
-@BOOK.formula(symbol=r"W_\text{norm}", unit="bytes", source=_GPT, measured_by=_STEPS)
+@formula(r"\beta_\text{cast}", "bytes", source="torch.autocast")
+def cast_element_bytes(copies_weights, compute_element_bytes, gradient_element_bytes):
+    """bytes an element of a weight's gradient takes while it is made fp32: in both types"""
+    return copies_weights * (compute_element_bytes + gradient_element_bytes)
+
+
+@formula(r"W_\text{norm}", "bytes")
 def norm_backward_bytes(
     residual_bytes,
     biases,
@@ -40,10 +55,27 @@ def norm_backward_bytes(
     )
 
 
+@formula(r"A_x", "bytes")
+def first_product_bytes(
+    norm_activation_bytes,
+    linear_input_bytes,
+    weight_copy_element_bytes,
+    hidden,
+    query_key_value_size,
+):
+    """bytes saved up to the product that makes queries, keys and values: norm, input, copy of the
+    weight"""
+    return (
+        norm_activation_bytes
+        + linear_input_bytes
+        + weight_copy_element_bytes * hidden * query_key_value_size
+    )
+
+
 # --- forward, in unfused attention ----------------------------------------------------------------
 
 
-@BOOK.formula(symbol=r"A_\text{bias}", unit="bytes", source="torch.autocast", measured_by=_STEPS)
+@formula(r"A_\text{bias}", "bytes", source="torch.autocast")
 def bias_copy_bytes(
     weight_copy_element_bytes, biases, layers, query_key_value_size, hidden, gated_mlp, feed_forward
 ):
@@ -59,138 +91,93 @@ def bias_copy_bytes(
     )
 
 
-@BOOK.formula(symbol=r"W_q", unit="bytes", source=_GPT, measured_by=_STEPS)
-def query_forward_bytes(
-    query_key_value_bytes,
-    learned_positions,
+@formula(r"1_\text{move}", "count")
+def moves_keys(microbatch, key_value_heads):
+    """1 if unfused attention moves keys and values so that a group is one matrix, 0 if it can use
+    them where they lie"""
+    return where(minimum(microbatch, key_value_heads) > 1, 1, 0)
+
+
+@formula(r"T_q", "bytes")
+def moved_query_bytes(
     query_copy_bytes,
+    moves_keys,
+    learned_positions,
+    query_key_value_bytes,
     linear_input_bytes,
-    key_bytes,
-    microbatch,
     key_value_heads,
     heads,
 ):
-    """bytes of queries and keys in unfused forward: as they come, rotated, scaled, and moved so
-    that a group is one matrix"""
-    return (
-        (2 - learned_positions) * query_key_value_bytes
-        + query_copy_bytes
-        + linear_input_bytes
-        + where(
-            minimum(microbatch, key_value_heads) > 1,
-            linear_input_bytes + key_bytes,
-            where(key_value_heads < heads, linear_input_bytes, 0),
-        )
+    """bytes of queries and keys that nothing keeps: as they come, before they are rotated, and
+    moved so that a group is one matrix"""
+    return query_copy_bytes + where(
+        equal(moves_keys, 1),
+        (2 - learned_positions) * query_key_value_bytes + linear_input_bytes,
+        (1 - learned_positions) * (query_key_value_bytes + linear_input_bytes)
+        + where(key_value_heads < heads, linear_input_bytes, 0),
     )
 
 
-@BOOK.formula(symbol=r"W_\text{softmax}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def score_softmax_bytes(compute_element_bytes, sequence, score_bytes):
-    """bytes of scores at the softmax: raw, masked and after it; and the causal mask"""
-    return compute_element_bytes * sequence * sequence + 3 * score_bytes
-
-
-@BOOK.formula(symbol=r"W_\text{scores}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def score_forward_bytes(
-    score_softmax_bytes,
-    score_bytes,
-    score_dropout_bytes,
-    linear_input_bytes,
-    key_bytes,
-    microbatch,
-    key_value_heads,
-    sequence,
-    compute_element_bytes,
+@formula(r"A_{qk}", "bytes", measured_by=_LEDGER)
+def scored_bytes(
+    linear_input_bytes, moves_keys, learned_positions, query_key_value_bytes, key_bytes
 ):
-    """bytes of scores in unfused forward: at the softmax; or two of them, dropout and the product
-    with the values"""
-    return maximum(
-        score_softmax_bytes,
-        compute_element_bytes * sequence * sequence
-        + 2 * score_bytes
-        + score_dropout_bytes
-        + linear_input_bytes
-        + where(minimum(microbatch, key_value_heads) > 1, key_bytes, 0),
+    """bytes the product of queries and keys saves: scaled queries, and keys; or all that lies with
+    keys that were not moved"""
+    return linear_input_bytes + where(
+        learned_positions > moves_keys, query_key_value_bytes, key_bytes
     )
 
 
-@BOOK.formula(symbol=r"W_\text{fwd}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def attention_forward_bytes(
-    norm_activation_bytes,
-    linear_input_bytes,
-    copies_weights,
-    residual_bytes,
-    weight_copy_element_bytes,
-    hidden,
-    query_key_value_size,
-    rotation_bytes,
-    query_forward_bytes,
-    score_forward_bytes,
+@formula(r"A_{wv}", "bytes", measured_by=_LEDGER)
+def weighted_bytes(score_dropout_bytes, moves_keys, learned_positions, key_bytes):
+    """bytes the product of scores and values saves on top: what dropout keeps, and values that lie
+    by themselves"""
+    return score_dropout_bytes + where(learned_positions > moves_keys, 0, key_bytes)
+
+
+@formula(r"A_\text{softmax}", "bytes", measured_by=_LEDGER)
+def attention_saved_bytes(first_product_bytes, rotation_bytes, scored_bytes, score_bytes):
+    """activations of one layer's unfused attention when its softmax is done"""
+    return first_product_bytes + rotation_bytes + scored_bytes + score_bytes
+
+
+SCORES = Places(
+    "scores", r"_\text{scores}", "in unfused attention, on the way forward", _GPT, _STEPS
+)
+
+
+@SCORES.place("softmax", symbol=r"_{qk}^\text{fwd}")
+def softmax(
+    attention_saved_bytes, score_bytes, moved_query_bytes, moves_keys, learned_positions, key_bytes
 ):
-    """bytes at work in unfused attention: norm, its output (under autocast in both types), queries
-    and keys, scores"""
-    return (
-        norm_activation_bytes
-        + linear_input_bytes
-        + copies_weights * residual_bytes
-        + weight_copy_element_bytes * hidden * query_key_value_size
-        + rotation_bytes
-        + query_forward_bytes
-        + score_forward_bytes
+    """at the softmax: raw and masked scores beside it"""
+    return live(
+        activations=attention_saved_bytes,
+        temporaries=2 * score_bytes
+        + moved_query_bytes
+        + (1 - moves_keys) * (1 - learned_positions) * key_bytes,
     )
+
+
+@SCORES.place("weighted", symbol=r"_{wv}^\text{fwd}")
+def weighted(
+    attention_saved_bytes, weighted_bytes, score_bytes, moved_query_bytes, linear_input_bytes
+):
+    """at the product with the values: the scores that it takes and what it makes"""
+    return live(
+        activations=attention_saved_bytes + weighted_bytes,
+        temporaries=score_bytes + moved_query_bytes + linear_input_bytes,
+    )
+
+
+SCORES.largest()
 
 
 # --- backward, in the head ------------------------------------------------------------------------
 
 
-@BOOK.formula(symbol=r"W_{yW}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def head_product_bytes(
-    head_activation_bytes,
-    linear_input_bytes,
-    compute_element_bytes,
-    vocabulary,
-    microbatch_tokens,
-    hidden,
-):
-    """bytes at work in the head's product: with what it saved, the gradients of its input, of the
-    logits and of the weight"""
-    return (
-        head_activation_bytes
-        + linear_input_bytes
-        + compute_element_bytes * vocabulary * (microbatch_tokens + hidden)
-    )
-
-
-@BOOK.formula(symbol=r"W_\text{last}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def head_norm_bytes(norm_activation_bytes, head_gradient_bytes, norm_backward_bytes):
-    """bytes at work in the last norm, with the gradient of the head's weight"""
-    return norm_activation_bytes + head_gradient_bytes + norm_backward_bytes
-
-
-@BOOK.formula(symbol=r"W_\text{head}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def head_backward_bytes(
-    head_product_bytes,
-    norm_activation_bytes,
-    residual_bytes,
-    copies_weights,
-    compute_element_bytes,
-    gradient_element_bytes,
-    vocabulary,
-    hidden,
-    head_norm_bytes,
-):
-    """bytes at work in the head: in its product, or while the weight's gradient is made fp32, or in
-    the last norm"""
-    return maximum(
-        head_product_bytes,
-        norm_activation_bytes
-        + residual_bytes
-        + copies_weights * (compute_element_bytes + gradient_element_bytes) * vocabulary * hidden,
-        head_norm_bytes,
-    )
-
-
-@BOOK.formula(symbol=r"G_\text{head}", unit="bytes", source="torch.autograd", measured_by=_STEPS)
+@formula(r"G_\text{head}", "bytes", source="torch.autograd")
 def head_gradient_bytes(
     vocabulary, hidden, tied_head, gradient_element_bytes, new_gradient_element_bytes
 ):
@@ -203,27 +190,104 @@ def head_gradient_bytes(
     )
 
 
+HEAD = Places("head_work", r"_\text{head}^\prime", "where the head needs most", _GPT, _LEDGER)
+
+
+@HEAD.place("head_product", symbol=r"_{yW}")
+def head_product(
+    head_activation_bytes,
+    linear_input_bytes,
+    compute_element_bytes,
+    vocabulary,
+    microbatch_tokens,
+    hidden,
+):
+    """in the head's product: the gradients of its input, of the logits and of the weight"""
+    return live(
+        activations=head_activation_bytes,
+        temporaries=linear_input_bytes
+        + compute_element_bytes * vocabulary * (microbatch_tokens + hidden),
+    )
+
+
+@HEAD.place("head_norm", symbol=r"_\text{last}")
+def head_norm(norm_activation_bytes, tied_head, head_gradient_bytes, norm_backward_bytes):
+    """in the last norm, with the gradient of the head's weight"""
+    return live(
+        activations=norm_activation_bytes,
+        gradients=(1 - tied_head) * head_gradient_bytes,
+        temporaries=tied_head * head_gradient_bytes + norm_backward_bytes,
+    )
+
+
+@HEAD.place("head_cast", symbol=r"_{yW}^\text{fp32}")
+def head_cast(norm_activation_bytes, residual_bytes, cast_element_bytes, vocabulary, hidden):
+    """while the gradient of the head's weight is made fp32"""
+    return live(
+        activations=norm_activation_bytes,
+        temporaries=residual_bytes + cast_element_bytes * vocabulary * hidden,
+    )
+
+
+HEAD.largest()
+
+
 # --- backward, in one layer: the MLP, then attention ----------------------------------------------
 
 
-@BOOK.formula(symbol=r"S_\text{down}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_down_floor_bytes(mlp_activation_bytes, mask_bytes, biases, compute_element_bytes, hidden):
-    """bytes there all through the backward of the MLP's second product: what the MLP saved, the
-    gradient of its bias"""
-    return mlp_activation_bytes - mask_bytes + biases * compute_element_bytes * hidden
+@formula(r"n_\text{up}", "count")
+def mlp_done_parameters(gated_mlp, hidden, feed_forward, biases):
+    """parameters of the MLP's products that are done when the backward of its first one begins"""
+    return (1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward)
 
 
-@BOOK.formula(symbol=r"W_\text{down}^\text{fp32}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_down_cast_bytes(
-    mlp_down_floor_bytes, copies_weights, gradient_element_bytes, hidden, feed_forward
+@formula(r"n_\text{mlp}", "count")
+def mlp_side_parameters(mlp_parameters, norm_parameters):
+    """parameters of the MLP and its norm, which are done when attention goes backward"""
+    return mlp_parameters + norm_parameters
+
+
+@formula(r"n_\text{out}", "count")
+def attention_side_parameters(mlp_side_parameters, hidden, biases):
+    """parameters that are done when attention's output product is: its own too"""
+    return mlp_side_parameters + hidden * (hidden + biases)
+
+
+LAYER = Places("layer_work", r"_\ell^\prime", "in one layer, where it needs most", _GPT, _LEDGER)
+
+
+@LAYER.place("mlp_down_cast", symbol=r"_\text{down}^\text{fp32}", when="copies_weights")
+def mlp_down_cast(
+    attention_activation_bytes,
+    mlp_activation_bytes,
+    mask_bytes,
+    inner_bytes,
+    weight_copy_element_bytes,
+    hidden,
+    feed_forward,
+    biases,
+    compute_element_bytes,
+    gradient_element_bytes,
 ):
-    """bytes while the gradient of the MLP's second weight is made fp32"""
-    return mlp_down_floor_bytes + copies_weights * gradient_element_bytes * hidden * feed_forward
+    """while the gradient of the MLP's second weight is made fp32"""
+    return live(
+        activations=attention_activation_bytes
+        + (
+            mlp_activation_bytes
+            - (mask_bytes + inner_bytes + weight_copy_element_bytes * hidden * feed_forward)
+        ),
+        temporaries=biases * compute_element_bytes * hidden
+        + inner_bytes
+        + (weight_copy_element_bytes + gradient_element_bytes) * hidden * feed_forward,
+    )
 
 
-@BOOK.formula(symbol=r"W_\text{down}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_down_backward_bytes(
-    mlp_down_floor_bytes,
+@LAYER.place("mlp_down", symbol=r"_\text{down}")
+def mlp_down(
+    attention_activation_bytes,
+    mlp_activation_bytes,
+    mask_bytes,
+    biases,
     compute_element_bytes,
     hidden,
     feed_forward,
@@ -231,22 +295,19 @@ def mlp_down_backward_bytes(
     copies_weights,
     has_dropout,
     linear_input_bytes,
-    mlp_down_cast_bytes,
 ):
-    """bytes at work in the MLP's second product: its inner gradient and the weight's, or the
-    weight's while it is made fp32"""
-    return maximum(
-        mlp_down_floor_bytes
-        + compute_element_bytes * hidden * feed_forward
+    """in the MLP's second product: its inner gradient and the weight's"""
+    return live(
+        activations=attention_activation_bytes + (mlp_activation_bytes - mask_bytes),
+        temporaries=compute_element_bytes * hidden * (biases + feed_forward)
         + inner_bytes
         + maximum(copies_weights, has_dropout) * linear_input_bytes,
-        mlp_down_cast_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{gate}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_gate_backward_bytes(
-    gated_mlp,
+@LAYER.place("mlp_gate", symbol=r"_\text{gate}", when="gated_mlp")
+def mlp_gate(
+    attention_activation_bytes,
     norm_activation_bytes,
     mlp_input_bytes,
     inner_bytes,
@@ -256,212 +317,204 @@ def mlp_gate_backward_bytes(
     feed_forward,
     biases,
 ):
-    """bytes at work in the product with the gate: three inner tensors saved, three gradients"""
-    return gated_mlp * (
-        norm_activation_bytes
+    """in the product with the gate: three inner tensors saved, three gradients"""
+    return live(
+        activations=attention_activation_bytes
+        + norm_activation_bytes
         + mlp_input_bytes
-        + 6 * inner_bytes
-        + 2 * weight_copy_element_bytes * hidden * feed_forward
-        + new_gradient_element_bytes * hidden * (feed_forward + biases)
+        + 3 * inner_bytes
+        + 2 * weight_copy_element_bytes * hidden * feed_forward,
+        gradients=new_gradient_element_bytes * hidden * (feed_forward + biases),
+        temporaries=3 * inner_bytes,
     )
 
 
-@BOOK.formula(symbol=r"n_\text{up}", unit="count", source=_GPT, measured_by=_STEPS)
-def mlp_done_parameters(gated_mlp, hidden, feed_forward, biases):
-    """parameters of the MLP's products that are done when the backward of its first one begins"""
-    return (1 + gated_mlp) * hidden * feed_forward + biases * (hidden + gated_mlp * feed_forward)
-
-
-@BOOK.formula(symbol=r"S_\text{up}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_up_floor_bytes(
+@LAYER.place("mlp_up_cast", symbol=r"_\text{up}^\text{fp32}")
+def mlp_up_cast(
+    attention_activation_bytes,
     norm_activation_bytes,
+    new_gradient_element_bytes,
+    mlp_done_parameters,
     biases,
     compute_element_bytes,
     feed_forward,
-    new_gradient_element_bytes,
-    mlp_done_parameters,
-):
-    """bytes there all through the backward of the MLP's first product: what the norm saved,
-    gradients of biases and of what is done"""
-    return (
-        norm_activation_bytes
-        + biases * compute_element_bytes * feed_forward
-        + new_gradient_element_bytes * mlp_done_parameters
-    )
-
-
-@BOOK.formula(symbol=r"W_\text{up}^\text{fp32}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_up_cast_bytes(
-    mlp_up_floor_bytes,
-    copies_weights,
-    compute_element_bytes,
-    gradient_element_bytes,
+    cast_element_bytes,
     hidden,
-    feed_forward,
     residual_bytes,
 ):
-    """bytes while the gradient of the MLP's first weight is made fp32"""
-    return (
-        mlp_up_floor_bytes
-        + copies_weights * (compute_element_bytes + gradient_element_bytes) * hidden * feed_forward
-        + residual_bytes
+    """while the gradient of the MLP's first weight is made fp32"""
+    return live(
+        activations=attention_activation_bytes + norm_activation_bytes,
+        gradients=new_gradient_element_bytes * mlp_done_parameters,
+        temporaries=biases * compute_element_bytes * feed_forward
+        + cast_element_bytes * hidden * feed_forward
+        + residual_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{up}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_up_backward_bytes(
-    mlp_up_floor_bytes,
+@LAYER.place("mlp_up", symbol=r"_\text{up}^\prime")
+def mlp_up(
+    attention_activation_bytes,
+    norm_activation_bytes,
+    linear_input_bytes,
     weight_copy_element_bytes,
-    compute_element_bytes,
     hidden,
     feed_forward,
-    linear_input_bytes,
+    new_gradient_element_bytes,
+    mlp_done_parameters,
+    biases,
+    compute_element_bytes,
     inner_bytes,
     gated_mlp,
     residual_bytes,
-    mlp_up_cast_bytes,
 ):
-    """bytes at work in the MLP's first product (with a gate, the gate's), or while its weight's
-    gradient is made fp32"""
-    return maximum(
-        mlp_up_floor_bytes
-        + (weight_copy_element_bytes + compute_element_bytes) * hidden * feed_forward
-        + 2 * linear_input_bytes
+    """in the MLP's first product; with a gate, the gate's"""
+    return live(
+        activations=attention_activation_bytes
+        + norm_activation_bytes
+        + linear_input_bytes
+        + weight_copy_element_bytes * hidden * feed_forward,
+        gradients=new_gradient_element_bytes * mlp_done_parameters,
+        temporaries=compute_element_bytes * feed_forward * (biases + hidden)
+        + linear_input_bytes
         + inner_bytes
         + gated_mlp * residual_bytes,
-        mlp_up_cast_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{mlp}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def mlp_backward_bytes(
-    mlp_down_backward_bytes,
-    mlp_gate_backward_bytes,
-    mlp_up_backward_bytes,
+@LAYER.place("mlp_norm", symbol=r"_\text{norm}^\text{mlp}")
+def mlp_norm(
+    attention_activation_bytes,
     norm_activation_bytes,
-    norm_backward_bytes,
     new_gradient_element_bytes,
     mlp_parameters,
+    norm_backward_bytes,
 ):
-    """bytes at work in the MLP: at the second product, at the gate, at the first product, at the
-    norm"""
-    return maximum(
-        mlp_down_backward_bytes,
-        mlp_gate_backward_bytes,
-        mlp_up_backward_bytes,
-        norm_activation_bytes + norm_backward_bytes + new_gradient_element_bytes * mlp_parameters,
+    """in the norm before the MLP, whose products are done"""
+    return live(
+        activations=attention_activation_bytes + norm_activation_bytes,
+        gradients=new_gradient_element_bytes * mlp_parameters,
+        temporaries=norm_backward_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{core}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def core_backward_bytes(
+@LAYER.place("attention_core", symbol=r"_\text{core}^\prime")
+def between_products(
+    first_product_bytes,
+    attention_core_bytes,
     keeps_scores,
     linear_input_bytes,
-    query_key_value_bytes,
+    new_gradient_element_bytes,
+    attention_side_parameters,
     key_bytes,
     score_bytes,
     has_dropout,
     keeps_whole_product,
-    attention_core_bytes,
-    norm_activation_bytes,
-    weight_copy_element_bytes,
-    hidden,
-    query_key_value_size,
+    query_key_value_bytes,
 ):
-    """bytes at work between attention's products: the gradients of queries, keys and values, or of
-    the scores"""
-    return (
-        norm_activation_bytes
-        + linear_input_bytes
-        + weight_copy_element_bytes * hidden * query_key_value_size
+    """between attention's products: the gradients of queries, keys and values, or of the scores.
+    Fused attention's kernel saves its output too"""
+    return live(
+        activations=first_product_bytes
         + attention_core_bytes
-        + where(
+        + (1 - keeps_scores) * linear_input_bytes,
+        gradients=new_gradient_element_bytes * attention_side_parameters,
+        temporaries=where(
             equal(keeps_scores, 1),
             maximum(
                 linear_input_bytes + key_bytes + score_bytes,
                 (1 - has_dropout) * (2 * score_bytes + keeps_whole_product * key_bytes),
             ),
-            2 * linear_input_bytes + query_key_value_bytes,
-        )
+            linear_input_bytes + query_key_value_bytes,
+        ),
     )
 
 
-@BOOK.formula(symbol=r"W_{xW}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def query_key_value_product_bytes(
-    norm_activation_bytes,
-    biases,
+@LAYER.place("first_product", symbol=r"_{xW}")
+def first_product(
+    first_product_bytes,
+    new_gradient_element_bytes,
+    attention_side_parameters,
     compute_element_bytes,
     query_key_value_size,
-    weight_copy_element_bytes,
+    biases,
     hidden,
     linear_input_bytes,
     query_key_value_bytes,
 ):
-    """bytes at work in the product that makes queries, keys and values, with what it saved"""
-    return (
-        norm_activation_bytes
-        + biases * compute_element_bytes * query_key_value_size
-        + (weight_copy_element_bytes + compute_element_bytes) * hidden * query_key_value_size
-        + 2 * linear_input_bytes
-        + query_key_value_bytes
+    """in the product that makes queries, keys and values"""
+    return live(
+        activations=first_product_bytes,
+        gradients=new_gradient_element_bytes * attention_side_parameters,
+        temporaries=compute_element_bytes * query_key_value_size * (biases + hidden)
+        + linear_input_bytes
+        + query_key_value_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{qkv}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def query_key_value_backward_bytes(
-    query_key_value_product_bytes,
+@LAYER.place("attention_norm", symbol=r"_\text{norm}^\text{attn}")
+def attention_norm(
     norm_activation_bytes,
+    new_gradient_element_bytes,
+    mlp_side_parameters,
+    attention_parameters,
+    norm_backward_bytes,
+):
+    """in the norm before attention, whose products are done"""
+    return live(
+        activations=norm_activation_bytes,
+        gradients=new_gradient_element_bytes * (mlp_side_parameters + attention_parameters),
+        temporaries=norm_backward_bytes,
+    )
+
+
+@LAYER.place("first_cast", symbol=r"_{xW}^\text{fp32}")
+def first_cast(
+    norm_activation_bytes,
+    new_gradient_element_bytes,
+    attention_side_parameters,
+    query_key_value_size,
     biases,
     compute_element_bytes,
-    query_key_value_size,
-    copies_weights,
-    gradient_element_bytes,
+    cast_element_bytes,
     hidden,
     residual_bytes,
 ):
-    """bytes at work in the product that makes queries, keys and values, or while its weight's
-    gradient is made fp32"""
-    return maximum(
-        query_key_value_product_bytes,
-        norm_activation_bytes
-        + biases * compute_element_bytes * query_key_value_size
-        + copies_weights
-        * (compute_element_bytes + gradient_element_bytes)
-        * hidden
-        * query_key_value_size
+    """while the gradient of that product's weight is made fp32"""
+    return live(
+        activations=norm_activation_bytes,
+        gradients=new_gradient_element_bytes * attention_side_parameters,
+        temporaries=query_key_value_size
+        * (biases * compute_element_bytes + cast_element_bytes * hidden)
         + residual_bytes,
     )
 
 
-@BOOK.formula(symbol=r"W_\text{norm}^\text{attn}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def attention_norm_bytes(
-    norm_activation_bytes, norm_backward_bytes, new_gradient_element_bytes, attention_parameters
-):
-    """bytes at work in the norm before attention, whose products are done"""
-    return (
-        norm_activation_bytes
-        + norm_backward_bytes
-        + new_gradient_element_bytes * attention_parameters
-    )
+LAYER.largest()
 
 
-@BOOK.formula(symbol=r"n_\text{out}", unit="count", source=_GPT, measured_by=_STEPS)
-def attention_done_parameters(hidden, biases):
-    """parameters of attention's output product, which goes backward first"""
-    return hidden * (hidden + biases)
+# --- backward, of all layers but one --------------------------------------------------------------
+
+OTHERS = Places(
+    "other_layers",
+    r"_\text{rest}",
+    "of all layers but one: of which there is more decides where the peak is, in the last layer,"
+    " with which backward begins, or in the first",
+    "definition",
+    _LEDGER,
+)
 
 
-@BOOK.formula(symbol=r"W_\text{attn}", unit="bytes", source=_GPT, measured_by=_STEPS)
-def attention_backward_bytes(
-    new_gradient_element_bytes,
-    attention_done_parameters,
-    core_backward_bytes,
-    query_key_value_backward_bytes,
-    attention_norm_bytes,
-):
-    """bytes at work in attention: between its products, at the first product, at the norm"""
-    return maximum(
-        new_gradient_element_bytes * attention_done_parameters
-        + maximum(core_backward_bytes, query_key_value_backward_bytes),
-        attention_norm_bytes,
-    )
+@OTHERS.place("first_layer", symbol=r"_\text{first}")
+def first_layer(layers, new_gradient_element_bytes, layer_parameters):
+    """of the other layers when backward is in the first"""
+    return live(gradients=(layers - 1) * new_gradient_element_bytes * layer_parameters)
+
+
+@OTHERS.place("last_layer", symbol=r"_\text{deep}")
+def last_layer(layers, layer_activation_bytes):
+    """of the other layers when backward is in the last"""
+    return live(activations=(layers - 1) * layer_activation_bytes)
+
+
+OTHERS.largest()

@@ -1,0 +1,216 @@
+"""Places of a computation at which bytes are counted, as data; totals, the largest, where it is and
+what it is made of are one sum and one maximum for all.
+
+    LAYER = Places("layer_work", r"_\\ell", "in one layer", source="...", measured_by="tests/...")
+
+    @LAYER.place("norm", symbol=r"_\\text{norm}")
+    def norm(norm_activation_bytes, norm_backward_bytes):
+        \"\"\"in the norm\"\"\"
+        return live(activations=norm_activation_bytes, temporaries=norm_backward_bytes)
+
+    LAYER.largest()
+
+A place is a function that returns `live(category=expression, ...)`. It registers
+
+    activations_at_norm_bytes       one formula for each category, unless it is one quantity's name
+    live_at_norm_bytes              their sum
+
+and `largest` registers, over all places,
+
+    layer_work_bytes                the largest sum
+    layer_work_place                which place has it, counted from 1
+    activations_at_layer_work_bytes what each category has there
+"""
+
+import ast
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
+from types import MappingProxyType
+
+from .registry import BOOK, Registry
+from .subset import SUBSET, arg_max, check_expression, choose, maximum, returned
+
+LETTERS = {
+    "parameters": "P",
+    "optimizer": "O",
+    "gradients": "G",
+    "activations": "A",
+    "temporaries": "T",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place: its name, its phase, the quantity of all its bytes, and category -> quantity."""
+
+    name: str
+    phase: str
+    total: str
+    parts: Mapping
+    when: str = ""  # a quantity that is 0 where there is no such place
+
+    def categories(self):
+        """Category -> quantity, in the order in which they are stacked."""
+        return dict(self.parts)
+
+
+@dataclass
+class Places:
+    """Places of which one has the most bytes. `usual` names the quantities of categories that most
+    places share; a place says what is otherwise there."""
+
+    name: str
+    symbol: str
+    meaning: str
+    source: str
+    measured_by: str
+    usual: Mapping = field(default_factory=dict)
+    letter: str = "W"  # of a sum's symbol
+    there: str = ""  # what is said of a category at the largest, where `meaning` does not fit
+    registry: Registry = BOOK
+    places: list[Place] = field(default_factory=list, init=False)
+    rivals: list[Place] = field(default_factory=list, init=False)  # those that can be the largest
+
+    def place(self, name, *, symbol, phase="", total="", when="", largest=True):
+        """Register the place below. `largest=False`: it is shown, but never has the most."""
+
+        def register(function):
+            expression = returned(function)
+            if not isinstance(expression, ast.Call) or ast.unparse(expression.func) != "live":
+                found = ast.unparse(expression)
+                raise TypeError(f"place {name}: `{found}` is not live(category=expression, ...).")
+            where = " ".join(inspect.cleandoc(function.__doc__).split())
+            own = {
+                keyword.arg: self._part(keyword.arg, keyword.value, name, symbol, when, function)
+                for keyword in expression.keywords
+            }
+            parts = {
+                category: quantity
+                for category in LETTERS
+                if (quantity := own.get(category, self.usual.get(category)))
+            }
+            alone = len(parts) == 1 and not total and not when  # is its own sum
+            all_of_it = [*parts.values()][0] if alone else total or f"live_at_{name}_bytes"
+            if not alone:
+                self._add(
+                    all_of_it,
+                    _sum([*([when] if when else []), *parts.values()], bool(when)),
+                    f"{self.letter}{symbol}",
+                    f"bytes {where}",
+                    function.__module__,
+                )
+            made = Place(name, phase, all_of_it, MappingProxyType(parts), when)
+            self.places.append(made)
+            if largest:
+                self.rivals.append(made)
+            return function
+
+        return register
+
+    def _part(self, category, expression, name, symbol, when, function):
+        """The quantity of one category: the one that is named, or a formula of its own; "" where
+        it is 0."""
+        check_expression(expression, function)
+        if isinstance(expression, ast.Constant) and expression.value == 0:
+            return ""
+        if isinstance(expression, ast.Name):
+            return expression.id
+        if when:
+            expression = ast.BinOp(ast.Name(when, ast.Load()), ast.Mult(), expression)
+        quantity = f"{category}_at_{name}_bytes"
+        where, _, _ = " ".join(inspect.cleandoc(function.__doc__).split()).partition(":")
+        self._add(
+            quantity,
+            _compiled(expression),
+            f"{LETTERS[category]}{symbol}",
+            f"{category} {where}",
+            function.__module__,
+        )
+        return quantity
+
+    def largest(self, total="", which=""):
+        """Register the largest of the places, which one it is, and its parts."""
+        module = inspect.currentframe().f_back.f_globals["__name__"]
+        total, which = total or f"{self.name}_bytes", which or f"{self.name}_place"
+        totals = [place.total for place in self.rivals]
+        numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(self.rivals, 1))
+        made = self.letter + self.symbol
+        self._add(total, _over(maximum, totals), made, f"bytes {self.meaning}", module)
+        number = ("i" + self.symbol, f"which place that is: {numbered}", module, "count")
+        self._add(which, _over(arg_max, totals), *number)
+        for category, letter in LETTERS.items():
+            parts = [place.parts.get(category, "") for place in self.rivals]
+            if len(set(parts)) > 1:
+                self._add(
+                    f"{category}_at_{self.name}_bytes",
+                    _chosen(which, parts),
+                    letter + self.symbol,
+                    f"{category} {self.there or self.meaning.partition(':')[0]}",
+                    module,
+                )
+
+    def _add(self, name, function, symbol, meaning, module, unit="bytes"):
+        function.__name__, function.__module__ = name, module
+        self.registry.add(
+            name,
+            function,
+            symbol=symbol,
+            unit=unit,
+            meaning=meaning,
+            source=self.source,
+            measured_by=self.measured_by,
+            least=0,
+        )
+
+
+def _over(function, names):
+    """`function` of the quantities with these names, as a formula."""
+    names = list(dict.fromkeys(names))
+
+    def formula(*values):
+        return function(*values)
+
+    formula.__signature__ = inspect.Signature(
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
+    return formula
+
+
+def _sum(names, switched):
+    """The sum of the quantities; with `switched`, the first times the sum of the others."""
+
+    def together(*values):
+        return values[0] * reduce(add, values[1:]) if switched else reduce(add, values)
+
+    return _over(together, names)
+
+
+def _chosen(which, parts):
+    """The part with the number `which`, 0 where it is ""."""
+    names = [name for name in dict.fromkeys(parts) if name]
+
+    def formula(place, *values):
+        value = dict(zip(names, values))
+        return choose(place, *(value.get(part, 0) for part in parts))
+
+    return _over(formula, [which, *names])
+
+
+def _compiled(expression):
+    """A formula of the names that the expression has, in their order."""
+    names = dict.fromkeys(
+        node.id
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Name) and node.id not in SUBSET
+    )
+    arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, expression)))
+    return eval(compile(tree, "<place>", "eval"), dict(SUBSET))
+
+
+def live(**parts):
+    """What a place returns: category -> expression. Read, never called."""
+    raise TypeError("live(...) says what a place holds; ask evaluate() for its quantities.")
