@@ -76,8 +76,6 @@ def test_who_imports_whom(module):
     """Must catch: a technique that imports an engine, an engine that imports a topic, a topic that
     imports another topic."""
     here = floor_of(".".join(module.relative_to(SOURCES).with_suffix("").parts))
-    if module.name in ("gpt.py", "text.py"):
-        here = "formulas"  # they take its errors, still
     may = {"", "shelf"} | (set() if here == "shelf" else ENGINES | {"topics", here})
     for name in imported(module):
         assert not within(name, "bookkit")

@@ -50,6 +50,7 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
     assert doctor.python().do == "install Python 3.10 or newer" and not doctor.python().fit
 
 
+@pytest.mark.ranks
 def test_ranks_that_do_not_start_are_one_line(monkeypatch):
     """Mutation: a traceback in the place of a report; the wrong sum of a broken backend taken for a
     world that works."""
