@@ -12,7 +12,6 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
-- ``slim``     the same page in fewer bytes
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
   book
 - ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab,

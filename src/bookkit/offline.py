@@ -4,12 +4,9 @@ a page asks for.
 Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side
-bars, search box and
-   colour mode are ``static/book.js``), its icon fonts (``icons.py``), and rules of its style sheets
-   that match nothing.
-2. After the build, files in ``_static`` that no page refers to are deleted, our own lose comments
-and white space, and
-   pages what nobody reads (``slim.py``).
+bars, search box and colour mode are ``static/book.js``) and its icon fonts (``icons.py``).
+2. After the build, files in ``_static`` that no page refers to are deleted, and our own lose
+comments and white space.
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
 page; the one local
    copy of plotly.js is fetched when the first of them comes near the screen. A stored ipywidgets
@@ -30,8 +27,6 @@ import rjsmin
 from docutils import nodes
 from sphinx.errors import ExtensionError
 from sphinx.util import logging
-
-from bookkit.slim import slim_page
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +206,7 @@ def _check_theme(app):
 
 
 class _References(HTMLParser):
-    """Collects what a page refers to (any attribute that could be an address), and the words its
-    markup uses."""
+    """Collects what a page refers to: any attribute that could be an address."""
 
     LOADING = {
         ("script", "src"),
@@ -229,12 +223,10 @@ class _References(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.addresses, self.loaded, self.words = set(), set(), set()
+        self.addresses, self.loaded = set(), set()
 
     def handle_starttag(self, tag, attributes):
         attributes = {name: value or "" for name, value in attributes}
-        self.words.add(tag)
-        self.words.update(attributes.get("class", "").split(), [attributes.get("id", "")])
         relation = attributes.get("rel", "")
         for name, value in attributes.items():
             self.addresses.add(value)
@@ -293,29 +285,23 @@ def _references_of_pages(output, cache):
                 "stamp": stamp,
                 "addresses": sorted(references.addresses),
                 "loaded": sorted(references.loaded),
-                "words": sorted(references.words),
             }
     cache.write_text(json.dumps(pages), encoding="utf-8")
     return pages
 
 
 def _tidy(app, exception):
-    """Slim the pages and the theme's style sheets, delete what nothing refers to, and look for
+    """Put the theme's style sheets into their layer, delete what nothing refers to, and look for
     addresses outside the book."""
     if exception or app.builder.format != "html":
         return
     output = Path(app.outdir).resolve()
     static = output / "_static"
-    for path in _pages(output):
-        page = path.read_text(encoding="utf-8")
-        if (slim := slim_page(page)) != page:
-            path.write_text(slim, encoding="utf-8")
-    used, words = set(), set()
+    used = set()
     for page, references in _references_of_pages(
         output, Path(app.doctreedir) / "references.json"
     ).items():
         folder = (output / page).parent
-        words.update(references["words"])
         used.update(_local(address, folder) for address in references["addresses"])
         for address in filter(_is_external, references["loaded"]):
             logger.warning(
@@ -325,14 +311,11 @@ def _tidy(app, exception):
                 type="bookkit",
                 subtype="offline",
             )
-    for script in static.rglob("*.js"):
-        if script in used and script.name != "plotly.min.js":
-            words.update(re.findall(r"[\w-]+", script.read_text(encoding="utf-8")))
     for pattern in THEME_STYLES:
         for sheet in static.glob(pattern):
             text = sheet.read_text(encoding="utf-8")
             if not text.startswith(LAYER):  # else it is what an earlier build left
-                sheet.write_text(f"{LAYER}{slim_css(text, words)}}}", encoding="utf-8")
+                sheet.write_text(theme_css(text), encoding="utf-8")
     for sheet in sorted(static.rglob("*.css")):
         if sheet not in used:
             continue
@@ -361,70 +344,11 @@ def _tidy(app, exception):
             path.unlink()
 
 
-def slim_css(text, words):
-    """Style sheet without comments, fonts, ``!important``, and rules for classes and ids that are
-    not in ``words``."""
-    text = re.sub(r"/\*.*?\*/|\s*!important", "", text, flags=re.DOTALL)
-    return "".join(_slim_rules(text, words))
-
-
-def _slim_rules(text, words):
-    for prelude, body in _rules(text):
-        name = prelude.split("(")[0].split()[0] if prelude.startswith("@") else ""
-        if name == "@font-face" or name == "@charset":
-            continue
-        if name in {"@media", "@supports", "@layer", "@container"} and body is not None:
-            inner = "".join(_slim_rules(body, words))
-            if inner:
-                yield f"{prelude}{{{inner}}}"
-        elif name:
-            yield f"{prelude}{{{body}}}" if body is not None else f"{prelude};"
-        else:
-            selectors = [s for s in _split_selectors(prelude) if _could_match(s, words)]
-            if selectors:
-                yield f"{','.join(selectors)}{{{body.strip()}}}"
-
-
-def _rules(text):
-    """(prelude, body) of each rule of a style sheet; the body of a statement such as ``@import`` is
-    None."""
-    position = 0
-    while match := re.compile(r"[^{};]*[{;]").match(text, position):
-        prelude = match.group()[:-1].strip()
-        position = match.end()
-        if match.group().endswith(";"):
-            if prelude:
-                yield prelude, None
-            continue
-        depth, start = 1, position
-        for brace in re.compile(r"""[{}]|"[^"]*"|'[^']*'""").finditer(text, position):
-            depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-            if depth == 0:
-                break
-        else:
-            raise ExtensionError(f"bookkit: a rule of a style sheet is not closed: {prelude[:80]}")
-        yield prelude, text[start : brace.start()]
-        position = brace.end()
-
-
-def _split_selectors(prelude):
-    """Selectors of a list, split at the commas that stand outside parentheses."""
-    parts, depth, start = [], 0, 0
-    for index, character in enumerate(prelude):
-        depth += {"(": 1, ")": -1}.get(character, 0)
-        if character == "," and depth == 0:
-            parts.append(prelude[start:index].strip())
-            start = index + 1
-    return [*parts, prelude[start:].strip()]
-
-
-def _could_match(selector, words):
-    plain = re.sub(r"\[[^\]]*\]", "", selector)
-    inner = 1
-    while inner:  # what stands in :not(...), :is(...) and their kind need not be on a page
-        plain, inner = re.subn(r"\([^()]*\)", "", plain)
-    names = re.findall(r"[.#]((?:[\w-]|\\.)+)", plain)
-    return all(name.replace("\\", "") in words for name in names)
+def theme_css(text):
+    """A style sheet of the theme in a cascade layer of its own: without its fonts, and without
+    ``!important``, which would win over book.css from inside a layer."""
+    text = re.sub(r"@font-face\s*\{[^}]*\}|@charset[^;]*;|\s*!important", "", text)
+    return f"{LAYER}{rcssmin.cssmin(text)}}}"
 
 
 def setup(app):

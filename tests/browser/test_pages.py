@@ -6,11 +6,17 @@ stands in conftest.SPOILS is put there in every run, and `test_a_spoiled_page_is
 it is found.
 """
 
+import re
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import SPOILED_PAGE
 from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, without_scripts
+
+import bookkit
+
+STATIC = Path(bookkit.__file__).parent / "static"
 
 # Files no page loads or links to, each with the reason for which the book carries it.
 CARRIED = {
@@ -98,6 +104,24 @@ def test_nothing_moves_while_a_page_loads(browser, homes, paths, width):
             page.goto(f"{homes['file']}/{path}", wait_until="load")
             moved[path] = page.evaluate(SETTLED)
     assert {path: round(shift, 3) for path, shift in moved.items() if shift > 0.05} == {}
+
+
+def weight(page):
+    """Bytes of a page's HTML and of the scripts and style sheets it loads at once, without those of
+    the theme."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r'<(?:script|link)\b[^>]*\b(?:src|href)="([^"?]+\.(?:js|css))\b', text)
+    ours = {path.name for path in STATIC.iterdir()} | {"palette.css"}
+    return len(text.encode()) + sum(
+        (page.parent / name).stat().st_size for name in found if name.rpartition("/")[2] in ours
+    )
+
+
+def test_no_page_weighs_more_than_300_kilobytes(book_html, paths):
+    """Must catch: every explorer's data written into the page, an output of a megabyte in a lab."""
+    weights = {path: weight(book_html / path) for path in paths}
+    assert weights["index.html"] > 50_000, "its explorer's scripts are counted"
+    assert {path: bytes_ for path, bytes_ in weights.items() if bytes_ > 300_000} == {}
 
 
 def test_every_page_names_its_icon(visits):

@@ -124,7 +124,7 @@ def test_shape(latex):
 
 
 def test_every_known_name_is_drawn():
-    """Mutation: a name in ``COMMANDS`` that the library does not know, such as ``coloneqq``."""
+    """Mutation: a name in ``COMMANDS`` that the library does not know, such as ``frobnicate``."""
     for name in sorted(COMMANDS - {"frac", "sqrt"}):
         root = inner(rf"a \{name} x")
         check(root)
