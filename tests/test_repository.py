@@ -233,6 +233,36 @@ def test_the_jobs_run_every_test():
     assert used and all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in used)
 
 
+def described() -> set[str]:
+    """The files, folders and modules that the pages for contributors name as they are now."""
+    text = "".join((ROOT / name).read_text() for name in ("ARCHITECTURE.md", "CONTRIBUTING.md"))
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    new = "".join(row.split("|")[2] for row in changes.splitlines() if row.count("|") == 3)
+    quoted = re.findall(r"`([^`\s<>*:]+)`", text + new)
+    return {name for name in quoted if name.endswith((".py", "/")) or name.startswith("shardlab.")}
+
+
+def exists(name: str) -> bool:
+    """`zero/`, `gpt.py` or `shardlab.zero.native.Native` among the sources, or a path from the
+    root; the name of what every topic may have."""
+    if name.startswith("shardlab."):
+        path = SOURCES / name.replace(".", "/")
+        inside = path.parent.with_suffix(".py")
+        defined = inside.exists() and re.search(rf"\b{path.name}\b", inside.read_text())
+        return path.is_dir() or path.with_suffix(".py").exists() or bool(defined)
+    homes = [ROOT, SOURCES, SOURCES / "shardlab", *(SOURCES / "shardlab" / "topics").iterdir()]
+    return any((home / name).exists() for home in homes)
+
+
+def test_what_the_architecture_names_exists():
+    """Must catch: a module that moved while ARCHITECTURE.md, CONTRIBUTING.md or the changelog's
+    table still names its old place."""
+    assert len(described()) > 30
+    assert {name for name in described() if not exists(name)} == set()
+    assert not exists("shardlab.zero.nothing") and not exists("shardlab.gpt.Nothing")
+    assert not exists("zero/nothing.py")
+
+
 def test_every_target_says_what_it_does():
     """Must catch: a target without the text that `make` prints."""
     printed = subprocess.run(

@@ -24,8 +24,6 @@ TOPIC_LINES = 1000
 
 # File of the shelf -> why it is over its budget.
 REASONS = {
-    "collectives.py": "eleven collectives, each with its shapes, its words and its checks",
-    "gpt.py": "the options of GPT-2 and of Llama in one model, and its sizes as data",
     "saving/checkpoint.py": "a save that cannot be half done checks each way in which it can fail",
     "saving/resharding.py": "three layouts of shards, each cut out of what was saved as another",
     "zero/stage3.py": "beside the idea, what is asked of a stage that replaces the parameters",
