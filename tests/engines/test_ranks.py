@@ -17,8 +17,8 @@ from notebook_kernel import gone
 
 from shardlab import ranks as package
 from shardlab.ranks import RankDied, RankRaised, RanksInterrupted, ranks, server
+from shardlab.ranks.asked import announcement
 from shardlab.ranks.server import start
-from shardlab.ranks.world import _announcement
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -301,15 +301,14 @@ def test_devices_and_backends():
     with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
         choose(0, 2, 0, "cuda", None)
     assert (
-        _announcement(["cpu"] * 4, "gloo", 1, 0)
-        == "4 ranks on the CPU, 1 thread each; backend gloo"
+        announcement(["cpu"] * 4, "gloo", 1, 0) == "4 ranks on the CPU, 1 thread each; backend gloo"
     )
     assert (
-        _announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0)
+        announcement(["cuda:0", "cuda:1"] * 2, "gloo", 1, 0)
         == "4 ranks on 2 GPUs, which they share; backend gloo"
     )
     assert (
-        _announcement(["cuda:0"], "nccl", 1, 2)
+        announcement(["cuda:0"], "nccl", 1, 2)
         == "1 rank on 1 GPU, one each; backend nccl; 2 rehearsed hosts"
     )
 

@@ -77,3 +77,13 @@ def check_seconds(name: str, value):
 
 def is_integer(value) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def announcement(devices: list[str], backend: str, threads: int, hosts: int) -> str:
+    count = f"{len(devices)} rank{'s' * (len(devices) > 1)}"
+    if devices[0] == "cpu":
+        where = f"on the CPU, {threads} thread{'s' * (threads > 1)} each"
+    else:
+        where = f"on {len(set(devices))} GPU{'s' * (len(set(devices)) > 1)}"
+        where += ", which they share" if len(set(devices)) < len(devices) else ", one each"
+    return f"{count} {where}; backend {backend}" + f"; {hosts} rehearsed hosts" * bool(hosts)

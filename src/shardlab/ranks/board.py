@@ -62,6 +62,14 @@ class Post(NamedTuple):
     def digest(self) -> int:
         return zlib.crc32(self.what.encode())
 
+    @property
+    def said(self) -> str:
+        """For a reader: also what need not be the same for all."""
+        if not self.sends:
+            return self.what
+        sends, receives = list(self.sends), list(self.receives)
+        return f"{self.what}, which sends {sends} and awaits {receives} elements"
+
     def differs(self, other: "Post") -> bool:
         return (self.what, self.history) != (other.what, other.history)
 

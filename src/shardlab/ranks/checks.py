@@ -89,7 +89,7 @@ class Checks:
                     " call."
                 )
             if uneven(self.rank, post, {rank: other}):
-                raise Disagreement(f"brings {_splits(post)}, rank {rank} {_splits(other)}.")
+                raise Disagreement(f"brings {post.said}, rank {rank} {other.said}.")
 
     def by_anybody(self, post: Post) -> bool:
         """Has the receiver of this message taken some from anybody? Then nobody knows which send
@@ -198,7 +198,3 @@ def _shape(tensor: torch.Tensor) -> str:
         return text
     strides = [stride for size, stride in zip(tensor.shape, tensor.stride()) if size > 1]
     return f"{text} with strides {strides}"
-
-
-def _splits(post: Post) -> str:
-    return f"{post.what}, which sends {list(post.sends)} and awaits {list(post.receives)} elements"

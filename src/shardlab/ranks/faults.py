@@ -131,9 +131,9 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
 
 def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
     posts = outcome.posts
-    counts = Counter(post.what for post in posts.values()).most_common()
+    counts = Counter(post.said for post in posts.values()).most_common()
     tie = len(counts) > 1 and counts[0][1] == counts[1][1]
-    guilty = sorted(r for r, post in posts.items() if tie or post.what != counts[0][0])
+    guilty = sorted(r for r, post in posts.items() if tie or post.said != counts[0][0])
     any_post = next(iter(posts.values()))
     if len(counts) == 1:  # the difference is in what was before, and no longer on the board
         ranks = sorted(posts)
@@ -148,7 +148,7 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
         f" {_ranks(any_post.ranks)}:"
     ]
     for what, _ in counts:
-        lines.append(f"  {_ranks([r for r in sorted(posts) if posts[r].what == what])}: {what}")
+        lines.append(f"  {_ranks([r for r in sorted(posts) if posts[r].said == what])}: {what}")
     return RanksDisagree(_lines(*lines, *_stands(outcome, guilty), after), guilty)
 
 

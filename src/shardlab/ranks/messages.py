@@ -1,6 +1,11 @@
 """What a world says to a rank, what a rank answers, and what became of it."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
+
+import cloudpickle
 
 Frame = tuple[str, int, str]  # file, line, function
 
@@ -87,3 +92,37 @@ class Disagreement(RuntimeError):
 
 class BringsNaN(RuntimeError):
     """This rank brings a NaN to a reduction, where that was forbidden."""
+
+
+# --- functions of a notebook or a script ----------------------------------------------------------
+
+
+def call_of(function, args: tuple, kwargs: dict) -> Call:
+    try:
+        with by_value(function):
+            return Call(cloudpickle.dumps((function, args, kwargs)))
+    except Exception as error:
+        raise TypeError(
+            f"{name_of(function)} and what it needs cannot be sent to the ranks ({error}): make it"
+            " on the rank."
+        ) from None
+
+
+def name_of(function) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+@contextmanager
+def by_value(function) -> Iterator[None]:
+    """A script that `runpy` runs is not a module that ranks could import: its functions travel as
+    those of a notebook do."""
+    module = sys.modules.get(getattr(function, "__module__", None))
+    by_name = module is None or module.__name__ == "__main__" or module.__spec__ is not None
+    if by_name or module.__name__ in cloudpickle.list_registry_pickle_by_value():
+        yield
+        return
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)

@@ -7,11 +7,13 @@ is held up by the pipe and fills no memory; of what it printed the beginning and
 import os
 import sys
 from contextlib import suppress
+from multiprocessing.connection import Connection
 
 LONG_SECONDS = 3.0  # work of this length gets a line of progress
 BETWEEN_SECONDS = 1.0
 KEPT_BYTES = 500_000  # of the beginning and of the end, of a rank's stdout and of its stderr
 MOST_BYTES = 64_000_000  # that a rank may print in one piece of work
+PIPE_BYTES = 1 << 20  # that a rank may print before its parent looks
 CHUNK_BYTES = 1 << 20
 CHUNKS_AT_ONCE = 16
 
@@ -62,6 +64,16 @@ class Printed:
 
     def close(self):
         os.close(self.fd)
+
+
+def pipe() -> tuple[Printed, Connection]:
+    """What a rank prints: where the parent reads, and where the rank writes."""
+    ours, theirs = os.pipe()
+    with suppress(ImportError, AttributeError, OSError):  # not on this system, or not so much
+        import fcntl
+
+        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return Printed(ours), Connection(theirs, readable=False)
 
 
 def show(printed: list[Printed], stream):

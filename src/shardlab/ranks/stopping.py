@@ -6,11 +6,14 @@ import signal
 import socket
 import stat
 import sys
+import threading
+import time
 from contextlib import suppress
 from multiprocessing import forkserver
 
 from ..torch_internals import process_groups
 
+STILL_SECONDS = 0.05
 IMPORTER = "<frozen importlib._bootstrap>"
 
 
@@ -49,6 +52,25 @@ def is_importing(frame) -> bool:
     while frame is not None and frame.f_code.co_filename != IMPORTER:
         frame = frame.f_back
     return frame is not None
+
+
+def raise_in(thread: threading.Thread):
+    """Raise Stopped in a thread that is not the main one, which hears no signal."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident), ctypes.py_object(Stopped)
+    )
+
+
+def stands_still(thread: threading.Thread) -> bool:
+    """Is this thread outside of Python, as far as two looks can tell?"""
+
+    def place():
+        frame = sys._current_frames().get(thread.ident)
+        return frame and (id(frame), frame.f_lasti)
+
+    before = place()
+    time.sleep(STILL_SECONDS)
+    return place() == before
 
 
 def abort_groups():

@@ -26,6 +26,7 @@ class RanksEnd:
 
     def __init__(self, fd: int):
         self.fd = fd
+        os.set_inheritable(fd, False)  # a program that takes the rank's place does not answer
 
     def send(self, number: int, message):
         view = memoryview(packed(number, message))

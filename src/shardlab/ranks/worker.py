@@ -6,10 +6,8 @@ is, cuts its connections and interrupts it. A main thread that hears nothing of 
 itself, and another one works on.
 """
 
-import ast
 import builtins
 import faulthandler
-import linecache
 import multiprocessing
 import os
 import queue
@@ -30,6 +28,7 @@ from ..torch_internals import abort_process_groups, process_groups, watch_new_gr
 from . import messages
 from .board import Board
 from .calls import listening
+from .cells import run_source
 from .checks import Checks
 from .devices import CannotBeHad, choose
 from .links import enter
@@ -43,6 +42,8 @@ from .stopping import (
     end_with_parent,
     is_importing,
     let_the_server_go,
+    raise_in,
+    stands_still,
 )
 from .streams import Streams
 from .wire import RanksEnd
@@ -110,6 +111,8 @@ class Rank:
             self.streams.flush()
             with self.sending:
                 if not self._answer(job, answer):  # this thread was stuck, and is back
+                    if job.thread is not threading.main_thread():
+                        return
                     inbox.put((0, messages.Quit()))  # for the one that has worked since
                     inbox = self.inbox = queue.SimpleQueue()
 
@@ -151,20 +154,7 @@ class Rank:
             ) from None
 
     def cell(self, source: str, name: str) -> bytes:
-        """As in a notebook: the last line's value is shown, here printed."""
-        linecache.cache[name] = (len(source), None, source.splitlines(True), name)
-        tree, value = ast.parse(source, name), None
-        last = (
-            ast.Expression(tree.body.pop().value)
-            if tree.body and isinstance(tree.body[-1], ast.Expr)
-            else None
-        )
-        exec(compile(tree, name, "exec"), vars(self.main))
-        if (
-            last is not None
-            and (value := eval(compile(last, name, "eval"), vars(self.main))) is not None
-        ):
-            print(repr(value))
+        run_source(source, name, vars(self.main))
         return cloudpickle.dumps(None)
 
     def is_ungrouped(self) -> bool:
@@ -174,8 +164,8 @@ class Rank:
     def regroup(self, generation: int) -> bytes:
         """The process group, for the first time or anew."""
         place = self.place
-        if self.group is not None:
-            broken = process_groups()
+        if self.backend:
+            broken, self.group = [*process_groups(), self.group], None
             with suppress(Exception):  # NCCL's end waits for its kernels: what is broken is aborted
                 (abort_process_groups() if self.backend == "nccl" else dist.destroy_process_group())
             # the end of a group waits for what is stuck in it
@@ -249,14 +239,12 @@ class Rank:
         waits until gloo's own time is up, and hears no signal. Then another thread works on, until
         the first is back."""
         time.sleep(DEAF_SECONDS)
+        is_main = job.thread is threading.main_thread()
+        if self.backend != "gloo" or not (is_main or stands_still(job.thread)):
+            return
         with self.sending:
-            if (
-                job.can_be_stopped
-                and job.thread is threading.main_thread()
-                and self.backend == "gloo"
-            ):
-                if self._answer(job, stopped_at_last()):
-                    threading.Thread(target=self.work, args=(self.inbox,), daemon=True).start()
+            if job.can_be_stopped and self._answer(job, stopped_at_last()):
+                threading.Thread(target=self.work, args=(self.inbox,), daemon=True).start()
 
     def _listen(self):
         while True:
@@ -279,7 +267,10 @@ class Rank:
         # a kernel on the GPU hears neither: aside, as this may take long
         if self.backend == "nccl":
             threading.Thread(target=abort_groups, daemon=True).start()
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        if job.thread is threading.main_thread():
+            signal.pthread_kill(job.thread.ident, signal.SIGUSR1)
+        elif job.can_be_stopped:
+            raise_in(job.thread)
         threading.Thread(target=self._leave_alone, args=(job,), daemon=True).start()
 
     def _answer(self, job: Job, message) -> bool:

@@ -8,28 +8,27 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
 
 import cloudpickle
 
 from . import server
-from .asked import Asked, check_limit
+from .asked import Asked, announcement, check_limit
 from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
-from .messages import Call, Cell, Quit, Regroup, Returned
-from .output import Printed, Progress, show
+from .messages import Cell, Quit, Regroup, Returned, call_of, name_of
+from .output import Progress, pipe, show
 from .place import Place
 from .shared import SharedFile, SharedPath
-from .watch import Limits, Member, Outcome, Watch, counting_interrupts
+from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 
 START_SECONDS = 120.0  # a cold machine imports torch in a few
 QUIT_SECONDS = 1.0
 GONE_SECONDS = 10.0  # for a killed process to be gone
-PIPE_BYTES = 1 << 20  # that a rank may print before its parent looks
+STILL_SECONDS = 0.1
 ENDED = "All ranks were ended and their variables are gone; the next run starts fresh ones."
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 NOT_ANEW = (
@@ -75,23 +74,14 @@ class World:
         RankError that names the guilty rank, or TypeError if the arguments cannot be sent.
         """
         check_limit(limit_seconds)
-        name = getattr(function, "__name__", type(function).__name__)
-        try:
-            with by_value(function):
-                pickled = cloudpickle.dumps((function, args, kwargs))
-        except Exception as error:
-            raise TypeError(
-                f"{name} and what it needs cannot be sent to the ranks ({error}): make it on the"
-                " rank."
-            ) from None
-        ends = self._do(Call(pickled), limit_seconds)
+        ends = self._do(call_of(function, args, kwargs), limit_seconds)
         results = []
         for rank, end in enumerate(ends):
             try:
                 results.append(cloudpickle.loads(end.pickled))
             except Exception as error:
                 raise RankError(
-                    f"What {name} returned on rank {rank} cannot be read here"
+                    f"What {name_of(function)} returned on rank {rank} cannot be read here"
                     f" ({type(error).__name__}: {error}): return numbers, tensors and containers"
                     " of them.",
                     [rank],
@@ -173,7 +163,20 @@ class World:
         if self._regroup(interrupts).trouble is not None:
             self._kill()
             return NOT_ANEW
+        if isinstance(outcome.trouble, Flooded) and self._still_prints(outcome.trouble.ranks):
+            self._kill()
+            return ENDED
         return ALIVE
+
+    def _still_prints(self, ranks: list[int]) -> bool:
+        """Does a program that a rank has started print on, although the rank was stopped?"""
+        time.sleep(STILL_SECONDS)
+        printed = [
+            one for rank in ranks for one in (self.members[rank].out, self.members[rank].err)
+        ]
+        for one in printed:
+            one.drain()
+        return any(one.nbytes for one in printed)
 
     def _regroup(self, interrupts: list) -> Outcome:
         self.generation += 1
@@ -210,7 +213,7 @@ class World:
             said = f"The ranks did not start. {server.why_not()}".strip()
             raise verdict(outcome, said) from None
         places = [cloudpickle.loads(end.pickled) for end in outcome.ends]
-        self.places = _announcement(
+        self.places = announcement(
             [device for device, _ in places], places[0][1], asked.threads, len(asked.hosts)
         )
         if asked.announce:
@@ -222,7 +225,7 @@ class World:
         host = hosts[rank * len(hosts) // self.world_size] if hosts else None
         ours, theirs = socket.socketpair()
         connection = Connection(theirs.detach())
-        (out, to_out), (err, to_err) = _pipe(), _pipe()
+        (out, to_out), (err, to_err) = pipe(), pipe()
         place = Place(
             rank,
             self.world_size,
@@ -273,39 +276,3 @@ class World:
 def _close(world: "weakref.ref[World]"):
     if (there := world()) is not None:
         there.close()
-
-
-def _pipe() -> tuple[Printed, Connection]:
-    """What a rank prints: where the parent reads, and where the rank writes."""
-    ours, theirs = os.pipe()
-    with suppress(ImportError, AttributeError, OSError):  # not on this system, or not so much
-        import fcntl
-
-        fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-    return Printed(ours), Connection(theirs, readable=False)
-
-
-@contextmanager
-def by_value(function) -> Iterator[None]:
-    """A script that `runpy` runs is not a module that ranks could import: its functions travel as
-    those of a notebook do."""
-    module = sys.modules.get(getattr(function, "__module__", None))
-    by_name = module is None or module.__name__ == "__main__" or module.__spec__ is not None
-    if by_name or module.__name__ in cloudpickle.list_registry_pickle_by_value():
-        yield
-        return
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        yield
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _announcement(devices: list[str], backend: str, threads: int, hosts: int) -> str:
-    count = f"{len(devices)} rank{'s' * (len(devices) > 1)}"
-    if devices[0] == "cpu":
-        where = f"on the CPU, {threads} thread{'s' * (threads > 1)} each"
-    else:
-        where = f"on {len(set(devices))} GPU{'s' * (len(set(devices)) > 1)}"
-        where += ", which they share" if len(set(devices)) < len(devices) else ", one each"
-    return f"{count} {where}; backend {backend}" + f"; {hosts} rehearsed hosts" * bool(hosts)
