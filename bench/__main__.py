@@ -25,6 +25,7 @@ from bench.pages import (
     measure_redraws,
     measure_weight,
 )
+from bench.random_models import measure_random_models
 from bench.ranks import measure_ranks
 from bench.report import machine, recording, table, write
 from bench.sample import build_sample
@@ -45,6 +46,7 @@ PARTS = (
     "data-parallel",
     "zero",
     "deepspeed",
+    "random-models",
 )
 BARE = {
     "ranks": measure_ranks,
@@ -52,6 +54,7 @@ BARE = {
     "data-parallel": measure_data_parallel,
     "zero": measure_zero,
     "deepspeed": measure_deepspeed,
+    "random-models": measure_random_models,
 }  # need neither a browser nor the book
 RACES = ("data-parallel", "zero")
 

@@ -35,12 +35,12 @@ What else is promised:
                  module the newest do
 
 All ranks must run backward equally often, each with at least one parameter in it. Double backward
-does not pass through. The design of the buckets is that of Li et al. 2020, "PyTorch Distributed:
-Experiences on Accelerating Data Parallel Training".
+does not pass through. The buckets are those of Li et al. 2020 (arXiv 2006.15704).
 """
 
 from collections.abc import Iterable
 from contextlib import contextmanager
+from weakref import WeakMethod
 
 import torch
 import torch.distributed as dist
@@ -101,16 +101,13 @@ class Replicas(BackwardListener, nn.Module):
 
     def check_hooks(self):
         """What is trained must be what these replicas listen to."""
-        if not torch.is_grad_enabled():
-            return
-        if self.taken_by is not None:
+        if self.taken_by is not None and torch.is_grad_enabled():
             raise CannotReplicate(
-                f"a newer {self.taken_by} averages gradients of this module: call that one, or make"
-                " these replicas anew."
+                f"a newer {self.taken_by} averages gradients of this module: call that one."
             )
         known = set(self.trained)
         for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and parameter not in known:
+            if parameter.requires_grad and parameter not in known and torch.is_grad_enabled():
                 raise CannotReplicate(
                     f"{name} is trained, and was frozen or another parameter when these replicas"
                     " were made: make them anew after a change to the module."
@@ -178,6 +175,7 @@ class ParameterServer(Replicas):
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
+            self.add_to_a_sum(parameter)  # no gradient came
             bucket = FlatBucket([parameter], self.world_size)
             self.send(
                 [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)], bucket.flat
@@ -185,6 +183,21 @@ class ParameterServer(Replicas):
             bucket.settle()
             if dist.get_rank(self.group) != SERVER:
                 parameter.grad = None
+            self.means.add(parameter)
+
+    def listen_to(self, parameters: Iterable[nn.Parameter]):
+        super().listen_to(parameters)
+        self.means: set[nn.Parameter] = set()  # whose gradient the server has as a mean
+        hook = WeakMethod(self.add_to_a_sum)
+        for parameter in self.trained:  # before a gradient is added to the one that is there
+            parameter.register_hook(lambda _, p=parameter: hook() and hook()(p))
+
+    @torch.no_grad()
+    def add_to_a_sum(self, parameter: nn.Parameter):
+        """The server alone has the mean, and divides it once more with what is added now."""
+        if parameter in self.means and parameter.grad is not None:
+            parameter.grad.mul_(self.world_size)
+        self.means.discard(parameter)
 
     def send(self, plan: Plan, tensor: Tensor):
         flat = collectives.wire(tensor, self.group)

@@ -1,0 +1,465 @@
+"""Random models from a grammar, trained plainly and by a technique: do they come out alike?
+
+    case = case_of(17)      # a model, a training, a technique, a number of ranks: data, printable
+    outcome(case)           # on each rank: "parity", "refused: ..." or what differs
+
+The plain model sees the parts of all ranks, and its loss is the mean of theirs. A case that is
+neither parity nor a typed refusal is a fault of the technique.
+"""
+
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from shardlab import zero
+from shardlab.data_parallel import (
+    Bucketed,
+    CannotReplicate,
+    DistributedDataParallel,
+    ParameterServer,
+    PerTensor,
+)
+from shardlab.torch_internals import tree_leaves
+from shardlab.zero import faster
+from shardlab.zero.flat import CannotShard, Ring
+from shardlab.zero.native import Native
+from shardlab.zero.options import clip_gradients
+from shardlab.zero.other_ways import NoSecondGradient
+from shardlab.zero.placeholders import NotGathered
+from shardlab.zero.whole import unsharded
+
+REFUSALS = (CannotReplicate, CannotShard, NotGathered, NoSecondGradient)
+LADDER = {
+    kind.__name__: kind for kind in (ParameterServer, PerTensor, Bucketed, DistributedDataParallel)
+}
+TECHNIQUES = (*LADDER, "stage 1", "stage 2", "stage 3")
+PIECES = (
+    *("layer", "layer", "tied", "shared", "frozen", "half frozen", "scale", "norm", "twice"),
+    *("residual", "checkpointed", "checkpointed reentrant", "by step", "by data", "transposed"),
+    *("used by another", "other method", "buffer", "single precision", "table", "nested"),
+)
+OUTPUTS = ("tensor", "tuple", "dict", "list", "named tuple", "dataclass", "attribute")
+# relative; sums over ranks are made in another order, and single precision rounds to 1e-7
+CLOSE = {False: 1e-10, True: 2e-4}
+
+
+class Case(NamedTuple):
+    seed: int
+    ranks: int
+    technique: str
+    width: int
+    pieces: tuple[str, ...]
+    output: str
+    unused: bool
+    units: tuple[int, ...]  # stage 3: the pieces that are units
+    optimizer: str
+    microbatches: int
+    steps: int
+    no_sync: bool
+    clip: float | None
+    set_to_none: bool
+    collectives: str
+    bucket_bytes: int
+
+
+def case_of(seed: int) -> Case:
+    draw = random.Random(seed)
+    technique = draw.choice(TECHNIQUES)
+    pieces = ("layer", *draw.choices(PIECES, k=draw.randint(1, 5)))
+    if technique == "stage 3":
+        # in stage 3, as in PyTorch's FSDP2, all ranks go through the same units: those that do not
+        # wait for each other until the board names them, a minute later
+        pieces = tuple("by step" if name == "by data" else name for name in pieces)
+    return Case(
+        seed=seed,
+        ranks=draw.choice((2, 3, 4)),
+        technique=technique,
+        width=draw.randint(2, 7),
+        pieces=pieces,
+        output=draw.choice(OUTPUTS),
+        unused=draw.random() < 0.3,
+        units=tuple(number for number in range(len(pieces)) if draw.random() < 0.7),
+        optimizer=draw.choice(("SGD", "momentum", "AdamW")),
+        microbatches=draw.choice((1, 1, 2, 3)),
+        steps=draw.choice((1, 2, 3)),
+        no_sync=draw.random() < 0.5,
+        clip=draw.choice((None, 0.1, 1e6)),
+        set_to_none=draw.random() < 0.8,
+        collectives=draw.choice(("default", "faster", "small parts", "native")),
+        bucket_bytes=draw.choice((1, 100, 400, 10**6)),
+    )
+
+
+# --- the grammar ----------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x, step):
+        return torch.tanh(self.linear(x))
+
+
+class Tied(Layer):
+    def __init__(self, width, first):
+        super().__init__(width)
+        self.linear.weight = first.linear.weight
+
+
+class HalfFrozen(Layer):
+    def __init__(self, width):
+        super().__init__(width)
+        self.linear.weight.requires_grad_(False)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, step):
+        return x * self.scale
+
+
+class Norm(nn.LayerNorm):
+    def forward(self, x, step):
+        return super().forward(x)
+
+
+class Twice(Layer):
+    def forward(self, x, step):
+        return super().forward(super().forward(x, step), step)
+
+
+class Residual(Layer):
+    def forward(self, x, step):
+        return x + super().forward(x, step)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, width, reentrant):
+        super().__init__()
+        self.inside, self.reentrant = Layer(width), reentrant
+
+    def forward(self, x, step):
+        return checkpoint(self.inside, x, step, use_reentrant=self.reentrant)
+
+
+class ByStep(nn.Module):
+    """All ranks take the same way."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.even, self.odd = Layer(width), Layer(width)
+
+    def forward(self, x, step):
+        return (self.odd if step % 2 else self.even)(x, step)
+
+
+class ByData(nn.Module):
+    """Each rank takes its own way."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.sometimes = Layer(width)
+
+    def forward(self, x, step):
+        return self.sometimes(x, step) if x.detach().sum() > 0 else x
+
+
+class Transposed(Layer):
+    """A parameter that is not contiguous."""
+
+    def __init__(self, width):
+        super().__init__(width)
+        self.linear.weight = nn.Parameter(torch.empty(width, width).t())
+
+
+class UsedByAnother(nn.Module):
+    """Tied by use and not by assignment: the weight of the first piece."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.first = [first]  # not registered
+
+    def forward(self, x, step):
+        return nn.functional.linear(x, self.first[0].linear.weight)
+
+
+class OtherMethod(Layer):
+    def encode(self, x, step):
+        return torch.tanh(self.linear(x))
+
+
+class Buffer(Layer):
+    def __init__(self, width):
+        super().__init__(width)
+        self.register_buffer("shift", torch.full((1,), 0.3).expand(width))
+
+    def forward(self, x, step):
+        return super().forward(x, step) + self.shift
+
+
+class SinglePrecision(Layer):
+    def __init__(self, width):
+        super().__init__(width)
+        self.linear.float()
+
+    def forward(self, x, step):
+        return super().forward(x.float(), step).to(x.dtype)
+
+
+class Table(nn.Module):
+    """Gives a view of its parameter, as a table of positions does."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.rows = nn.Parameter(torch.empty(3, width))
+
+    def forward(self, x, step):
+        return self.rows[1:2]
+
+
+class Nested(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.ModuleList([Layer(width), Residual(width)])
+
+    def forward(self, x, step):
+        for layer in self.inner:
+            x = layer(x, step)
+        return x
+
+
+def piece(name: str, width: int, before: list[nn.Module]) -> nn.Module:
+    first = before[0] if before else None
+    make = {
+        "layer": lambda: Layer(width),
+        "tied": lambda: Tied(width, first),
+        "shared": lambda: before[-1],
+        "frozen": lambda: Layer(width).requires_grad_(False),
+        "half frozen": lambda: HalfFrozen(width),
+        "scale": Scale,
+        "norm": lambda: Norm(width),
+        "twice": lambda: Twice(width),
+        "residual": lambda: Residual(width),
+        "checkpointed": lambda: Checkpointed(width, False),
+        "checkpointed reentrant": lambda: Checkpointed(width, True),
+        "by step": lambda: ByStep(width),
+        "by data": lambda: ByData(width),
+        "transposed": lambda: Transposed(width),
+        "used by another": lambda: UsedByAnother(first),
+        "other method": lambda: OtherMethod(width),
+        "buffer": lambda: Buffer(width),
+        "single precision": lambda: SinglePrecision(width),
+        "table": lambda: Table(width),
+        "nested": lambda: Nested(width),
+    }
+    return make[name]()
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+@dataclass
+class Answer:
+    value: Tensor
+
+
+class Model(nn.Module):
+    def __init__(self, case: Case):
+        super().__init__()
+        self.output, made = case.output, []
+        for name in case.pieces:
+            made.append(piece(name, case.width, made))
+        self.pieces = nn.ModuleList(made)
+        if case.unused:
+            self.unused = nn.Linear(case.width, 2)
+
+    def forward(self, x, step):
+        for each in self.pieces:
+            if isinstance(each, OtherMethod):
+                x = each.encode(x, step)
+            elif isinstance(each, Table):
+                x = x + each(x, step)
+            else:
+                x = each(x, step)
+        return self.packed(x)
+
+    def packed(self, x):
+        if self.output == "attribute":
+            self.aside = x.pow(2).mean()
+        made = {
+            "tuple": lambda: (x, 2 * x),
+            "dict": lambda: {"values": x, "name": "y"},
+            "list": lambda: [x, [x + 1, None]],
+            "named tuple": lambda: Pair(x, x * x),
+            "dataclass": lambda: Answer(x),
+        }
+        return made.get(self.output, lambda: x)()
+
+
+def build(case: Case, seed: int) -> Model:
+    """In float64, every parameter drawn at random."""
+    torch.manual_seed(seed)
+    model = Model(case)
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.6)
+    single = {
+        id(p) for m in model.modules() if isinstance(m, SinglePrecision) for p in m.parameters()
+    }
+    for tensor in (*model.parameters(), *model.buffers()):
+        if id(tensor) not in single:
+            tensor.data = tensor.data.double()
+    return model
+
+
+# --- the two trainings ----------------------------------------------------------------------------
+
+
+def optimizer_of(case: Case) -> tuple[type, dict]:
+    """Where a parameter may lack a gradient, stage 3 has zeros or none, as its unit has; plain SGD
+    does the same with both."""
+    lacking = case.unused or {"by step", "by data"} & set(case.pieces)
+    if case.optimizer == "SGD" or (case.technique == "stage 3" and lacking):
+        return torch.optim.SGD, dict(lr=0.1)
+    if case.optimizer == "momentum":
+        return torch.optim.SGD, dict(lr=0.1, momentum=0.9, weight_decay=0.01)
+    # a large eps: where a gradient is zero but for rounding, a small one would enlarge the rounding
+    return torch.optim.AdamW, dict(lr=0.05, eps=1e-2)
+
+
+def wrapped(case: Case, model: Model) -> tuple[nn.Module, torch.optim.Optimizer]:
+    cls, settings = optimizer_of(case)
+    if case.technique in LADDER:
+        options = {}
+        if case.technique in ("Bucketed", "DistributedDataParallel"):
+            options = dict(bucket_bytes=case.bucket_bytes)
+        replicas = LADDER[case.technique](model, **options)
+        return replicas, cls(replicas.parameters(), **settings)
+    stage = int(case.technique[-1])
+    options = dict(bucket_bytes=case.bucket_bytes)
+    if stage == 3:
+        options = dict(units=dict.fromkeys(model.pieces[number] for number in case.units))
+    chosen = {
+        "faster": faster.Ring(),
+        "small parts": faster.Ring(small_bytes=16, piece_bytes=80),
+        "native": Native(),
+        "default": Ring(),
+    }
+    return zero.shard(
+        model, cls, stage=stage, collectives=chosen[case.collectives], **options, **settings
+    )
+
+
+def inputs_of(case: Case, number: int) -> list[Tensor]:
+    """Of all ranks."""
+    draw = torch.Generator().manual_seed(1000 * case.seed + number)
+    return [
+        torch.randn(2, case.width, generator=draw, dtype=torch.float64) for _ in range(case.ranks)
+    ]
+
+
+def values_of(output) -> list[Tensor]:
+    output = output.value if isinstance(output, Answer) else output
+    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+def loss_of(case: Case, model: Model, output) -> Tensor:
+    if case.output == "attribute":
+        return model.aside
+    return sum(value.pow(2).mean() for value in values_of(output))
+
+
+def far(ours: Tensor, plain: Tensor) -> float:
+    scale = max(plain.abs().max().item(), 1e-3)
+    return (ours.double() - plain.double()).abs().max().item() / scale
+
+
+def outcome(case: Case) -> str:
+    """ "parity", "refused: " and the sentence, or what is wrong; on every rank the same kind."""
+    try:
+        return trained(case)
+    except REFUSALS as refusal:
+        return f"refused: {type(refusal).__name__}: {refusal}"
+
+
+def trained(case: Case) -> str:
+    me, single = dist.get_rank(), "single precision" in case.pieces
+    cls, settings = optimizer_of(case)
+    plain, ours = build(case, case.seed), build(case, case.seed + 100 * me)
+    if me == 0:
+        ours.load_state_dict(plain.state_dict())
+    model, optimizer = wrapped(case, ours)
+    plain_optimizer = cls([p for p in plain.parameters() if p.requires_grad], **settings)
+    worst = {"output": 0.0}
+    for step in range(case.steps):
+        for number in range(case.microbatches):
+            parts = inputs_of(case, 10 * step + number)
+            last = number == case.microbatches - 1
+            quiet = case.technique in LADDER and case.no_sync and not last
+            with model.no_sync() if quiet else nullcontext():
+                output = model(parts[me], step)
+                (loss_of(case, ours, output) / case.microbatches).backward()
+            losses = []
+            for rank, part in enumerate(parts):
+                theirs = plain(part, step)
+                losses.append(loss_of(case, plain, theirs) / case.microbatches)
+                if rank == me:
+                    pairs = zip(values_of(output), values_of(theirs))
+                    worst["output"] = max(worst["output"], *(far(a, b) for a, b in pairs))
+            (sum(losses) / case.ranks).backward()
+        if case.technique in ("stage 1", "stage 2"):  # they have zeros where a gradient lacks
+            for parameter in plain.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        if case.clip:
+            # of parameters in two precisions, as ours: squares in the wider one
+            clip_gradients(optimizer, case.clip)
+            clip_gradients(plain_optimizer, case.clip)
+        for each in (optimizer, plain_optimizer):
+            each.step()
+            each.zero_grad(set_to_none=case.set_to_none)
+    if case.technique != "ParameterServer" or me == 0:
+        with unsharded(ours) if case.technique == "stage 3" else nullcontext():
+            found = dict(ours.named_parameters(remove_duplicate=False))
+            for name, parameter in plain.named_parameters(remove_duplicate=False):
+                worst[name] = far(found[name].detach(), parameter.detach())
+    wrong = {name: value for name, value in worst.items() if not value <= CLOSE[single]}
+    return f"differs: {wrong}" if wrong else "parity"
+
+
+def outcomes(world, cases: list[Case]) -> dict[int, str]:
+    """Seed -> what came out, of cases for this many ranks. All in one call; if that fails, one by
+    one, so that the seed is known."""
+    try:
+        every = world.run(batch, cases)
+        return {case.seed: worst_of(found) for case, *found in zip(cases, *every)}
+    except Exception as error:
+        if len(cases) == 1:
+            return {cases[0].seed: f"raised: {type(error).__name__}: {str(error)[:2000]}"}
+        half = len(cases) // 2
+        return outcomes(world, cases[:half]) | outcomes(world, cases[half:])
+
+
+def batch(cases: list[Case]) -> list[str]:
+    torch.set_default_dtype(torch.float32)
+    return [outcome(case) for case in cases]
+
+
+def worst_of(found: list[str]) -> str:
+    """Of all ranks: a refusal is one on all of them."""
+    wrong = [each for each in found if not each.startswith(("parity", "refused"))]
+    kinds = {each.split(":")[0] for each in found}
+    return wrong[0] if wrong else found[0] if len(kinds) == 1 else f"ranks disagree: {found}"
