@@ -39,6 +39,7 @@ from ..torch_internals import (
     local_tensor,
     storage_key,
     tree_leaves,
+    version,
     watch_resize,
 )
 
@@ -121,6 +122,7 @@ class Ledger(TorchDispatchMode):
         self._modules = [""]
         self._stepping = 0  # optimizers that are
         self._undo = []
+        self._detaching = False  # by the ledger itself
 
     # --- what it tells ----------------------------------------------------------------------------
 
@@ -214,6 +216,8 @@ class Ledger(TorchDispatchMode):
         if types and any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # a DTensor unwraps itself and comes back with its shard
         result = function(*args, **(kwargs or {}))
+        if self._detaching:
+            return result
         if active_fake_mode() is not self._fake_mode or function.namespace == "prim":
             # DTensor finds shapes under a fake mode of its own, a fake tensor is asked for its
             # device: no memory
@@ -234,6 +238,25 @@ class Ledger(TorchDispatchMode):
             if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
                 self._restate("save for backward")
+        # Detached: an operation that saves its own output, as softmax does, would hold that output
+        # and be held by it, a circle that nobody frees.
+        self._detaching = True
+        try:
+            return tensor.detach(), version(tensor)
+        finally:
+            self._detaching = False
+
+    def _give_back(self, kept):
+        """What backward asks for. With hooks, autograd leaves it to them to see whether the tensor
+        was written since."""
+        tensor, saved = kept
+        if version(tensor) != saved:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an"
+                f" inplace operation: a {str(tensor.dtype).removeprefix('torch.')} tensor"
+                f" {list(tensor.shape)} is at version {version(tensor)}; expected version {saved}"
+                " instead."
+            )
         return tensor
 
     def _keep_gradient(self, parameter):
@@ -332,7 +355,7 @@ class Ledger(TorchDispatchMode):
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
         ]
-        saved = saved_tensors_hooks(self._keep_for_backward, lambda tensor: tensor)
+        saved = saved_tensors_hooks(self._keep_for_backward, self._give_back)
         saved.__enter__()
         self._undo.append(lambda: saved.__exit__(None, None, None))
         self._watch_resize()
