@@ -38,8 +38,8 @@ def _packed(module, x):
     kept = []
 
     def pack(tensor):
-        kept.append(tensor)
-        return tensor
+        kept.append(tensor.detach())  # itself, it would hold the operation that saved it
+        return tensor.detach()
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         result = module(x)
@@ -379,6 +379,13 @@ memory_that_grows = Exercise(
             "nothing is left behind any more. But the held-out forward still keeps every activation"
             " for a backward that never comes, and that decides the peak: tell autograd not to"
             " record.",
+        ),
+        Misconception(
+            _train(lambda model, *held_out: [loss.detach() for loss in _leaky(model, *held_out)]),
+            "detach() lets go of the graph, so the activations are freed. But the held-out forward"
+            " still keeps every activation for a backward that never comes, and that decides the"
+            " peak; and what is left is a tensor for each loss. Tell autograd not to record, and"
+            " keep a number.",
         ),
         Misconception(
             _train(_tensors),
