@@ -186,7 +186,7 @@ def _choice(ident, control, value):
 
 def _table(spec):
     heads = "".join(
-        f'<th scope="col" class="number">{escape(head)}</th>' for head, _, _ in spec.table.columns
+        f'<th scope="col" class="number">{escape(head)}</th>' for head, *_ in spec.table.columns
     )
     width = len(spec.table.columns)
     rows = "".join(

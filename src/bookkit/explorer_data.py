@@ -18,7 +18,9 @@ def functions_of(spec):
     for picture in spec.pictures:
         if picture.kind == "curves":
             functions[_model(spec, picture)] = javascript(
-                [line.quantity for line in picture.lines], spec.sweep(picture)[1], short=True
+                list(dict.fromkeys(line.quantity for line in picture.lines)),
+                spec.sweep(picture)[1],
+                short=True,
             )
     return "\n".join(
         f"BOOK.define({json.dumps(name)}, function (given, exact, finite, invalid, ceilDiv,"
@@ -57,6 +59,7 @@ def data_of(spec):
         values=spec.start(),
         chosen=spec.chosen_at_start(),
         pictures=[_picture(spec, drawn) for drawn in spec.pictures],
+        **({"card": [spec.card.capacity, spec.card.total]} if spec.card else {}),
         sentence=words(spec.sentence),
         detail=words(spec.detail),
     )
@@ -112,6 +115,7 @@ def _picture(spec, drawn):
             lines=[
                 dict(
                     quantity=line.quantity,
+                    **({"given": dict(line.given)} if line.given else {}),
                     label=_styled(line.label),
                     when=line.when,
                     unless=line.unless,
@@ -128,8 +132,6 @@ def _picture(spec, drawn):
             parts=[_part(part) for part in drawn.parts],
             total=drawn.total,
             capacity=drawn.capacity,
-            spare=drawn.spare,
-            over=drawn.over,
             least=drawn.least,
         )
     if drawn.kind == "timeline":

@@ -232,7 +232,8 @@ class EquationDirective(SphinxDirective):
     """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean.
 
     ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
-    leaves the meanings out.
+    leaves the meanings out. ``name(zero_stage=1)`` is the formula with a number for a quantity, and
+    what follows from it written out.
     """
 
     required_arguments = 1
@@ -240,8 +241,14 @@ class EquationDirective(SphinxDirective):
     option_spec = {"numbered": directives.flag, "bare": directives.flag}
 
     def run(self):
-        names = self.arguments[0].split()
+        asked = [
+            (name, {key: int(value) for key, value in re.findall(r"(\w+)\s*=\s*(\d+)", given)})
+            for name, given in re.findall(r"(\w+)(\([^)]*\))?", self.arguments[0])
+        ]
+        names = list(dict.fromkeys(name for name, _ in asked))
+        known = {*BOOK.formulas, *BOOK.quantities}
         unknown = [name for name in names if name not in BOOK.formulas]
+        unknown += [name for _, given in asked for name in given if name not in known]
         if unknown:
             logger.warning(
                 "no formula is named %s",
@@ -251,7 +258,7 @@ class EquationDirective(SphinxDirective):
                 subtype="equation",
             )
             return []
-        found = equation(names, self.env.docname)
+        found = equation(asked, self.env.docname)
         self.set_source_info(found)
         made = [found]
         if "numbered" in self.options:
@@ -270,12 +277,15 @@ class EquationDirective(SphinxDirective):
 ROOM = 58  # characters of a formula that the column of text has room for
 
 
-def equation(names, docname):
-    """One block of mathematics with the formulas, aligned at their equals signs; sums too long for
-    a line go on in the next."""
-    rows = [
-        row for name in names for row in _rows(BOOK.formulas[name].symbol, right_hand_side(name))
-    ]
+def equation(asked, docname):
+    """One block of mathematics with the formulas, pairs (name, numbers given to it), aligned at
+    their equals signs; sums too long for a line go on in the next."""
+    rows = []
+    for name, given in asked:
+        rows += _rows(BOOK.formulas[name].symbol, right_hand_side(name, given=given))
+        if given:
+            said = ", ".join(f"{BOOK.find(key).symbol} = {value}" for key, value in given.items())
+            rows[-1] += rf"\quad \text{{if }} {said}"
     text = (
         rows[0].replace("&", "", 1)
         if len(rows) == 1
@@ -427,7 +437,7 @@ class FormulaSheetDirective(SphinxDirective):
         meaning = nodes.Text(f" \N{EN DASH} {formula.meaning}")
         name = nodes.paragraph("", "", _code(formula.name), meaning, classes=["formula-name"])
         entry = nodes.container(
-            "", name, equation([formula.name], self.env.docname), facts, classes=["formula"]
+            "", name, equation([(formula.name, {})], self.env.docname), facts, classes=["formula"]
         )
         return self._anchored(entry, formula.name)
 

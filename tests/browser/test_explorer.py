@@ -658,10 +658,10 @@ def test_the_bar_is_to_scale(open_card):
         assert line - boxes[0][0] == pytest.approx(shown["gpu_memory_bytes"] * scale, abs=0.01)
         over = card.find(".over")
         assert over.get_attribute("visibility") == (
-            "visible" if shown["overflow_bytes"] else "hidden"
+            "visible" if shown["missing_bytes"] else "hidden"
         )
         assert float(over.get_attribute("width")) == pytest.approx(
-            shown["overflow_bytes"] * scale, abs=0.01
+            shown["missing_bytes"] * scale, abs=0.01
         )
 
 

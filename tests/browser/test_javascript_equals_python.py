@@ -166,10 +166,10 @@ def test_functions_and_refusals(open_page, name, protocol):
     assert not list(differences(spec, configurations, expected, got))[:3]
 
 
-SWEEP = """([model, sweep, stops, quantities, configurations]) =>
+SWEEP = """([model, sweep, stops, lines, configurations]) =>
   configurations.map(values => stops.map(stop => {
-  try { const found = BOOK.models[model]({...values, [sweep]: stop});
-    return quantities.map(name => found[name]); }
+  try { return lines.map(([name, given]) =>
+    BOOK.models[model]({...values, ...given, [sweep]: stop})[name]); }
   catch (refused) { if (!(refused instanceof BOOK.InvalidQuantity)) throw refused; return null; }
 }))"""
 
@@ -195,23 +195,23 @@ def test_the_lines_of_curves(open_page, name, place):
             configurations.append(spec.compute(from_the_grid(spec, chance)))
         except InvalidQuantity:
             continue
-    quantities = [line.quantity for line in curves.lines]
+    lines = [(line.quantity, dict(line.given)) for line in curves.lines]
     got = ask(
         open_page(name, "file"),
         SWEEP,
         f"{name}/{place}",
         curves.sweep,
         curves.stops,
-        quantities,
+        lines,
         configurations,
     )
-    for configuration, lines in zip(configurations, got, strict=True):
+    for configuration, found in zip(configurations, got, strict=True):
         swept = dict(spec.swept(curves, configuration))
-        for stop, values in zip(curves.stops, lines, strict=True):
+        for stop, values in zip(curves.stops, found, strict=True):
             expected = swept.get(stop)
             assert (expected is None) == (values is None), (configuration, stop)
             assert values is None or values == pytest.approx(
-                [expected[quantity] for quantity in quantities], rel=1e-12
+                [expected[line.name] for line in curves.lines], rel=1e-12
             )
 
 

@@ -8,6 +8,7 @@ import pytest
 from bookkit.explorer import anchor
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
 from shardlab.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES
+from shardlab.formulas.render import right_hand_side
 
 GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
 
@@ -234,6 +235,24 @@ def test_quantities_with_a_name(build):
 
 
 # --- equations ------------------------------------------------------------------------------------
+
+
+def test_an_equation_with_a_number_given(build):
+    """Of ZeRO's stages each has its own equation, out of the one formula.
+
+    Mutation: `where` left with both sides; the parts that depend on the stage not written out; an
+    unknown name given and no word said."""
+    assert right_hand_side("zero_states_bytes", given={"zero_stage": 2}) == (
+        r"\beta_\text{param}\,\Psi + \beta_\text{grad}\,\Psi_r"
+        r" + \left(\beta_\text{master} + n_\text{mom}\,\beta_\text{mom}\right)\,\Psi_r"
+    )
+    asked = "zero_states_bytes(zero_stage=1) zero_states_bytes(zero_stage=3)"
+    text = "# Page\n\n```{equation} %s\n```\n"
+    pages, warnings = build(index=text % asked)
+    assert not warnings
+    assert pages["index"].count("<math") == 2  # the block, and one symbol before its meaning
+    pages, warnings = build(index=text % "zero_states_bytes(zero_level=1)")
+    assert "no formula is named zero_level" in warnings
 
 
 def test_an_equation_with_its_meaning(build):

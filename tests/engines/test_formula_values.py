@@ -14,10 +14,32 @@ BEFORE = json.loads(STORED.read_text())
 PLACES = range(len(BEFORE["given"]["layers"]))
 
 # A formula that is gone -> the one that says the same, with what else is given to it.
-SAID_OTHERWISE: dict[str, tuple[str, dict]] = {}
+SAID_OTHERWISE = {
+    **{
+        f"zero_bytes_in_stage_{stage}": ("zero_states_bytes", dict(zero_stage=stage))
+        for stage in range(4)
+    },
+    **{
+        f"zero_sent_in_stage_{stage}": ("zero_sent_bytes", dict(zero_stage=stage))
+        for stage in (1, 2, 3)
+    },
+}
 # A formula that is gone, and with it its number, which no page and no lab printed: maxima and
 # remainders inside a layer, the head and unfused attention, which are places now (places.py).
+# What a card has left or is short of, and whether it holds all: MemoryBar.room.
 GONE = {
+    "peak_spare_bytes",
+    "peak_overflow_bytes",
+    "step_fits",
+    "overflow_bytes",
+    "states_fit",
+    "zero_spare_bytes",
+    "zero_overflow_bytes",
+    "zero_states_fit",
+    "ranks_behind",
+    "ranks_behind_right",
+    "zero_ranks_behind",
+    "zero_ranks_behind_right",
     "activations_at_core_bytes",
     "activations_at_down_bytes",
     "activations_at_mlp_bytes",

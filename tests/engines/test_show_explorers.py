@@ -11,6 +11,7 @@ import pytest
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, format_to_type, parse_number
+from shardlab.show.pictures import MemoryBar
 from shardlab.show.spec import PRESETS, AtLeast, Explorer, Product, Ratio, Say, Table
 from shardlab.show.stops import powers_of_two, steps_of_ten
 
@@ -62,21 +63,20 @@ def test_everything_named_exists(explorer):
             for column in getattr(picture, "columns", ())
             for part in column.parts
         )
-    assert all(style in STYLES for _, _, style in explorer.table.columns)
+    assert all(style in STYLES for _, _, style, *_ in explorer.table.columns)
     assert {menu.kind for menu in explorer.menus} <= set(PRESETS)
 
 
 def test_the_parts_of_a_bar_are_the_whole(explorer):
-    """Mutation: leave a part out of the bar, or swap spare and over."""
+    """Mutation: leave a part out of the bar, or swap what is free and what is missing."""
     shown = explorer.compute(explorer.start())
     bar = explorer.pictures[0]
     if bar.kind != "memory":
         return
     assert sum(shown[part.quantity] for part in bar.parts) == shown[bar.total]
-    assert (
-        not bar.capacity
-        or shown[bar.capacity] + shown[bar.over] == shown[bar.total] + shown[bar.spare]
-    )
+    if bar.capacity:
+        held, need = shown[bar.capacity], shown[bar.total]
+        assert held + shown["missing_bytes"] == need + shown["free_bytes"]
     for column in (
         column
         for picture in explorer.pictures
@@ -86,15 +86,45 @@ def test_the_parts_of_a_bar_are_the_whole(explorer):
         assert sum(shown[part.quantity] for part in column.parts) == shown[column.total]
 
 
+@pytest.mark.parametrize(("card", "found"), [(100, (36, 0, 1)), (64, (0, 0, 1)), (63, (0, 1, 0))])
+def test_a_bar_knows_its_card(card, found):
+    """A card that is larger, just large enough, a byte too small. Mutation: free and missing
+    exchanged; a card that is filled to the last byte refused."""
+    bar = MemoryBar("", (), total="states_bytes", capacity="gpu_memory_bytes")
+    room = bar.room(dict(states_bytes=64, gpu_memory_bytes=card))
+    assert tuple(room[name] for name in ("free_bytes", "missing_bytes", "fits")) == found
+
+
+def test_lines_and_columns_with_a_given_value():
+    """A line, or a column of the table, of one stage is that stage, whatever the reader's is.
+
+    Mutation: the reader's stage in all lines; one line's value in the next; the value that was
+    given to a column left for the columns after it."""
+    spec = EXPLORERS["zero"]
+    states, sent = spec.pictures[1:]
+    names = [f"zero_states_bytes(zero_stage={stage})" for stage in range(4)]
+    assert [line.name for line in states.lines] == names
+    for reader in (0, 2):
+        computed = spec.compute(spec.move(spec.start(), "zero_stage", reader))
+        for picture, quantity in ((states, "zero_states_bytes"), (sent, "zero_sent_bytes")):
+            for stop, values in spec.swept(picture, computed):
+                for line in picture.lines:
+                    given = {name: computed[name] for name in spec.inputs}
+                    given.update({picture.sweep: stop, **dict(line.given)})
+                    assert values[line.name] == evaluate([quantity], **given)[quantity]
+    row = dict(spec.rows())["Llama 7B"]
+    stages = [float(text) for text in row[1:5]]
+    assert stages == sorted(stages, reverse=True) and len(set(stages)) == 4 and row[5] == "yes"
+
+
 def test_they_start_with_a_question(explorer):
     """The first thing a reader sees does not fit, and says what would.
 
     Mutation: start with a model that fits and has nothing to say."""
     shown = explorer.compute(explorer.start())
-    if "states_fit" in shown:
-        assert shown[
-            "states_fit"
-        ] == 0 and "short. Share each copy between at least" in explorer.say(shown)
+    if "states_bytes_per_gpu" in shown:
+        assert shown["fits"] == 0
+        assert "short. Share each copy between at least" in explorer.say(shown)
     assert set(explorer.start()) == set(explorer.inputs)
 
 
@@ -329,14 +359,14 @@ def test_a_refused_row_says_why():
 
 def test_pieces_of_a_sentence():
     """Mutation: treat `unless` as `when`, or say a piece when only one of its conditions holds."""
-    values = dict(states_fit=1, gpus_per_copy=1, gpus=1)
+    values = dict(fits=1, gpus_per_copy=1, gpus=1)
     assert (
         Say("{gpus:exact} GPU{gpus:s}").said(values) == "1 GPU"
         and Say("{gpus:exact} GPU{gpus:s}").said({**values, "gpus": 2}) == "2 GPUs"
     )
-    assert Say("x", when=(("states_fit", 1), ("gpus_per_copy", 2))).said(values) == ""
-    assert Say("x", unless=(("states_fit", 0), ("gpus_per_copy", 1))).said(values) == ""
-    assert Say("x", when=(("states_fit", 1),), unless=(("gpus_per_copy", 2),)).said(values) == "x"
+    assert Say("x", when=(("fits", 1), ("gpus_per_copy", 2))).said(values) == ""
+    assert Say("x", unless=(("fits", 0), ("gpus_per_copy", 1))).said(values) == ""
+    assert Say("x", when=(("fits", 1),), unless=(("gpus_per_copy", 2),)).said(values) == "x"
 
 
 def test_stops():

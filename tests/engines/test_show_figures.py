@@ -295,9 +295,7 @@ def test_lines_points_and_what_was_measured():
     (plain,), (figure,) = explorer_figures(spec, shown), explorer_figures(spec, shown, measured)
     lines = ("ring", "tree", "naive", "hierarchical")
     for name, line in zip(lines, spec.pictures[0].lines):
-        swept = [
-            (stop, values[line.quantity]) for stop, values in spec.swept(spec.pictures[0], shown)
-        ]
+        swept = [(stop, values[line.name]) for stop, values in spec.swept(spec.pictures[0], shown)]
         assert [
             (x, pytest.approx(y, rel=1e-4))
             for x, y in zip(curve(figure, name).x, curve(figure, name).y)

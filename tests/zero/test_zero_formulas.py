@@ -10,7 +10,6 @@ from shardlab.formulas import (
     RECIPES,
     InvalidQuantity,
     evaluate,
-    zero_sent_bytes,
     zero_states_bytes,
     zero_traffic_parameters,
 )
@@ -110,40 +109,6 @@ def test_bad_input(given, sentence):
     with pytest.raises(InvalidQuantity) as caught:
         evaluate(["zero_states_bytes"], **given)
     assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_stages_side_by_side(recipe):
-    """The formulas of single stages are those with the stage as a quantity, of each rank, where
-    ranks divide the elements and where they do not; and these are held against runs in
-    test_zero.py.
-
-    Mutations: gradients sharded in stage 1; parameters gathered once in stage 3, or gradients sent
-    k times in stage 1."""
-    for n, rank, k in ((1, 0, 1), (4, 0, 1), (4, 3, 5), (3, 1, 2)):
-        given = dict(
-            parameters=1_003,
-            data_parallel=n,
-            rank=rank,
-            accumulation_steps=k,
-            **RECIPES[recipe].quantities,
-        )
-        for stage in range(4):
-            assert evaluate([f"zero_bytes_in_stage_{stage}"], **given)[
-                f"zero_bytes_in_stage_{stage}"
-            ] == zero_states_bytes(zero_stage=stage, **given)
-            if stage:
-                assert evaluate([f"zero_sent_in_stage_{stage}"], **given)[
-                    f"zero_sent_in_stage_{stage}"
-                ] == zero_sent_bytes(zero_stage=stage, **given)
-
-
-def test_against_a_card():
-    """Mutations: spare and short exchanged; a card that is filled to the last byte refused."""
-    targets = ["zero_spare_bytes", "zero_overflow_bytes", "zero_states_fit"]
-    for card, found in ((100, (36, 0, 1)), (64, (0, 0, 1)), (63, (0, 1, 0))):
-        values = evaluate(targets, gpu_memory_bytes=card, zero_states_bytes=64)
-        assert tuple(values[target] for target in targets) == found
 
 
 @pytest.mark.parametrize("stage", range(4))

@@ -68,7 +68,7 @@
       line: draw(svg, "path", { class: "lead", "stroke-dasharray": "1 3" }), text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
     const drop = draw(svg, "path", { class: "lead" });
     const lines = spec.lines.map(line => ({
-      quantity: line.quantity, words: line.label, when: line.when, unless: line.unless, mark: MARKS[line.mark],
+      quantity: line.quantity, given: line.given, words: line.label, when: line.when, unless: line.unless, mark: MARKS[line.mark],
       path: draw(svg, "path", { class: "curve", fill: "none", stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": line.dash,
         "stroke-linejoin": "round" }),
       at: draw(svg, "path", { fill: line.colour }), lead: draw(svg, "path", { fill: "none", stroke: line.colour }),
@@ -79,13 +79,23 @@
     const nameX = draw(svg, "text", { class: "tick", y: under + 36 });
     let before = null, last = null;
 
-    /* [place, values of the lines there], without places at which the formulas refuse. */
+    // Lines that are computed from the same values, once: those without a given value are a group.
+    const groups = Array.from(new Set(lines.map(line => JSON.stringify(line.given || {}))), text => ({ given: JSON.parse(text),
+      lines: lines.filter(line => JSON.stringify(line.given || {}) === text) }));
+
+    /* [place, Map of the lines' values there], without places at which the formulas refuse. */
     function sample(values, places) {
-      const given = Object.assign({}, values), found = [];
+      const found = [];
+      groups.forEach(group => { group.values = Object.assign({}, values, group.given); });
       places.forEach(place => {
-        given[spec.sweep] = place;
+        const there = new Map();
         try {
-          found.push([place, model(given)]);
+          groups.forEach(group => {
+            group.values[spec.sweep] = place;
+            const made = model(group.values);
+            group.lines.forEach(line => there.set(line, made[line.quantity]));
+          });
+          found.push([place, there]);
         } catch (refused) {
           if (!(refused instanceof BOOK.InvalidQuantity)) throw refused;
         }
@@ -104,7 +114,7 @@
     function rangeOf(looks) {
       let least = Infinity, most = 0;
       looks.forEach(look => look.swept.forEach(one => look.shown.forEach(line => {
-        const value = one[1][line.quantity];
+        const value = one[1].get(line);
         if (value > 0) { least = Math.min(least, value); most = Math.max(most, value); }
       })));
       if (!most) return logY ? [1, 10] : [0, 1];
@@ -117,7 +127,7 @@
     function outline(look, line, x, y) {
       let path = "", pen = "M";
       look.swept.forEach(one => {
-        const value = one[1][line.quantity];
+        const value = one[1].get(line);
         if (logY && !(value > 0)) { pen = "M"; return; }
         path += pen + at(x(one[0]), y(value));
         pen = "L";
@@ -128,7 +138,7 @@
     /* The words at the ends of lines, pushed apart where lines end close together. */
     function labelEnds(look, x, y, right, width) {
       const ends = look.shown.map(line => {
-        const value = look.swept.length ? look.swept[look.swept.length - 1][1][line.quantity] : 0;
+        const value = look.swept.length ? look.swept[look.swept.length - 1][1].get(line) : 0;
         const end = value > 0 || !logY ? y(value) : under;
         return { line: line, from: end, at: end };
       }).sort((one, other) => one.at - other.at);
@@ -177,9 +187,10 @@
         const here = values[spec.sweep], beyond = here > rangeX[1] ? 1 : here < rangeX[0] ? -1 : 0;
         const px = beyond ? (beyond > 0 ? right : left) : x(here), height = values[spec.point];
         const py = logY && !(height > 0) ? under : Math.max(TOP, Math.min(under, y(height)));
+        const own = groups.length > 1 ? sample(values, [here]) : []; // what lines with given values have where the reader is
         const drawn = lines.map(line => now.shown.includes(line) ? outline(now, line, x, y) : "");
         lines.forEach((line, k) => {
-          const value = values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
+          const value = line.given ? (own.length ? own[0][1].get(line) : 0) : values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
           set(line.path, { d: drawn[k] });
           set(line.at, { d: marked ? "M" + at(px, y(value)) + line.mark : "" });
           if (drawn[k]) return;
@@ -190,7 +201,7 @@
         labelEnds(now, x, y, right, width);
         if (note) {
           const found = sample(values, [spec.note[0]]);
-          set(note, { y: found.length ? (y(found[0][1][lines[0].quantity]) + 14).toFixed(1) : 0 });
+          set(note, { y: found.length ? (y(found[0][1].get(lines[0])) + 14).toFixed(1) : 0 });
           label(note, found.length ? fill(spec.note[1], values) : "", x(spec.note[0]) + 8, width, "start");
         }
         set(drop, { d: "M" + at(px, py) + "V" + under });

@@ -96,6 +96,13 @@
       return Object.keys(preset).every(name => preset[name] === values[name]);
     }
 
+    /* What the card leaves, what it is short of, and whether it holds all: MemoryBar.room of show/pictures.py. */
+    function withRoom(computed) {
+      if (!spec.card) return computed;
+      const left = computed[spec.card[0]] - computed[spec.card[1]];
+      return Object.assign(computed, { free_bytes: Math.max(left, 0), missing_bytes: Math.max(-left, 0), fits: left >= 0 ? 1 : 0 });
+    }
+
     function say(pieces) {
       return pieces.map(piece => {
         const holds = pair => shown[pair[0]] === pair[1];
@@ -114,7 +121,7 @@
     function refresh(changed) {
       let refused = null;
       try {
-        shown = model(values);
+        shown = withRoom(model(values));
       } catch (error) {
         if (!(error instanceof BOOK.InvalidQuantity)) throw error;
         refused = error;

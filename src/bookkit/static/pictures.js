@@ -72,8 +72,7 @@
         label(total, words, x(past ? room : used) + 8, width, "start");
         set(gap, { d: "M" + x(used) + " " + (under + 26) + "v6H" + x(room) + "v-6" });
         set(gapText, { class: fits ? "strong" : "strong warn" });
-        label(gapText, fits ? format(values[spec.spare], "decimal bytes") + " free" : format(values[spec.over], "decimal bytes") +
-          " too much", (x(used) + x(room)) / 2, width, "middle");
+        label(gapText, format(Math.abs(room - used), "decimal bytes") + (fits ? " free" : " too much"), (x(used) + x(room)) / 2, width, "middle");
       }
     };
   }

@@ -2,7 +2,7 @@
 source.
 
     states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))
-    evaluate(["states_fit"], **quantities(recipe="bf16 + fp32 master", gpu="T4",
+    evaluate(["spare_bytes"], **quantities(recipe="bf16 + fp32 master", gpu="T4",
     parameters=7_000_000_000, gpus_per_copy=1))
 """
 

@@ -174,17 +174,34 @@ def _symbolic(function, needs):
         return sympy.sympify(function(*(sympy.Symbol(need, nonnegative=True) for need in needs)))
 
 
-def right_hand_side(name, registry: Registry = BOOK, symbol=None):
+def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
     """LaTeX of the formula's right-hand side. `symbol(name)` gives each quantity's LaTeX; by
-    default its registered symbol."""
-    formula = registry.formulas[name]
-    symbols = {
-        sympy.Symbol(need, nonnegative=True): registry.find(need).symbol for need in formula.needs
-    }
+    default its registered symbol. `given` are numbers for some quantities: what follows from them
+    is written out, and of each `where` only the side that holds."""
+    made = _with(name, registry, given) if given else None
+    if made is None:
+        formula = registry.formulas[name]
+        made = _symbolic(formula.function, formula.needs)
+    symbols = {made: registry.find(made.name).symbol for made in made.free_symbols}
     printer = _Latex(symbols)
     if symbol:
         printer = _Latex({made: symbol(made.name) for made in symbols}, ruler=printer)
-    return printer.doprint(_flatten(_symbolic(formula.function, formula.needs)))
+    return printer.doprint(_flatten(made))
+
+
+def _with(name, registry, given):
+    """The formula with numbers for what is given and an expression for what depends on it."""
+    formula = registry.formulas[name]
+    arguments = [
+        given[need]
+        if need in given
+        else _with(need, registry, given)
+        if need in registry.formulas and set(given) & set(registry.resolve([need])[1])
+        else sympy.Symbol(need, nonnegative=True)
+        for need in formula.needs
+    ]
+    with sympy.evaluate(False):
+        return sympy.sympify(formula.function(*arguments))
 
 
 def latex(name, registry: Registry = BOOK, symbol=None):

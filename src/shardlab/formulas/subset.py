@@ -122,6 +122,26 @@ def equal(a, b):
     return a == b
 
 
+# --- made of these, for what many formulas share --------------------------------------------------
+
+
+def shard_of(whole, ranks, rank):
+    """Elements of the rank's shard of a whole: where the ranks do not divide it, the first shards
+    have one element more."""
+    return floor_div(ranks - 1 - rank + whole, ranks)
+
+
+def next_rank(ranks, rank):
+    """The rank's neighbour, to which it sends around a ring: after the last comes rank 0."""
+    return where(rank + 1 < ranks, rank + 1, 0)
+
+
+def ring_pass(ranks, latency, seconds):
+    """Time of a reduce-scatter or an all-gather around a ring, of a message that a link carries in
+    `seconds`: a latency for each step, and the bytes of every chunk but one."""
+    return (ranks - 1) * latency + (ranks - 1) / ranks * seconds
+
+
 SUBSET = {
     function.__name__: function
     for function in (
@@ -135,6 +155,9 @@ SUBSET = {
         choose,
         where,
         equal,
+        shard_of,
+        next_rank,
+        ring_pass,
     )
 }
 _OPERATORS = (

@@ -48,7 +48,7 @@ def curves_figure(curves, computed, swept, measured=None):
         )
     )
 
-    drawn = [values[line.quantity] for _, values in swept for _, line in shown]
+    drawn = [values[line.name] for _, values in swept for _, line in shown]
     span = range_of(curves.y, drawn + [y for _, _, y in points], curves.above)
     width = [curves.stops[0] if curves.x.scale == "log" else 0, curves.stops[-1]]
     inside = [x for _, x, _ in points if x > 0]
@@ -72,7 +72,7 @@ def curves_figure(curves, computed, swept, measured=None):
                 )
             )
     for place, line in shown:
-        stroke, sizes = LINES[place], [values[line.quantity] for _, values in swept]
+        stroke, sizes = LINES[place], [values[line.name] for _, values in swept]
         figure.add_trace(
             go.Scatter(
                 x=[_short(stop) for stop, _ in swept],
@@ -85,14 +85,14 @@ def curves_figure(curves, computed, swept, measured=None):
                     dash=",".join(f"{length}px" for length in stroke.dash) or "solid",
                 ),
                 text=[
-                    f"{line.label if '{' not in line.label else line.quantity}:"
+                    f"{line.label if '{' not in line.label else line.name}:"
                     f" {format_as(size, curves.y.style)}"
                     for size in sizes
                 ],
                 hovertemplate="%{text}<extra></extra>",
             )
         )
-        pairs = measured.get(line.quantity, ())
+        pairs = measured.get(line.name, ())
         if pairs:
             figure.add_trace(
                 go.Scatter(
@@ -174,8 +174,8 @@ def _words_at_the_ends(curves, shown, labels, swept, span, pixels):
     """The words of each line where it ends, pushed apart where lines end close together."""
     log, ends, last = curves.y.scale == "log", [], swept[-1][1] if swept else {}
     for place, line in shown:
-        if last and (last[line.quantity] > 0 or not log):
-            ends.append([_place(last[line.quantity], span, log), labels[place]])
+        if last and (last[line.name] > 0 or not log):
+            ends.append([_place(last[line.name], span, log), labels[place]])
     ends.sort(reverse=True)
     for k, end in enumerate(ends[1:], 1):
         end[0] = min(end[0], ends[k - 1][0] - APART / pixels)

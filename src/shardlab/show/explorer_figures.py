@@ -9,7 +9,7 @@ def measurable(picture):
     if picture.kind == "timeline":
         return []  # of a whole step, step_figures.timeline_figure draws what was measured
     if picture.kind == "curves":
-        return [line.quantity for line in picture.lines]
+        return [line.name for line in picture.lines]
     return (
         [part.quantity for part in picture.parts]
         if picture.kind == "memory"
@@ -37,9 +37,9 @@ def explorer_figures(spec, computed, measured=None):
                     computed,
                     spec.swept(picture, computed),
                     {
-                        line.quantity: measured[line.quantity]
+                        line.name: measured[line.name]
                         for line in picture.lines
-                        if line.quantity in measured
+                        if line.name in measured
                     },
                 )
             )

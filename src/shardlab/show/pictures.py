@@ -19,22 +19,27 @@ class Part:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """Bytes end to end from zero; on a GPU the card's capacity as a line, `spare` outlined, `over`
-    hatched. The axis is as long as the bar and the card need, and at least `least` bytes."""
+    """Bytes end to end from zero; on a GPU the card's capacity as a line, what it leaves outlined,
+    what is too much hatched. The axis is as long as the bar and the card need, and at least `least`
+    bytes."""
 
     title: str
     parts: tuple
     total: str
     capacity: str = ""
-    spare: str = ""
-    over: str = ""
     least: int = 0
     kind: str = field(default="memory", init=False)
 
     @property
     def quantities(self):
-        card = (self.capacity, self.spare, self.over) if self.capacity else ()
+        card = (self.capacity,) if self.capacity else ()
         return (*(part.quantity for part in self.parts), self.total, *card)
+
+    def room(self, values):
+        """What the card has left, what it is short of, and whether it holds the bar: the names that
+        an explorer's sentences may use."""
+        left = values[self.capacity] - values[self.total]
+        return dict(free_bytes=max(left, 0), missing_bytes=max(-left, 0), fits=int(left >= 0))
 
 
 @dataclass(frozen=True)
@@ -109,12 +114,22 @@ class TimeAxis:
 @dataclass(frozen=True)
 class Line:
     """One line of Curves: its quantity, the words at its end (with {quantity:style} where they hold
-    a number), and what has to hold for it to be there: pairs (quantity, value), as in a Column."""
+    a number), and what has to hold for it to be there: pairs (quantity, value), as in a Column.
+
+    `given` are pairs, too: quantities that have these values for this line, whatever the reader's.
+    """
 
     quantity: str
     label: str
     when: tuple = ()
     unless: tuple = ()
+    given: tuple = ()
+
+    @property
+    def name(self):
+        """Under which it is computed and measured: "zero_sent_bytes(zero_stage=1)"."""
+        given = ", ".join(f"{name}={value}" for name, value in self.given)
+        return f"{self.quantity}({given})" if given else self.quantity
 
     def shown(self, values):
         holds = [values[name] == value for name, value in self.when] + [

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 
 from .format import STYLE_OF_UNIT, format_as
+from .pictures import MemoryBar
 
 # --- what an explorer is made of ------------------------------------------------------------------
 
@@ -162,17 +163,32 @@ PLACE = re.compile(r"\{(\w+)")
 @dataclass(frozen=True)
 class Table:
     """What stands in the picture's place in print and without JavaScript: one row for each preset
-    of a kind, the rest as at the start. Columns are (head, quantity, style)."""
+    of a kind, the rest as at the start. Columns are (head, quantity, style), and a fourth thing
+    where some inputs have other values: pairs (quantity, value)."""
 
     caption: str
     kind: str
     columns: tuple
 
 
+# What a bar with a capacity says of it (MemoryBar.room), and how that is printed.
+ROOM = {"free_bytes": "decimal bytes", "missing_bytes": "decimal bytes", "fits": "exact"}
+
+
 def default_style(name):
-    """How a quantity is printed when nobody says how. Bytes are GB here, since they are held
-    against a card's GB."""
+    """How a quantity is printed when nobody says how. Bytes are GB here, since they are compared
+    with a card's GB."""
+    if name in ROOM:
+        return ROOM[name]
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
+
+
+def lines_by_given(lines):
+    """given -> lines: those that are computed from the same values."""
+    groups = {}
+    for line in lines:
+        groups.setdefault(line.given, []).append(line)
+    return groups
 
 
 def _without_unit(text, head):
@@ -216,7 +232,13 @@ class Explorer:
             for name in part.quantities
         ]
         shown += [column[1] for column in self.table.columns]
-        return list(dict.fromkeys([*self.outputs, *shown]))
+        return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in ROOM]
+
+    @cached_property
+    def card(self):
+        """The first picture that has a card's capacity; None where none has."""
+        bars = (picture for picture in self.pictures if isinstance(picture, MemoryBar))
+        return next((bar for bar in bars if bar.capacity), None)
 
     @cached_property
     def inputs(self):
@@ -285,9 +307,10 @@ class Explorer:
     def compute(self, values):
         """Every input and every quantity computed from them; raises InvalidQuantity with the
         sentence to show."""
-        return evaluate(
+        computed = evaluate(
             [*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs}
         )
+        return {**computed, **(self.card.room(computed) if self.card else {})}
 
     def sweep(self, curves):
         """(formulas, inputs) that the lines of a picture need, its swept quantity among the
@@ -305,15 +328,15 @@ class Explorer:
                 [*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])]
             )
         for stop in stops:
+            found = {}
             try:
-                yield (
-                    stop,
-                    evaluate(
-                        [line.quantity for line in curves.lines], **{**needed, curves.sweep: stop}
-                    ),
-                )
+                for given, lines in lines_by_given(curves.lines).items():
+                    values = {**needed, **dict(given), curves.sweep: stop}
+                    computed = evaluate([line.quantity for line in lines], **values)
+                    found.update((line.name, computed[line.quantity]) for line in lines)
             except InvalidQuantity:
                 continue
+            yield stop, found
 
     def say(self, computed):
         """The sentence for what compute() returned: the picture in words."""
@@ -360,14 +383,11 @@ class Explorer:
         the reason in one cell."""
         start = self.start()
         for name in PRESETS[self.table.kind]:
+            chosen, texts = self.choose(start, self.table.kind, name), []
             try:
-                computed = self.compute(self.choose(start, self.table.kind, name))
-                yield (
-                    name,
-                    [
-                        _without_unit(format_as(computed[quantity], style), head)
-                        for head, quantity, style in self.table.columns
-                    ],
-                )
+                for head, quantity, style, *given in self.table.columns:
+                    computed = self.compute({**chosen, **dict(*given)})
+                    texts.append(_without_unit(format_as(computed[quantity], style), head))
+                yield name, texts
             except InvalidQuantity as refused:
                 yield name, [str(refused)]

@@ -8,7 +8,18 @@ The plans behind them are in collective_plans.py.
 
 from shardlab.formulas.given import RATE, TIME
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import ceil_div, ceil_log2, equal, floor_div, maximum, minimum, where
+from shardlab.formulas.subset import (
+    ceil_div,
+    ceil_log2,
+    equal,
+    floor_div,
+    maximum,
+    minimum,
+    next_rank,
+    ring_pass,
+    shard_of,
+    where,
+)
 
 # --- what the reader gives
 
@@ -74,30 +85,23 @@ def message_bytes(message_elements, message_element_bytes):
     return message_element_bytes * message_elements
 
 
-@formula(r"r_\text{behind}", "count")
-def ranks_behind(ranks, rank):
-    """ranks with a higher number"""
-    return ranks - (rank + 1)
-
-
-@formula(r"S_r", "bytes")
-def chunk_bytes(message_elements, message_element_bytes, ranks, ranks_behind):
+@formula(r"S_r", "bytes", source=_OURS)
+def chunk_bytes(message_elements, message_element_bytes, ranks, rank):
     """bytes of the chunk that belongs to the rank: where the ranks do not divide the elements, the
     first chunks have one more"""
-    return message_element_bytes * floor_div(message_elements + ranks_behind, ranks)
+    return message_element_bytes * shard_of(message_elements, ranks, rank)
 
 
-@formula(r"r_\text{right}", "count")
-def ranks_behind_right(ranks, ranks_behind):
-    """the same for the rank's neighbour, to which it sends around a ring: after the last rank comes
-    rank 0"""
-    return where(ranks_behind > 0, ranks_behind - 1, ranks - 1)
+@formula(r"r_\text{right}", "count", source=_OURS)
+def right_rank(ranks, rank):
+    """the rank's neighbour, to which it sends around a ring: after the last rank comes rank 0"""
+    return next_rank(ranks, rank)
 
 
-@formula(r"S_\text{right}", "bytes")
-def right_chunk_bytes(message_elements, message_element_bytes, ranks, ranks_behind_right):
+@formula(r"S_\text{right}", "bytes", source=_OURS)
+def right_chunk_bytes(message_elements, message_element_bytes, ranks, right_rank):
     """bytes of the neighbour's chunk: the one chunk that a rank never sends in an all-gather"""
-    return message_element_bytes * floor_div(message_elements + ranks_behind_right, ranks)
+    return message_element_bytes * shard_of(message_elements, ranks, right_rank)
 
 
 # --- bytes that one rank sends --------------------------------------------------------------------
@@ -210,18 +214,14 @@ def message_seconds(latency_seconds, message_bytes, link_bytes_per_second):
 def ring_pass_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_second):
     """time of a reduce-scatter or an all-gather around a ring, and of an all-to-all, a scatter or a
     gather"""
-    return (ranks - 1) * latency_seconds + (ranks - 1) / ranks * (
-        message_bytes / link_bytes_per_second
-    )
+    return ring_pass(ranks, latency_seconds, message_bytes / link_bytes_per_second)
 
 
 @formula(r"\tau_\text{ring}", "seconds", source=_RING)
 def ring_all_reduce_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_second):
     """time of a ring all-reduce: latency grows with the ranks, the time for the bytes hardly
     does"""
-    return 2 * (ranks - 1) * latency_seconds + 2 * (ranks - 1) / ranks * (
-        message_bytes / link_bytes_per_second
-    )
+    return 2 * ring_pass(ranks, latency_seconds, message_bytes / link_bytes_per_second)
 
 
 @formula(r"\tau_\text{tree}", "seconds")
@@ -288,12 +288,9 @@ def hierarchical_all_reduce_seconds(
 ):
     """time of a reduce-scatter in each node, an all-reduce of the chunks across nodes and an
     all-gather in each node; all ranks of a node share its link to the others"""
-    return (
-        2 * (ranks_per_node - 1) * node_latency_seconds
-        + 2 * (ranks_per_node - 1) / ranks_per_node * (message_bytes / node_bytes_per_second)
-        + 2 * (nodes - 1) * latency_seconds
-        + 2 * (nodes - 1) / nodes * (message_bytes / link_bytes_per_second)
-    )
+    return 2 * ring_pass(
+        ranks_per_node, node_latency_seconds, message_bytes / node_bytes_per_second
+    ) + 2 * ring_pass(nodes, latency_seconds, message_bytes / link_bytes_per_second)
 
 
 @formula(r"\rho_\text{flat}", "fraction")

@@ -8,7 +8,7 @@ give `gradient_buckets`: it is `len(model.buckets)`.
 """
 
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import ceil_div, maximum, minimum, where
+from shardlab.formulas.subset import ceil_div, maximum, minimum, ring_pass, where
 
 # --- what the reader gives
 
@@ -107,16 +107,16 @@ def per_tensor_seconds(
 ):
     """time of an all-reduce for each parameter tensor: the latency of a ring is paid for every one
     of them"""
-    return 2 * (ranks - 1) * parameter_tensors * latency_seconds + 2 * (ranks - 1) / ranks * (
-        reduced_bytes / link_bytes_per_second
+    return 2 * ring_pass(
+        ranks, parameter_tensors * latency_seconds, reduced_bytes / link_bytes_per_second
     )
 
 
 @formula(r"\tau_\text{bkt}", "seconds")
 def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link_bytes_per_second):
     """time of the all-reduce of one bucket"""
-    return 2 * (ranks - 1) * latency_seconds + 2 * (ranks - 1) / ranks * (
-        reduced_bytes / (gradient_buckets * link_bytes_per_second)
+    return 2 * ring_pass(
+        ranks, latency_seconds, reduced_bytes / (gradient_buckets * link_bytes_per_second)
     )
 
 

@@ -122,8 +122,6 @@ WHERE_THE_MEMORY_GOES = Explorer(
             ),
             total="peak_bytes",
             capacity="gpu_memory_bytes",
-            spare="peak_spare_bytes",
-            over="peak_overflow_bytes",
         ),
         Timeline(
             "The step, moment by moment",
@@ -140,12 +138,12 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Say("at the gradient of the embedding", when=(("peak_moment", 5),)),
         Say("in the optimizer's step", when=(("peak_moment", 6),)),
         Say(
-            "; it fits a card of {gpu_memory_bytes} with {peak_spare_bytes} to spare.",
-            when=(("step_fits", 1),),
+            "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare.",
+            when=(("fits", 1),),
         ),
         Say(
-            "; a card of {gpu_memory_bytes} is {peak_overflow_bytes} short.",
-            when=(("step_fits", 0),),
+            "; a card of {gpu_memory_bytes} is {missing_bytes} short.",
+            when=(("fits", 0),),
         ),
     ),
     detail=(
@@ -168,10 +166,10 @@ WHERE_THE_MEMORY_GOES = Explorer(
             ("model states, GB", "states_bytes", "GB"),
             ("activations, GB", "activation_bytes", "GB"),
             ("peak of the step, GB", "peak_bytes", "GB"),
-            ("fits?", "step_fits", "yes or no"),
+            ("fits?", "fits", "yes or no"),
         ),
     ),
-    outputs=("peak_bytes", "peak_moment", "step_fits"),
+    outputs=("peak_bytes", "peak_moment"),
     why=(
         "parameters",
         "parameter_bytes",
@@ -207,9 +205,6 @@ WHERE_THE_MEMORY_GOES = Explorer(
         "gradients_at_peak_bytes",
         "activations_at_peak_bytes",
         "temporaries_at_peak_bytes",
-        "peak_spare_bytes",
-        "peak_overflow_bytes",
-        "step_fits",
     ),
 )
 

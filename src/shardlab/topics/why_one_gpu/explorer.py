@@ -16,8 +16,6 @@ STATES_OF_ONE_GPU = MemoryBar(
     ),
     total="states_bytes_per_gpu",
     capacity="gpu_memory_bytes",
-    spare="spare_bytes",
-    over="overflow_bytes",
 )
 
 STATES_IN_WORDS = (
@@ -28,14 +26,14 @@ STATES_IN_WORDS = (
     ),
     Say("{states_bytes_per_gpu} ({states_bytes_per_gpu:bytes}) of model states"),
     Say(
-        "; a card of {gpu_memory_bytes} is {overflow_bytes} short. "
+        "; a card of {gpu_memory_bytes} is {missing_bytes} short. "
         "Share each copy between at least {gpus_to_hold_states:exact} GPUs.",
-        when=(("states_fit", 0),),
+        when=(("fits", 0),),
     ),
     Say(
-        "; a card of {gpu_memory_bytes} has {spare_bytes} left for activations, temporaries and"
+        "; a card of {gpu_memory_bytes} has {free_bytes} left for activations, temporaries and"
         " buffers.",
-        when=(("states_fit", 1),),
+        when=(("fits", 1),),
     ),
 )
 
@@ -78,11 +76,11 @@ DOES_IT_FIT = Explorer(
         (
             ("parameters", "parameters", "count"),
             ("model states, GB", "states_bytes_per_gpu", "GB"),
-            ("fit one GPU?", "states_fit", "yes or no"),
+            ("fit one GPU?", "fits", "yes or no"),
             ("fewest GPUs", "gpus_to_hold_states", "exact"),
         ),
     ),
-    outputs=("parameters", "states_bytes_per_gpu", "states_fit", "gpus_to_hold_states"),
+    outputs=("parameters", "states_bytes_per_gpu", "gpus_to_hold_states"),
 )
 
 FITS_AND_HOW_LONG = Explorer(
@@ -113,8 +111,8 @@ FITS_AND_HOW_LONG = Explorer(
     pictures=(STATES_OF_ONE_GPU, TimeAxis("Training time", "training_seconds")),
     sentence=(
         *STATES_IN_WORDS,
-        Say(" Training takes {training_seconds}.", when=(("states_fit", 1),)),
-        Say(" If it fitted, training would take {training_seconds}.", when=(("states_fit", 0),)),
+        Say(" Training takes {training_seconds}.", when=(("fits", 1),)),
+        Say(" If it fitted, training would take {training_seconds}.", when=(("fits", 0),)),
     ),
     detail=(
         Say(
@@ -129,10 +127,10 @@ FITS_AND_HOW_LONG = Explorer(
         (
             ("memory, GB", "gpu_memory_bytes", "GB"),
             ("states on each, GB", "states_bytes_per_gpu", "GB"),
-            ("fit?", "states_fit", "yes or no"),
+            ("fit?", "fits", "yes or no"),
             ("fewest GPUs to a copy", "gpus_to_hold_states", "exact"),
             ("training time", "training_seconds", "duration"),
         ),
     ),
-    outputs=("states_bytes_per_gpu", "states_fit", "gpus_to_hold_states", "training_days"),
+    outputs=("states_bytes_per_gpu", "gpus_to_hold_states", "training_days"),
 )

@@ -46,8 +46,6 @@ ZERO = Explorer(
             ),
             total="zero_states_bytes",
             capacity="gpu_memory_bytes",
-            spare="zero_spare_bytes",
-            over="zero_overflow_bytes",
         ),
         Curves(
             title="Model states by the number of ranks",
@@ -56,7 +54,8 @@ ZERO = Explorer(
             x=Axis("data-parallel ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
             y=Axis("bytes on a rank, logarithmic", "decimal bytes"),
             lines=tuple(
-                Line(f"zero_bytes_in_stage_{stage}", f"stage {stage}") for stage in range(4)
+                Line("zero_states_bytes", f"stage {stage}", given=(("zero_stage", stage),))
+                for stage in range(4)
             ),
             point="zero_states_bytes",
             words="{zero_states_bytes}",
@@ -67,10 +66,9 @@ ZERO = Explorer(
             stops=powers_of_two(1, 64),
             x=Axis("microbatches in a step, logarithmic", "exact", ticks=(1, 4, 16, 64)),
             y=Axis("bytes sent in a step, logarithmic", "decimal bytes"),
-            lines=(
-                Line("zero_sent_in_stage_1", "stages 0 and 1"),
-                Line("zero_sent_in_stage_2", "stage 2"),
-                Line("zero_sent_in_stage_3", "stage 3"),
+            lines=tuple(
+                Line("zero_sent_bytes", words, given=(("zero_stage", stage),))
+                for stage, words in ((1, "stages 0 and 1"), (2, "stage 2"), (3, "stage 3"))
             ),
             point="zero_sent_bytes",
             words="{zero_sent_bytes}",
@@ -82,12 +80,12 @@ ZERO = Explorer(
             " {zero_states_bytes} ({zero_states_bytes:bytes}) of model states"
         ),
         Say(
-            "; a card of {gpu_memory_bytes} is {zero_overflow_bytes} short. ",
-            when=(("zero_states_fit", 0),),
+            "; a card of {gpu_memory_bytes} is {missing_bytes} short. ",
+            when=(("fits", 0),),
         ),
         Say(
-            "; a card of {gpu_memory_bytes} has {zero_spare_bytes} left. ",
-            when=(("zero_states_fit", 1),),
+            "; a card of {gpu_memory_bytes} has {free_bytes} left. ",
+            when=(("fits", 1),),
         ),
         Say(
             "It sends {zero_sent_bytes} in a step, which a link of {link_bytes_per_second} carries"
@@ -110,16 +108,15 @@ ZERO = Explorer(
         "model",
         (
             ("parameters", "parameters", "count"),
-            ("stage 0, GB", "zero_bytes_in_stage_0", "GB"),
-            ("stage 1, GB", "zero_bytes_in_stage_1", "GB"),
-            ("stage 2, GB", "zero_bytes_in_stage_2", "GB"),
-            ("stage 3, GB", "zero_bytes_in_stage_3", "GB"),
-            ("stage 1 fits?", "zero_states_fit", "yes or no"),
+            *(
+                (f"stage {stage}, GB", "zero_states_bytes", "GB", (("zero_stage", stage),))
+                for stage in range(4)
+            ),
+            ("stage 1 fits?", "fits", "yes or no"),
         ),
     ),
     outputs=(
         "zero_states_bytes",
-        "zero_states_fit",
         "zero_sent_bytes",
         "zero_communication_seconds",
     ),

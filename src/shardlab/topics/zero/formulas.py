@@ -5,7 +5,7 @@ them: give each one's size as `parameters`.
 """
 
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import floor_div, maximum, where
+from shardlab.formulas.subset import maximum, next_rank, ring_pass, shard_of, where
 
 # --- what the reader gives
 
@@ -45,8 +45,6 @@ _SENT = "tests/zero/test_zero.py::test_bytes_on_the_wire"
 _PEAK = "tests/zero/test_zero.py::test_what_is_whole_at_a_time"
 _SECONDS = "tests/zero/test_zero_formulas.py::test_seconds"
 _HIDES = "tests/zero/test_zero_formulas.py::test_tokens_that_hide_the_traffic"
-_SIDE = "tests/zero/test_zero_formulas.py::test_stages_side_by_side"
-_CARD = "tests/zero/test_zero_formulas.py::test_against_a_card"
 
 
 @BOOK.rule(
@@ -61,17 +59,11 @@ def rank_is_in_the_data_parallel_group(rank, data_parallel):
 formula = BOOK.section(source=_STATES, measured_by=_KEPT)
 
 
-@formula(r"r_\text{after}", "count", source=_OURS)
-def zero_ranks_behind(data_parallel, rank):
-    """ranks of the data-parallel group with a higher number"""
-    return data_parallel - (rank + 1)
-
-
 @formula(r"\Psi_r", "parameters")
-def zero_shard_parameters(parameters, data_parallel, zero_ranks_behind):
+def zero_shard_parameters(parameters, data_parallel, rank):
     """elements of the rank's shard: where the ranks do not divide them, the first shards have one
     more"""
-    return floor_div(parameters + zero_ranks_behind, data_parallel)
+    return shard_of(parameters, data_parallel, rank)
 
 
 @formula(r"\Psi_\text{p}", "parameters")
@@ -195,15 +187,15 @@ def zero_gathered_element_bytes(zero_stage, parameter_element_bytes, gradient_el
 
 
 @formula(r"r_\text{next}", "count", source=_OURS)
-def zero_ranks_behind_right(data_parallel, zero_ranks_behind):
-    """ranks with a higher number than the neighbour to which the rank sends around the ring"""
-    return where(zero_ranks_behind > 0, zero_ranks_behind - 1, data_parallel - 1)
+def zero_right_rank(data_parallel, rank):
+    """the rank's neighbour in the data-parallel group, to which it sends around the ring"""
+    return next_rank(data_parallel, rank)
 
 
 @formula(r"\Psi_\text{next}", "parameters", source=_OURS)
-def zero_right_shard_parameters(parameters, data_parallel, zero_ranks_behind_right):
+def zero_right_shard_parameters(parameters, data_parallel, zero_right_rank):
     """elements of that neighbour's shard, the one that the rank does not send in a gathering"""
-    return floor_div(parameters + zero_ranks_behind_right, data_parallel)
+    return shard_of(parameters, data_parallel, zero_right_rank)
 
 
 @formula(r"Q_r", "bytes")
@@ -222,29 +214,34 @@ def zero_sent_bytes(
     ) + zero_gatherings * zero_gathered_element_bytes * (parameters - zero_right_shard_parameters)
 
 
+@formula(r"\beta_\text{wire}", "bytes")
+def zero_traffic_element_bytes(
+    zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes
+):
+    """bytes that a rank of many sends in a step for each parameter"""
+    return zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes
+
+
 # --- how long a step takes ------------------------------------------------------------------------
 formula = BOOK.section(source="definition", measured_by=_SECONDS)
 
 
 @formula(r"\tau_\text{wire}", "seconds", source="Patarasu and Yuan 2009, for each collective")
 def zero_communication_seconds(
-    parameters,
-    zero_reductions,
-    gradient_element_bytes,
-    zero_gatherings,
-    zero_gathered_element_bytes,
     data_parallel,
+    zero_reductions,
+    zero_gatherings,
     zero_flat_tensors,
     latency_seconds,
+    zero_traffic_element_bytes,
+    parameters,
     link_bytes_per_second,
 ):
     """time of all collectives of a step, one after the other around rings"""
-    return (zero_reductions + zero_gatherings) * zero_flat_tensors * (
-        data_parallel - 1
-    ) * latency_seconds + (
-        data_parallel - 1
-    ) / data_parallel * parameters / link_bytes_per_second * (
-        zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes
+    return ring_pass(
+        data_parallel,
+        (zero_reductions + zero_gatherings) * zero_flat_tensors * latency_seconds,
+        zero_traffic_element_bytes * parameters / link_bytes_per_second,
     )
 
 
@@ -273,10 +270,7 @@ def zero_overlapped_step_seconds(
     measured_by=_HIDES,
 )
 def zero_hiding_tokens(
-    zero_reductions,
-    gradient_element_bytes,
-    zero_gatherings,
-    zero_gathered_element_bytes,
+    zero_traffic_element_bytes,
     data_parallel,
     accumulation_steps,
     flops_per_second,
@@ -286,130 +280,9 @@ def zero_hiding_tokens(
     """fewest tokens in a microbatch of a GPU under whose computing the traffic could pass, latency
     left out; the size of the model cancels"""
     return (
-        (zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes)
+        zero_traffic_element_bytes
         * (data_parallel - 1)
         * utilisation
         * flops_per_second
         / (6 * accumulation_steps * data_parallel * link_bytes_per_second)
     )
-
-
-# --- the stages side by side ----------------------------------------------------------------------
-formula = BOOK.section(source=_STATES, measured_by=_SIDE)
-
-
-@formula(r"M_0", "bytes")
-def zero_bytes_in_stage_0(parameters, bytes_per_parameter):
-    """bytes of the model states on every rank when nothing is sharded: plain data parallelism"""
-    return bytes_per_parameter * parameters
-
-
-@formula(r"M_1", "bytes")
-def zero_bytes_in_stage_1(
-    parameters,
-    zero_shard_parameters,
-    parameter_element_bytes,
-    gradient_element_bytes,
-    master_element_bytes,
-    optimizer_moments,
-    moment_element_bytes,
-):
-    """bytes of the model states on the rank in stage 1"""
-    return (parameter_element_bytes + gradient_element_bytes) * parameters + (
-        master_element_bytes + optimizer_moments * moment_element_bytes
-    ) * zero_shard_parameters
-
-
-@formula(r"M_2", "bytes")
-def zero_bytes_in_stage_2(
-    parameters,
-    zero_shard_parameters,
-    parameter_element_bytes,
-    gradient_element_bytes,
-    master_element_bytes,
-    optimizer_moments,
-    moment_element_bytes,
-):
-    """bytes of the model states on the rank in stage 2"""
-    return (
-        parameter_element_bytes * parameters
-        + (gradient_element_bytes + master_element_bytes + optimizer_moments * moment_element_bytes)
-        * zero_shard_parameters
-    )
-
-
-@formula(r"M_3", "bytes")
-def zero_bytes_in_stage_3(zero_shard_parameters, bytes_per_parameter):
-    """bytes of the model states on the rank in stage 3, before what it gathers"""
-    return bytes_per_parameter * zero_shard_parameters
-
-
-@formula(r"Q_1", "bytes", source=_TRAFFIC)
-def zero_sent_in_stage_1(
-    parameters,
-    gradient_element_bytes,
-    zero_shard_parameters,
-    parameter_element_bytes,
-    zero_right_shard_parameters,
-):
-    """bytes that the rank sends in a step of stage 1, whatever the number of microbatches"""
-    return gradient_element_bytes * (
-        parameters - zero_shard_parameters
-    ) + parameter_element_bytes * (parameters - zero_right_shard_parameters)
-
-
-@formula(r"Q_2", "bytes", source=_TRAFFIC)
-def zero_sent_in_stage_2(
-    parameters,
-    accumulation_steps,
-    gradient_element_bytes,
-    zero_shard_parameters,
-    parameter_element_bytes,
-    zero_right_shard_parameters,
-):
-    """bytes that the rank sends in a step of stage 2: gradients with each microbatch, parameters
-    once"""
-    return accumulation_steps * gradient_element_bytes * (
-        parameters - zero_shard_parameters
-    ) + parameter_element_bytes * (parameters - zero_right_shard_parameters)
-
-
-@formula(r"Q_3", "bytes", source=_TRAFFIC)
-def zero_sent_in_stage_3(
-    parameters,
-    accumulation_steps,
-    gradient_element_bytes,
-    zero_shard_parameters,
-    parameter_element_bytes,
-    zero_right_shard_parameters,
-):
-    """bytes that the rank sends in a step of stage 3: gradients once and parameters twice with each
-    microbatch"""
-    return accumulation_steps * gradient_element_bytes * (
-        parameters - zero_shard_parameters
-    ) + 2 * accumulation_steps * parameter_element_bytes * (
-        parameters - zero_right_shard_parameters
-    )
-
-
-# --- held against a card --------------------------------------------------------------------------
-formula = BOOK.section(source="definition", measured_by=_CARD)
-
-
-@formula(r"M_\text{spare}", "bytes")
-def zero_spare_bytes(gpu_memory_bytes, zero_states_bytes):
-    """bytes that the model states leave on the card for activations, temporaries and what is
-    gathered"""
-    return maximum(gpu_memory_bytes - zero_states_bytes, 0)
-
-
-@formula(r"M_\text{short}", "bytes")
-def zero_overflow_bytes(gpu_memory_bytes, zero_states_bytes):
-    """bytes of the rank's model states that find no place on the card"""
-    return maximum(zero_states_bytes - gpu_memory_bytes, 0)
-
-
-@formula(r"1_z", "count")
-def zero_states_fit(gpu_memory_bytes, zero_states_bytes):
-    """1 if the rank's model states fit the card, 0 if not"""
-    return where(zero_states_bytes <= gpu_memory_bytes, 1, 0)

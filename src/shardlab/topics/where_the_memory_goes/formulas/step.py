@@ -24,7 +24,6 @@ _STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 _LEDGER = (
     "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
 )
-_CARD = "tests/where_the_memory_goes/test_timeline.py::test_a_step_against_a_card"
 
 # peak_moment counts them from 1
 MOMENTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
@@ -267,24 +266,6 @@ def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temp
 
 STEP.largest(which="peak_moment")
 STEP_TIMELINE = tuple(STEP.places)
-
-
-@formula(r"B_\text{free}", "bytes", measured_by=_CARD)
-def peak_spare_bytes(gpu_memory_bytes, peak_bytes):
-    """bytes of the GPU that the step leaves at its peak"""
-    return maximum(gpu_memory_bytes - peak_bytes, 0)
-
-
-@formula(r"B_\text{over}", "bytes", measured_by=_CARD)
-def peak_overflow_bytes(gpu_memory_bytes, peak_bytes):
-    """bytes of the step that find no place on the GPU at its peak"""
-    return maximum(peak_bytes - gpu_memory_bytes, 0)
-
-
-@formula(r"1_\text{peak}", "count", measured_by=_CARD)
-def step_fits(peak_bytes, gpu_memory_bytes):
-    """1 if the step fits the GPU, 0 if not"""
-    return where(peak_bytes <= gpu_memory_bytes, 1, 0)
 
 
 def step_timeline(**given):

@@ -138,18 +138,6 @@ def spare_bytes(gpu_memory_bytes, states_bytes_per_gpu):
     return maximum(gpu_memory_bytes - states_bytes_per_gpu, 0)
 
 
-@formula(r"M_\text{over}", "bytes", measured_by="tests/engines/test_formulas.py::test_fit")
-def overflow_bytes(gpu_memory_bytes, states_bytes_per_gpu):
-    """bytes of model states that find no place on the GPU"""
-    return maximum(states_bytes_per_gpu - gpu_memory_bytes, 0)
-
-
-@formula(r"1_\text{fits}", "count", measured_by="tests/engines/test_formulas.py::test_fit")
-def states_fit(states_bytes_per_gpu, gpu_memory_bytes):
-    """1 if the model states fit one GPU's share of memory, 0 if not"""
-    return where(states_bytes_per_gpu <= gpu_memory_bytes, 1, 0)
-
-
 @formula(r"n_\text{min}", "GPUs", measured_by="tests/engines/test_formulas.py::test_fit")
 def gpus_to_hold_states(states_bytes, gpu_memory_bytes):
     """fewest GPUs whose memory together holds the model states"""
