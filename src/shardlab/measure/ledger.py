@@ -16,6 +16,9 @@ is *for* becomes known later than it is made: it is a temporary until autograd k
 What it does not see: scratch memory inside one operation; the 8 bytes of a plain number that
 autograd keeps, such as the divisor of x / 3; what an allocator rounds up or holds back (see
 cuda.py).
+
+Peer: PyTorch's MemTracker (torch.distributed._tools.mem_tracker) counts the same bytes by module;
+the ledger keeps every moment with its operation, and says what is gathered.
 """
 
 import weakref
