@@ -1,4 +1,5 @@
-"""What `make bench` measures: speed and size of the built book. It reports; no test depends on it.
+"""What `make bench` measures: speed and size of the built book, of the engines, and the races of
+every topic. It reports; no test depends on its numbers.
 
 - ``exact``   the pages' JavaScript against Python, on 10,000 configurations
 - ``load``    from the start of a navigation to the repaint after the first input, and the tasks
@@ -6,5 +7,10 @@
 - ``redraw``  one input on a slider, until everything that follows is drawn and said
 - ``weight``  what a page loads, in bytes, by kind
 - ``python``  what a lab waits for: imports, and the formulas
+- ``memory``  what the byte ledger costs, and how exact it is
 - ``build``   seconds of ``make book``
+- ``ranks``   how fast ranks start, and what watching them costs
+- ``random-models``   many more random models through every technique than the tests run
+
+The other parts are in BENCHES of the topics' runs.py.
 """

@@ -9,7 +9,7 @@ from time import perf_counter
 
 import yaml
 
-from bench.report import Result
+from shardlab.measure.races import Result
 
 COLD_SECONDS, EDITED_SECONDS = 40, 5
 EDITS = 5

@@ -5,7 +5,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from bench.report import Result
+from shardlab.measure.races import Result
 
 IMPORTS = 5
 EVALUATIONS = 300

@@ -5,12 +5,11 @@ import json
 import random
 import subprocess
 import sys
-from statistics import median, quantiles
+from statistics import median
 from time import perf_counter
 
-from bench.report import Result
+from shardlab.measure.races import AGAIN, TURNS, Result, identical, ratio
 
-PAIRS = 31
 MANY_STEPS = 3000
 OVERHEAD = 1.10
 FAKE_SECONDS = {"Llama 7B": 10, "GPT-3 175B": 30}
@@ -49,7 +48,7 @@ print(json.dumps(dict(
 
 
 def measure_memory(root) -> list[Result]:
-    sys.path.insert(0, str(root / "tests"))  # the tests' steps
+    sys.path.insert(0, str(root / "tests" / "where_the_memory_goes"))  # the tests' steps
     return [*measure_overhead(), *measure_fake_steps(), *measure_many_steps()]
 
 
@@ -103,22 +102,22 @@ def measure_overhead() -> list[Result]:
             seconds(Ledger(model, optimizer))
         turns = [
             (seconds(), seconds(Ledger(model, optimizer)), seconds(Nothing()), seconds())
-            for _ in range(PAIRS)
+            for _ in range(TURNS)
         ]
-        plain = [turn[0] for turn in turns]
+        names = ("without", "ledger", "nothing", "without" + AGAIN)
+        times = {name: [turn[place] for turn in turns] for place, name in enumerate(names)}
         with Ledger(model, optimizer) as ledger:
             step()
-        same = [turn[3] / turn[0] for turn in turns]
-        low, *_, high = quantiles(same, n=20)
+        low, high = identical(times)
         note = (
-            f"{PAIRS} interleaved pairs; {1000 * median(plain):.0f} ms, {len(ledger.timeline)}"
-            f" lines; A/A {low:.2f} to {high:.2f}"
+            f"{TURNS} interleaved turns; {1000 * median(times['without']):.0f} ms,"
+            f" {len(ledger.timeline)} lines; A/A {low:.2f} to {high:.2f}"
         )
         results += [
             Result(
                 "memory",
                 f"{name}: with the ledger / without",
-                round(median(turn[1] / turn[0] for turn in turns), 3),
+                round(ratio(times, "ledger", "without"), 3),
                 "x",
                 OVERHEAD,
                 note,
@@ -126,7 +125,7 @@ def measure_overhead() -> list[Result]:
             Result(
                 "memory",
                 f"{name}: with a mode that does nothing / without",
-                round(median(turn[2] / turn[0] for turn in turns), 3),
+                round(ratio(times, "nothing", "without"), 3),
                 "x",
             ),
         ]

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import unquote, urlsplit
 
-from bench.report import Result
+from shardlab.measure.races import Result
 
 LOADS = 9
 SCROLLED_LOADS = 3  # of them are scrolled through

@@ -8,11 +8,11 @@ from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
-from bench.report import Result
+from shardlab.measure.races import AGAIN, Result, identical, in_turns, ratio
 
 RANKS = 4
 COLD_SECONDS, WARM_SECONDS, RESTART_SECONDS, RANK_MIB, LOG_PERCENT = 1.5, 0.15, 0.2, 60, 10
-COLD_RUNS, WARM_RUNS, PAIRS = 5, 31, 31
+COLD_RUNS, WARM_RUNS = 5, 31
 
 COLD = """
 from time import perf_counter
@@ -90,16 +90,16 @@ def measure_ranks() -> list[Result]:
         Result("ranks", "memory of one rank more (proportional set size)", memory, "MiB", RANK_MIB)
     )
     with ranks(2, device="cpu", announce=False) as world:
-        bare, logged, again, board_seconds = world.run(cost_of_the_log)[0]
-    ratio, noise = (median(b / a for a, b in zip(bare, other)) for other in (logged, again))
+        times, board_seconds = world.run(cost_of_the_log)[0]
+    low, high = identical(times)
     results += [
         Result(
             "ranks",
             "communication log: a data-parallel step takes longer by",
-            round(100 * (ratio - 1), 1),
+            round(100 * (ratio(times, "logged", "bare") - 1), 1),
             "%",
             LOG_PERCENT,
-            f"{100 * (noise - 1):+.1f} % without it; {PAIRS} interleaved pairs",
+            f"{len(times['bare'])} interleaved turns; A/A {low:.2f} to {high:.2f}",
         ),
         Result(
             "ranks",
@@ -156,8 +156,8 @@ def memory_of_one_more() -> float:
 
 
 def cost_of_the_log():
-    """Seconds of a step of a small data-parallel GPT without the log, with it, without it again;
-    seconds of one post."""
+    """Seconds of a step of a small data-parallel GPT without the log and with it, in turns; seconds
+    of one post."""
     import torch
     import torch.distributed as dist
 
@@ -170,18 +170,13 @@ def cost_of_the_log():
     tokens = torch.zeros(4, 64, dtype=torch.long)
 
     def step():
-        begin = perf_counter()
         next_token_loss(model(tokens), tokens).backward()
-        dist.barrier()
-        return perf_counter() - begin
 
     def logged_step():
         with CommunicationLog():
-            return step()
+            step()
 
-    for _ in range(3):
-        step()
-    columns = zip(*((step(), logged_step(), step()) for _ in range(PAIRS)))
+    times = in_turns({"bare": step, "logged": logged_step, "bare" + AGAIN: step})
     checks = calls._listeners[0]
     call = calls.Call(
         "all_reduce", dist.group.WORLD, (torch.ones(4),), (), False, True, None, 0, "sum", False
@@ -192,4 +187,4 @@ def cost_of_the_log():
         checks(call)
     taken = perf_counter() - begin
     dist.barrier()
-    return [*map(list, columns), taken / 1000]
+    return times, taken / 1000

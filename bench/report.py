@@ -6,10 +6,12 @@ import os
 import platform
 import re
 import subprocess
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
+
+from shardlab.measure.races import Result
+from shardlab.measure.recordings import Hardware, Recording, Row
 
 PACKAGES = (
     "jupyter-book",
@@ -22,28 +24,7 @@ PACKAGES = (
 )
 
 
-@dataclass(frozen=True)
-class Result:
-    """One number. `most` is the figure it is held against, None where it is only reported. `row`
-    and `case` are its name and case in a recording; what has no name stays out of it."""
-
-    part: str
-    what: str
-    value: float
-    unit: str
-    most: float | None = None
-    note: str = ""
-    row: str = ""
-    case: dict = field(default_factory=dict)
-
-    @property
-    def verdict(self) -> str:
-        if self.most is None:
-            return ""
-        return "met" if self.value <= self.most else "MISSED"
-
-
-def machine(browser_version: str, root: Path) -> dict:
+def machine(root: Path) -> dict:
     """What was measured on: hardware, versions, date, and how busy the machine was."""
 
     def first_line(path, pattern):
@@ -69,7 +50,6 @@ def machine(browser_version: str, root: Path) -> dict:
             [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None
         ),
         "commit": commit.stdout.strip(),
-        "chromium": browser_version,
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
     }
@@ -91,11 +71,9 @@ def table(results: list[Result], described: dict) -> str:
     return "\n".join(lines)
 
 
-def recording(results: list[Result], described: dict, command: str):
+def recording(results: list[Result], described: dict, command: str) -> Recording:
     """The named results as a Recording (shardlab.measure.recordings): ratios of ours to a
     peer's."""
-    from shardlab.measure.recordings import Hardware, Recording, Row
-
     hardware = Hardware(
         f"{described['processor']}, {described['cores']} cores",
         "cpu",
@@ -113,7 +91,7 @@ def recording(results: list[Result], described: dict, command: str):
 
 def write(path: Path, results: list[Result], described: dict) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{**asdict(result), "verdict": result.verdict} for result in results]
+    rows = [{**result._asdict(), "verdict": result.verdict} for result in results]
     path.write_text(
         json.dumps({"machine": described, "results": rows}, indent=1) + "\n", encoding="utf-8"
     )

@@ -12,6 +12,8 @@ from shutil import copy2
 import nbformat
 import pytest
 
+from shardlab.measure.recordings import read_all
+
 ROOT = Path(__file__).resolve().parents[2]
 
 FORMULAS = '''"""Pretending: what a technique that does not exist would keep."""
@@ -60,14 +62,23 @@ PRETENDED = Explorer(
 )
 '''
 
-RUNS = '''"""What `make gpu` would measure of pretending."""
+RUNS = '''"""What `make gpu` would record of pretending, and what `make bench` would race."""
+
+from shardlab.measure.races import Bench, Result, Run
 
 
-def pretending(device, keep):
+def pretending(device):
     """One group of rows."""
 
 
-RUNS = ((500, pretending),)
+def race(copies=3):
+    """One ratio."""
+    case = dict(what="pretended", peer="nobody", identical_low=1.0, identical_high=1.0)
+    return [Result("pretended", "copies", copies, "x", row="pretended_race.step", case=case)]
+
+
+RUNS = (Run(500, pretending),)
+BENCHES = (Bench("pretended", race, dict(copies=2)),)
 '''
 
 PAGE = """---
@@ -173,9 +184,19 @@ def test_its_run_is_recorded(repository):
     printed = in_copy(
         repository,
         "-c",
-        "from shardlab.measure import record; print([group.__name__ for group in record.ALL])",
+        "from shardlab.measure import record; print([group.name for group in record.ALL])",
     )
     assert printed.strip().endswith("'pretending']")
+
+
+def test_its_race_is_run(repository):
+    """`python -m bench pretended` runs it, with the arguments of --quick, and records its row. Must
+    catch: a list of races in bench/; --quick or --record for the book's own topics only."""
+    in_copy(repository, "-m", "bench", "pretended", "--quick", "--record", "build/recorded")
+    (recording,) = read_all(repository / "build" / "recorded")
+    (row,) = recording.rows
+    assert (row.name, row.value, row.case["what"]) == ("pretended_race.step", 2, "pretended")
+    assert recording.command == "python -m bench pretended --quick --record measured"
 
 
 @pytest.fixture(scope="module")

@@ -10,43 +10,22 @@ import pytest
 import torch
 
 from shardlab.measure import attempts, record
+from shardlab.measure.races import Run, Way
 from shardlab.measure.recordings import InvalidRecording, Row, read_all
 from shardlab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.topics.collectives import runs as collective_runs
-from shardlab.topics.data_parallelism import runs as data_parallel_rows
-from shardlab.topics.hardware import probes as roofline
-from shardlab.topics.where_the_memory_goes import runs as rows
-from shardlab.topics.zero import runs as zero_rows
+from shardlab.topics.collectives.runs import replay
+from shardlab.topics.zero import runs as zero_runs
 
 
-def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
+def test_a_recording_of_the_cpu(tmp_path):
     """Must catch: a row that breaks the schema, a group that is not run, bytes that differ from the
-    formulas on a machine where they must not."""
-    monkeypatch.setattr(
-        rows, "SIZES", dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32)
-    )
-    monkeypatch.setattr(rows, "SEQUENCE", 16)
-    monkeypatch.setattr(roofline, "MEMORY_BYTES", dict(cpu=2**20))
-    monkeypatch.setattr(roofline, "SIZES", dict(cpu=(8, 16)))
-    monkeypatch.setattr(collective_runs, "ALL_REDUCE_BYTES", (64, 4096))
-    monkeypatch.setattr(collective_runs, "SLOW_MEGABITS_PER_SECOND", 1000)
-    monkeypatch.setattr(collective_runs, "SLOW_BYTES", (64, 4096))
-    monkeypatch.setattr(
-        data_parallel_rows,
-        "SIZES",
-        dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8),
-    )
-    monkeypatch.setattr(data_parallel_rows, "TURNS", 2)
-    monkeypatch.setattr(
-        zero_rows, "SIZES", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8)
-    )
-    monkeypatch.setattr(zero_rows, "TURNS", 2)
-    assert record.main(["--cpu", str(tmp_path)]) == 0
+    formulas on a machine where they must not; --quick not said in the command."""
+    assert record.main(["--cpu", "--quick", str(tmp_path)]) == 0
     (recording,) = read_all(tmp_path)
     slow = recording.find("collectives.slow_link", hosts=2, megabits_per_second=1000)
     assert len(slow) == (8 if can_rehearse() else 0)
     if slow:
-        found, where = collective_runs.replay([recording], 4096)
+        found, where = replay([recording], 4096)
         assert where == recording.label and found["tree"] == next(
             row.value
             for row in slow
@@ -55,7 +34,7 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     with pytest.raises(
         LookupError, match="no recording has an all-reduce of 5 bytes over a slow link"
     ):
-        collective_runs.replay([recording], 5)
+        replay([recording], 5)
     assert {row.name for row in recording.rows} - {row.name for row in slow} == {
         "states.parameters",
         "states.optimizer",
@@ -84,9 +63,9 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
         "zero.step",
         "zero.step_ratio",
     }
-    assert {row.case["implementation"] for row in recording.find("zero.step")} == {
-        *zero_rows.WAYS
-    } - {zero_rows.FULLY_OFFLOADED}
+    assert recording.command == "python -m shardlab.measure.record --cpu --quick"
+    ways = {row.case["implementation"] for row in recording.find("zero.step")}
+    assert ways == set(zero_runs.FEW)
     assert (
         recording.find("collectives.right_sums", ranks=2, backend="gloo", device="cpu")[0].value
         == 3
@@ -107,14 +86,15 @@ def can_rehearse():
         return False
 
 
-def test_a_part_alone(tmp_path, monkeypatch):
+def test_a_part_alone(tmp_path):
     """Must catch: groups that were not asked for measured too; a command in the recording that
-    would measure something else."""
-    monkeypatch.setattr(collective_runs, "ALL_REDUCE_BYTES", (64,))
-    assert record.main([str(tmp_path), "--cpu", "--only", "all_reduces"]) == 0
+    would measure something else; arguments of --quick that do not arrive."""
+    arguments = ["--cpu", "--quick", "--only", "all_reduces"]
+    assert record.main([str(tmp_path), *arguments]) == 0
     (recording,) = read_all(tmp_path)
     assert {row.name.partition(".")[0] for row in recording.rows} == {"collectives"}
-    assert recording.command == "python -m shardlab.measure.record --cpu --only all_reduces"
+    assert {row.case.get("nbytes", 64) for row in recording.rows} == {64, 4096}
+    assert recording.command == f"python -m shardlab.measure.record {' '.join(arguments)}"
 
 
 def test_bytes_of_zero_where_there_is_a_gpu():
@@ -125,7 +105,8 @@ def test_bytes_of_zero_where_there_is_a_gpu():
     parameters on the host."""
 
     def found(stage, offload):
-        return zero_rows.states_of(zero_rows.Way(None, stage=stage, offload=offload), [1001], 2)
+        way = Way(zero_runs.shard, dict(stage=stage, offload=offload))
+        return zero_runs.states_of(way, [1001], 2)
 
     assert [found(stage, False) for stage in (1, 2, 3)] == [
         dict(cuda=4 * 1001 + 8 * 501, cpu=0)
@@ -135,7 +116,7 @@ def test_bytes_of_zero_where_there_is_a_gpu():
     ] * 2 + [dict(cuda=0, cpu=12 * 501)]
 
 
-def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, capsys):
     """Must catch: one error that costs all rows, or those of its part that were there before it; a
     failure that nobody sees; a row twice, which a recording refuses; results that are not on disk
     until everything is done."""
@@ -153,8 +134,8 @@ def test_a_part_that_fails_is_named_and_the_rest_goes_on(tmp_path, monkeypatch, 
     def works(device):
         yield Row("good.after", 2, "count")
 
-    monkeypatch.setattr(record, "ALL", (breaks, doubles, works))
-    assert record.main(["--cpu", str(tmp_path)]) == 0
+    groups = [Run(order, part) for order, part in enumerate((breaks, doubles, works))]
+    assert record.main(["--cpu", str(tmp_path)], groups) == 0
     (recording,) = read_all(tmp_path)
     assert seen == [{"good.before"}]
     assert [row.name for row in recording.rows] == [
@@ -196,10 +177,8 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(child.pid, flush=True)
         time.sleep(600)"""
-    monkeypatch.setattr(record, "LOOK_SECONDS", 0.1)
-    assert (
-        record.run_for([record.sys.executable, "-c", hangs], 5, lambda: None) == "ended after 5 s"
-    )
+    hanging = [record.sys.executable, "-c", hangs]
+    assert record.run_for(hanging, 5, lambda: None, look_seconds=0.1) == "ended after 5 s"
     left = int(capfd.readouterr().out)
     for _ in range(50):
         if not lives(left):
@@ -221,7 +200,8 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
         return run_for(command, seconds, look)
 
     monkeypatch.setattr(record, "run_for", dies_the_second_time)
-    done = record.record_apart("make gpu", ["rates", "machine"], ["--cpu"], kept.append)
+    tried = ["--cpu", "--quick"]
+    done = record.record_apart("make gpu", ["rates", "machine"], tried, kept.append)
     assert [row.name for row in done.rows] == [
         "matmul.rate",
         "matmul.rate",
@@ -229,7 +209,7 @@ def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     ] and done.command == "make gpu"
     assert done.rows[-1].case == dict(part="machine", error="ended after 9 s")
     assert kept[-1].rows == done.rows[:2]
-    assert record.record_apart("make gpu", ["machine"], ["--cpu"], kept.append) is None
+    assert record.record_apart("make gpu", ["machine"], tried, kept.append) is None
 
 
 def test_ended_from_outside(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@ row.
 
     python -m shardlab.measure.record measured --apart  # on the first GPU
     python -m shardlab.measure.record --cpu FOLDER      # to try it where there is none
+    python -m shardlab.measure.record --cpu --quick FOLDER      # little of everything
     python -m shardlab.measure.record measured --cpu --only slow_links      # what needs no GPU, for
     # labs to replay
 
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,17 +30,16 @@ from shardlab.measure.capabilities import find_device, memory_bytes
 
 from .. import __version__, topics
 from .attempts import FAILED, attempt, failure
+from .races import Run
 from .recordings import Hardware, InvalidRecording, Recording, read_all
 
 SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
-# Each topic has RUNS: pairs of a number and a function that yields rows. Lower numbers come first,
-# so that a run that is cut short has them.
+# what topics have in RUNS; lower orders come first, so that a run that is cut short has them
 ALL = tuple(
-    group
-    for _, group in sorted(
-        (pair for module in topics.modules("runs") for pair in module.RUNS),
-        key=lambda pair: pair[0],
+    sorted(
+        (run for module in topics.modules("runs") for run in getattr(module, "RUNS", ())),
+        key=lambda run: run.order,
     )
 )
 LOOK_SECONDS = 1.0  # between two looks at what a group has written
@@ -79,25 +79,28 @@ def versions(device: torch.device) -> dict[str, str]:
 
 
 def record(
-    device: torch.device, command: str, groups=ALL, keep: Keep = lambda recording: None
+    device: torch.device,
+    command: str,
+    groups: Iterable[Run] = ALL,
+    keep: Keep = lambda recording: None,
+    quick: bool = False,
 ) -> Recording | None:
     """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets
-    all that there are. None for no rows."""
+    all that there are. `quick` tries them with little of everything. None for no rows."""
     about = hardware(device), versions(device), datetime.date.today().isoformat(), command
     rows, recording = [], None
     for group in groups:
-        start = time.perf_counter()
-        for row in attempt(group.__name__, group(device)):
+        start, measured = time.perf_counter(), group.measure(device, **group.quick if quick else {})
+        for row in attempt(group.name, measured):
             try:
                 recording = Recording(*about, (*rows, row))
             except InvalidRecording as error:  # a row that stands there already
-                row = failure(f"{group.__name__}, row {len(rows)}", str(error))
+                row = failure(f"{group.name}, row {len(rows)}", str(error))
                 recording = Recording(*about, (*rows, row))
             rows.append(row)
             keep(recording)
         print(
-            f"gpu:    {group.__name__}: {len(rows)} rows so far,"
-            f" {time.perf_counter() - start:.0f} s",
+            f"gpu:    {group.name}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s",
             flush=True,
         )
     return recording
@@ -142,7 +145,12 @@ def record_apart(
     return Recording(*about, tuple(rows)) if about else None
 
 
-def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> str:
+def run_for(
+    command: list[str],
+    seconds: float,
+    look: Callable[[], object],
+    look_seconds: float = LOOK_SECONDS,
+) -> str:
     """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It
     and what it started are gone then."""
     if seconds <= 0:
@@ -153,7 +161,7 @@ def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> s
         while time.monotonic() < end:
             try:
                 return (
-                    f"its process ended with {code}" if (code := process.wait(LOOK_SECONDS)) else ""
+                    f"its process ended with {code}" if (code := process.wait(look_seconds)) else ""
                 )
             except subprocess.TimeoutExpired:
                 look()
@@ -166,14 +174,15 @@ def run_for(command: list[str], seconds: float, look: Callable[[], object]) -> s
         process.wait()
 
 
-def main(arguments=None) -> int:
+def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m shardlab.measure.record", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
     parser.add_argument("--apart", action="store_true", help="a process for each group")
-    names = [group.__name__ for group in ALL]
+    parser.add_argument("--quick", action="store_true", help="little of everything, to try it")
+    names = [group.name for group in groups]
     parser.add_argument(
         "--only",
         choices=names,
@@ -187,9 +196,8 @@ def main(arguments=None) -> int:
         parsed.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"{parsed.folder} cannot be made ({error.strerror}): name another folder")
-    asked = (["--cpu"] if parsed.cpu else []) + (
-        ["--only", *parsed.only] if parsed.only != names else []
-    )
+    tried = ["--cpu"] * parsed.cpu + ["--quick"] * parsed.quick
+    asked = tried + (["--only", *parsed.only] if parsed.only != names else [])
     command = " ".join(["python -m shardlab.measure.record", *asked]) if asked else "make gpu"
     device = torch.device("cpu" if parsed.cpu else "cuda")
     # to look closer would take memory on the GPU
@@ -201,7 +209,7 @@ def main(arguments=None) -> int:
                 file=sys.stderr,
             )
             return 1
-    groups = [group for group in ALL if group.__name__ in parsed.only]
+    chosen = [group for group in groups if group.name in parsed.only]
 
     def keep(recording):
         return recording.write(parsed.folder)
@@ -211,11 +219,9 @@ def main(arguments=None) -> int:
             signal.SIGTERM,
             lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"),
         )
-        done = record_apart(
-            command, [group.__name__ for group in groups], asked[: parsed.cpu], keep
-        )
+        done = record_apart(command, [group.name for group in chosen], tried, keep)
     else:
-        done = record(device, command, groups, keep)
+        done = record(device, command, chosen, keep, parsed.quick)
     if done is None:
         print(f"nothing was recorded: {', '.join(parsed.only)} gave no row.", file=sys.stderr)
         return 1

@@ -6,7 +6,8 @@ topic needs no entry in any list:
     steps.py                     what a stepper shows, as data
     figures.py                   plotly figures of measurements
     exercises.py                 exercises, with the wrong solutions that readers write
-    runs.py                      what `make gpu` measures (RUNS)
+    runs.py                      what `make gpu` records (RUNS) and what `make bench` races
+                                 (BENCHES)
 
 A topic may import the shelf and the engines, and no other topic: formulas of different topics meet
 by the names of their arguments.

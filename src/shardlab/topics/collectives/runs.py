@@ -1,8 +1,9 @@
 """What `make gpu` measures of ranks: whether they start on the GPUs of this machine, how fast,
-whether the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link."""
+whether the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link. What
+`make bench` races: our collectives beside gloo's."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
@@ -10,10 +11,10 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from shardlab import collective_plans as plans
-from shardlab import collectives_fast as collectives
+from shardlab import collective_plans, collectives, collectives_fast
 from shardlab.measure.attempts import attempt
 from shardlab.measure.links import Timing, all_reduce_timings
+from shardlab.measure.races import AGAIN, TURNS, Bench, Result, Run, in_turns, step_result
 from shardlab.measure.recordings import Recording, Row
 from shardlab.mesh import Mesh
 from shardlab.ranks import ranks
@@ -22,21 +23,22 @@ from shardlab.ranks.links import LinksUnavailable, two_hosts
 ALL_REDUCE_BYTES = (4096, 1 << 20, 1 << 26)
 SLOW_MEGABITS_PER_SECOND, SLOW_BYTES = 100, (4_000, 1_000_000)
 STARTS = 5
+PLANS = ("ring", "tree", "naive")
 
 
-def rank_starts(device: torch.device) -> Iterator[Row]:
+def rank_starts(device: torch.device, starts: int = STARTS) -> Iterator[Row]:
     """A rank on each GPU (NCCL) and two on each (gloo); two on a CPU. Seconds from asking to the
     end of the first all-reduce."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     for count in (gpus, 2 * gpus) if gpus else (2,):
-        yield from attempt(f"rank_starts, {count} ranks", starts_of(count, device))
+        yield from attempt(f"rank_starts, {count} ranks", starts_of(count, device, starts))
     if gpus:
         yield from attempt("rank_starts, shared by NCCL", shared_by_nccl(2 * gpus))
 
 
-def starts_of(count: int, device: torch.device) -> Iterator[Row]:
+def starts_of(count: int, device: torch.device, starts: int) -> Iterator[Row]:
     taken = []
-    for _ in range(STARTS):
+    for _ in range(starts):
         begin = perf_counter()
         with ranks(count, device=device.type, announce=False) as world:
             found = world.run(look, device.type)
@@ -68,9 +70,6 @@ def shared_by_nccl(count: int) -> Iterator[Row]:
 def look(kind: str) -> tuple[float, str, int, float]:
     """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork
     server has open, the number that the rank before sent)."""
-    import torch
-    import torch.distributed as dist
-
     x = torch.tensor([float(dist.get_rank())], device=kind)
     dist.all_reduce(x)
     rank, count = dist.get_rank(), dist.get_world_size()
@@ -98,14 +97,14 @@ def files_of_the_gpu(process: int) -> int:
     return found
 
 
-def all_reduces(device: torch.device) -> Iterator[Row]:
+def all_reduces(device: torch.device, sizes: Sequence[int] = ALL_REDUCE_BYTES) -> Iterator[Row]:
     """PyTorch's and ours: a rank for each GPU with NCCL where there are two or more; else two ranks
     with gloo, on one GPU if any."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     with ranks(max(2, gpus), device=device.type, announce=False) as world:
         backend = "nccl" if gpus > 1 else "gloo"
         case = dict(ranks=world.world_size, backend=backend, device=device.type)
-        right, timings = world.run(on_a_rank, ALL_REDUCE_BYTES, device.type)[0]
+        right, timings = world.run(on_a_rank, sizes, device.type)[0]
         yield Row("collectives.right_sums", right, "count", case)
         for name, found in timings.items():
             for timing in found:
@@ -121,26 +120,33 @@ def on_a_rank(sizes, device: str):
     """How many of our all-reduces are right where this device's tensors live, and the timings of
     both implementations."""
     right = 0
-    for plan in (plans.ring_all_reduce, plans.tree_all_reduce, plans.naive_all_reduce):
+    for name in PLANS:
         x = torch.arange(1001.0, device=device)
         want = dist.get_world_size() * x
-        collectives.all_reduce(x, plan=plan)
+        collectives_fast.all_reduce(x, plan=plan_of(name))
         right += torch.equal(x, want)
     return right, {
         name: all_reduce_timings(sizes, function, device)
-        for name, function in (("PyTorch", dist.all_reduce), ("shardlab", collectives.all_reduce))
+        for name, function in (
+            ("PyTorch", dist.all_reduce),
+            ("shardlab", collectives_fast.all_reduce),
+        )
     }
 
 
-def slow_links(device: torch.device) -> Iterator[Row]:
+def slow_links(
+    device: torch.device,
+    megabits_per_second: int = SLOW_MEGABITS_PER_SECOND,
+    sizes: Sequence[int] = SLOW_BYTES,
+) -> Iterator[Row]:
     """Our all-reduces on two ranks here and two there, on the CPU, with a slow link between; no
     rows where the system refuses it."""
     try:
         with (
-            two_hosts(SLOW_MEGABITS_PER_SECOND) as hosts,
+            two_hosts(megabits_per_second) as hosts,
             ranks(4, device="cpu", hosts=hosts, announce=False) as world,
         ):
-            found = world.run(over_a_link, SLOW_BYTES)[0]
+            found = world.run(over_a_link, sizes)[0]
     except LinksUnavailable:
         return
     for name, timings in found.items():
@@ -154,7 +160,7 @@ def slow_links(device: torch.device) -> Iterator[Row]:
                     nbytes=timing.nbytes,
                     ranks=4,
                     hosts=2,
-                    megabits_per_second=SLOW_MEGABITS_PER_SECOND,
+                    megabits_per_second=megabits_per_second,
                 ),
             )
 
@@ -174,11 +180,8 @@ def over_a_link(sizes) -> dict[str, list[Timing]]:
     """On each of four ranks, two of them on either host: timings of each way to all-reduce so many
     bytes."""
     mesh = Mesh(dp=2, tp=2)  # tp: the ranks of a host, dp: those across
-    ways = {
-        name: partial(collectives.all_reduce, plan=getattr(plans, f"{name}_all_reduce"))
-        for name in ("ring", "tree", "naive")
-    }
-    ways["hierarchical"] = lambda x: collectives.hierarchical_all_reduce(
+    ways = {name: partial(collectives_fast.all_reduce, plan=plan_of(name)) for name in PLANS}
+    ways["hierarchical"] = lambda x: collectives_fast.hierarchical_all_reduce(
         x, mesh.tp.group, mesh.dp.group
     )
     return {
@@ -186,4 +189,71 @@ def over_a_link(sizes) -> dict[str, list[Timing]]:
     }
 
 
-RUNS = ((50, rank_starts), (60, all_reduces), (90, slow_links))
+def plan_of(name: str) -> Callable:
+    return getattr(collective_plans, f"{name}_all_reduce")
+
+
+# --- make bench -----------------------------------------------------------------------------------
+
+RACES = ("all-reduce", "reduce-scatter", "all-gather")
+PEER = "gloo"
+# Of gloo's time, at most: 0.9 of its bandwidth or more for the ring, 1.2 for the reduce-scatter,
+# which gloo makes by an all-reduce.
+MOST = {("all-reduce", "ring"): round(1 / 0.9, 3), ("reduce-scatter", "ring"): round(1 / 1.2, 3)}
+
+
+def race(megabytes: Sequence[float] = (16, 64), turns: int = TURNS) -> list[Result]:
+    """Our collectives beside gloo's on two ranks of this machine, and what pieces are good for."""
+    results = []
+    with ranks(2, device="cpu", announce=False) as world:
+        for size in megabytes:
+            for which in RACES:
+                times = world.run(beside_gloo, which, int(size * 250_000), turns)[0]
+                what = f"{which} of {size} MB, 2 ranks"
+                results += [
+                    step_result("collectives", what, times, name, PEER, most, f"{what}, {name}")
+                    for name, most in ((name, MOST.get((which, name))) for name in times)
+                    if name not in (PEER, PEER + AGAIN)
+                ]
+    return results
+
+
+def beside_gloo(which: str, elements: int, turns: int) -> dict[str, list[float]]:
+    """On a rank: seconds of each way, in turns."""
+    full, shard = torch.zeros(elements), torch.zeros(elements // 2)
+    # renamed in PyTorch 2.13
+    dist_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    dist_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    works = {
+        "all-reduce": {
+            PEER: lambda: dist.all_reduce(full),
+            "ring": lambda: collectives_fast.all_reduce(full),
+            "ring, readable": lambda: collectives.all_reduce(full),
+            "ring, a chunk as one piece": lambda: as_one_piece(full),
+        },
+        "reduce-scatter": {
+            PEER: lambda: dist_scatter(shard, full),
+            "ring": lambda: collectives_fast.reduce_scatter(shard, full),
+            "ring, readable": lambda: collectives.reduce_scatter(shard, full),
+        },
+        "all-gather": {
+            PEER: lambda: dist_gather(full, shard),
+            "ring": lambda: collectives_fast.all_gather(full, shard),
+            "ring, readable": lambda: collectives.all_gather(full, shard),
+        },
+    }[which]
+    return in_turns({**works, PEER + AGAIN: works[PEER]}, turns)
+
+
+def as_one_piece(full: torch.Tensor):
+    used, collectives_fast.PIECE_BYTES = collectives_fast.PIECE_BYTES, full.nbytes
+    collectives_fast.all_reduce(full)
+    collectives_fast.PIECE_BYTES = used
+
+
+RUNS = (
+    Run(50, rank_starts, dict(starts=2)),
+    Run(60, all_reduces, dict(sizes=(64, 4096))),
+    Run(90, slow_links, dict(megabits_per_second=1000, sizes=(64, 4096))),
+)
+BENCHES = (Bench("collectives", race, dict(megabytes=(0.004,), turns=2)),)

@@ -1,13 +1,12 @@
-"""Rows of `make gpu` about data parallelism: our DistributedDataParallel and PyTorch's, on every
-way this machine has ranks.
+"""What `make gpu` records and `make bench` races of data parallelism: our DistributedDataParallel
+beside PyTorch's, on every way this machine has ranks; and what overlap hides on a slow link.
 
 Ranks that share a GPU talk through gloo, over the host: their gradients and bytes count, their
 times say nothing about a cluster.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
-from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -15,119 +14,195 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.formulas import RECIPES, evaluate
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.measure.attempts import attempt
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-from shardlab.measure.links import finish
+from shardlab.measure.races import (
+    GPU_TASK,
+    TASKS,
+    TINY,
+    TURNS,
+    Bench,
+    Result,
+    Run,
+    Task,
+    Way,
+    fastest,
+    identical,
+    layouts,
+    share_result,
+    step_result,
+    step_rows,
+    train_in_turns,
+    weighed,
+)
 from shardlab.measure.recordings import Row
 from shardlab.ranks import ranks
+from shardlab.ranks.links import LinksUnavailable, two_hosts
 
-SIZES = dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
-MICROBATCH, TURNS, WARM_UP = 4, 11, 3  # PyTorch arranges its buckets anew after the first step
 CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
+RATIO = 1.05  # of the time of PyTorch's, at most
+SMALL_BUCKETS = 5  # MiB: PyTorch's defaults are 1 for the first bucket and 25 for the others
+SGD = torch.optim.SGD  # no states of its own
+
+
+# --- the ways -------------------------------------------------------------------------------------
+
+
+def replicas(net, optimizer_cls, cls=DistributedDataParallel, lr=1e-3, **options):
+    model = cls(net, **options)
+    return model, optimizer_cls(model.parameters(), lr=lr)
+
+
+def alone(net, optimizer_cls, **settings):
+    """A rank that sends nothing."""
+    return net, optimizer_cls(net.parameters(), **settings)
+
+
+DEFAULTS = dict(cls=TorchDataParallel)
+TUNED = dict(**DEFAULTS, gradient_as_bucket_view=True, static_graph=True)
+PEERS = ("PyTorch", "PyTorch, tuned", "PyTorch, tuned, small buckets")
 WAYS = {
-    "shardlab": DistributedDataParallel,
-    "shardlab, after backward": lambda net: DistributedDataParallel(net, overlap=False),
-    "PyTorch": TorchDataParallel,
-    "PyTorch, tuned": lambda net: TorchDataParallel(
-        net, gradient_as_bucket_view=True, static_graph=True
-    ),
+    "shardlab": Way(replicas, peers=PEERS),
+    "shardlab, small buckets": Way(replicas, dict(bucket_bytes=SMALL_BUCKETS << 20), PEERS),
+    "shardlab, after backward": Way(replicas, dict(overlap=False), PEERS),
+    "PyTorch": Way(replicas, DEFAULTS),
+    "PyTorch, tuned": Way(replicas, TUNED),
+    "PyTorch, tuned, small buckets": Way(replicas, dict(bucket_cap_mb=SMALL_BUCKETS, **TUNED)),
 }
 
 
-def data_parallel(device: torch.device) -> Iterator[Row]:
-    """Right gradients, bytes, peaks and times of a step: two ranks on each GPU (gloo), and one on
-    each (NCCL) of several."""
-    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    for count in (2 * gpus, gpus) if gpus > 1 else (2,):
-        case = dict(
-            ranks=count,
-            backend="nccl" if count == gpus else "gloo",
-            device=device.type,
-            ranks_share_a_gpu=count > gpus > 0,
-        )
-        yield from attempt(f"data_parallel, {count} ranks", on_ranks(count, case))
+# --- make gpu -------------------------------------------------------------------------------------
 
 
-def on_ranks(count: int, case: dict) -> Iterator[Row]:
-    given = {**GPTConfig(**SIZES).quantities(), **RECIPES["fp32 Adam"].quantities}
+def data_parallel(device: torch.device, task: Task = GPU_TASK, turns: int = 11) -> Iterator[Row]:
+    """Right gradients, bytes, peaks and times of a step."""
+    for count, case in layouts(device):
+        yield from attempt(f"data_parallel, {count} ranks", on_ranks(case, task, turns))
+
+
+def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
+    given = {**GPTConfig(**task.sizes).quantities(), **RECIPES["fp32 Adam"].quantities}
     want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
-    with ranks(count, device=case["device"], announce=False) as world:
-        right, found = world.run(on_a_rank, case["device"], SIZES, TURNS)[0]
-    yield Row(
-        "data_parallel.right_gradients",
-        right,
-        "count",
-        case,
-        "parameter_tensors",
-        want["parameter_tensors"],
-    )
-    for name, (reduced, messages, peak, seconds) in found.items():
-        this = dict(**case, implementation=name)
-        predicted = ("reduced_bytes", want["reduced_bytes"]) if name.startswith("shardlab") else ()
-        yield Row("data_parallel.reduced", reduced, "bytes", this, *predicted)
-        yield Row("data_parallel.messages", messages, "count", this)
-        yield Row("data_parallel.peak", peak, "bytes", this)
-        yield Row("data_parallel.step", median(seconds), "seconds", this)
-        ratio = median(ours / theirs for ours, theirs in zip(seconds, found["PyTorch, tuned"][3]))
-        yield Row("data_parallel.step_ratio", ratio, "ratio", this)
-
-
-def on_a_rank(
-    device: str, sizes: dict, turns: int
-) -> tuple[int, dict[str, tuple[int, int, int, list[float]]]]:
-    """(parameters whose gradient is the whole batch's, and for each way the bytes that it reduces,
-    its messages, peak, times)."""
-    n, me = dist.get_world_size(), dist.get_rank()
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(
-        sizes["vocabulary"], (n, MICROBATCH, sizes["max_sequence"]), generator=generator
-    ).to(device)
-
-    def step(model):
-        next_token_loss(model(tokens[me]), tokens[me]).backward()
-
-    def timed(model):
-        dist.barrier()
-        finish(tokens)
-        begin = perf_counter()
-        step(model)
-        finish(tokens)
-        model.zero_grad()
-        return perf_counter() - begin
-
-    def build():
-        torch.manual_seed(0)
-        return GPT(GPTConfig(**sizes)).to(device)
-
-    counted, models = {}, {}
-    for name, wrap in WAYS.items():
-        with Ledger(net := build(), device=device) as ledger:
-            models[name] = wrap(net)
-            for _ in range(WARM_UP):
-                line = len(ledger.timeline)
-                with CommunicationLog() as log:
-                    step(models[name])
-                net.zero_grad()
-        sent = [message.nbytes for message in log.messages if message.operation == "all_reduce"]
-        counted[name] = (
-            sum(sent),
-            len(sent),
-            max(moment.bytes.total for moment in ledger.timeline[line:]),
+    with ranks(case["ranks"], device=case["device"], announce=False) as world:
+        right = world.run(right_gradients, WAYS["shardlab"], task, case["device"])[0]
+        tensors = want["parameter_tensors"]
+        yield Row(
+            "data_parallel.right_gradients", right, "count", case, "parameter_tensors", tensors
         )
+        for name, way in WAYS.items():
+            this = dict(**case, implementation=name)
+            found = world.run(weighed, way, task, SGD, case["device"])[0]
+            reduced = found.messages["all_reduce"]
+            predicted = ("reduced_bytes", want["reduced_bytes"]) if way.peers else ()
+            yield Row("data_parallel.reduced", reduced.nbytes, "bytes", this, *predicted)
+            yield Row("data_parallel.messages", reduced.messages, "count", this)
+            yield Row("data_parallel.peak", found.peak_bytes, "bytes", this)
+        times = world.run(train_in_turns, WAYS, task, turns, SGD, case["device"])[0]
+    yield from step_rows("data_parallel", WAYS, times, case)
 
-    whole = build()
-    next_token_loss(whole(tokens.flatten(0, 1)), tokens.flatten(0, 1)).backward()
-    step(models["shardlab"])
-    pairs = zip(models["shardlab"].parameters(), whole.parameters())
-    right = sum(
+
+def right_gradients(way: Way, task: Task, device: str) -> int:
+    """On a rank: how many parameters have the gradient of all ranks' batches."""
+    batch, plain = task.batches(device)[0], task.model(device)
+    next_token_loss(plain(batch.flatten(0, 1)), batch.flatten(0, 1)).backward()
+    model, _ = way.build(task.model(device), SGD)
+    mine = batch[dist.get_rank()]
+    next_token_loss(model(mine), mine).backward()
+    pairs = zip(model.parameters(), plain.parameters())
+    return sum(
         bool((ours.grad - mean.grad).norm() <= CLOSE * mean.grad.norm()) for ours, mean in pairs
     )
-    models["shardlab"].zero_grad()
-
-    times = [{name: timed(model) for name, model in models.items()} for _ in range(turns)]
-    return right, {name: (*counted[name], [turn[name] for turn in times]) for name in WAYS}
 
 
-RUNS = ((40, data_parallel),)
+# --- make bench -----------------------------------------------------------------------------------
+
+
+def bench(
+    tasks: Sequence[Task] = TASKS,
+    counts: Sequence[int] = (2, 4),
+    turns: int = TURNS,
+    megabits_per_second: int = 1000,
+) -> list[Result]:
+    """Beside PyTorch's, then on a slow link where this system can rehearse one."""
+    results = race(tasks, counts, turns)
+    try:
+        return results + overlap(SLOW_TASK, megabits_per_second, turns)
+    except LinksUnavailable as error:
+        print(f"bench:  {error}")
+        return results
+
+
+def race(tasks: Sequence[Task], counts: Sequence[int], turns: int) -> list[Result]:
+    """Step times in turns, peak bytes, bytes brought to all-reduces: the faster of our two bucket
+    sizes beside the fastest of PyTorch's ways."""
+    ways = {name: way for name, way in WAYS.items() if "overlap" not in way.options}
+    results = []
+    for count in counts:
+        with ranks(count, device="cpu", announce=False) as world:
+            for task in tasks:
+                weights = {
+                    name: world.run(weighed, way, task, SGD)[0] for name, way in ways.items()
+                }
+                times = world.run(train_in_turns, ways, task, turns, SGD)[0]
+                what = f"{count} ranks, {task.name}"
+                ours = fastest(times, [name for name, way in ways.items() if way.peers])
+                peer = fastest(times, PEERS)
+                results.append(step_result("data_parallel", what, times, ours, peer, RATIO, what))
+                results += [
+                    step_result("data_parallel", what, times, name, peer)
+                    for name in ways
+                    if name not in (ours, peer)
+                ]
+                (mine, mine_sent), (other, other_sent) = (
+                    (weights[name].peak_bytes, weights[name].messages["all_reduce"].nbytes)
+                    for name in (ours, peer)
+                )
+                results += [
+                    share_result("data_parallel", what, "peak", peer, mine, other),
+                    share_result("data_parallel", what, "reduced", peer, mine_sent, other_sent),
+                ]
+    return results
+
+
+SLOW_TASK = Task(
+    "slow link", dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128), 8
+)
+HIDDEN = 0.6  # of communication, at least
+OVERLAP = {
+    "overlap": Way(replicas, dict(bucket_bytes=2_000_000)),
+    "after backward": Way(replicas, dict(bucket_bytes=2_000_000, overlap=False)),
+    "no communication": Way(alone),
+}
+
+
+def overlap(task: Task, megabits_per_second: int, turns: int) -> list[Result]:
+    """How much of communication backward does not hide. Raises LinksUnavailable."""
+    with (
+        two_hosts(megabits_per_second) as hosts,
+        ranks(2, device="cpu", hosts=hosts, announce=False) as world,
+    ):
+        times = world.run(train_in_turns, OVERLAP, task, turns, SGD)[0]
+    with_overlap, without, least = (median(times[name]) for name in OVERLAP)
+    low, high = identical(times)
+    bucket_bytes = OVERLAP["overlap"].options["bucket_bytes"]
+    return [
+        Result(
+            "data parallel",
+            f"2 ranks, {megabits_per_second} Mbit/s between them, buckets of {bucket_bytes:,}"
+            " bytes: communication that is not hidden",
+            round(1 - (without - with_overlap) / (without - least), 3),
+            "",
+            round(1 - HIDDEN, 3),
+            f"{turns} interleaved turns: {1000 * least:.0f} ms without communication,"
+            f" {1000 * without:.0f} after backward, {1000 * with_overlap:.0f} with overlap; A/A"
+            f" {low:.2f} to {high:.2f}",
+            "data_parallel_race.not_hidden",
+            dict(
+                what="2 ranks", megabits_per_second=megabits_per_second, bucket_bytes=bucket_bytes
+            ),
+        )
+    ]
+
+
+RUNS = (Run(40, data_parallel, dict(task=TINY, turns=2)),)
+BENCHES = (Bench("data-parallel", bench, dict(tasks=(TINY,), counts=(2,), turns=2)),)

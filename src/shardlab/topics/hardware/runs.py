@@ -1,22 +1,30 @@
 """What `make gpu` measures of the machine itself: its roofline and its copies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from shardlab.measure.attempts import attempt
+from shardlab.measure.races import Run
 from shardlab.measure.recordings import Row
 from shardlab.topics.hardware import probes as roofline
 
 
-def machine(device: torch.device) -> Iterator[Row]:
+def machine(
+    device: torch.device,
+    sizes: Sequence[int] | None = None,
+    memory_bytes: int | None = None,
+    copy_bytes: int = roofline.COPY_BYTES,
+) -> Iterator[Row]:
     """Products by size, memory, launch, and copies between host and GPU."""
-    for part in (products, memory_and_launch, *[copies] * (device.type == "cuda")):
-        yield from attempt(f"machine, {part.__name__}", part(device))
+    yield from attempt("machine, products", products(device, sizes))
+    yield from attempt("machine, memory_and_launch", memory_and_launch(device, memory_bytes))
+    if device.type == "cuda":
+        yield from attempt("machine, copies", copies(device, copy_bytes))
 
 
-def products(device: torch.device) -> Iterator[Row]:
-    for product in roofline.products(device):
+def products(device: torch.device, sizes: Sequence[int] | None) -> Iterator[Row]:
+    for product in roofline.products(device, sizes=sizes):
         yield Row(
             "roofline.matmul",
             product.flops_per_second,
@@ -25,20 +33,21 @@ def products(device: torch.device) -> Iterator[Row]:
         )
 
 
-def memory_and_launch(device: torch.device) -> Iterator[Row]:
-    yield Row("roofline.memory", roofline.memory_bytes_per_second(device), "bytes/s")
+def memory_and_launch(device: torch.device, nbytes: int | None) -> Iterator[Row]:
+    yield Row("roofline.memory", roofline.memory_bytes_per_second(device, nbytes), "bytes/s")
     yield Row("roofline.launch", roofline.launch_seconds(device), "seconds")
 
 
-def copies(device: torch.device) -> Iterator[Row]:
+def copies(device: torch.device, nbytes: int) -> Iterator[Row]:
     for to_device in (True, False):
         for pinned in (True, False):
             yield Row(
                 "roofline.copy",
-                roofline.copy_bytes_per_second(device, to_device, pinned),
+                roofline.copy_bytes_per_second(device, to_device, pinned, nbytes),
                 "bytes/s",
                 dict(direction="to the GPU" if to_device else "to the host", pinned=pinned),
             )
 
 
-RUNS = ((80, machine),)
+QUICK = dict(sizes=(8, 16), memory_bytes=2**20, copy_bytes=2**20)
+RUNS = (Run(80, machine, QUICK),)

@@ -14,6 +14,7 @@ from shardlab.measure.attempts import attempt
 from shardlab.measure.clock import median_seconds
 from shardlab.measure.cuda import CudaAccount
 from shardlab.measure.ledger import Ledger
+from shardlab.measure.races import Run
 from shardlab.measure.recordings import Row
 
 MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": dict(fused=True)}
@@ -31,18 +32,17 @@ STEP = dict(
 )  # the same in the words of the formulas, the optimizer's loop
 
 
-def _training(device, mode="loop", **changes):
+def _training(device, mode, sizes):
     """(config, model, optimizer, step): one steady step of fp32 Adam; the first, which makes the
     states, is behind it."""
     torch.manual_seed(0)
-    config = GPTConfig(**{**SIZES, **changes})
+    config = GPTConfig(**sizes)
+    shape = (BATCH, config.max_sequence)
     model = GPT(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), **MODES[mode])
 
     def step():
-        tokens, targets = (
-            torch.zeros(BATCH, SEQUENCE, dtype=torch.long, device=device) for _ in range(2)
-        )
+        tokens, targets = (torch.zeros(shape, dtype=torch.long, device=device) for _ in range(2))
         loss = next_token_loss(model(tokens), targets)
         loss.backward()
         optimizer.step()
@@ -52,14 +52,14 @@ def _training(device, mode="loop", **changes):
     return config, model, optimizer, step
 
 
-def states(device: torch.device) -> Iterator[Row]:
+def states(device: torch.device, sizes: dict[str, int] = SIZES) -> Iterator[Row]:
     """Bytes of the model states after a step, for each way of running the optimizer."""
     for mode in MODES:
-        yield from attempt(f"states, {mode}", states_of(device, mode))
+        yield from attempt(f"states, {mode}", states_of(device, mode, sizes))
 
 
-def states_of(device, mode) -> Iterator[Row]:
-    config, model, optimizer, _ = _training(device, mode)
+def states_of(device, mode, sizes) -> Iterator[Row]:
+    config, model, optimizer, _ = _training(device, mode, sizes)
     with Ledger(model, optimizer) as ledger:
         found = ledger.bytes
     given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
@@ -92,23 +92,22 @@ def states_of(device, mode) -> Iterator[Row]:
     )
 
 
-def peaks(device: torch.device) -> Iterator[Row]:
+def peaks(device: torch.device, sizes: dict[str, int] = SIZES) -> Iterator[Row]:
     """The peak of a step by the ledger, and on CUDA each row from there to what the driver
     prints."""
     for mode in MODES:
-        yield from attempt(f"peaks, {mode}", peak_of(device, mode))
+        yield from attempt(f"peaks, {mode}", peak_of(device, mode, sizes))
 
 
-def peak_of(device, mode) -> Iterator[Row]:
+def peak_of(device, mode, sizes) -> Iterator[Row]:
     """On CUDA a second step gives the account: of what lies on the GPU alone, while step counters
     of the loop lie on the CPU."""
-    config, model, optimizer, step = _training(device, mode)
+    config, model, optimizer, step = _training(device, mode, sizes)
     with Ledger(model, optimizer) as ledger:
         step()
     given = {**config.quantities(), **STEP, **RECIPES["fp32 Adam"].quantities}
-    want = evaluate(
-        ["peak_bytes"], **{**given, "sequence": SEQUENCE, "optimizer_mode": list(MODES).index(mode)}
-    )
+    given.update(sequence=config.max_sequence, optimizer_mode=list(MODES).index(mode))
+    want = evaluate(["peak_bytes"], **given)
     yield Row(
         "step.peak",
         ledger.peak.bytes.total,
@@ -125,9 +124,9 @@ def peak_of(device, mode) -> Iterator[Row]:
             yield Row("account.row", amount, "bytes", dict(optimizer=mode, row=name))
 
 
-def rates(device: torch.device) -> Iterator[Row]:
+def rates(device: torch.device, size: int | None = None) -> Iterator[Row]:
     """Rate of a large product, by element type."""
-    size = 8192 if device.type == "cuda" else 512
+    size = size or (8192 if device.type == "cuda" else 512)
     for dtype in (torch.float32, torch.bfloat16):
         yield from attempt(f"rates, {dtype}", rate_of(device, dtype, size))
 
@@ -143,4 +142,9 @@ def rate_of(device, dtype, size) -> Iterator[Row]:
     )
 
 
-RUNS = ((10, states), (20, peaks), (70, rates))
+SMALL = dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32)
+RUNS = (
+    Run(10, states, dict(sizes=SMALL)),
+    Run(20, peaks, dict(sizes=SMALL)),
+    Run(70, rates, dict(size=64)),
+)

@@ -1,0 +1,318 @@
+"""Ways to do the same thing, side by side: built alike, weighed alike, timed in turns.
+
+    TASK = Task("5.3M parameters", dict(layers=4, ...))
+    WAYS = {"ours": Way(wrap, peers=("PyTorch",)), "PyTorch": Way(theirs)}
+    with ranks(2) as world:
+        weights = {name: world.run(weighed, way, TASK)[0] for name, way in WAYS.items()}
+        times = world.run(train_in_turns, WAYS, TASK)[0]
+    ratio(times, "ours", fastest(times, WAYS["ours"].peers))
+
+Turns, because whatever else the machine does meets all ways alike; ratios within a turn, and their
+median. One work runs twice in each turn: its ratio to itself is what ratios differ by anyway.
+
+A topic's runs.py has RUNS, which `make gpu` records, and BENCHES, which `make bench` runs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from statistics import median, quantiles
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..gpt import GPT, GPTConfig, next_token_loss
+from .communication import CommunicationLog, Total
+from .ledger import Ledger
+from .links import finish
+from .recordings import Row
+
+TURNS, WARM_UP = 31, 3  # PyTorch arranges its buckets anew after the first step
+AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
+
+
+class Run(NamedTuple):
+    """What `make gpu` records: a function of a device that yields rows. Lower orders come first, so
+    that a run that is cut short has them."""
+
+    order: int
+    measure: Callable[..., Iterable[Row]]
+    quick: dict[str, Any] = {}  # its arguments when it is only tried: little of everything
+
+    @property
+    def name(self) -> str:
+        return self.measure.__name__
+
+
+class Bench(NamedTuple):
+    """What `make bench` runs: a function that returns results."""
+
+    name: str
+    measure: Callable[..., list["Result"]]
+    quick: dict[str, Any] = {}
+
+
+class Result(NamedTuple):
+    """One number of `make bench`. `most` is the figure that it should not exceed, None where it is
+    only reported. `row` and `case` are its name and case in a recording; what has no name stays out
+    of it."""
+
+    part: str
+    what: str
+    value: float
+    unit: str
+    most: float | None = None
+    note: str = ""
+    row: str = ""
+    case: dict[str, Any] = {}
+
+    @property
+    def verdict(self) -> str:
+        if self.most is None:
+            return ""
+        return "met" if self.value <= self.most else "MISSED"
+
+
+class Way(NamedTuple):
+    """wrap(net, optimizer_cls, **options, **settings) makes of a network what is called, and its
+    optimizer."""
+
+    wrap: Callable[..., tuple[Callable, Any]]
+    options: dict[str, Any] = {}
+    peers: tuple[str, ...] = ()  # of ours: PyTorch's ways, of which the fastest is the peer
+    most: float | None = None  # of the peer's time
+
+    def build(self, net: nn.Module, optimizer_cls: type, **settings):
+        return self.wrap(net, optimizer_cls, **self.options, **settings)
+
+
+class Task(NamedTuple):
+    """What all ways train: a GPT in fp32 on random tokens, of which each rank has a part."""
+
+    name: str
+    sizes: dict[str, int]  # of GPTConfig
+    microbatch: int = 4
+
+    def model(self, device: str = "cpu") -> GPT:
+        torch.manual_seed(0)
+        return GPT(GPTConfig(**self.sizes)).to(device)
+
+    def batches(self, device: str = "cpu", steps: int = 1) -> Tensor:
+        """[steps, n, B, S]: the same on all ranks, each of which takes its own part."""
+        shape = (steps, dist.get_world_size(), self.microbatch, self.sizes["max_sequence"])
+        draw = torch.Generator().manual_seed(0)
+        return torch.randint(self.sizes["vocabulary"], shape, generator=draw).to(device)
+
+    def tokens(self, device: str = "cpu") -> Tensor:
+        """[B, S]: this rank's part of the first batch."""
+        return self.batches(device)[0, dist.get_rank()]
+
+
+TASKS = (
+    Task(
+        "5.3M parameters",
+        dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64),
+    ),
+    Task(
+        "27.3M parameters",
+        dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
+    ),
+)
+GPU_TASK = Task(
+    "16.9M parameters", dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
+)
+TINY = Task("tiny", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
+
+
+def layouts(device: torch.device) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(number of ranks, the case of their rows): two ranks on each GPU (gloo), and one on each
+    (NCCL) of several; two on a CPU."""
+    gpus = torch.cuda.device_count() if device.type == "cuda" else 0
+    for count in (2 * gpus, gpus) if gpus > 1 else (2,):
+        yield (
+            count,
+            dict(
+                ranks=count,
+                backend="nccl" if count == gpus else "gloo",
+                device=device.type,
+                ranks_share_a_gpu=count > gpus > 0,
+            ),
+        )
+
+
+# --- on a rank ------------------------------------------------------------------------------------
+
+
+def train(model: Callable, optimizer, tokens: Tensor) -> Tensor:
+    """A whole step; the loss before it."""
+    loss = next_token_loss(model(tokens), tokens)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+def in_turns(
+    works: dict[str, Callable], turns: int = TURNS, device: str = "cpu"
+) -> dict[str, list[float]]:
+    """Seconds of each work on this rank: all works one after the other, `turns` times after a
+    warm-up. Every work begins on all ranks together, and on CPUs ends with the slowest."""
+
+    def meet():
+        if dist.is_initialized():
+            dist.barrier()
+        finish(here)
+
+    def seconds(work):
+        meet()
+        begin = perf_counter()
+        work()
+        finish(here)
+        if device == "cpu":
+            meet()
+        return perf_counter() - begin
+
+    here = torch.empty(0, device=device)
+    for _ in range(WARM_UP):
+        for work in works.values():
+            seconds(work)
+    found = [{name: seconds(work) for name, work in works.items()} for _ in range(turns)]
+    return {name: [turn[name] for turn in found] for name in works}
+
+
+def train_in_turns(
+    ways: dict[str, Way],
+    task: Task,
+    turns: int = TURNS,
+    optimizer_cls: type = torch.optim.AdamW,
+    device: str = "cpu",
+) -> dict[str, list[float]]:
+    """Seconds of a training step by each way, and by the first of them again."""
+    tokens = task.tokens(device)
+    works = {
+        name: partial(train, *way.build(task.model(device), optimizer_cls, lr=1e-3), tokens.clone())
+        for name, way in ways.items()
+    }
+    first = next(iter(works))
+    return in_turns({**works, first + AGAIN: works[first]}, turns, device)
+
+
+class Weighed(NamedTuple):
+    """One training step of one way, on this rank."""
+
+    peak_bytes: int  # most at a time, by the ledger
+    messages: dict[str, Total]  # by operation
+    allocated_bytes: int  # most that the CUDA allocator had given out
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of ours; PyTorch's messages do not pass by here: the logical bytes of its collectives."""
+        if "send" in self.messages:
+            return self.messages["send"].nbytes
+        return sum(total.nbytes for total in self.messages.values())
+
+
+def weighed(
+    way: Way,
+    task: Task,
+    optimizer_cls: type = torch.optim.AdamW,
+    device: str = "cpu",
+    kind: str | None = None,
+) -> Weighed:
+    """The last step of a warm-up; its peak on devices of this kind. The model is wrapped under the
+    ledger, which then knows what the wrapping keeps."""
+    net, tokens = task.model(device), task.tokens(device)
+    with Ledger(net, device=kind or device) as ledger:
+        model, optimizer = way.build(net, optimizer_cls, lr=1e-3)
+        for _ in range(WARM_UP):
+            line = len(ledger.timeline)
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            with CommunicationLog() as log:
+                train(model, optimizer, tokens)
+    # nothing came or went on devices of this kind
+    moments = ledger.timeline[line:] or ledger.timeline[-1:]
+    return Weighed(
+        max(moment.bytes.total for moment in moments),
+        log.totals(),
+        torch.cuda.max_memory_allocated() if device == "cuda" else 0,
+    )
+
+
+# --- what times say -------------------------------------------------------------------------------
+
+
+def ratio(times: dict[str, list[float]], name: str, other: str) -> float:
+    """Median over the turns of the time of one over the time of the other."""
+    return median(a / b for a, b in zip(times[name], times[other]))
+
+
+def fastest(times: dict[str, list[float]], names: Iterable[str]) -> str:
+    return min(names, key=lambda name: median(times[name]))
+
+
+def identical(times: dict[str, list[float]]) -> tuple[float, float]:
+    """5th and 95th percentile of the ratio of a work to itself."""
+    again = next(name for name in times if name.endswith(AGAIN))
+    of_itself = [a / b for a, b in zip(times[again], times[again.removesuffix(AGAIN)])]
+    low, *_, high = quantiles(of_itself, n=20)
+    return low, high
+
+
+def step_result(
+    group: str,
+    what: str,
+    times: dict[str, list[float]],
+    name: str,
+    peer: str,
+    most: float | None = None,
+    shown: str = "",
+) -> Result:
+    """The time of one way over its peer's. `shown` is what pages call it, who show the rows of
+    `<group>_race`; without it the ratio is only reported."""
+    low, high = identical(times)
+    case = dict(what=shown, peer=peer, identical_low=round(low, 3), identical_high=round(high, 3))
+    return Result(
+        group.replace("_", " "),
+        f"{what}: step, {name} / {peer}",
+        round(ratio(times, name, peer), 3),
+        "x",
+        most,
+        f"{len(times[name])} interleaved turns; {peer} {1000 * median(times[peer]):.1f} ms; A/A"
+        f" {low:.2f} to {high:.2f}",
+        f"{group}_race.step" if shown else "",
+        case if shown else {},
+    )
+
+
+def share_result(
+    group: str, what: str, row: str, peer: str, mine: int, theirs: int, most: float | None = None
+) -> Result:
+    """Bytes of ours over a peer's."""
+    return Result(
+        group.replace("_", " "),
+        f"{what}: {row}, ours / {peer}",
+        round(mine / theirs, 6 if row == "sent" else 4),
+        "x",
+        most,
+        f"{mine:,} and {theirs:,} bytes",
+        f"{group}_race.{row}",
+        dict(what=what, peer=peer),
+    )
+
+
+def step_rows(
+    group: str, ways: dict[str, Way], times: dict[str, list[float]], case: dict
+) -> Iterator[Row]:
+    """For `make gpu`: seconds of a step of each way, and the ratio of ours to the fastest of its
+    peers that ran."""
+    for name, way in ways.items():
+        this = dict(**case, implementation=name)
+        yield Row(f"{group}.step", median(times[name]), "seconds", this)
+        if ran := [peer for peer in way.peers if peer in times]:
+            peer = fastest(times, ran)
+            yield Row(
+                f"{group}.step_ratio", ratio(times, name, peer), "ratio", dict(**this, peer=peer)
+            )

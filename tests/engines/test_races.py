@@ -1,0 +1,156 @@
+"""Ways side by side: what times say, what a way weighs, and the races as `make bench` runs them."""
+
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from bench.__main__ import main
+from shardlab.measure.races import (
+    AGAIN,
+    TINY,
+    WARM_UP,
+    Way,
+    fastest,
+    identical,
+    in_turns,
+    ratio,
+    step_result,
+    step_rows,
+    train_in_turns,
+    weighed,
+)
+from shardlab.measure.recordings import read_all
+from shardlab.ranks import ranks
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+TIMES = {
+    "ours": [2.0, 4.0, 9.0],
+    "slow": [4.0, 4.0, 4.0],
+    "quick": [1.0, 3.0, 3.0],
+    "ours" + AGAIN: [2.0, 2.0, 9.0],
+}
+WAYS = {"ours": Way(None, peers=("slow", "quick", "absent")), "slow": Way(None)}
+
+
+def test_what_times_say():
+    """A ratio is the median of the turns' ratios, a peer the one with the smallest median.
+
+    Must catch: the ratio of medians, which is 4/3 here; means; the ratio upside down; the slower
+    peer; an interval of other works than the one that ran twice."""
+    assert ratio(TIMES, "ours", "quick") == 2.0
+    assert fastest(TIMES, ("slow", "quick")) == "quick"
+    low, high = identical({"a": [1.0, 2.0], "b": [1.0, 1.0], "b" + AGAIN: [3.0, 3.0]})
+    assert low == high == 3.0
+    shown = step_result("zero", "2 ranks", TIMES, "ours", "quick", 1.5, "stage 1")
+    assert (shown.row, shown.value, shown.verdict) == ("zero_race.step", 2.0, "MISSED")
+    assert (shown.case["what"], shown.case["peer"]) == ("stage 1", "quick")
+    reported = step_result("zero", "2 ranks", TIMES, "slow", "quick")
+    assert (reported.row, reported.case, reported.verdict) == ("", {}, "")
+
+
+def test_rows_of_steps():
+    """Must catch: a ratio to a peer that did not run, or to the slower one; a ratio for PyTorch's
+    own."""
+    rows = list(step_rows("zero", WAYS, TIMES, dict(ranks=2)))
+    assert [(row.name, row.value, row.case["implementation"]) for row in rows] == [
+        ("zero.step", 4.0, "ours"),
+        ("zero.step_ratio", 2.0, "ours"),
+        ("zero.step", 4.0, "slow"),
+    ]
+    assert rows[1].case["peer"] == "quick"
+
+
+def test_turns():
+    """Must catch: all turns of one work before those of the next, a warm-up that is counted or left
+    out."""
+    seen = []
+    times = in_turns({name: lambda name=name: seen.append(name) for name in "ab"}, turns=4)
+    assert "".join(seen) == "ab" * (WARM_UP + 4)
+    assert [len(times[name]) for name in "ab"] == [4, 4]
+
+
+# --- on ranks -------------------------------------------------------------------------------------
+
+
+def plain(net, optimizer_cls, **settings):
+    return net, optimizer_cls(net.parameters(), **settings)
+
+
+def sending(net, optimizer_cls, keeps=0, **settings):
+    """After the update every rank sends each parameter to all, and it keeps so many numbers."""
+    model, optimizer = plain(net, optimizer_cls, **settings)
+    optimizer.kept = torch.zeros(keeps)
+
+    def send(*_):
+        for parameter in net.parameters():
+            dist.all_reduce(parameter.detach())
+
+    optimizer.register_step_post_hook(send)
+    return model, optimizer
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", announce=False) as world:
+        yield world
+
+
+def test_what_a_way_weighs(two):
+    """Messages are those of one step, in bytes; what the wrapping keeps is in the peak.
+
+    Must catch: messages of the whole warm-up, a model wrapped before the ledger looks, a way's
+    options left out."""
+    nbytes = sum(parameter.nbytes for parameter in TINY.model().parameters())
+    found = two.run(weighed, Way(sending), TINY)[0]
+    assert found.messages["all_reduce"].nbytes == found.sent_bytes == nbytes
+    more = two.run(weighed, Way(sending, dict(keeps=1000)), TINY)[0]
+    assert more.peak_bytes - found.peak_bytes == 4000
+    assert two.run(weighed, Way(plain), TINY)[0].sent_bytes == 0
+
+
+def parts():
+    return TINY.tokens(), next(TINY.model().parameters()).detach()
+
+
+def test_all_ways_train_the_same(two):
+    """Must catch: ranks that train on the same part of the batch, models that begin differently; a
+    first way that does not run again."""
+    (mine, weight), (others, same) = two.run(parts)
+    assert not mine.equal(others) and weight.equal(same)
+    times = two.run(train_in_turns, {"a": Way(plain), "b": Way(plain)}, TINY, 2)[0]
+    assert list(times) == ["a", "b", "a" + AGAIN]
+
+
+def test_races_are_recorded(tmp_path):
+    """`python -m bench data-parallel zero --record` has what the pages' boxes show: for each row of
+    a step its interval and one peak; bytes are the formulas'.
+
+    Must catch: a stage, or its readable arm, that does not race; a peer of ours; a step without its
+    peak; a quick recording that calls itself a real one."""
+    command = ["data-parallel", "zero", "--quick"]
+    assert main([*command, "--record", str(tmp_path)], folder=tmp_path / "build") == 0
+    (recording,) = read_all(tmp_path)
+    assert recording.command == f"python -m bench {' '.join(command)} --record measured"
+    assert recording.hardware.kind == "cpu"
+    for group in ("data_parallel", "zero"):
+        for step in recording.find(f"{group}_race.step"):
+            assert len(recording.find(f"{group}_race.peak", what=step.case["what"])) == 1
+            assert step.case["identical_low"] <= step.case["identical_high"]
+            assert step.case["peer"].startswith("PyTorch")
+    stages = [f"stage {stage}{arm}" for stage in (1, 2, 3) for arm in ("", ", readable")]
+    steps = recording.find("zero_race.step")
+    assert {row.case["what"] for row in steps} == {f"{stage}, 2 ranks, tiny" for stage in stages}
+    assert {row.value for row in recording.find("zero_race.sent")} == {1.0}
+    assert recording.find("data_parallel_race.step", what="2 ranks, tiny")
+
+
+def test_what_cannot_be_tried(capsys):
+    """Must catch: --record of a part that has no rows, and a name that there is not, measured for
+    minutes and refused then."""
+    for arguments, said in ((["ranks", "--record", "x"], "--record and"), (["none"], "unknown:")):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert said in capsys.readouterr().err
