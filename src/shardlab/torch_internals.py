@@ -33,6 +33,7 @@ __all__ = [
     "hand_scale_to",
     "hooks_of_saved_tensors",
     "local_tensor",
+    "never_compiled",
     "next_kernel",
     "on_the_cpu",
     "own_parameters",
@@ -106,6 +107,13 @@ def local_tensor(tensor: Tensor) -> Tensor:
     ledger misses what FSDP2 shards."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     return getattr(tensor, "elem", tensor)
+
+
+def never_compiled(function: Callable) -> Callable:
+    """The function, which torch.compile leaves alone, with all that it calls. The public
+    torch.compiler.disable is the same and imports the compiler at once, which takes seconds.
+    Without it, a compiled model of stage 3 fails with an internal error."""
+    return torch._disable_dynamo(function)
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:

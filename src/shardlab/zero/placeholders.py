@@ -32,7 +32,7 @@ class Placeholder(Tensor):
     def __torch_function__(cls, function, types, args=(), kwargs=None):
         if function in READS_NO_VALUE:
             return super().__torch_function__(function, types, args, kwargs)
-        if function is Tensor.data.__get__:  # `weight.data.normal_()`
+        if function == Tensor.data.__get__:  # `weight.data.normal_()`
             return args[0]
         here = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
         first = args[0] if args else (kwargs or {}).get("tensor")
@@ -63,7 +63,8 @@ class Placeholder(Tensor):
         return NotGathered(
             f"{getattr(function, '__name__', function)} of {path}{'.' * bool(path)}{name}"
             f" {list(self.shape)}: stage 3 gathers this parameter only while {unit} computes. Call"
-            f" the {unit} itself, or read the parameter within `with unsharded(model)`."
+            f" the {unit} itself, name another method of it, gather_in({unit}, 'method'), or read"
+            " the parameter within `with unsharded(model)`."
         )
 
     def __repr__(self):
@@ -86,7 +87,7 @@ class Placeholder(Tensor):
 def writes(function) -> bool:
     """Whether it is an operation in place: zero_, nn.init.normal_, `*=`, `[...] =`, `.data =`."""
     name = getattr(function, "__name__", "")
-    if function is Tensor.data.__set__:
+    if function == Tensor.data.__set__:
         return True
     return (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE
 
@@ -151,20 +152,3 @@ def of(unit) -> list[Placeholder]:
         Placeholder(unit, number, shape, flat.full.dtype, flat.shard.requires_grad)
         for number, (flat, shape) in enumerate(shapes)
     ]
-
-
-def ready(unit):
-    """What is in the parameters' places before the unit computes, if that is what stage 3 put
-    there."""
-    if unit.placed is not unit.placeholders:
-        if unit.in_backward:
-            return unit.placed
-        unit.leave_backward()  # one that broke off
-    for module, name, number in unit.sites:
-        if module.__dict__.get(name) is not unit.placeholders[number]:
-            raise RuntimeError(
-                f"{type(module).__name__}.{name} was assigned after fully_shard, which has no"
-                " effect on the shards: tie and replace parameters before sharding, or write to"
-                " them in place."
-            )
-    return unit.placeholders

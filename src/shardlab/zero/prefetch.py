@@ -53,8 +53,9 @@ class Prefetch:
         self.last, following = key, self.after.get(key)
         # a unit that follows itself is in use, and cannot be filled meanwhile
         if following is not None and following is not unit and not following.whole:
-            following.allocate()
-            filling = self.thread.submit(following.fill, self.group)
+            for flat in following.flats:
+                flat.allocate()
+            filling = self.thread.submit(fill, following, self.group)
             self.under_way = following, versions(following), filling
 
     def reshard(self, unit: Unit):
@@ -80,6 +81,11 @@ class Prefetch:
             del unit.gather, unit.reshard
         self.thread.shutdown()
         dist.destroy_process_group(self.group)
+
+
+def fill(unit: Unit, group):
+    for flat in unit.flats:
+        flat.fill(unit.collectives, group)
 
 
 def versions(unit: Unit) -> list[int]:

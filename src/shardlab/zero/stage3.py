@@ -3,41 +3,36 @@
     fully_shard(model, units=[model.embedding, *model.blocks, model.head])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)      # it sees shards
 
-The model is cut into units: modules whose parameters are whole at the same time. A unit's three
-phases are unshard, compute, reshard:
+The model is cut into units: modules whose parameters are whole at the same time. A unit's phases:
 
-    forward       all-gather its parameters, compute, free them               Psi elements sent
-    backward      all-gather them again, compute, free them,
-                  reduce-scatter the gradients, free these                  2 Psi elements sent
+    forward     unshard: all-gather its parameters; compute; reshard: free them     Psi sent
+    backward    all-gather, compute, free; reduce-scatter the gradients           2 Psi sent
 
 so 3 Psi each time, 3k Psi with k microbatches a step: Rajbhandari et al. 2020, sections 5.3 and
 7.2.2. A parameter that several units share (a tied weight), or that is in none, belongs to the
 root: the module given, whose parameters are whole while the units come and go.
 
-How can a unit's parameters be gone although autograd keeps them for backward? They are views of one
-flat tensor [E], whose memory is given back by resizing its storage to nothing. Autograd keeps views
-of an empty storage. Before the unit's backward the storage gets its size and its contents again,
-and the views find the same bits.
+How can parameters be gone although autograd keeps them for backward? They are views of one flat
+tensor [E], whose memory is given back by resizing its storage to nothing. Autograd keeps views of
+an empty storage. Before the unit's backward the storage gets its size and its contents again, and
+the views find the same bits.
 
-Three files carry what is not the idea: units.py decides which unit owns a parameter,
-placeholders.py makes what a module has while its parameters are gone, and other_ways.py lets
-backward into a unit that it reaches in another way than through an output.
+Not the idea: units.py says which unit owns a parameter, places.py what a module has while its
+parameters are gone, other_ways.py how backward reaches a unit in another way than by an output.
 """
 
-from collections.abc import Iterable, Sequence
-from functools import partial, update_wrapper
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backward import when_backward_ends, when_gradient_comes
-from . import other_ways, placeholders
+from . import other_ways
 from . import units as cut
 from .flat import as_shard, best_collectives, filled, own_chunk
-from .units import sharded_units
-
-__all__ = ["Flat", "Gathered", "Unit", "fully_shard", "sharded_units"]
+from .places import Places
+from .units import sharded_units as sharded_units
 
 
 def fully_shard(
@@ -53,32 +48,19 @@ def fully_shard(
     """Shard the module's parameters, in place; its parameters() are flat shards then. Make the
     optimizer afterwards.
 
-    units          modules inside, to be called one after the other; a block list such as
-                   model.blocks will do
-    group          the process group whose ranks share the parameters; by default the world. All
-                   ranks begin with rank 0's values
-    device         on which it computes; needed for a module on the meta device, which
-                   whole.unsharded fills unit by unit
-    shard_device   where shards, their gradients and so their optimizer states rest; by default
-                   there too. "cpu" offloads them
-    compute_dtype  of gathered parameters and of gradients on their way; shards and their gradients
-                   keep their own
+    units          modules inside, to be called one after the other, such as model.blocks
+    group          the ranks that share the parameters and begin with rank 0's; by default all
+    device         where it computes; say it for a module on the meta device (see whole.py)
+    shard_device   where shards, their gradients and optimizer states rest: "cpu" offloads them
+    compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
 
-    Raises CannotShard, a ValueError, for a unit that is not inside the module or is sharded
-    already.
-    """
+    Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
     units = cut.checked(module, units)
+    cut.check_alike(module, units, group)
     for unit, sites in cut.owned_sites(module, units).items():
-        unit.sharded_unit = Unit(
-            unit,
-            sites,
-            group,
-            cut.device_of(sites, device),
-            shard_device,
-            compute_dtype,
-            collectives,
-        )
+        how = cut.How(group, cut.device_of(sites, device), shard_device, compute_dtype, collectives)
+        unit.sharded_unit = Unit(unit, sites, how)
     cut.share_buffers(module, group)
     return module
 
@@ -87,17 +69,16 @@ class Flat:
     """A unit's parameters of one dtype, all trained or all frozen: `full` [E], which comes and
     goes, and `shard` [about E/n], which stays."""
 
-    def __init__(self, parameters: list[nn.Parameter], group, device, shard_device, compute_dtype):
-        self.group, self.shapes = group, [parameter.shape for parameter in parameters]
-        whole = cut.together(parameters, group, device)
-        own = cut.resting(whole, group, shard_device)
-        self.shard = as_shard(own, group, parameters[0].requires_grad)
-        self.full = whole.to(compute_dtype or whole.dtype)
-        self.nbytes = self.full.nbytes
+    def __init__(self, parameters: list[nn.Parameter], how: cut.How):
+        self.group, self.how = how.group, how
+        self.shapes = [parameter.shape for parameter in parameters]
+        whole = cut.together(parameters, how)
+        self.shard = as_shard(cut.resting(whole, how), how.group, parameters[0].requires_grad)
+        self.full = whole.to(how.computes_in(whole.dtype))
         self.free()
 
     def allocate(self):
-        self.full.untyped_storage().resize_(self.nbytes)
+        self.full.untyped_storage().resize_(self.full.nbytes)
 
     @torch.no_grad()
     def fill(self, collectives, group):
@@ -114,10 +95,11 @@ class Flat:
     def free(self):
         self.full.untyped_storage().resize_(0)
 
-    def reduce(self, gradients: Sequence[Tensor | None], collectives) -> Tensor:
-        """[about E/n]: the shard's gradient, the mean over all ranks, from this rank's gradients of
-        the whole parameters."""
-        gradients = filled(gradients, self.shapes, self.full)
+    def reduce(self, gradients: list[Tensor | None], collectives) -> Tensor | None:
+        """[about E/n]: the shard's gradient, the mean over ranks; None if it is frozen."""
+        if not self.shard.requires_grad:
+            return None
+        gradients = cut.dense(filled(gradients, self.shapes, self.full))
         share = 1 / dist.get_world_size(self.group)
         return torch.cat(collectives.reduce_scatter(gradients, self.group, share)).to(self.shard)
 
@@ -146,47 +128,17 @@ class Gathered(torch.autograd.Function):
         return None, *ctx.unit.reduce(gradients)
 
 
-class Unit:
-    """One module that is whole only while it computes. `sites` are the places of its parameters,
-    `flats` the tensors they lie in, `whole` says whether these have memory."""
+class Unit(Places):
+    """One module that is whole only while it computes. `flats` are the tensors that its parameters
+    lie in, `whole` says whether these have memory. Places: where the module has them."""
 
-    def __init__(self, module, sites, group, device, shard_device, compute_dtype, collectives):
-        self.module, self.group = module, group
-        self.collectives = collectives or best_collectives(device, group)
+    def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How):
+        self.group = how.group
+        self.collectives = how.collectives or best_collectives(how.device, how.group)
         kinds = cut.kinds_of(sites)
-        self.names, self.flats = (
-            list(kinds),
-            [
-                Flat(parameters, group, device, shard_device, compute_dtype)
-                for parameters in kinds.values()
-            ],
-        )
-        order = [parameter for parameters in kinds.values() for parameter in parameters]
-        number_of = {parameter: number for number, parameter in enumerate(order)}
-        self.sites = [(place, name, number_of[parameter]) for place, name, parameter in sites]
-        self.whole = self.computing = self.open = False
-        self.backward = None  # refers weakly to the backward that it is in
-        self.placeholders = placeholders.of(self)
-        self.close()
-        module.forward = self.gathering(module.forward)
-
-    def gathering(self, method):
-        """The method, with the unit's parameters whole while it runs."""
-        return update_wrapper(partial(self.forward, method), method)
-
-    def close(self):
-        """Shards instead of parameters."""
-        for module, name, _ in self.sites:
-            delattr(module, name)
-        for name, flat in zip(self.names, self.flats):
-            self.module.register_parameter(name, flat.shard)
-        self.place(self.placeholders)
-        self.open, self.exposed = False, None
-
-    def place(self, tensors: Sequence[Tensor]):
-        self.placed = tensors
-        for module, name, number in self.sites:
-            setattr(module, name, tensors[number])
+        self.flats = [Flat(parameters, how) for parameters in kinds.values()]
+        self.whole = self.computing = False
+        super().__init__(module, sites, kinds)
 
     # --- the three phases -------------------------------------------------------------------------
 
@@ -196,16 +148,9 @@ class Unit:
             self.whole = True
 
     def gather(self):
-        self.allocate()
-        self.fill(self.group)
-
-    def allocate(self):
         for flat in self.flats:
             flat.allocate()
-
-    def fill(self, group):
-        for flat in self.flats:
-            flat.fill(self.collectives, group)
+            flat.fill(self.collectives, self.group)
 
     def reshard(self):
         for flat in self.flats:
@@ -215,7 +160,7 @@ class Unit:
     def forward(self, compute, *inputs, **named):
         if self.open or self.computing:  # the parameters are there
             return compute(*inputs, **named)
-        before = placeholders.ready(self)
+        before = self.ready()
         try:
             self.computing = True
             self.place(Gathered.apply(self, *(flat.shard for flat in self.flats)))  # unshards
@@ -230,10 +175,6 @@ class Unit:
         return output
 
     # --- backward ---------------------------------------------------------------------------------
-
-    @property
-    def in_backward(self) -> bool:
-        return self.backward is not None and self.backward() is not None
 
     def enter_backward(self):
         """The first gradient of an output is there: now backward wants the parameters."""
@@ -256,17 +197,8 @@ class Unit:
             self.leave_backward()
             other_ways.deliver(self, gradients)
 
-    def reduce(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    def reduce(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
         """The gradient of each shard, from those of the whole parameters."""
-        gradients, reduced = list(gradients), []
-        for flat in self.flats:
-            own, gradients = gradients[: len(flat.shapes)], gradients[len(flat.shapes) :]
-            trained = flat.shard.requires_grad
-            reduced.append(flat.reduce(own, self.collectives) if trained else None)
-        return reduced
-
-    def __deepcopy__(self, memo):
-        return cut.copy_of(self, memo)
-
-    def __reduce__(self):
-        raise cut.cannot_pickle(self)
+        gradients = iter(gradients)
+        own = [[next(gradients) for _ in flat.shapes] for flat in self.flats]
+        return [flat.reduce(own, self.collectives) for flat, own in zip(self.flats, own)]

@@ -5,13 +5,14 @@ Stage 3 asks for this once, when it shards; nothing here runs in a step.
 """
 
 from collections.abc import Iterable
-from copy import copy, deepcopy
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .flat import CannotShard, first_rank, groups_of_shards, own_chunk
+from ..agreement import agree, fact, hand_out
+from .flat import CannotShard, first_rank, own_chunk
 
 # where a parameter is: a module and the name that it has there
 Site = tuple[nn.Module, str, nn.Parameter]
@@ -20,6 +21,21 @@ Site = tuple[nn.Module, str, nn.Parameter]
 def sharded_units(module: nn.Module) -> list[nn.Module]:
     """The modules inside that are units, in the order of module.modules()."""
     return [child for child in module.modules() if hasattr(child, "sharded_unit")]
+
+
+@dataclass(frozen=True)
+class How:
+    """Where and in which dtype a unit rests, travels and computes: arguments of fully_shard."""
+
+    group: dist.ProcessGroup | None
+    device: torch.device
+    shard_device: torch.device | str | None
+    compute_dtype: torch.dtype | None
+    collectives: object
+
+    def computes_in(self, dtype: torch.dtype) -> torch.dtype:
+        """Whole and complex numbers and flags stay what they are."""
+        return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
 
 
 def checked(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
@@ -58,7 +74,18 @@ def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list
     for (module, name), parameter in sites.items():
         owner = next(iter(around[parameter])) if len(around[parameter]) == 1 else root
         owned[owner].append((module, name, parameter))
-    return {unit: own for unit, own in owned.items() if own}
+    owned = {unit: own for unit, own in owned.items() if own}
+    for unit in owned:
+        if isinstance(unit, CONTAINERS) and type(unit).forward is nn.Module.forward:
+            name = type(unit).__name__
+            raise CannotShard(
+                f"{name} is never called, so nobody would gather its parameters: give the modules"
+                " in it as units, fully_shard(model, [*model.blocks])."
+            )
+    return owned
+
+
+CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
 
 
 def kinds_of(sites: list[Site]) -> dict[str, list[nn.Parameter]]:
@@ -82,54 +109,45 @@ def device_of(sites: list[Site], device) -> torch.device:
     return device
 
 
-def together(parameters: list[nn.Parameter], group, device: torch.device) -> Tensor:
+def together(parameters: list[nn.Parameter], how: How) -> Tensor:
     """[E]: rank 0's parameters, one after the other; with any values for a model on the meta
     device."""
     first = parameters[0]
     if first.is_meta:
         size = sum(parameter.numel() for parameter in parameters)
-        return torch.empty(size, dtype=first.dtype, device=device)
-    whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(device)
-    dist.broadcast(whole, first_rank(group), group=group)
+        return torch.empty(size, dtype=first.dtype, device=how.device)
+    whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(how.device)
+    dist.broadcast(whole.view(torch.uint8), first_rank(how.group), group=how.group)  # any dtype
     return whole
 
 
-def resting(whole: Tensor, group, shard_device) -> Tensor:
+def resting(whole: Tensor, how: How) -> Tensor:
     """A copy of this rank's chunk, where it rests; pinned if it is fetched from the host, because
     then the copy engine can fetch it by itself."""
-    shard = own_chunk(whole, group).to(shard_device or whole.device, copy=True)
+    shard = own_chunk(whole, how.group).to(how.shard_device or whole.device, copy=True)
     return shard.pin_memory() if whole.is_cuda and not shard.is_cuda else shard
+
+
+def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
+    """Raise CannotShard on all ranks unless all bring the same parameters in the same units."""
+    if dist.get_backend(group) == "fake":  # its other ranks do not exist
+        return
+    paths = {child: path or "the root" for path, child in module.named_modules()}
+    facts = [f"the unit {paths[unit]}" for unit in units]
+    facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
+    agree(facts, group, CannotShard, "all ranks shard the same model in the same units")
+
+
+def dense(gradients: list[Tensor]) -> list[Tensor]:
+    for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            raise CannotShard(
+                f"a gradient is {gradient.layout}: only dense ones are averaged; build embeddings"
+                " with sparse=False."
+            )
+    return gradients
 
 
 def share_buffers(module: nn.Module, group):
     """Every rank gets rank 0's buffers."""
-    for buffer in module.buffers():
-        if not buffer.is_meta:
-            dist.broadcast(buffer, first_rank(group), group=group)
-
-
-# --- copies ---------------------------------------------------------------------------------------
-
-
-def copy_of(unit, memo: dict):
-    """For copy.deepcopy of the module: a unit that computes with the copy's shards."""
-    if unit.whole or unit.open or "gather" in vars(unit):
-        raise RuntimeError(
-            f"{type(unit.module).__name__} is whole, or prefetched, at the moment: copy it when"
-            " nothing computes and prefetching is closed."
-        )
-    twin = memo[id(unit)] = copy(unit)
-    for shared in (unit.group, unit.collectives):
-        memo[id(shared)] = shared
-    for name, value in vars(unit).items():
-        setattr(twin, name, deepcopy(value, memo))
-    for flat in twin.flats:
-        groups_of_shards[flat.shard] = flat.group or dist.group.WORLD
-    return twin
-
-
-def cannot_pickle(unit) -> TypeError:
-    return TypeError(
-        f"{type(unit.module).__name__} is sharded, and a pickle of it would hold this rank's shard"
-        " only: save with shardlab.saving, or its state_dict() within `with unsharded(model)`."
-    )
+    hand_out((buffer for buffer in module.buffers() if not buffer.is_meta), group)

@@ -1,0 +1,140 @@
+"""Where a module of stage 3 has its parameters, and what is there: placeholders while they are
+gone, the gathered ones while it computes.
+
+A user can put something else there, replace the shards, copy the module, compile it, call another
+method than forward. Each has an effect, or is refused.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial, update_wrapper
+
+import torch
+from torch import Tensor, nn
+
+from ..torch_internals import never_compiled, own_parameters
+from . import placeholders
+from .flat import groups_of_shards
+from .units import Site
+
+
+class Places:
+    """What a unit has besides its three phases. `sites` are (module, name, number) of each place;
+    numbers are in the order of the unit's flat tensors."""
+
+    def __init__(self, module: nn.Module, sites: list[Site], kinds: dict[str, list[nn.Parameter]]):
+        self.module, self.names, self.open = module, list(kinds), False
+        order = [parameter for parameters in kinds.values() for parameter in parameters]
+        numbers = {parameter: number for number, parameter in enumerate(order)}
+        self.sites = [(place, name, numbers[parameter]) for place, name, parameter in sites]
+        self.backward = None  # refers weakly to the backward that it is in
+        self.placeholders = placeholders.of(self)
+        self.close()
+        self.gather_in("forward")
+
+    @property
+    def in_backward(self) -> bool:
+        return self.backward is not None and self.backward() is not None
+
+    def gather_in(self, method: str):
+        """The module's parameters are whole while this method runs."""
+        compute = getattr(self.module, method)
+        setattr(self.module, method, update_wrapper(partial(self.called, compute), compute))
+
+    @never_compiled
+    def called(self, compute: Callable, *inputs, **named):
+        return self.forward(compute, *inputs, **named)
+
+    def place(self, tensors: Sequence[Tensor]):
+        self.placed = tensors
+        for module, name, number in self.sites:
+            setattr(module, name, tensors[number])
+
+    def close(self):
+        """Shards instead of parameters."""
+        for module, name, _ in self.sites:
+            delattr(module, name)
+        for name, flat in zip(self.names, self.flats):
+            self.module.register_parameter(name, flat.shard)
+        self.place(self.placeholders)
+        self.open, self.exposed = False, None
+
+    def ready(self) -> Sequence[Tensor]:
+        """What is in the places before the unit computes, if that is what stage 3 put there."""
+        if self.placed is not self.placeholders:
+            if self.in_backward:
+                return self.placed
+            self.leave_backward()  # one that broke off
+        self.follow()
+        for module, name, number in self.sites:
+            if vars(module).get(name) is not self.placeholders[number]:
+                raise RuntimeError(
+                    f"{type(module).__name__}.{name} was assigned after fully_shard, which has no"
+                    " effect on the shards: tie and replace parameters before sharding, or write"
+                    " to them in place."
+                )
+        return self.placeholders
+
+    def follow(self):
+        """What was done to the module's shards is done to the unit: load_state_dict(assign=True)
+        gives others, .double() another dtype."""
+        for name, flat in zip(self.names, self.flats):
+            shard = own_parameters(self.module).get(name)
+            if shard is flat.shard and flat.full.dtype == flat.how.computes_in(shard.dtype):
+                continue
+            if shard is None or shard.shape != flat.shard.shape:
+                raise RuntimeError(
+                    f"{type(self.module).__name__}.{name} is no longer the shard that fully_shard"
+                    " made: it can take other values and another dtype, not another shape."
+                )
+            groups_of_shards[shard] = groups_of_shards[flat.shard]
+            flat.shard = shard
+            flat.full = torch.empty_like(flat.full, dtype=flat.how.computes_in(shard.dtype))
+            flat.free()
+            self.placeholders = placeholders.of(self)
+            self.place(self.placeholders)
+
+    # --- copies -----------------------------------------------------------------------------------
+
+    def __deepcopy__(self, memo: dict):
+        """A unit that computes with the copy's shards."""
+        if self.whole or self.open or "gather" in vars(self):
+            raise RuntimeError(
+                f"{type(self.module).__name__} is whole, or prefetched, at the moment: copy it when"
+                " nothing computes and prefetching is closed."
+            )
+        twin = memo[id(self)] = shallow_copy(self)
+        for shared in (self.group, self.collectives, *(flat.how for flat in self.flats)):
+            memo[id(shared)] = shared
+        for flat in self.flats:
+            other = memo[id(flat)] = shallow_copy(flat)
+            other.shard, other.full = deepcopy(flat.shard, memo), torch.empty_like(flat.full)
+            groups_of_shards[other.shard] = groups_of_shards[flat.shard]
+            other.free()
+        for name, value in vars(self).items():
+            setattr(twin, name, deepcopy(value, memo))
+        return twin
+
+    def __reduce__(self):
+        raise TypeError(
+            f"{type(self.module).__name__} is sharded, and a pickle of it would hold this rank's"
+            " shard only: save with shardlab.saving, or its state_dict() within `with"
+            " unsharded(model)`."
+        )
+
+
+def shallow_copy(thing):
+    twin = object.__new__(type(thing))
+    vars(twin).update(vars(thing))
+    return twin
+
+
+def gather_in(module: nn.Module, method: str):
+    """A unit's parameters are whole in this method, too, as they are in forward. FSDP2 calls it
+    register_fsdp_forward_method."""
+    if not hasattr(module, "sharded_unit"):
+        raise ValueError(
+            f"{type(module).__name__} is not a unit with parameters of its own: give it to"
+            " fully_shard first."
+        )
+    module.sharded_unit.gather_in(method)

@@ -1,0 +1,909 @@
+"""Stage 3 where users stand: on every path the result is the plain model's, or a refusal in one
+sentence.
+
+Each case failed on stage 3 as it was at commit 7ab9e30: with wrong numbers, with a crash of the
+process, or with an error that names neither the thing nor a way out. "Plain" is the same model on
+all ranks' inputs in one process, with the mean of their losses; float64, so 1e-12 is rounding.
+"""
+
+import copy
+import dataclasses
+import sys
+from collections import UserDict
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardlab.ranks import ranks
+from shardlab.zero import stage3
+from shardlab.zero.places import gather_in
+from shardlab.zero.prefetch import Prefetch
+from shardlab.zero.whole import unsharded
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+ROUNDING = 1e-12
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with ranks(2, device="cpu", announce=False, patience_seconds=30) as world:
+        yield world
+
+
+def linears(*sizes, bias=True):
+    pairs = zip(sizes, sizes[1:])
+    return nn.Sequential(*[nn.Linear(before, after, bias=bias) for before, after in pairs])
+
+
+def seeded(make):
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    return make()
+
+
+def far(ours, plain):
+    """Largest difference, relative to the largest element."""
+    return ((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-300)).item()
+
+
+def far_from_plain(make, loss, units=lambda model: list(model.children()), steps=2, **options):
+    """How far the parameters are from the plain model's after steps of SGD. `loss(model, x)` of
+    x [4, 8], other numbers on each rank and in each step."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = seeded(make), seeded(make)
+    stage3.fully_shard(ours, units(ours), **options)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, ours)]
+    for step in range(steps):
+        torch.manual_seed(step)
+        inputs = torch.randn(n, 4, 8)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for x in inputs:
+            (loss(plain, x) / n).backward()
+        loss(ours, inputs[me]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    with unsharded(ours):
+        pairs = zip(ours.parameters(), plain.parameters(), strict=True)
+        return max(far(mine, theirs) for mine, theirs in pairs)
+
+
+def said(function, *args) -> str:
+    """The type and the sentence of what the function raises."""
+    try:
+        return f"nothing, and {function(*args)}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def answers(world, function, *args):
+    """What all ranks answer, once."""
+    found = world.run(function, *args)
+    assert all(answer == found[0] for answer in found), found
+    return found[0]
+
+
+# --- a parameter that is not there ----------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    """Tied by use, not by assignment."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.middle = nn.Embedding(11, 8), nn.Linear(8, 8)
+
+    def forward(self, tokens):
+        return F.linear(self.middle(self.embedding(tokens)), self.embedding.weight)
+
+
+def used_outside():
+    model = stage3.fully_shard(seeded(lambda: linears(8, 8, 8, bias=False)))
+    x, weight = torch.ones(1, 8), model[1].weight
+    tied = stage3.fully_shard(seeded(Tied), [])
+    alone = seeded(Tied)
+    stage3.fully_shard(alone, [alone.embedding])
+    normed = nn.utils.weight_norm(nn.Linear(8, 8, bias=False))
+    return dict(
+        layer=said(lambda: model[1](model[0](x))),
+        matmul=said(lambda: x @ weight),
+        norm=said(weight.norm),
+        value=said(lambda: weight[0, 0].item()),
+        stack=said(lambda: torch.stack([weight, weight])),
+        copied=said(lambda: torch.zeros(8, 8).copy_(weight)),
+        tied=said(lambda: alone(torch.arange(5))),
+        within=list(tied(torch.arange(5)).shape),
+        hook=said(lambda: stage3.fully_shard(normed)(x)),
+        shape=(weight.shape, weight.dim(), weight.numel(), weight.dtype, weight.requires_grad),
+        printed=repr(weight),
+    )
+
+
+def test_a_parameter_that_is_gone_refuses(pair):
+    """A layer of the root called by itself, a weight in a product, an embedding that is a unit and
+    is used as the head: torch 2.13 computes such a product from memory that nobody wrote. What has
+    no values can be read.
+
+    Must catch: a placeholder that is a plain meta tensor; one that refuses its shape."""
+    found = answers(pair, used_outside)
+    for case in ("layer", "matmul", "norm", "value", "stack", "copied", "tied", "hook"):
+        assert found[case].startswith("NotGathered: "), (case, found[case])
+        assert "gathers this parameter only while" in found[case]
+    assert found["layer"].startswith("NotGathered: linear of 0.weight [8, 8]: ")
+    assert "only while Embedding computes" in found["tied"]
+    assert found["within"] == [5, 11]
+    assert found["shape"] == (torch.Size([8, 8]), 2, 64, torch.float64, True)
+    assert found["printed"] == "Placeholder(shape=[8, 8], dtype=torch.float64)"
+
+
+def containers():
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(8, 8, bias=False)])
+
+        def forward(self, x):
+            return self.layers[0](x)
+
+    return [
+        said(stage3.fully_shard, model, units(model))
+        for model, units in (
+            (Listed(), lambda model: [model.layers]),
+            (nn.ModuleDict({"a": nn.Linear(2, 2)}), lambda model: []),
+        )
+    ]
+
+
+def test_a_unit_that_is_never_called(pair):
+    """The star forgotten in `[*model.blocks]`. FSDP2 refuses it as well.
+
+    Must catch: a container accepted, whose parameters nobody gathers."""
+    first, second = answers(pair, containers)
+    assert first.startswith("CannotShard: ModuleList is never called")
+    assert second.startswith("CannotShard: ModuleDict is never called")
+
+
+def initialised_later():
+    """How far the parameters are from the plain model's, initialised in the same way."""
+
+    def zeros(module):
+        if hasattr(module, "weight"):
+            nn.init.zeros_(module.weight)
+
+    def like_transformers(module):
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(mean=0.0, std=0.02)
+            module.bias.data.zero_()
+
+    def reset(module):
+        if isinstance(module, nn.Linear):
+            module.reset_parameters()
+
+    @torch.no_grad()
+    def by_hand(module):
+        if isinstance(module, nn.Linear):
+            module.weight.mul_(2)
+            module.weight *= 3
+            module.weight[1] = 5.0
+            module.bias.copy_(torch.arange(8.0))
+            module.bias.data = torch.full((8,), 7.0)
+
+    found = []
+    for way in (zeros, like_transformers, reset, by_hand):
+        plain, ours = seeded(lambda: linears(8, 8, 8)), seeded(lambda: linears(8, 8, 8))
+        stage3.fully_shard(ours, [ours[0]])
+        for model in (plain, ours):
+            torch.manual_seed(1 + (model is ours) * dist.get_rank())
+            model.apply(way)
+        with unsharded(ours):
+            found += [torch.equal(*p) for p in zip(ours.parameters(), plain.parameters())]
+    return all(found)
+
+
+def test_initialised_after_sharding(pair):
+    """`apply`, nn.init, `.data`, reset_parameters and operations in place change the whole
+    parameter: each rank's shard of rank 0's values. FSDP2 allows it as well.
+
+    Must catch: a write that reaches a placeholder alone; each rank's own random numbers."""
+    assert answers(pair, initialised_later)
+
+
+def tied_later():
+    found = []
+    for assigned in (lambda m: m[0].weight, lambda m: nn.Parameter(torch.zeros(8, 8))):
+        model = seeded(lambda: linears(8, 8, 8))
+        stage3.fully_shard(model, list(model))
+        model[1].weight = assigned(model)
+        found.append(said(lambda model=model: model(torch.ones(1, 8))))
+    with_write = seeded(lambda: linears(8, 8, 8))
+    stage3.fully_shard(with_write)
+
+    def tie():
+        with unsharded(with_write, write=True):
+            with_write[1].weight = with_write[0].weight
+
+    return *found, said(tie)
+
+
+def test_tied_after_sharding(pair):
+    """Must catch: an assigned parameter that the next forward overwrites without a word."""
+    first, second, third = answers(pair, tied_later)
+    for sentence in (first, second):
+        assert sentence.startswith("RuntimeError: Linear.weight was assigned after fully_shard")
+    assert third.startswith("ValueError: Linear.weight was tied within")
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def copied():
+    model = seeded(lambda: linears(8, 4, 2))
+    stage3.fully_shard(model, [model[0]])
+    x, twin = torch.ones(1, 8), copy.deepcopy(model)
+    before = model(x)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    twin(x).sum().backward()
+    own = all(parameter.grad is None for parameter in model.parameters())
+    named = str(next(iter(twin[0].sharded_unit.placeholders)).unit is twin[0].sharded_unit)
+    return twin(x).abs().max().item(), torch.equal(model(x), before), own, named
+
+
+def averaged():
+    """How far an average of weights, and its output, are from the plain model's."""
+    outputs = []
+    for sharded in (False, True):
+        model = seeded(lambda: linears(8, 8, 2))
+        if sharded:
+            stage3.fully_shard(model, list(model))
+        average = torch.optim.swa_utils.AveragedModel(
+            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+            average.update_parameters(model)
+        outputs.append(average(torch.ones(1, 8)))
+    return far(outputs[1], outputs[0])
+
+
+def pickled(path):
+    model = stage3.fully_shard(linears(2, 2))
+    return said(lambda: torch.save(model, path))
+
+
+def test_copies(pair, tmp_path):
+    """A deep copy computes with its own shards, so an average of weights works. FSDP2 refuses
+    deepcopy. A pickle is refused: it would hold one shard.
+
+    Must catch: a copy that computes with the original's unit; a copy with the original's
+    placeholders."""
+    assert answers(pair, copied) == (0.0, True, True, "True")
+    assert answers(pair, averaged) <= ROUNDING
+    assert answers(pair, pickled, str(tmp_path / "model")).startswith(
+        "TypeError: Sequential is sharded, and a pickle of it would hold this rank's shard only"
+    )
+
+
+def assigned_state():
+    """load_state_dict(assign=True) gives the module other tensors; they count."""
+    model = seeded(lambda: linears(8, 2))
+    stage3.fully_shard(model)
+    state = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    model.load_state_dict(state, assign=True)
+    model(torch.ones(1, 8)).sum().backward()
+    return model(torch.ones(1, 8)).abs().max().item(), [
+        parameter.grad is None for parameter in model.parameters()
+    ]
+
+
+def test_shards_that_were_replaced(pair):
+    """Must catch: a unit that computes with the shards that it was made with."""
+    assert answers(pair, assigned_state) == (0.0, [False])
+
+
+# --- backward by other ways -----------------------------------------------------------------------
+
+
+class Beside(nn.Module):
+    """Hands out a second loss as an attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.inner(x))
+        self.beside = self.inner.weight.pow(2).sum() + (hidden @ self.inner.weight).pow(2).sum()
+        return hidden
+
+
+def by_attribute(order):
+    def loss(model, x):
+        out = sum(layer(x).sum() for layer in model)
+        beside = sum(layer.beside for layer in model)
+        return {0: out + beside, 1: beside + out, 2: beside, 3: beside * out}[order]
+
+    return far_from_plain(lambda: nn.Sequential(Beside(), Beside()), loss)
+
+
+@dataclasses.dataclass
+class Output:
+    last: torch.Tensor
+    more: dict = None
+
+
+class Frozen(dict):
+    """A dictionary of a kind that PyTorch's trees take for a leaf."""
+
+
+class Hands(nn.Module):
+    """Hands its output on in a container."""
+
+    def __init__(self, pack):
+        super().__init__()
+        self.inner, self.pack = nn.Linear(8, 8), pack
+
+    def forward(self, x):
+        return self.pack(self.inner(torch.tanh(self.inner(x))))
+
+
+CONTAINERS = {
+    "a dataclass": (lambda y: Output(y, {"last": y}), lambda out: out.last + out.more["last"]),
+    "a dict subclass": (lambda y: Frozen(last=y), lambda out: out["last"]),
+    "a UserDict": (lambda y: UserDict(last=y), lambda out: out["last"]),
+    "a closure": (lambda y: lambda: y, lambda out: out()),
+    "a generator": (lambda y: iter([y]), lambda out: next(out)),
+    "a nested dataclass": (lambda y: [Output(None, Output(y))], lambda out: out[0].more.last),
+}
+
+
+def by_container(kind):
+    pack, unpack = CONTAINERS[kind]
+
+    def loss(model, x):
+        for layer in model:
+            x = unpack(layer(x))
+        return x.pow(2).sum()
+
+    return far_from_plain(lambda: nn.Sequential(Hands(pack), Hands(pack)), loss)
+
+
+def test_a_loss_by_attribute(pair):
+    """Must catch: backward that gathers at outputs only: the process died, or "setStorage"."""
+    for order in range(4):
+        assert answers(pair, by_attribute, order) <= ROUNDING, order
+
+
+def test_containers_of_every_kind(pair):
+    """Must catch: the same, for a tensor that is not seen among the outputs."""
+    for kind in CONTAINERS:
+        assert answers(pair, by_container, kind) <= ROUNDING, kind
+
+
+class Table(nn.Module):
+    """Positions: a unit that returns a parameter, or a view of one."""
+
+    def __init__(self, hand):
+        super().__init__()
+        self.weight, self.hand = nn.Parameter(torch.randn(9, 8)), hand
+
+    def forward(self, length):
+        return self.hand(self.weight, length)
+
+
+def table_used(hand, take=lambda out: out):
+    class Positions(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions, self.layer = Table(hand), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.layer(x + take(self.positions(len(x)))).tanh().sum()
+
+    return far_from_plain(Positions, lambda model, x: model(x))
+
+
+def test_a_returned_parameter(pair):
+    """Must catch: a view of memory that is given back (the process died)."""
+    hands = (
+        (lambda weight, n: weight[:n], lambda out: out),
+        (lambda weight, n: weight, lambda out: out[:4]),
+        (lambda weight, n: (weight.T, {"n": n}), lambda out: out[0].T[: out[1]["n"]]),
+    )
+    for hand, take in hands:
+        assert answers(pair, table_used, hand, take) <= ROUNDING
+    refused = answers(
+        pair, refused_view, lambda weight, n: Output(weight[:n]), lambda out: out.last
+    )
+    assert refused.startswith("TypeError: Table returns a parameter, or a view of one, inside a")
+
+
+def refused_view(hand, take):
+    return said(lambda: table_used(hand, take))
+
+
+class Penalised(nn.Module):
+    """Forces: a gradient taken in forward, of which backward takes another."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        energy = torch.tanh(self.inner(x)).pow(2).sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return energy, force
+
+
+def second_gradients():
+    def penalty():
+        model = stage3.fully_shard(seeded(lambda: linears(8, 8, 1)))
+        x = torch.ones(2, 8, requires_grad=True)
+        (g,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
+        g.pow(2).sum().backward()
+
+    def loss(model, x):
+        energy, force = model(x)
+        return energy + force.pow(2).sum()
+
+    return said(penalty), far_from_plain(Penalised, loss, lambda model: [])
+
+
+def test_gradients_of_gradients(pair):
+    """Across a unit's end they are refused (FSDP2: "setStorage"); inside its forward they work.
+
+    Must catch: memory that is freed while the unit computes, by a backward of its own."""
+    sentence, distance = answers(pair, second_gradients)
+    assert sentence.startswith("NoSecondGradient: create_graph=True: Sequential gives")
+    assert distance <= ROUNDING
+
+
+# --- activation checkpointing ---------------------------------------------------------------------
+
+
+class Again(nn.Module):
+    """Computes parts of itself again in backward."""
+
+    def __init__(self, reentrant, everything):
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(8, 8) for _ in range(3))
+        self.reentrant, self.everything = reentrant, everything
+
+    def forward(self, x):
+        x = x if self.everything else self.first(x)
+        for layer in (self.second, self.last):
+            x = checkpoint(
+                lambda x, layer=layer: torch.tanh(layer(x)), x, use_reentrant=self.reentrant
+            )
+        return x if self.everything else self.first(x)
+
+
+def computed_again(reentrant, everything, units):
+    def loss(model, x):
+        x = x.requires_grad_()
+        for layer in model:
+            x = layer(x) + x
+        return x.pow(2).sum()
+
+    return far_from_plain(
+        lambda: nn.Sequential(*(Again(reentrant, everything) for _ in range(2))),
+        loss,
+        {"units": list, "root": lambda model: []}[units],
+    )
+
+
+class RootCalled(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.layers = nn.Sequential(*(Again(reentrant, False) for _ in range(2)))
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=layer.reentrant)
+        return x.pow(2).sum()
+
+
+def checkpointed_layers(reentrant, units):
+    return far_from_plain(
+        lambda: RootCalled(reentrant),
+        lambda model, x: model(x),
+        {"units": lambda model: list(model.layers), "root": lambda model: []}[units],
+    )
+
+
+def test_checkpointing_inside_units(pair):
+    """Of parts of a unit, of layers that are no units, of units whose parts are computed again:
+    both kinds.
+
+    Must catch: placeholders inside backward; gradients that the reentrant kind leaves at leaves,
+    also where autograd itself sees no use of the parameters (`everything`)."""
+    for reentrant in (False, True):
+        for everything in (False, True):
+            distance = answers(pair, computed_again, reentrant, everything, "units")
+            assert distance <= ROUNDING, (reentrant, everything)
+        for units in ("units", "root"):
+            assert answers(pair, checkpointed_layers, reentrant, units) <= ROUNDING, units
+
+
+# --- prefetch, branches, buffers ------------------------------------------------------------------
+
+
+class Repeated(nn.Module):
+    """A universal transformer: one unit, six times in a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8))
+
+    def forward(self, x):
+        for _ in range(6):
+            x = self.inner(x)
+        return x
+
+
+def prefetched():
+    ends = []
+    for ahead in (False, True):
+        model = seeded(Repeated)
+        stage3.fully_shard(model, [model.inner])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        prefetch = Prefetch(model) if ahead else None
+        for step in range(4):
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(4, 8)).tanh().sum().backward()
+            optimizer.step()
+        if ahead:
+            prefetch.close()
+        with unsharded(model):
+            ends.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return torch.equal(*ends)
+
+
+def test_prefetch_of_a_unit_that_follows_itself(pair):
+    """Must catch: a unit that is filled by the thread while it computes."""
+    assert answers(pair, prefetched)
+
+
+def different_units():
+    model = seeded(lambda: linears(8, 8, 8, bias=False))
+    stage3.fully_shard(model, list(model))
+    model[dist.get_rank()](torch.ones(1, 8))
+
+
+def test_ranks_that_run_different_units(pair):
+    """LayerDrop by each rank's own number, experts, a branch by data: units of one size must not be
+    gathered crosswise. FSDP2 gathers them crosswise.
+
+    Must catch: messages of two units that fit each other."""
+    with ranks(2, device="cpu", announce=False, patience_seconds=4) as world:
+        with pytest.raises(Exception) as caught:
+            world.run(different_units)
+    assert "unit" in str(caught.value) or "tag" in str(caught.value), str(caught.value)
+
+
+def dropped_layers():
+    """All ranks drop the same layers: as in the plain model."""
+
+    class Dropping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+            self.calls = 0
+
+        def forward(self, x):
+            for number, layer in enumerate(self.layers):
+                if (number + len(x)) % 3 or number == 2:
+                    x = torch.tanh(layer(x))
+            return x.sum()
+
+    return far_from_plain(Dropping, lambda model, x: model(x), lambda model: model.layers)
+
+
+def test_layers_that_all_ranks_drop(pair):
+    """Must catch: a unit that waits for a gradient of one that was not called."""
+    assert answers(pair, dropped_layers) <= ROUNDING
+
+
+def buffers():
+    me = dist.get_rank()
+    model = linears(3, 3)
+    kinds = dict(
+        columns=(torch.arange(16.0).view(4, 4) + 100 * me)[:, :2],
+        expanded=torch.full((1,), 7.0 + me).expand(200_000),
+        transposed=(torch.arange(6.0).view(2, 3) + me).T,
+        number=torch.tensor(5 + me),
+        flags=torch.tensor([True, bool(me)]),
+        uint16=torch.full((3,), 7 + me, dtype=torch.uint16),
+        float8=torch.full((3,), 2.0 + 2 * me).to(torch.float8_e4m3fn),
+        complex=torch.full((2,), 1j + me),
+        empty=torch.zeros(0),
+    )
+    for name, value in kinds.items():
+        model.register_buffer(name, value)
+    stage3.fully_shard(model)
+    return [
+        buffer.to(torch.complex128).tolist()[:8] if buffer.dim() else buffer.item()
+        for buffer in model.buffers()
+    ], len(model.expanded)
+
+
+def test_buffers_of_any_kind(pair):
+    """Strides, dtypes that no backend sums, a number, nothing: rank 0's values everywhere.
+
+    Must catch: a broadcast of raw memory (half of it rank 1's own, or past its end)."""
+    values, elements = answers(pair, buffers)
+    assert values[0] == [[0, 1], [4, 5], [8, 9], [12, 13]]
+    assert values[1] == [7] * 8 and elements == 200_000
+    assert values[2] == [[0, 3], [1, 4], [2, 5]]
+    assert values[3:] == [5, [1, 0], [7] * 3, [2] * 3, [1j] * 2, []]
+
+
+# --- dtypes ---------------------------------------------------------------------------------------
+
+
+def sums_in_16_bits(dtype, compute):
+    torch.set_default_dtype(torch.float32)
+    model = nn.Linear(4, 1, bias=False)
+    model = model if compute else model.to(dtype)
+    stage3.fully_shard(model, compute_dtype=dtype if compute else None)
+    x = torch.full((1, 4), 40_000.0, dtype=dtype)
+    model(x).sum().backward()
+    (shard,) = model.parameters()
+    return shard.grad.float().unique().tolist()
+
+
+def test_16_bit_gradients_are_divided_before_they_are_summed(pair):
+    """Two gradients of 40,000, whose sum fp16 cannot hold and whose mean it can.
+
+    Must catch: the division after the sum (inf)."""
+    for compute in (False, True):
+        assert answers(pair, sums_in_16_bits, torch.float16, compute) == [40_000.0]
+
+
+def not_rounded():
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    plain = linears(50, 50)
+    model = stage3.fully_shard(copy.deepcopy(plain), compute_dtype=torch.bfloat16)
+    with unsharded(model, write=True):
+        same = [torch.equal(*p) for p in zip(model.parameters(), plain.parameters())]
+    with unsharded(model):
+        same += [torch.equal(*p) for p in zip(model.parameters(), plain.parameters())]
+        array = model[0].weight.detach().numpy()
+        with unsharded(model):
+            kept = model[0].weight
+        inside = model[0].weight
+    array[0, 0] += 0  # its memory is there
+    return all(same), kept is inside, array.shape, kept.sum().isfinite().item()
+
+
+def test_unsharded_shows_what_the_shards_hold(pair):
+    """Under compute_dtype, as NumPy arrays, one within the other; what was read can be read
+    afterwards.
+
+    Must catch: `write` that rounds the shards to 16 bits; memory that is shrunk under an array; an
+    inner `unsharded` that closes the outer one's model."""
+    assert answers(pair, not_rounded) == (True, True, (50, 50), True)
+
+
+def other_dtypes():
+    torch.set_default_dtype(torch.float32)
+
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+            for name, value in dict(
+                whole=torch.tensor([3, 300]).to(torch.int16),
+                flags=torch.tensor([True, False]),
+                phase=torch.tensor([1j, 2.0]),
+            ).items():
+                setattr(self, name, nn.Parameter(value, requires_grad=False))
+
+        def forward(self):
+            return self.weight.dtype, self.whole.dtype, self.flags.dtype, self.phase.tolist()
+
+    model = stage3.fully_shard(Odd(), compute_dtype=torch.bfloat16)
+    later = stage3.fully_shard(nn.Linear(3, 2))
+    later.double()
+    return model(), said(lambda: later(torch.ones(1, 3, dtype=torch.float64)).dtype)
+
+
+def test_compute_dtype_is_for_floating_point(pair):
+    """Must catch: whole numbers, flags and complex numbers that are cast (1j became 0); a model
+    made float64 later that computes in float32."""
+    dtypes, later = answers(pair, other_dtypes)
+    assert dtypes == (torch.bfloat16, torch.int16, torch.bool, [1j, 2.0])
+    assert later.startswith("nothing, and torch.float64") or later.startswith("RuntimeError: ")
+
+
+def changed_later(frozen):
+    """Trained parameters frozen after the first step, or frozen ones trained."""
+
+    def make():
+        model = linears(8, 8, 2)
+        return model if frozen else model[0].requires_grad_(False) and model
+
+    plain, ours = seeded(make), seeded(make)
+    stage3.fully_shard(ours, list(ours))
+    optimizers = [
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        for model in (plain, ours)
+    ]
+    for step in range(3):
+        for model, optimizer in zip((plain, ours), optimizers):
+            model[0].requires_grad_(bool(step) != frozen)
+            optimizer.zero_grad()
+            model(torch.ones(1, 8)).sum().backward()
+            optimizer.step()
+    with unsharded(ours):
+        return max(far(*pair) for pair in zip(ours.parameters(), plain.parameters()))
+
+
+def test_requires_grad_that_is_changed_later(pair):
+    """Must catch: a unit that remembers what was trained when it was sharded."""
+    for frozen in (False, True):
+        assert answers(pair, changed_later, frozen) <= ROUNDING, frozen
+
+
+# --- modules of other kinds, other methods, compilers ---------------------------------------------
+
+
+class Deep(nn.Module):
+    """Calls itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, depth=3):
+        return torch.tanh(self.layer(x if depth == 0 else self(x, depth - 1)))
+
+
+class Normed(nn.Module):
+    """A weight computed from two parameters, by a hook before forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.weight_norm(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Parametrised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.utils.parametrizations.weight_norm(nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Encoder(nn.Module):
+    """Has a method besides forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def encode(self, x):
+        return torch.tanh(self.first(x))
+
+    def forward(self, x):
+        return self.second(self.encode(x))
+
+
+KINDS = {
+    "calls itself": (Deep, lambda out: out.sum()),
+    "recurrent": (lambda: nn.LSTM(8, 8), lambda out: out[0].sum()),
+    "weight_norm": (Normed, lambda out: out.sum()),
+    "parametrised": (Parametrised, lambda out: out.sum()),
+    "attention": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0),
+        lambda out: out.tanh().sum(),
+    ),
+}
+
+
+def of_a_kind(kind, compiled=False):
+    make, take = KINDS[kind]
+
+    def made():
+        torch.set_default_dtype(torch.float64)
+        module = make()
+        if compiled:
+            module.compile(backend="aot_eager")
+        return nn.Sequential(module)
+
+    return far_from_plain(made, lambda model, x: take(model[0](x)))
+
+
+def test_modules_of_every_kind(pair):
+    """Must catch: a unit that is freed by a call inside its own; parameters that are put where a
+    recurrent module does not look."""
+    for kind in KINDS:
+        assert answers(pair, of_a_kind, kind) <= ROUNDING, kind
+
+
+def test_compiled_modules(pair):
+    """Units run as they are; what compiles is the rest. Must catch: a compiler that traces the
+    gathering ("Output 0 of T is a view")."""
+    assert answers(pair, of_a_kind, "calls itself", True) <= ROUNDING
+
+
+def other_methods(registered):
+    def units(model):
+        return []
+
+    def loss(model, x):
+        if registered and hasattr(model, "sharded_unit") and not hasattr(model, "known"):
+            gather_in(model, "encode")
+            model.known = True
+        return model.encode(x).sum() + model(x).sum()
+
+    return said(lambda: far_from_plain(Encoder, loss, units))
+
+
+def test_another_method_than_forward(pair):
+    """Refused, or gathered where it is said.
+
+    Must catch: `encode` with values of nobody; a unit that is freed when encode is called within
+    forward."""
+    refused, works = answers(pair, other_methods, False), answers(pair, other_methods, True)
+    assert refused.startswith("NotGathered: linear of first.weight [8, 8]: ")
+    assert "gather_in(Encoder, 'method')" in refused
+    assert works.startswith("nothing, and ") and float(works.split()[-1]) <= ROUNDING
+
+
+def odd_steps():
+    class Changed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x):
+            hidden = self.layer(x).exp()
+            result = hidden * hidden
+            hidden.mul_(2)
+            return result
+
+    changed = stage3.fully_shard(Changed())
+    sparse = stage3.fully_shard(nn.Embedding(5, 4, sparse=True))
+    shown = stage3.fully_shard(linears(8, 2))
+
+    def inside():
+        with unsharded(shown):
+            shown(torch.ones(1, 8)).sum().backward()
+
+    return (
+        said(lambda: changed(torch.ones(1, 8)).sum().backward()),
+        said(lambda: sparse(torch.arange(3)).sum().backward()),
+        said(inside),
+        said(lambda: shown(torch.ones(1, 8)).sum().isfinite()),
+    )
+
+
+def test_refusals(pair):
+    """An activation changed in place, which autograd itself does not see where there are hooks; a
+    sparse gradient; backward inside `unsharded`, whose gradients nobody would get.
+
+    Must catch: hooks that forget the version of what they keep; gradients of parameters that
+    vanish; a model that stays open when its `unsharded` raised."""
+    in_place, sparse, inside, after = answers(pair, odd_steps)
+    assert "has been modified by an inplace operation" in in_place
+    assert sparse.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
+    assert inside.startswith("RuntimeError: backward within `with unsharded(...)`")
+    assert after.startswith("nothing, and")
