@@ -907,3 +907,27 @@ def test_refusals(pair):
     assert sparse.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
     assert inside.startswith("RuntimeError: backward within `with unsharded(...)`")
     assert after.startswith("nothing, and")
+
+
+def another_model_on_another_rank():
+    torch.manual_seed(0)
+    wide, narrow = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
+    layers = [("a", wide), ("b", narrow)][:: 1 if dist.get_rank() == 0 else -1]
+    model = nn.ModuleDict(dict(layers))
+    model.forward = lambda x: model["b"](model["a"](x))
+    units = linears(4, 4, 4)
+    return (
+        said(lambda: stage3.fully_shard(model)),
+        said(lambda: stage3.fully_shard(units, [units[dist.get_rank()]])),
+    )
+
+
+def test_all_ranks_shard_the_same_model(pair):
+    """Parameters in another order and of one size would be swapped; other units would wait.
+
+    Must catch: no comparison, or one of sizes only."""
+    order, units = answers(pair, another_model_on_another_rank)
+    rule = "all ranks shard the same model in the same units."
+    assert order.startswith("CannotShard: rank 0 has a.weight [6, 4] torch.float64, rank 1 has b")
+    assert units.startswith("CannotShard: rank 0 has the unit 0, rank 1 has the unit 1: ")
+    assert order.endswith(rule) and units.endswith(rule)

@@ -56,9 +56,7 @@ def fully_shard(
     collectives    by default the best for the group: see flat.py
 
     Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
-    units = cut.checked(module, units)
-    cut.check_alike(module, units, group)
-    for unit, sites in cut.owned_sites(module, units).items():
+    for unit, sites in cut.owned_sites(module, cut.checked(module, units, group)).items():
         how = cut.How(group, cut.device_of(sites, device), shard_device, compute_dtype, collectives)
         unit.sharded_unit = Unit(unit, sites, how)
     cut.share_buffers(module, group)

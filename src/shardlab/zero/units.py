@@ -38,7 +38,7 @@ class How:
         return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
 
 
-def checked(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
+def checked(module: nn.Module, units: Iterable[nn.Module], group) -> list[nn.Module]:
     """The units and the module itself, each once; CannotShard if one cannot be a unit."""
     inside, units = set(module.modules()), list(dict.fromkeys([*units, module]))
     for unit in units:
@@ -52,6 +52,7 @@ def checked(module: nn.Module, units: Iterable[nn.Module]) -> list[nn.Module]:
             raise CannotShard(
                 f"{name} is sharded already: give all units to one call of fully_shard."
             )
+    check_alike(module, units, group)
     return units
 
 
