@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.ranks import ranks
 from shardlab.zero import stage3
+from shardlab.zero.options import GradScaler
 from shardlab.zero.places import gather_in
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.whole import unsharded
@@ -931,3 +932,140 @@ def test_all_ranks_shard_the_same_model(pair):
     assert order.startswith("CannotShard: rank 0 has a.weight [6, 4] torch.float64, rank 1 has b")
     assert units.startswith("CannotShard: rank 0 has the unit 0, rank 1 has the unit 1: ")
     assert order.endswith(rule) and units.endswith(rule)
+
+
+# --- optimizers that look at more than an element -------------------------------------------------
+
+
+class ByLayer(torch.optim.SGD):
+    """LARS: each tensor's step has the length of the tensor."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.sub_(p.grad, alpha=group["lr"] * (p.norm() / p.grad.norm()).item())
+
+
+class MyAdafactor(torch.optim.Adafactor):
+    pass
+
+
+class MyAdam(torch.optim.Adam):
+    pass
+
+
+def by_shape(parameters):
+    """Decay for matrices alone, as nanoGPT has it."""
+    return [
+        dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=0.1),
+        dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0),
+    ]
+
+
+def stepped(make):
+    model = seeded(lambda: linears(8, 8, 2))
+    stage3.fully_shard(model, list(model))
+    optimizer = make(list(model.parameters()))
+    model(torch.ones(1, 8)).sum().backward()
+    return said(optimizer.step)
+
+
+def test_optimizers_that_look_at_shapes(pair):
+    """Stages 1 and 2 try the optimizer when it is made; in stage 3 it is tried when it steps.
+
+    Must catch: a refusal by name, which a subclass passes; a rule that finds nothing without a
+    word; an optimizer of a user that is right and refused."""
+    for refused in (torch.optim.Adafactor, MyAdafactor, ByLayer, torch.optim.LBFGS):
+        sentence = answers(pair, stepped, lambda parameters, cls=refused: cls(parameters, lr=0.1))
+        assert sentence.startswith(f"TypeError: optimizer_cls = {refused.__name__}: it "), sentence
+    for right in (MyAdam, torch.optim.AdamW, torch.optim.SGD):
+        sentence = answers(pair, stepped, lambda parameters, cls=right: cls(parameters, lr=0.1))
+        assert sentence == "nothing, and None", sentence
+    sentence = answers(pair, stepped, lambda parameters: torch.optim.AdamW(by_shape(parameters)))
+    assert sentence.startswith("CannotShard: parameter group 0 of AdamW is empty: shards are flat")
+
+
+def decayed():
+    def word(name, parameter):
+        return "decay" if parameter.dim() >= 2 else "plain"
+
+    plain, ours = seeded(lambda: linears(8, 8, 2)), seeded(lambda: linears(8, 8, 2))
+    stage3.fully_shard(ours, list(ours), apart=word)
+    named = dict(ours.named_parameters())
+    groups = [
+        dict(params=[p for name, p in named.items() if name.endswith("decay")], weight_decay=0.1),
+        dict(params=[p for name, p in named.items() if name.endswith("plain")], weight_decay=0.0),
+    ]
+    optimizers = (
+        torch.optim.AdamW(by_shape(list(plain.parameters())), lr=0.1),
+        torch.optim.AdamW(groups, lr=0.1),
+    )
+    for _ in range(2):
+        for model, optimizer in zip((plain, ours), optimizers):
+            optimizer.zero_grad()
+            model(torch.ones(1, 8)).tanh().sum().backward()
+            optimizer.step()
+    with unsharded(ours):
+        pairs = zip(ours.parameters(), plain.parameters(), strict=True)
+        return max(far(*pair) for pair in pairs), sorted(named)
+
+
+def test_shards_cut_apart_by_a_rule(pair):
+    """Weight decay for matrices alone equals the plain model's (AdamW: 1e-9, as it divides by
+    roots of squares).
+
+    Must catch: a flat tensor of parameters of two words."""
+    distance, names = answers(pair, decayed)
+    assert distance <= 1e-9
+    assert names == [
+        f"{layer}.shard_float64_{word}" for layer in (0, 1) for word in ("decay", "plain")
+    ]
+
+
+def scaled_by_torch():
+    model = seeded(lambda: linears(8, 2))
+    stage3.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 8)).sum()).backward()
+        if step == 1 and dist.get_rank() == 0:
+            next(model.parameters()).grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def scaled_by_ours():
+    model = seeded(lambda: linears(8, 2))
+    stage3.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler, scales = GradScaler("cpu", init_scale=1024.0), []
+    for step in range(3):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 8)).sum()).backward()
+        if step == 1 and dist.get_rank() == 0:
+            next(model.parameters()).grad[0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        with unsharded(model):
+            scales.append((scaler.get_scale(), model[0].weight.sum().item()))
+    return scales
+
+
+def test_loss_scaling(pair):
+    """An inf in one rank's shard: PyTorch's scaler is refused at the second step at the latest;
+    with ours no rank steps.
+
+    Must catch: scales that differ and a half-updated model."""
+    sentence = answers(pair, said_by, scaled_by_torch)
+    assert sentence.startswith("CannotShard: SGD is stepped by torch.amp.GradScaler, which looks")
+    (first, one), (second, two), (third, three) = answers(pair, scaled_by_ours)
+    assert (first, second, third) == (1024.0, 512.0, 512.0)
+    assert one == two != three
+
+
+def said_by(function):
+    return said(function)

@@ -84,7 +84,7 @@ class GradScaler(torch.amp.GradScaler):
             return
         found = found_infinities(self, optimizer)
         groups = {groups_of_shards[p] for p in updated if p in groups_of_shards}
-        worst = torch.zeros((), device=updated[0].device)
+        worst = torch.zeros((), device=updated[0].device, dtype=torch.float32)
         for infinite in found.values():
             worst = worst.maximum(infinite.to(worst.device))
         for group in groups:

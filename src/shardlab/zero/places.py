@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_internals import never_compiled, own_parameters
-from . import placeholders
+from . import placeholders, steps
 from .flat import groups_of_shards
 from .units import Site
 
@@ -56,6 +56,7 @@ class Places:
             delattr(module, name)
         for name, flat in zip(self.names, self.flats):
             self.module.register_parameter(name, flat.shard)
+            steps.watch(flat.shard)
         self.place(self.placeholders)
         self.open, self.exposed = False, None
 
@@ -89,6 +90,7 @@ class Places:
                 )
             groups_of_shards[shard] = groups_of_shards[flat.shard]
             flat.shard = shard
+            steps.watch(shard)
             flat.full = torch.empty_like(flat.full, dtype=flat.how.computes_in(shard.dtype))
             flat.free()
             self.placeholders = placeholders.of(self)

@@ -21,7 +21,7 @@ Not the idea: units.py says which unit owns a parameter, places.py what a module
 parameters are gone, other_ways.py how backward reaches a unit in another way than by an output.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,7 @@ def fully_shard(
     shard_device=None,
     compute_dtype=None,
     collectives=None,
+    apart: Callable[[str, nn.Parameter], str] | None = None,
 ) -> nn.Module:
     """Shard the module's parameters, in place; its parameters() are flat shards then. Make the
     optimizer afterwards.
@@ -54,11 +55,13 @@ def fully_shard(
     shard_device   where shards, their gradients and optimizer states rest: "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
+    apart          a word for each parameter; one shard has parameters of one word, and its name
 
     Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
+    words = {p: apart(name, p) for name, p in module.named_parameters() if apart}
     for unit, sites in cut.owned_sites(module, cut.checked(module, units, group)).items():
-        how = cut.How(group, cut.device_of(sites, device), shard_device, compute_dtype, collectives)
-        unit.sharded_unit = Unit(unit, sites, how)
+        where = group, cut.device_of(sites, device), shard_device
+        unit.sharded_unit = Unit(unit, sites, cut.How(*where, compute_dtype, collectives, words))
     cut.share_buffers(module, group)
     return module
 
@@ -133,7 +136,7 @@ class Unit(Places):
     def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How):
         self.group = how.group
         self.collectives = how.collectives or best_collectives(how.device, how.group)
-        kinds = cut.kinds_of(sites)
+        kinds = cut.kinds_of(sites, how.words)
         self.flats = [Flat(parameters, how) for parameters in kinds.values()]
         self.whole = self.computing = False
         super().__init__(module, sites, kinds)

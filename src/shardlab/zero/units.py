@@ -32,6 +32,7 @@ class How:
     shard_device: torch.device | str | None
     compute_dtype: torch.dtype | None
     collectives: object
+    words: dict[nn.Parameter, str]  # parameters of different words are in different shards
 
     def computes_in(self, dtype: torch.dtype) -> torch.dtype:
         """Whole and complex numbers and flags stay what they are."""
@@ -89,13 +90,14 @@ def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
 
 
-def kinds_of(sites: list[Site]) -> dict[str, list[nn.Parameter]]:
+def kinds_of(sites: list[Site], words: dict) -> dict[str, list[nn.Parameter]]:
     """The parameters of one flat tensor each, by the name of its shard: one dtype, all trained or
-    all frozen."""
+    all frozen, one word."""
     kinds: dict[str, list[nn.Parameter]] = {}
     for parameter in dict.fromkeys(parameter for *_, parameter in sites):
         dtype = str(parameter.dtype).removeprefix("torch.")
         name = f"shard_{dtype}" if parameter.requires_grad else f"shard_{dtype}_frozen"
+        name += f"_{words[parameter]}" if parameter in words else ""
         kinds.setdefault(name, []).append(parameter)
     return kinds
 

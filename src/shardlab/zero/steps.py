@@ -1,0 +1,64 @@
+"""What an optimizer must be to step on the shards of stage 3, which are flat: this is looked at
+when it steps.
+
+It is an optimizer of PyTorch or of a user, made from model.parameters(), so there is no earlier
+moment. One that treats each element by itself is right; one that looks at rows, norms of a layer or
+a line search is not, and is found by trial. Parameter groups chosen by shape or name are empty on
+one side, and a loss scaler that knows one rank's gradients only is not for shards.
+"""
+
+from weakref import WeakSet
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..torch_internals import hand_scale_to
+from .checks import check_elementwise
+from .flat import CannotShard
+
+# each element by itself, as the tests of stage 1 show; others are tried
+KNOWN = {
+    getattr(torch.optim, name)
+    for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
+}
+shards = WeakTensorKeyDictionary()  # of stage 3
+looked_at: WeakSet = WeakSet()  # optimizers
+
+
+hook: list = []  # the handle of before_step, once there is a shard
+
+
+def watch(shard: nn.Parameter):
+    if not hook:
+        hook.append(register_optimizer_step_pre_hook(before_step))
+    shards[shard] = True
+
+
+def before_step(optimizer: torch.optim.Optimizer, args, kwargs):
+    if optimizer not in looked_at:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if not any(parameter in shards for parameter in parameters):
+            return
+        look_at(optimizer, parameters)
+        hand_scale_to(optimizer, True)  # a scaler of gradients comes here, and says so
+        looked_at.add(optimizer)
+    if getattr(optimizer, "found_inf", None) is not None:
+        raise CannotShard(
+            f"{type(optimizer).__name__} is stepped by torch.amp.GradScaler, which looks at one"
+            " rank's shards: take shardlab.zero.options.GradScaler."
+        )
+
+
+def look_at(optimizer: torch.optim.Optimizer, parameters: list):
+    for number, group in enumerate(optimizer.param_groups):
+        if not group["params"]:
+            raise CannotShard(
+                f"parameter group {number} of {type(optimizer).__name__} is empty: shards are flat,"
+                " and a rule by shape or name finds none. Cut them by that rule,"
+                " fully_shard(..., apart=lambda name, parameter: 'decay' if parameter.dim() > 1"
+                " else 'plain'), and choose groups by the names of the shards."
+            )
+    if type(optimizer) not in KNOWN:
+        check_elementwise(type(optimizer), optimizer.defaults, parameters[0])
