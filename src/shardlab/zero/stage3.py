@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ..backward import when_backward_ends, when_gradient_comes
 from . import other_ways
 from . import units as cut
-from .flat import as_shard, best_collectives, filled, own_chunk
+from .flat import as_shard, filled, own_chunk
 from .places import Places
 from .units import sharded_units as sharded_units
 
@@ -59,9 +59,9 @@ def fully_shard(
 
     Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
     words = {p: apart(name, p) for name, p in module.named_parameters() if apart}
-    for unit, sites in cut.owned_sites(module, cut.checked(module, units, group)).items():
-        where = group, cut.device_of(sites, device), shard_device
-        unit.sharded_unit = Unit(unit, sites, cut.How(*where, compute_dtype, collectives, words))
+    how = cut.How(group, device, shard_device, compute_dtype, collectives, words)
+    for unit, sites in cut.owned_sites(module, cut.checked(module, units, how)).items():
+        unit.sharded_unit = Unit(unit, sites, how)
     cut.share_buffers(module, group)
     return module
 
@@ -135,13 +135,11 @@ class Unit(Places):
 
     def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How):
         self.group = how.group
-        self.collectives = how.collectives or best_collectives(how.device, how.group)
+        self.collectives = how.collectives_at(sites)
         kinds = cut.kinds_of(sites, how.words)
         self.flats = [Flat(parameters, how) for parameters in kinds.values()]
         self.whole = self.computing = False
         super().__init__(module, sites, kinds)
-
-    # --- the three phases -------------------------------------------------------------------------
 
     def unshard(self):
         if not self.whole:
@@ -174,8 +172,6 @@ class Unit(Places):
                 self.reshard()
         when_gradient_comes(other_ways.tensors_of(output), self.enter_backward)
         return output
-
-    # --- backward ---------------------------------------------------------------------------------
 
     def enter_backward(self):
         """The first gradient of an output is there: now backward wants the parameters."""

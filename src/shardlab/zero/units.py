@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
-from .flat import CannotShard, first_rank, own_chunk
+from .flat import CannotShard, best_collectives, first_rank, own_chunk
 
 # where a parameter is: a module and the name that it has there
 Site = tuple[nn.Module, str, nn.Parameter]
@@ -28,18 +28,24 @@ class How:
     """Where and in which dtype a unit rests, travels and computes: arguments of fully_shard."""
 
     group: dist.ProcessGroup | None
-    device: torch.device
+    device: torch.device | str | None
     shard_device: torch.device | str | None
     compute_dtype: torch.dtype | None
     collectives: object
     words: dict[nn.Parameter, str]  # parameters of different words are in different shards
+
+    def device_of(self, parameter: nn.Parameter) -> torch.device:
+        return torch.device(self.device or parameter.device)
+
+    def collectives_at(self, sites: list[Site]):
+        return self.collectives or best_collectives(self.device_of(sites[0][2]), self.group)
 
     def computes_in(self, dtype: torch.dtype) -> torch.dtype:
         """Whole and complex numbers and flags stay what they are."""
         return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
 
 
-def checked(module: nn.Module, units: Iterable[nn.Module], group) -> list[nn.Module]:
+def checked(module: nn.Module, units: Iterable[nn.Module], how: How) -> list[nn.Module]:
     """The units and the module itself, each once; CannotShard if one cannot be a unit."""
     inside, units = set(module.modules()), list(dict.fromkeys([*units, module]))
     for unit in units:
@@ -53,7 +59,12 @@ def checked(module: nn.Module, units: Iterable[nn.Module], group) -> list[nn.Mod
             raise CannotShard(
                 f"{name} is sharded already: give all units to one call of fully_shard."
             )
-    check_alike(module, units, group)
+    if any(how.device_of(parameter).type == "meta" for parameter in module.parameters()):
+        raise CannotShard(
+            "the module is on the meta device: say where its shards shall be, fully_shard(...,"
+            " device=...)."
+        )
+    check_alike(module, units, how.group)
     return units
 
 
@@ -102,16 +113,6 @@ def kinds_of(sites: list[Site], words: dict) -> dict[str, list[nn.Parameter]]:
     return kinds
 
 
-def device_of(sites: list[Site], device) -> torch.device:
-    device = torch.device(device or sites[0][2].device)
-    if device.type == "meta":
-        raise CannotShard(
-            "the module is on the meta device: say where its shards shall be, fully_shard(...,"
-            " device=...)."
-        )
-    return device
-
-
 def together(parameters: list[nn.Parameter], how: How) -> Tensor:
     """[E]: rank 0's parameters, one after the other; with any values for a model on the meta
     device."""
@@ -119,7 +120,8 @@ def together(parameters: list[nn.Parameter], how: How) -> Tensor:
     if first.is_meta:
         size = sum(parameter.numel() for parameter in parameters)
         return torch.empty(size, dtype=first.dtype, device=how.device)
-    whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).to(how.device)
+    whole = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    whole = whole.to(how.device_of(first))
     dist.broadcast(whole.view(torch.uint8), first_rank(how.group), group=how.group)  # any dtype
     return whole
 
