@@ -20,7 +20,7 @@ from .. import collective_plans as plans
 from .. import collectives_fast
 from ..collectives import Group, place, wire
 from . import flat
-from .flat import chunk_of, own_chunk
+from .flat import chunk_of
 
 SMALL_BYTES = 512 << 10  # a tensor below that is sent together with its neighbours
 PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
@@ -29,6 +29,8 @@ PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
 class Ring(flat.Ring):
     """Parts below `small_bytes` are copied and sent together, those above are sent from where they
     are, in pieces of at most `piece_bytes`."""
+
+    run = staticmethod(collectives_fast.run)
 
     def __init__(self, small_bytes: int = SMALL_BYTES, piece_bytes: int = PIECE_BYTES):
         self.small_bytes, self.piece_bytes = small_bytes, piece_bytes
@@ -64,9 +66,6 @@ class Ring(flat.Ring):
         tensors.clear()
         flats.clear()
         return [part.mul_(after).to(device) for part in own]
-
-    def all_gather(self, flat: Tensor, group: Group = None):
-        collectives_fast.all_gather(flat, own_chunk(flat, group), group)
 
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         n, me = place(group)

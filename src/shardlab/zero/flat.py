@@ -36,17 +36,19 @@ class CannotShard(ValueError):
 class Ring:
     """Our ring of sends and receives: (n - 1)/n of the bytes cross each link."""
 
+    run = staticmethod(run)  # makes the moves
+
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
     ) -> list[Tensor]:
         n, _ = place(group)
         device, flat = tensors[0].device, wire(flattened(tensors).mul_(share), group)
         tensors.clear()
-        run(plans.ring_reduce_scatter(n), flat.tensor_split(n), group)
+        self.run(plans.ring_reduce_scatter(n), flat.tensor_split(n), group)
         return [own_chunk(flat, group).to(device, copy=True)]
 
     def all_gather(self, flat: Tensor, group: Group = None):
-        collectives.all_gather(flat, own_chunk(flat, group), group)
+        collectives.all_gather(flat, own_chunk(flat, group), group, self.run)
 
     def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
         """The elements of each tensor that reduce_scatter will return."""

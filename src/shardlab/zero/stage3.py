@@ -12,10 +12,9 @@ so 3 Psi each time, 3k Psi with k microbatches a step: Rajbhandari et al. 2020, 
 7.2.2. A parameter that several units share (a tied weight), or that is in none, belongs to the
 root: the module given, whose parameters are whole while the units come and go.
 
-How can parameters be gone although autograd keeps them for backward? They are views of one flat
-tensor [E], whose memory is given back by resizing its storage to nothing. Autograd keeps views of
-an empty storage. Before the unit's backward the storage gets its size and its contents again, and
-the views find the same bits.
+How can parameters be gone although autograd keeps them? They are views of one flat tensor [E],
+whose storage is resized to nothing: autograd keeps views of an empty storage. Before the unit's
+backward the storage gets its size and its contents again, and the views find the same bits.
 
 Not the idea: units.py says which unit owns a parameter, places.py what a module has while its
 parameters are gone, other_ways.py how backward reaches a unit in another way than by an output.
@@ -60,8 +59,9 @@ def fully_shard(
     Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
     words = {p: apart(name, p) for name, p in module.named_parameters() if apart}
     how = cut.How(group, device, shard_device, compute_dtype, collectives, words)
-    for unit, sites in cut.owned_sites(module, cut.checked(module, units, how)).items():
-        unit.sharded_unit = Unit(unit, sites, how)
+    owned = cut.owned_sites(module, cut.checked(module, units, how))
+    for number, (unit, sites) in enumerate(owned.items(), 1):
+        unit.sharded_unit = Unit(unit, sites, how, number)
     cut.share_buffers(module, group)
     return module
 
@@ -133,9 +133,9 @@ class Unit(Places):
     """One module that is whole only while it computes. `flats` are the tensors that its parameters
     lie in, `whole` says whether these have memory. Places: where the module has them."""
 
-    def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How):
+    def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How, number: int):
         self.group = how.group
-        self.collectives = how.collectives_at(sites)
+        self.collectives = how.collectives_of(number, sites)
         kinds = cut.kinds_of(sites, how.words)
         self.flats = [Flat(parameters, how) for parameters in kinds.values()]
         self.whole = self.computing = False
@@ -195,7 +195,6 @@ class Unit(Places):
             other_ways.deliver(self, gradients)
 
     def reduce(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
-        """The gradient of each shard, from those of the whole parameters."""
         gradients = iter(gradients)
         own = [[next(gradients) for _ in flat.shapes] for flat in self.flats]
         return [flat.reduce(own, self.collectives) for flat, own in zip(self.flats, own)]

@@ -5,6 +5,7 @@ Stage 3 asks for this once, when it shards; nothing here runs in a step.
 """
 
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -37,12 +38,34 @@ class How:
     def device_of(self, parameter: nn.Parameter) -> torch.device:
         return torch.device(self.device or parameter.device)
 
-    def collectives_at(self, sites: list[Site]):
-        return self.collectives or best_collectives(self.device_of(sites[0][2]), self.group)
+    def collectives_of(self, number: int, sites: list[Site]):
+        """Its messages carry the unit's number: ranks that run different units do not take each
+        other's."""
+        device = self.device_of(sites[0][2])
+        own = copy(self.collectives or best_collectives(device, self.group))
+        if hasattr(own, "run"):
+            own.run = numbered(own.run, number)
+        return own
 
     def computes_in(self, dtype: torch.dtype) -> torch.dtype:
         """Whole and complex numbers and flags stay what they are."""
         return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
+
+
+def numbered(run, number: int):
+    """The same moves of chunks with other numbers, by which sender and receiver know a message."""
+    first = number << UNIT_BITS
+
+    def moved(plan, chunks, group):
+        plan = [[move._replace(chunk=first + move.chunk) for move in moves] for moves in plan]
+        run(plan, {first + chunk: tensor for chunk, tensor in enumerate(chunks)}, group)
+
+    return moved
+
+
+UNIT_BITS = (
+    16  # of the chunk's number, which is below; shardlab.ranks names the unit by those above
+)
 
 
 def checked(module: nn.Module, units: Iterable[nn.Module], how: How) -> list[nn.Module]:
