@@ -91,7 +91,7 @@ class CommunicationLog:
             dtype,
             call.reduction,
             call.peer,
-            call.tag,
+            call.chunk,
             begin - self._began,
             None,
         )

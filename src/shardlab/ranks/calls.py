@@ -59,6 +59,9 @@ OPERATORS = {
 }
 
 
+UNIT_BITS = 16  # of the chunk's number in a tag
+
+
 @dataclass(frozen=True)
 class Call:
     """One collective that this rank is about to make."""
@@ -77,6 +80,16 @@ class Call:
     asynchronous: bool  # the caller goes on and waits for it later
     # of an all-to-all: elements to each member, and elements from each member
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    @property
+    def chunk(self) -> int:
+        """Our rings number the chunks of a tensor by the tag."""
+        return self.tag & (1 << UNIT_BITS) - 1
+
+    @property
+    def unit(self) -> int:
+        """Those of several units (layers of a model) have the unit's number above; 0 for none."""
+        return self.tag >> UNIT_BITS
 
     @property
     def nbytes(self) -> int:

@@ -26,11 +26,6 @@ WAITING = ("send", "recv")  # the functions of PyTorch that make a message and w
 CALLERS = 6  # frames between the operator and such a function
 
 
-# messages of several units (layers of a model) have the unit's number in their tags, above that of
-# the chunk
-UNIT_BITS = 16
-
-
 class Group(NamedTuple):
     """The members of a process group, and its channel."""
 
@@ -122,8 +117,7 @@ class Checks:
             )
         here, peer = call.group.rank(), call.peer
         of = ", ".join(f"{_dtype(t)}, {t.numel():,} elements" for t in call.own)
-        if call.tag >> UNIT_BITS:
-            of += f", of unit {call.tag >> UNIT_BITS}"
+        of += f", of unit {call.unit}" if call.unit else ""
         what, blocking = f"send and recv of {of}", is_waited_for()
         if peer is None:
             inbox = self.key(name, group.members, here, call.tag)
