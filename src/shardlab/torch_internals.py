@@ -6,6 +6,7 @@ here and nowhere else. Tried with torch 2.6 and 2.13.
 """
 
 import functools
+import threading
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -34,6 +36,7 @@ __all__ = [
     "hooks_of_saved_tensors",
     "local_tensor",
     "never_compiled",
+    "note_hooks",
     "next_kernel",
     "on_the_cpu",
     "own_parameters",
@@ -67,8 +70,34 @@ def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
     """(pack, unpack) of the saved_tensors_hooks that are set here, None if none are. Autograd calls
     the innermost ones alone. Without it, hooks of ours inside somebody else's take the tensors away
     from them: checkpoint around a unit of stage 3 would keep every activation."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    if TELLS_HOOKS:
+        return torch._C._autograd._top_saved_tensors_default_hooks(False)
+    stack = getattr(_hooks, "stack", ())
+    return stack[-1] if stack else None
 
+
+TELLS_HOOKS = hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")  # torch 2.8
+_hooks = threading.local()
+
+
+def note_hooks():
+    """Before torch 2.8 nobody tells which hooks are set, so whoever sets them does. Without it,
+    the entry above has no answer there."""
+    enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
+
+    def noted_enter(self):
+        enter(self)
+        _hooks.stack = [*getattr(_hooks, "stack", ()), (self.pack_hook, self.unpack_hook)]
+
+    def noted_leave(self, *error):
+        _hooks.stack = _hooks.stack[:-1]
+        return leave(self, *error)
+
+    saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__ = noted_enter, noted_leave
+
+
+if not TELLS_HOOKS:
+    note_hooks()
 
 # --- loss scaling ---------------------------------------------------------------------------------
 

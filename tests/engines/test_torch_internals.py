@@ -1,6 +1,8 @@
 """One file says what PyTorch calls private; what it says is there."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -147,3 +149,30 @@ def test_hooks_of_saved_tensors_are_the_innermost():
             assert torch_internals.hooks_of_saved_tensors() == (inner, outer)
         assert torch_internals.hooks_of_saved_tensors() == (outer, outer)
     assert torch_internals.hooks_of_saved_tensors() is None
+
+
+def test_hooks_are_noted_before_torch_tells_them():
+    """Before torch 2.8. Must catch: hooks that stay in the stack, or are noted and not set."""
+    code = """
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+from shardlab import torch_internals
+torch_internals.TELLS_HOOKS or exit("noted already")
+torch_internals.TELLS_HOOKS = False
+torch_internals.note_hooks()
+seen, x = [], torch.ones(2, requires_grad=True)
+detach, kept = torch.Tensor.detach, lambda tensor: tensor
+assert torch_internals.hooks_of_saved_tensors() is None
+with saved_tensors_hooks(detach, kept):
+    assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
+    def function(x):
+        seen.append(torch_internals.hooks_of_saved_tensors())
+        return x.exp()
+    checkpoint(function, x, use_reentrant=False).sum().backward()
+    assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
+assert torch_internals.hooks_of_saved_tensors() is None and len(seen) == 2
+assert all(pair not in (None, (detach, kept)) for pair in seen)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 or "noted already" in done.stderr, done.stderr

@@ -888,6 +888,12 @@ def odd_steps():
             hidden.mul_(2)
             return result
 
+    class Clamped(nn.Linear):
+        def forward(self, x):
+            self.weight.clamp_(-0.1, 0.1)
+            return super().forward(x)
+
+    clamped = stage3.fully_shard(Clamped(8, 8))
     changed = stage3.fully_shard(Changed())
     sparse = stage3.fully_shard(nn.Embedding(5, 4, sparse=True))
     shown = stage3.fully_shard(linears(8, 2))
@@ -900,20 +906,23 @@ def odd_steps():
         said(lambda: changed(torch.ones(1, 8)).sum().backward()),
         said(lambda: sparse(torch.arange(3)).sum().backward()),
         said(inside),
+        said(torch.no_grad()(clamped), torch.ones(1, 8)),
         said(lambda: shown(torch.ones(1, 8)).sum().isfinite()),
     )
 
 
 def test_refusals(pair):
     """An activation changed in place, which autograd itself does not see where there are hooks; a
-    sparse gradient; backward inside `unsharded`, whose gradients nobody would get.
+    sparse gradient; backward inside `unsharded`, whose gradients nobody would get; a parameter that
+    forward changes, which FSDP2 forgets.
 
     Must catch: hooks that forget the version of what they keep; gradients of parameters that
     vanish; a model that stays open when its `unsharded` raised."""
-    in_place, sparse, inside, after = answers(pair, odd_steps)
+    in_place, sparse, inside, clamped, after = answers(pair, odd_steps)
     assert "has been modified by an inplace operation" in in_place
     assert sparse.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
     assert inside.startswith("RuntimeError: backward within `with unsharded(...)`")
+    assert clamped.startswith("RuntimeError: Clamped.weight was changed in place while Clamped")
     assert after.startswith("nothing, and")
 
 

@@ -121,6 +121,7 @@ def inside(leaf) -> list:
 
 def without_views(unit, output):
     """The output, with a copy of each tensor in it that lies in the unit's parameters."""
+    refuse_changes(unit)
     lies_in_parameters = own_memory(unit)
 
     def settled(leaf):
@@ -136,6 +137,17 @@ def without_views(unit, output):
             f" {type(output).__name__}, and its memory is given back: return a .clone() of it."
         )
     return output
+
+
+def refuse_changes(unit):
+    """A gathered parameter is given back, and a change of it would be lost."""
+    for module, name, number in unit.sites:
+        if version(unit.placed[number]):
+            raise RuntimeError(
+                f"{type(module).__name__}.{name} was changed in place while"
+                f" {type(unit.module).__name__} computed, and its shards would not know: write to"
+                " parameters between steps, outside of forward."
+            )
 
 
 # --- recomputation inside backward ----------------------------------------------------------------
