@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,6 @@ import shardlab
 from shardlab import torch_internals
 
 PACKAGE = Path(shardlab.__file__).parent
-# files that still have names of their own; nothing is added here
-NOT_YET = (
-    "data_parallel.py",
-    "zero/stage2.py",
-)
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 
@@ -55,6 +51,7 @@ def private_names(tree: ast.AST, ours: set[str]) -> list[str]:
     return found
 
 
+@cache
 def files():
     trees = {
         path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
@@ -70,7 +67,7 @@ def test_one_file_names_what_is_private_in_pytorch():
     """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py."""
     _, trees, ours = files()
     found = {name: private_names(tree, ours) for name, tree in trees.items()}
-    assert {name: names for name, names in found.items() if names and name not in NOT_YET} == {}
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 @pytest.mark.parametrize(
