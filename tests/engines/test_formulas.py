@@ -10,6 +10,7 @@ import pytest
 from shardlab import formulas
 from shardlab.formulas import (
     BOOK,
+    EXACT_LIMIT,
     GPUS,
     MODELS,
     RECIPES,
@@ -463,6 +464,32 @@ def test_degrees():
     witness."""
     grid = [(t, p) for t in range(4) for p in range(3)]
     assert formulas.gpus_per_copy(tensor_parallel=4, pipeline_parallel=3) == len(grid)
+
+
+def test_what_is_given_is_a_table():
+    """A line for each quantity, an indented one goes on; the range in words.
+
+    Must catch: `from` taken for `above`; a float that stops at 2^53; a range that nobody reads."""
+    registry = Registry()
+    registry.given(
+        r"""
+rows | m | count | rows of a
+    table
+rate | \eta | fraction, above 0 to 1 | a share
+pace | B | bytes/s, above 0 | a rate
+wait | \tau | seconds, from 0 | a time
+"""
+    )
+    found = [(q.least, q.most, q.above) for q in registry.quantities.values()]
+    assert found == [
+        (1, EXACT_LIMIT, False),
+        (0, 1, True),
+        (0, math.inf, True),
+        (0, math.inf, False),
+    ]
+    assert registry.quantities["rows"].meaning == "rows of a table"
+    with pytest.raises(ValueError, match="pace: `over 0` is no range"):
+        registry.given("pace | B | bytes/s, over 0 | a rate")
 
 
 @pytest.mark.parametrize("gpu_memory_bytes", [1, 999, 1000, 1001, 10**9])

@@ -8,6 +8,7 @@ source.
 
 import csv
 import importlib.resources
+import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -28,209 +29,73 @@ def _by_name(presets):
     return MappingProxyType({preset.name: preset for preset in presets})
 
 
-# --- models ---------------------------------------------------------------------------------------
-def _gpt(name, layers, hidden, heads, source, *, vocabulary=50_257, max_sequence=1024):
-    return Preset(
-        name,
-        MappingProxyType(
-            dict(
-                layers=layers,
-                hidden=hidden,
-                heads=heads,
-                key_value_heads=heads,
-                feed_forward=4 * hidden,
-                vocabulary=vocabulary,
-                max_sequence=max_sequence,
-                learned_positions=1,
-                biases=1,
-                gated_mlp=0,
-                tied_head=1,
-            )
-        ),
-        source,
-    )
-
-
-def _llama(name, layers, hidden, heads, key_value_heads, feed_forward, max_sequence, source):
-    return Preset(
-        name,
-        MappingProxyType(
-            dict(
-                layers=layers,
-                hidden=hidden,
-                heads=heads,
-                key_value_heads=key_value_heads,
-                feed_forward=feed_forward,
-                vocabulary=32_000,
-                max_sequence=max_sequence,
-                learned_positions=0,
-                biases=0,
-                gated_mlp=1,
-                tied_head=0,
-            )
-        ),
-        source,
-    )
-
-
-_GPT2, _GPT3 = "Radford et al. 2019, Table 2", "Brown et al. 2020, Table 2.1"
-_LLAMA, _LLAMA2 = "Touvron et al. 2023a, Table 2", "Touvron et al. 2023b, Table 1 and section 2.2"
-
-MODELS = _by_name(
-    [
-        _gpt("GPT-2 124M", 12, 768, 12, _GPT2),
-        _gpt("GPT-2 355M", 24, 1024, 16, _GPT2),
-        _gpt("GPT-2 774M", 36, 1280, 20, _GPT2),
-        _gpt("GPT-2 1.5B", 48, 1600, 25, _GPT2),
-        _gpt("GPT-3 175B", 96, 12_288, 96, _GPT3, max_sequence=2048),
-        _llama("Llama 7B", 32, 4096, 32, 32, 11_008, 2048, _LLAMA),
-        _llama("Llama 13B", 40, 5120, 40, 40, 13_824, 2048, _LLAMA),
-        _llama("Llama 2 70B", 80, 8192, 64, 8, 28_672, 4096, _LLAMA2),
-    ]
-)
-
-
-# --- recipes --------------------------------------------------------------------------------------
-def _recipe(
-    name,
-    parameter,
-    gradient,
-    master,
-    moments,
-    moment,
-    step,
-    residual,
-    compute,
-    source,
-    note,
-    verified="",
-):
-    return Preset(
-        name,
-        MappingProxyType(
-            dict(
-                parameter_element_bytes=parameter,
-                gradient_element_bytes=gradient,
-                master_element_bytes=master,
-                optimizer_moments=moments,
-                moment_element_bytes=moment,
-                step_counter_element_bytes=step,
-                residual_element_bytes=residual,
-                compute_element_bytes=compute,
-            )
-        ),
-        source,
-        note,
-        verified,
-    )
-
-
+# --- models, recipes, operations ------------------------------------------------------------------
 _RUN = "tests/why_one_gpu/test_states.py::test_states_of_a_training_run"
 
-RECIPES = _by_name(
-    [
-        _recipe(
-            "fp32 Adam", 4, 4, 0, 2, 4, 4, 4, 4, "torch.optim.AdamW", "everything in fp32", _RUN
-        ),
-        _recipe(
-            "autocast Adam",
-            4,
-            4,
-            0,
-            2,
-            4,
-            4,
-            4,
-            2,
-            "torch.autocast",
-            "fp32 states; the 16-bit copies of weights that autocast caches come and go within a"
-            " step",
-            _RUN,
-        ),
-        _recipe(
-            "bf16 + fp32 master",
-            2,
-            2,
-            4,
-            2,
-            4,
-            0,
-            2,
-            2,
-            "Rajbhandari et al. 2020 (ZeRO), section 3.1",
-            "16-bit parameters and gradients; the optimizer keeps an fp32 master copy and fp32"
-            " moments",
-        ),
-        _recipe(
-            "bf16 + fp32 gradients",
-            2,
-            4,
-            4,
-            2,
-            4,
-            0,
-            2,
-            2,
-            "Megatron-LM, distributed optimizer",
-            "16-bit parameters, gradients accumulated in fp32, fp32 master copy and moments",
-        ),
-        _recipe(
-            "fp16 + fp32 gradients",
-            2,
-            6,
-            4,
-            2,
-            4,
-            0,
-            2,
-            2,
-            "Megatron-LM, distributed optimizer",
-            "16-bit parameters and gradients, and beside these gradients their fp32 copy; fp32"
-            " master copy and moments",
-        ),
-        _recipe(
-            "fp32 SGD momentum",
-            4,
-            4,
-            0,
-            1,
-            4,
-            0,
-            4,
-            4,
-            "torch.optim.SGD(momentum=...)",
-            "one fp32 tensor of momentum",
-            _RUN,
-        ),
-        _recipe(
-            "bf16, no master",
-            2,
-            2,
-            0,
-            2,
-            2,
-            4,
-            2,
-            2,
-            "torch.optim.AdamW on a bf16 model",
-            "everything in bf16: small, but updates below the spacing of bf16 are lost",
-            _RUN,
-        ),
-        _recipe(
-            "8-bit Adam",
-            4,
-            4,
-            0,
-            2,
-            1,
-            0,
-            4,
-            4,
-            "Dettmers et al. 2022",
-            "fp32 parameters and gradients, moments of one byte; the scale that each block of"
-            " elements keeps is not counted",
-        ),
-    ]
+
+def _table(text):
+    """On the first line the quantities, then a preset on each: name | values in that order | source
+    | note | test. An indented line goes on."""
+    (names, *lines), presets = re.sub(r"\n +", " ", text).strip().splitlines(), []
+    for line in lines:
+        name, values, source, note, test = (*line.split(" | "), "", "")[:5]
+        numbers = dict(zip(names.split(), map(int, values.split()), strict=True))
+        test = _RUN if test == "run" else test
+        presets.append(Preset(name, MappingProxyType(numbers), source, note, test))
+    return _by_name(presets)
+
+
+MODELS = _table(
+    r"""
+layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
+    gated_mlp tied_head
+GPT-2 124M | 12 768 12 12 3072 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
+GPT-2 355M | 24 1024 16 16 4096 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
+GPT-2 774M | 36 1280 20 20 5120 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
+GPT-2 1.5B | 48 1600 25 25 6400 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
+GPT-3 175B | 96 12288 96 96 49152 50257 2048 1 1 0 1 | Brown et al. 2020, Table 2.1
+Llama 7B | 32 4096 32 32 11008 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
+Llama 13B | 40 5120 40 40 13824 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
+Llama 2 70B | 80 8192 64 8 28672 32000 4096 0 0 1 0 | Touvron et al. 2023b, Table 1 and section 2.2
+"""
+)
+
+RECIPES = _table(
+    r"""
+parameter_element_bytes gradient_element_bytes master_element_bytes optimizer_moments
+    moment_element_bytes step_counter_element_bytes residual_element_bytes compute_element_bytes
+fp32 Adam | 4 4 0 2 4 4 4 4 | torch.optim.AdamW | everything in fp32 | run
+autocast Adam | 4 4 0 2 4 4 4 2 | torch.autocast | fp32 states; the 16-bit copies of weights that
+    autocast caches come and go within a step | run
+bf16 + fp32 master | 2 2 4 2 4 0 2 2 | Rajbhandari et al. 2020 (ZeRO), section 3.1 | 16-bit
+    parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments
+bf16 + fp32 gradients | 2 4 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters,
+    gradients accumulated in fp32, fp32 master copy and moments
+fp16 + fp32 gradients | 2 6 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
+    gradients, and beside these gradients their fp32 copy; fp32 master copy and moments
+fp32 SGD momentum | 4 4 0 1 4 0 4 4 | torch.optim.SGD(momentum=...) | one fp32 tensor of momentum |
+    run
+bf16, no master | 2 2 0 2 2 4 2 2 | torch.optim.AdamW on a bf16 model | everything in bf16: small,
+    but updates below the spacing of bf16 are lost | run
+8-bit Adam | 4 4 0 2 1 0 4 4 | Dettmers et al. 2022 | fp32 parameters and gradients, moments of one
+    byte; the scale that each block of elements keeps is not counted
+"""
+)
+
+OPERATIONS = _table(
+    r"""
+matrix_product operation_rows operation_columns operation_depth
+square product | 1 4096 4096 4096 | shapes of our own | one of the products in a layer of hidden
+    size 4,096
+small product | 1 256 256 256 | shapes of our own | too small to keep a large chip busy
+one token through a layer | 1 1 4096 4096 | shapes of our own | generating text one sequence at a
+    time: each weight is used once
+attention at decode | 1 1 8192 128 | shapes of our own | one query of one head against 8,192 cached
+    keys
+one elementwise operation | 0 4096 4096 1 | shapes of our own | such as a ReLU
+sixteen, fused | 0 4096 4096 16 | shapes of our own | sixteen elementwise operations in one kernel:
+    each element still moves twice
+"""
 )
 
 
@@ -307,62 +172,6 @@ NODE_LINKS = _by_name(  # the same, where ranks of one node talk over another li
     for link in LINKS.values()
 )
 
-
-# --- operations -----------------------------------------------------------------------------------
-def _operation(name, product, rows, columns, depth, note):
-    return Preset(
-        name,
-        MappingProxyType(
-            dict(
-                matrix_product=product,
-                operation_rows=rows,
-                operation_columns=columns,
-                operation_depth=depth,
-            )
-        ),
-        "shapes of our own",
-        note,
-    )
-
-
-OPERATIONS = _by_name(
-    [
-        _operation(
-            "square product",
-            1,
-            4096,
-            4096,
-            4096,
-            "one of the products in a layer of hidden size 4,096",
-        ),
-        _operation("small product", 1, 256, 256, 256, "too small to keep a large chip busy"),
-        _operation(
-            "one token through a layer",
-            1,
-            1,
-            4096,
-            4096,
-            "generating text one sequence at a time: each weight is used once",
-        ),
-        _operation(
-            "attention at decode",
-            1,
-            1,
-            8192,
-            128,
-            "one query of one head against 8,192 cached keys",
-        ),
-        _operation("one elementwise operation", 0, 4096, 4096, 1, "such as a ReLU"),
-        _operation(
-            "sixteen, fused",
-            0,
-            4096,
-            4096,
-            16,
-            "sixteen elementwise operations in one kernel: each element still moves twice",
-        ),
-    ]
-)
 
 PRESETS = MappingProxyType(
     dict(

@@ -21,6 +21,7 @@ import inspect
 import keyword
 import math
 import operator
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -222,6 +223,27 @@ class Registry:
         """Declare something the reader gives."""
         self._new(name)
         self.quantities[name] = Quantity(name, symbol, unit, meaning, **limits)
+
+    def given(self, table):
+        """Declare what the reader gives, a line for each: name | symbol | unit, range | meaning.
+        An indented line goes on with the meaning. The range is `from 0`, `above 0`, `to 1` or two
+        of them; without one it is whole numbers from 1, or any number from 1 for other units."""
+        for line in re.sub(r"\n +", " ", table).strip().splitlines():
+            name, symbol, unit, meaning = line.split(" | ")
+            unit, _, words = unit.partition(", ")
+            limits = re.fullmatch(r"(?:(from|above) (\S+))? ?(?:to (\S+))?", words)
+            if not limits:
+                raise ValueError(f"{name}: `{words}` is no range such as `from 0 to 1`.")
+            kind, least, most = limits.groups()
+            self.quantity(
+                name,
+                symbol,
+                unit,
+                meaning,
+                least=int(least or 1),
+                most=int(most) if most else EXACT_LIMIT if unit in WHOLE_UNITS else math.inf,
+                above=kind == "above",
+            )
 
     def section(self, *, source, measured_by):
         """`formula` for formulas that share these: only symbol and unit are left to say, and what a

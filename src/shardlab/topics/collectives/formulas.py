@@ -6,7 +6,6 @@ that take a latency for each message and then its bytes one after the other, bot
 The plans behind them are in collective_plans.py.
 """
 
-from shardlab.formulas.given import RATE, TIME
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import (
     ceil_div,
@@ -23,30 +22,14 @@ from shardlab.formulas.subset import (
 
 # --- what the reader gives
 
-BOOK.quantity(
-    "message_elements",
-    "E",
-    "count",
-    "elements of the whole array that a collective works on",
-    least=0,
-)
-BOOK.quantity("message_element_bytes", r"\beta_\text{msg}", "bytes", "bytes of one of its elements")
-BOOK.quantity(
-    "node_latency_seconds",
-    r"\alpha_\text{node}",
-    "seconds",
-    "latency between ranks of one node",
-    **TIME,
-)
-BOOK.quantity(
-    "node_bytes_per_second",
-    r"B_\text{node}",
-    "bytes/s",
-    "bandwidth between ranks of one node",
-    **RATE,
-)
-BOOK.quantity(
-    "collective_seconds", r"\tau", "seconds", "time that a collective was measured to take", **RATE
+BOOK.given(
+    r"""
+message_elements | E | count, from 0 | elements of the whole array that a collective works on
+message_element_bytes | \beta_\text{msg} | bytes | bytes of one of its elements
+node_latency_seconds | \alpha_\text{node} | seconds, from 0 | latency between ranks of one node
+node_bytes_per_second | B_\text{node} | bytes/s, above 0 | bandwidth between ranks of one node
+collective_seconds | \tau | seconds, above 0 | time that a collective was measured to take
+"""
 )
 
 _OURS = "shardlab.collectives"

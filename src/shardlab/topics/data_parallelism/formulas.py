@@ -12,11 +12,10 @@ from shardlab.formulas.subset import ceil_div, maximum, minimum, ring_pass, wher
 
 # --- what the reader gives
 
-BOOK.quantity(
-    "bucket_bytes",
-    r"S_\text{bkt}",
-    "bytes",
-    "bytes of gradients at which a bucket is closed and may leave",
+BOOK.given(
+    r"""
+bucket_bytes | S_\text{bkt} | bytes | bytes of gradients at which a bucket is closed and may leave
+"""
 )
 
 _OURS = "shardlab.data_parallel"

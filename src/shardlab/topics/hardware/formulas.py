@@ -3,58 +3,30 @@ arithmetic or by memory. Each matrix moves once: what a chip holds only a part o
 so bytes are the least there are, and rates the most.
 """
 
-from shardlab.formulas.given import RATE, SWITCH, TIME
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import maximum, minimum, where
 
 # --- what the reader gives
 
-BOOK.quantity("operation_rows", r"m_\text{op}", "count", "rows of an operation's result")
-BOOK.quantity("operation_columns", r"n_\text{op}", "count", "columns of an operation's result")
-BOOK.quantity(
-    "operation_depth",
-    r"k_\text{op}",
-    "count",
-    "inner size of a matrix product; of an elementwise operation, what it does to each element,"
-    " counted in operations",
-)
-BOOK.quantity(
-    "operation_element_bytes",
-    r"\beta_\text{op}",
-    "bytes",
-    "bytes of one element that an operation reads or writes",
-)
-BOOK.quantity(
-    "matrix_product",
-    r"1_\text{mm}",
-    "count",
-    "1 if the operation is a matrix product, 0 if it is elementwise",
-    **SWITCH,
-)
-BOOK.quantity(
-    "measured_flops_per_second",
-    r"F_\text{meas}",
-    "FLOP/s",
-    "rate that an operation was measured to reach",
-    **RATE,
-)
-BOOK.quantity("multiprocessors", r"n_\text{SM}", "count", "streaming multiprocessors of the GPU")
-BOOK.quantity(
-    "multiprocessor_flops_per_cycle",
-    r"C_\text{SM}",
-    "FLOP",
-    "operations one of them does in a cycle",
-    **RATE,
-)
-BOOK.quantity(
-    "cycles_per_second", r"f_\text{clock}", "1/s", "cycles of the GPU's clock in a second", **RATE
-)
-BOOK.quantity(
-    "launch_seconds",
-    r"\tau_\text{launch}",
-    "seconds",
-    "time the CPU takes to hand one operation to the GPU",
-    **TIME,
+BOOK.given(
+    r"""
+operation_rows | m_\text{op} | count | rows of an operation's result
+operation_columns | n_\text{op} | count | columns of an operation's result
+operation_depth | k_\text{op} | count | inner size of a matrix product; of an elementwise operation,
+    what it does to each element, counted in operations
+operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an operation reads or
+    writes
+matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matrix product, 0 if it
+    is elementwise
+measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | rate that an operation was measured to
+    reach
+multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
+multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations one of them does in a
+    cycle
+cycles_per_second | f_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
+launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
+    the GPU
+"""
 )
 
 _ROOFLINE = "Williams, Waterman and Patterson 2009"

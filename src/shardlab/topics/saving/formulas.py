@@ -1,24 +1,17 @@
 """Saving: how large a checkpoint is, how long it takes, and how often to make one."""
 
-from shardlab.formulas.given import RATE
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import square_root, where
 
 # --- what the reader gives
 
-BOOK.quantity(
-    "storage_bytes_per_second",
-    r"B_\text{disk}",
-    "bytes/s",
-    "bandwidth at which all ranks together write to storage",
-    **RATE,
-)
-BOOK.quantity(
-    "failure_seconds",
-    r"\tau_\text{fail}",
-    "seconds",
-    "mean time between failures that end the run, of all its machines together",
-    **RATE,
+BOOK.given(
+    r"""
+storage_bytes_per_second | B_\text{disk} | bytes/s, above 0 | bandwidth at which all ranks together
+    write to storage
+failure_seconds | \tau_\text{fail} | seconds, above 0 | mean time between failures that end the run,
+    of all its machines together
+"""
 )
 
 _YOUNG = "Young 1974; Daly 2006 for what it leaves out"

@@ -141,10 +141,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
             "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare.",
             when=(("fits", 1),),
         ),
-        Say(
-            "; a card of {gpu_memory_bytes} is {missing_bytes} short.",
-            when=(("fits", 0),),
-        ),
+        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short.", when=(("fits", 0),)),
     ),
     detail=(
         Say("Parameters {parameter_bytes}, optimizer states {optimizer_at_peak_bytes}, "),

@@ -79,14 +79,8 @@ ZERO = Explorer(
             "In stage {zero_stage:exact} each of {data_parallel:exact} rank{data_parallel:s} keeps"
             " {zero_states_bytes} ({zero_states_bytes:bytes}) of model states"
         ),
-        Say(
-            "; a card of {gpu_memory_bytes} is {missing_bytes} short. ",
-            when=(("fits", 0),),
-        ),
-        Say(
-            "; a card of {gpu_memory_bytes} has {free_bytes} left. ",
-            when=(("fits", 1),),
-        ),
+        Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
+        Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "It sends {zero_sent_bytes} in a step, which a link of {link_bytes_per_second} carries"
             " in {zero_communication_seconds:short duration}."
@@ -115,11 +109,7 @@ ZERO = Explorer(
             ("stage 1 fits?", "fits", "yes or no"),
         ),
     ),
-    outputs=(
-        "zero_states_bytes",
-        "zero_sent_bytes",
-        "zero_communication_seconds",
-    ),
+    outputs=("zero_states_bytes", "zero_sent_bytes", "zero_communication_seconds"),
     why=(
         "zero_shard_parameters",
         "zero_states_bytes",

@@ -9,32 +9,17 @@ from shardlab.formulas.subset import maximum, next_rank, ring_pass, shard_of, wh
 
 # --- what the reader gives
 
-BOOK.quantity(
-    "zero_stage",
-    "z",
-    "count",
-    "what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too",
-    least=0,
-    most=3,
-)
-BOOK.quantity(
-    "zero_flat_tensors",
-    r"n_\text{flat}",
-    "count",
-    "flat tensors that are cut into shards: buckets, or units in stage 3",
-)
-BOOK.quantity(
-    "zero_unit_parameters",
-    r"\Psi_\text{unit}",
-    "parameters",
-    "parameters of the largest unit, which stage 3 has whole at a time",
-)
-BOOK.quantity(
-    "zero_root_parameters",
-    r"\Psi_\text{root}",
-    "parameters",
-    "parameters of stage 3's root, which stay whole while its units come and go",
-    least=0,
+BOOK.given(
+    r"""
+zero_stage | z | count, from 0 to 3 | what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients
+    too, 3 parameters too
+zero_flat_tensors | n_\text{flat} | count | flat tensors that are cut into shards: buckets, or units
+    in stage 3
+zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest unit, which stage 3
+    has whole at a time
+zero_root_parameters | \Psi_\text{root} | parameters, from 0 | parameters of stage 3's root, which
+    stay whole while its units come and go
+"""
 )
 
 _STATES = "Rajbhandari et al. 2020 (ZeRO), section 5"

@@ -153,11 +153,7 @@ def attention(
 
 
 @STEP.place(
-    "saved",
-    phase="forward",
-    symbol=r"_\text{saved}",
-    total="saved_moment_bytes",
-    largest=False,
+    "saved", phase="forward", symbol=r"_\text{saved}", total="saved_moment_bytes", largest=False
 )
 def saved(activation_bytes):
     """at the end of forward: all that backward needs is there, and the loss"""
