@@ -122,6 +122,7 @@ def saved_notebook(link: dict) -> nbformat.NotebookNode:
     return nbformat.reads(base64.b64decode(data).decode(), as_version=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
 def test_without_an_address_no_link_leads_out(without_address, page):
     """Must catch: a repository, issue or Colab button that is there although nobody said where it
@@ -129,6 +130,7 @@ def test_without_an_address_no_link_leads_out(without_address, page):
     assert Anchors(without_address / page).outside() == []
 
 
+@pytest.mark.slow
 def test_without_an_address_a_lab_says_how_to_run_it(without_address):
     """Must catch: the sentence, the wheel or its link missing where they are the only way to
     Colab."""
@@ -139,6 +141,7 @@ def test_without_an_address_a_lab_says_how_to_run_it(without_address):
     assert "upload both" in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["index.html", "chapters/tiny.html", "labs/tiny.html"])
 def test_with_an_address_every_page_leads_to_repository_and_issues(with_address, page):
     """Must catch: the settings of _address.yml not reaching the theme."""
@@ -147,6 +150,7 @@ def test_with_an_address_every_page_leads_to_repository_and_issues(with_address,
     assert any(address.startswith(f"{FORK}/issues/new") for address in outside)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["chapters/tiny.html", "labs/tiny.html"])
 def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
     """Must catch: a Colab link to the solved lab, to another branch, or missing from the
@@ -161,6 +165,7 @@ def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
     )
 
 
+@pytest.mark.slow
 def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
     """Must catch: the variables not read, or a page that leads to the example in the file's
     comment."""
@@ -177,6 +182,7 @@ def test_githubs_variables_stand_in_for_an_empty_file(tmp_path):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("book", ["without_address", "with_address"])
 def test_a_chapter_leads_to_its_lab(request, book):
     """Must catch: a chapter whose lab cannot be found, or one that carries the whole notebook (a
@@ -190,6 +196,7 @@ def test_a_chapter_leads_to_its_lab(request, book):
     assert anchors.leading_to("data:") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("book", ["without_address", "with_address"])
 def test_the_notebook_that_is_saved_is_the_learners_edition(request, book):
     """Must catch: solutions or outputs handed out; the install cell not told where the repository
@@ -223,6 +230,7 @@ def test_guesses_are_blank_in_the_learners_edition():
     assert other.source == "my_bytes = 7"
 
 
+@pytest.mark.slow
 def test_every_link_has_a_name(with_address):
     """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""
     for page in with_address.rglob("*.html"):
@@ -329,6 +337,7 @@ def test_the_install_cell_prefers_a_wheel_beside_the_notebook(tmp_path):
     assert run_install_cell(cell, tmp_path).stdout.splitlines()[-1] == str(tmp_path / WHEEL)
 
 
+@pytest.mark.slow
 def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     """Must catch: a wheel without modules, data or recordings; a cell after which `import shardlab`
     fails in the same process."""

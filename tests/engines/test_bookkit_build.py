@@ -38,6 +38,7 @@ def write_contents(folder, name):
     )
 
 
+@pytest.mark.slow
 def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     """Must catch: the page under its old name still in the built book, found by search engines and
     old links."""
@@ -51,6 +52,7 @@ def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     assert (pages / "index.html").exists() and (pages / "search.html").exists()
 
 
+@pytest.mark.slow
 def test_a_new_recording_reaches_the_page_that_shows_it(book, tmp_path):
     """Must catch: the execution cache, which knows only the cells, handing out the numbers of an
     old recording."""

@@ -250,6 +250,7 @@ def test_in_a_page(tmp_path):
     assert '<span class="eqno">(1)<a class="headerlink" href="#equation-one"' in page
 
 
+@pytest.mark.slow
 def test_a_page_with_an_unknown_command_is_not_built_twice_over(tmp_path):
     """Mutation: log the refusal as information; keep the environment after a failure, so that the
     second build, which has nothing to write, succeeds."""

@@ -11,6 +11,7 @@ import pytest
 CONFTEST = Path(__file__).parents[1] / "conftest.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("continuous_integration", "outcome"), [("", "1 skipped"), ("true", "1 error")]
 )

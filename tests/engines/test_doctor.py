@@ -15,6 +15,7 @@ from shardlab.measure.doctor import Finding, Lab, lab_row, labs_in
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.ranks
 def test_the_command():
     """Mutation: ranks not started but assumed; a lab of the folder left out; an exit code that says
     the opposite."""

@@ -64,6 +64,7 @@ def test_what_a_module_imports_marks_it(conftest, statement, starts):
     assert conftest.starts_ranks(module) == starts
 
 
+@pytest.mark.slow
 def test_the_marks_are_given():
     """Must catch: a test that needs the browser or ranks left in `make check`."""
     paths = "tests/browser", "tests/engines/test_mesh.py", "tests/test_labs.py"

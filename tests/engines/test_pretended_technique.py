@@ -178,6 +178,7 @@ def test_engines_find_it(repository):
     assert in_copy(repository, "-c", FOUND).split("\n")[:2] == ["True", "{'pretended_bytes': 21}"]
 
 
+@pytest.mark.slow
 def test_its_run_is_recorded(repository):
     """`make gpu` has its group, in the place its number says. Must catch: a list of groups in
     record.py."""
@@ -206,6 +207,7 @@ def book(repository):
     return repository / "build" / "html"
 
 
+@pytest.mark.slow
 def test_the_book_shows_it(book):
     """Its chapter has the explorer, the number and the equation; its lab has a page; the formula is
     on the formula sheet, beside what is given; every page's contents lead to it. Must catch: a

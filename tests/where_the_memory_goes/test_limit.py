@@ -20,6 +20,7 @@ can_limit = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @can_limit
 def test_the_first_that_does_not_fit_is_the_last():
     """Must catch: no limit set, so that all fit; the loop going on after the first failure; the
@@ -41,6 +42,7 @@ def test_the_first_that_does_not_fit_is_the_last():
     torch.zeros(1024 * MIB // 4)  # this process is not limited
 
 
+@pytest.mark.slow
 @can_limit
 def test_another_error_is_no_lack_of_memory():
     """Must catch: any exception reported as "does not fit"."""
@@ -101,6 +103,7 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
     assert free_bytes(CPU) is None
 
 
+@pytest.mark.slow
 def test_a_gpus_share_is_put_back(monkeypatch):
     """Must catch: the fraction left as it was set, also when the work fails for another reason; a
     limit that forgets what is held already."""

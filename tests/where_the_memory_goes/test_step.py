@@ -197,6 +197,7 @@ def compare(step: Step) -> tuple[list[str], float]:
     ], miss
 
 
+@pytest.mark.slow
 def test_random_steps():
     """500 steps, every tenth under fake tensors: parameters, gradients, optimizer states and saved
     activations equal, peak within 1 %, and equal in at least 98 of 100.

@@ -43,6 +43,7 @@ def compare_peak(step):
     ]
 
 
+@pytest.mark.slow
 def test_categories_at_the_peak_of_random_steps():
     """Real CPU tensors, 100 steps of any kind: wherever the peak is exact, each category is; and it
     is in 98 of 100.
