@@ -26,7 +26,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import collective_plans as plans
 from .. import collectives
-from ..collectives import Group, place, run, wire
+from ..collective_wire import Group, place, wire
+from ..collectives import run
 
 
 class CannotShard(ValueError):

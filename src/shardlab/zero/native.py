@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Group, place
+from ..collective_wire import Group, place
 from .flat import Ring, flattened, own_chunk
 
 

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
 from ..backward import BackwardListener
-from ..torch_internals import hand_scale_to
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
+    Refusals,
     check_arguments,
     check_elementwise,
     check_parameters,
@@ -35,7 +35,7 @@ from .checks import (
 from .flat import CannotShard, best_collectives
 
 
-class OptimizerOfShards(BackwardListener, torch.optim.Optimizer):
+class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
     """Any optimizer that updates each element by itself, on this rank's shard of the parameters.
 
     params         parameters, or groups of them, as torch.optim takes them
@@ -66,7 +66,6 @@ class OptimizerOfShards(BackwardListener, torch.optim.Optimizer):
         self.frozen, self.stepped = [], False
         super().__init__(params, settings)  # calls add_param_group
         self.defaults = self.inner.defaults
-        hand_scale_to(self, True)  # a GradScaler sets grad_scale then, which is refused below
 
     def add_param_group(self, param_group: dict):
         """Shard the group's parameters. The optimizer inside updates the shards."""
@@ -158,24 +157,6 @@ class OptimizerOfShards(BackwardListener, torch.optim.Optimizer):
         check_state(state_dict, self.inner)
         self.inner.load_state_dict(state_dict)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
-
-    @property
-    def grad_scale(self):
-        """What torch.amp.GradScaler sets before a step; nobody has."""
-        raise AttributeError("grad_scale")
-
-    @grad_scale.setter
-    def grad_scale(self, scale):
-        raise CannotShard(
-            "torch.amp.GradScaler looks at this rank's shard alone, so that ranks would disagree"
-            " about a step: take options.GradScaler."
-        )
-
-    def __getstate__(self):
-        raise CannotShard(
-            "a sharded optimizer is not copied or pickled: its state_dict() is, and shardlab.saving"
-            " saves it."
-        )
 
     def __repr__(self):
         return (
