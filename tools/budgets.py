@@ -26,7 +26,6 @@ TOPIC_LINES = 1000
 REASONS = {
     "saving/checkpoint.py": "a save that cannot be half done checks each way in which it can fail",
     "saving/resharding.py": "three layouts of shards, each cut out of what was saved as another",
-    "zero/stage3.py": "beside the idea, what is asked of a stage that replaces the parameters",
 }
 
 LAYOUT = {
