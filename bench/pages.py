@@ -96,7 +96,7 @@ class Reader:
 
     def open(self, address: str, slowed: int, script: str = ""):
         """(context, page, session of the browser's protocol) after the load event."""
-        context = self.browser.new_context(viewport=DESKTOP)
+        context = self.browser.new_context(viewport=DESKTOP, bypass_csp=True)
         page = context.new_page()
         if script:
             page.add_init_script(script)

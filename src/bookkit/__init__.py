@@ -14,6 +14,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
   book
+- ``policy``   a page runs the scripts of the book and no others
 - ``address``  repository, issue and Colab buttons from one address; the learner's edition of a lab,
   and the wheel
 """
@@ -34,6 +35,7 @@ def setup(app):
         look,
         mathml,
         offline,
+        policy,
         recorded,
         shards,
         stepper,
@@ -51,6 +53,7 @@ def setup(app):
         recorded,
         look,
         offline,
+        policy,
         address,
     ):
         part.setup(app)

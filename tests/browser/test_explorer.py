@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from visit import DESKTOP, PHONE, Watch, stop_clock, wait_for_pictures
+from visit import DESKTOP, PHONE, Watch, stop_clock, until, wait_for_pictures
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
 from shardlab.show.explorers import EXPLORERS
@@ -136,9 +136,10 @@ def open_card(browser, explorer_places):
         )
         page.goto(explorer_places[name].address())
         if options.get("java_script_enabled", True):
-            page.wait_for_function(
+            until(
+                page,
                 "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
-                " svg.hasAttribute('width'))"
+                " svg.hasAttribute('width'))",
             )
         return Card(page, name)
 
@@ -607,11 +608,11 @@ def test_copy_as_python(card):
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
     card.find(".explorer-copy").click()
-    card.page.wait_for_function(  # a browser may take its time over the clipboard
+    until(
+        card.page,  # a browser may take its time over the clipboard
         "name => ['Copied', 'Press Ctrl+C to"
         " copy'].includes(document.querySelector(name).textContent)",
         arg=f"#explorer-{card.spec.name} .explorer-copy",
-        polling=50,
     )
     tried = 0
     while tried < 12:
@@ -821,7 +822,7 @@ def test_the_ghost_of_the_picture_before(open_card):
         before / now, rel=1e-3
     )
     card.page.mouse.up()
-    card.page.wait_for_function("document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
+    until(card.page, "document.querySelectorAll('.ghost')[1].getAttribute('d') === ''")
 
 
 # Uses a control as a reader does, and looks before the page has a moment to do anything else.
@@ -1029,9 +1030,10 @@ def test_the_ghost_of_lines(open_card):
         drawn["ghost"].count("M") == len(before["lines"]) + 1 and drawn["lines"] != before["lines"]
     )
     card.slider("ranks").evaluate("slider => slider.dispatchEvent(new Event('change'))")
-    card.page.wait_for_function(
+    until(
+        card.page,
         "document.querySelector('#explorer-collective-cost .ghost:not(.halo)').getAttribute('d')"
-        " === ''"
+        " === ''",
     )
 
 
@@ -1176,14 +1178,16 @@ def test_targets_with_a_pointer(card):
 def test_the_picture_follows_the_width_of_the_window(card):
     """Mutation: measure the width once."""
     card.page.set_viewport_size({"width": 1000, "height": 800})
-    card.page.wait_for_function(
+    until(
+        card.page,
         """id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
       place => +place.firstChild.getAttribute("width") === place.clientWidth)""",
         arg=f"#explorer-{card.name}",
     )
     wide = card.find("svg >> nth=0").bounding_box()["width"]
     card.page.set_viewport_size(PHONE)
-    card.page.wait_for_function(
+    until(
+        card.page,
         """id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
       place => +place.firstChild.getAttribute("width") === place.clientWidth)""",
         arg=f"#explorer-{card.name}",

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import SPOILED_PAGE
-from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, without_scripts
+from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, until, without_scripts
 
 import bookkit
 
@@ -211,11 +211,11 @@ def test_colour_mode(browser, homes, scheme):
         page.goto(f"{homes[scheme]}/index.html")
         light = background()
         page.emulate_media(color_scheme="dark")
-        page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        until(page, "document.documentElement.dataset.theme === 'dark'")
         dark = background()
         assert dark != light
         page.emulate_media(color_scheme="light")
-        page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+        until(page, "document.documentElement.dataset.theme === 'light'")
         page.locator(".theme-button:visible").click()
         assert background() == dark
         page.locator("article a[href*='chapters/']:visible").first.click()
@@ -243,9 +243,7 @@ def test_search(browser, homes, scheme):
         page.wait_for_url("**/chapters/why-one-gpu*")
         assert "optimizer" in page.locator("article").inner_text()
         page.goto(f"{homes[scheme]}/search.html?q=zyzzyva")
-        page.wait_for_function(
-            "document.querySelector('#search-results').innerText.trim().length > 20"
-        )
+        until(page, "document.querySelector('#search-results').innerText.trim().length > 20")
         assert page.locator("#search-results li a").count() == 0
     # the click broke it off
     failed = [request for request in watch.failed if "ERR_ABORTED" not in request]

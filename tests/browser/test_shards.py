@@ -17,6 +17,7 @@ from visit import (
     PHONE,
     Watch,
     axe_findings,
+    until,
 )
 
 from shardlab.topics.zero.moves import AllGather, AllReduce, Part, Update
@@ -64,14 +65,16 @@ class Shards(Card):
             ("microbatches", name_of(0, microbatches).split(", ")[1]),
         ):
             self.find(f"[name=shards-{group}][value='{value}']").check()
-            self.page.wait_for_function(
+            until(
+                self.page,
                 """([group, value]) =>
                  document.querySelector(`[name=shards-${group}]:checked`).value === value
                 && document.querySelector(".explorer-title").textContent.endsWith(
                   document.querySelector("[name=shards-stage]:checked").value)""",
                 arg=[group, str(value)],
             )
-        self.page.wait_for_function(
+        until(
+            self.page,
             """([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
             && document.querySelectorAll(".stepper svg .strong").length === ranks""",
             arg=[len(shard_steps(stage, ranks, microbatches)) - 1, ranks],
@@ -255,9 +258,7 @@ def test_knobs(card):
     card.choose(3, 8, 2)
     assert card.shows(3, 8, 2, 7)
     card.find("[name=shards-stage][value='stage 2']").check()
-    card.page.wait_for_function(
-        "document.querySelector('.explorer-title').textContent.endsWith('2')"
-    )
+    until(card.page, "document.querySelector('.explorer-title').textContent.endsWith('2')")
     assert card.shows(2, 8, 2, first_number(2, 2))
     card.find(".explorer-reset").click()
     assert card.shows(1, 4, 1, 10)
@@ -282,9 +283,7 @@ def test_keys(card):
         assert card.shows(1, 4, 1, number), key
     card.find("[name=shards-stage]:checked").focus()
     card.page.keyboard.press("ArrowRight")
-    card.page.wait_for_function(
-        "document.querySelector('.explorer-title').textContent.endsWith('2')"
-    )
+    until(card.page, "document.querySelector('.explorer-title').textContent.endsWith('2')")
     assert card.shows(2, 4, 1, first_number(2, 1))
 
 

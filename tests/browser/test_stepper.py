@@ -16,6 +16,7 @@ from visit import (
     Watch,
     axe_findings,
     stop_clock,
+    until,
 )
 
 from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, page_data, stepper_steps
@@ -57,7 +58,8 @@ class Card:
         """As a reader who chooses from the menu and clicks on a number."""
         if name != self.find("select").input_value():
             self.find("select").select_option(name)
-            self.page.wait_for_function(
+            until(
+                self.page,
                 "name =>"
                 " document.querySelector('.explorer-title').textContent"
                 ".toLowerCase().startsWith(name"
@@ -65,7 +67,8 @@ class Card:
                 arg=name,
             )
         self.find(f"[type=radio][value='{n}']").check()
-        self.page.wait_for_function(
+        until(
+            self.page,
             "count => +document.querySelector('.stepper [type=range]').max === count",
             arg=len(stepper_steps(name, n)) - 1,
         )
@@ -302,7 +305,7 @@ def test_keys_of_other_controls_stay_theirs(card):
     """Mutation: arrows on the numbers of ranks step instead."""
     card.find("[type=radio]:checked").focus()
     card.page.keyboard.press("ArrowRight")
-    card.page.wait_for_function("document.querySelector('.stepper [type=range]').max === '8'")
+    until(card.page, "document.querySelector('.stepper [type=range]').max === '8'")
     assert card.shows(FIRST, 5, 1)
 
 
@@ -438,7 +441,7 @@ def test_who_wants_no_motion_gets_none(open_card):
     card = playing_card(open_card, reduced_motion="no-preference")
     card.find(".stepper-play").click()
     card.page.emulate_media(reduced_motion="reduce")
-    card.page.wait_for_function("!document.querySelector('.stepper.playing')")
+    until(card.page, "!document.querySelector('.stepper.playing')")
     here = card.at
     card.page.clock.run_for(10_000)
     assert card.at == here
@@ -574,8 +577,9 @@ def test_on_a_phone(open_card, name, n):
 def test_the_picture_follows_the_width_of_the_window(card):
     """Mutation: measure the width once."""
     card.page.set_viewport_size(PHONE)
-    card.page.wait_for_function(
+    until(
+        card.page,
         """() => { const place = document.querySelector(".explorer-drawing");
-      return +place.firstChild.getAttribute("width") === place.clientWidth; }"""
+      return +place.firstChild.getAttribute("width") === place.clientWidth; }""",
     )
     assert card.shows(FIRST, RANKS_FIRST, 1) and not card.page.evaluate(BEYOND)

@@ -4,6 +4,7 @@
 printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
 """
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -179,15 +180,22 @@ class Visit:
     explorers_on_paper: list[str]
 
 
+def until(page, expression: str, arg=None, seconds: float = 30) -> None:
+    """Wait until a JavaScript expression, or a function of `arg`, is true on the page. Playwright's
+    own `wait_for_function` evaluates text within the page, which the policy of a page forbids."""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression, arg):
+        assert time.monotonic() < end, f"after {seconds} s not yet true: {expression}"
+        page.wait_for_timeout(20)
+
+
 def open_page(page, address: str) -> None:
     """Go to `address`, come past everything that loads when it is near, and wait until it is
     drawn."""
     page.goto(address, wait_until="load")
     page.evaluate(SCROLL_THROUGH)
-    page.wait_for_function("!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
-    page.wait_for_function(
-        "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)"
-    )
+    until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
+    until(page, "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
 
 
 def open_all(page):
@@ -195,15 +203,16 @@ def open_all(page):
     collectives of steppers."""
     page.evaluate(OPEN_ALL)
     page.evaluate(ASK_STEPPERS)
-    page.wait_for_function(
-        "!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')"
+    until(
+        page,
+        "!document.querySelector('.explorer.live .explorer-why:not(:has(.explorer-equations))')",
     )
 
 
 def wait_for_pictures(page):
     """Wait until no explorer shows the ghost of its picture before: a ghost is drawn into the
     picture and stretches its axis, so a picture with a ghost equals no other."""
-    page.wait_for_function("!document.querySelector('.ghosted')")
+    until(page, "!document.querySelector('.ghosted')")
 
 
 def stop_clock(page):
@@ -211,9 +220,10 @@ def stop_clock(page):
     calls `page.clock.run_for(milliseconds)`, however busy the machine is."""
     page.clock.install(time=0)
     page.reload()
-    page.wait_for_function(
+    until(
+        page,
         "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
-        " svg.hasAttribute('width'))"
+        " svg.hasAttribute('width'))",
     )
     page.clock.pause_at(3600)
 
@@ -257,8 +267,8 @@ def visit(context, address: str) -> Visit:
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
     light = axe_findings(page)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
-    page.wait_for_function("!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
+    until(page, "document.documentElement.dataset.theme === 'dark'")
+    until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
     dark = axe_findings(page, only=["color-contrast", "link-in-text-block"])
     page.set_viewport_size(PHONE)
     page.evaluate(SCROLL_THROUGH)
