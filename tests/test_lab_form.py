@@ -75,12 +75,12 @@ def guesses(cell):
 
 
 def imported_exercises(notebook) -> dict[str, Exercise]:
-    """What the lab imports from shardlab.exercises and its modules, by the name it has there."""
+    """What the lab imports from exercises of topics, by the name it has there."""
     found = {}
     for cell in code_cells(notebook):
         for node in ast.walk(ast.parse(cell.source)):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                "shardlab.exercises"
+                ("shardlab.exercises", "shardlab.topics.")
             ):
                 module = importlib.import_module(node.module)
                 found.update(
@@ -198,8 +198,7 @@ def check_problems(notebook, cells):
         for name in checked(cell):
             if name not in exercises:
                 yield (
-                    f"{where(cell)} checks {name or 'something'}, which is no exercise of"
-                    " shardlab.exercises"
+                    f"{where(cell)} checks {name or 'something'}, which is no exercise of a topic"
                 )
             elif name not in solved:
                 yield f"{where(cell)} checks {name}, and no solution does"
