@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from shardlab.show.pictures import Column, MemoryBar, Part, Timeline
 from shardlab.show.spec import AtLeast, Choice, Control, Explorer, Group, Menu, Ratio, Say, Table
-from shardlab.show.stops import HEADS, HIDDEN_SIZES, powers_of_two
+from shardlab.show.stops import FEED_FORWARD_SIZES, HEADS, HIDDEN_SIZES, powers_of_two
 from shardlab.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
 CATEGORIES = {
@@ -48,31 +48,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Control("hidden", "hidden size", HIDDEN_SIZES),
         Control("heads", "attention heads", HEADS),
         Control("key_value_heads", "key-value heads", HEADS),
-        Control(
-            "feed_forward",
-            "inner size of the MLP",
-            (
-                1024,
-                2048,
-                3072,
-                4096,
-                5120,
-                6144,
-                6400,
-                8192,
-                10_240,
-                11_008,
-                12_288,
-                13_824,
-                16_384,
-                20_480,
-                24_576,
-                28_672,
-                32_768,
-                49_152,
-                65_536,
-            ),
-        ),
+        Control("feed_forward", "inner size of the MLP", FEED_FORWARD_SIZES),
         Control(
             "vocabulary",
             "vocabulary",
