@@ -95,6 +95,7 @@ def _picture(spec, drawn):
             kind="curves",
             model=_model(spec, drawn),
             sweep=drawn.sweep,
+            inputs=_moving(spec, drawn),
             stops=drawn.stops,
             corners=drawn.corners,
             point=drawn.point,
@@ -161,6 +162,13 @@ def _picture(spec, drawn):
     return dict(
         kind="time", quantity=drawn.quantity, ticks=drawn.ticks, least=drawn.least, most=drawn.most
     )
+
+
+def _moving(spec, curves):
+    """The inputs that move the lines of a picture: not the swept one, nor one that each line is
+    given."""
+    always = set.intersection(*(set(dict(line.given)) for line in curves.lines))
+    return [name for name in spec.sweep(curves)[1] if name not in {curves.sweep, *always}]
 
 
 def _part(part):

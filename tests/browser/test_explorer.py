@@ -628,7 +628,7 @@ def test_copy_as_python(card):
         assert header == "from shardlab.formulas import evaluate, quantities"
         answer = eval(call, {"evaluate": evaluate, "quantities": quantities})
         given = eval(call, {"evaluate": lambda targets, **given: given, "quantities": quantities})
-        shown = card.spec.compute(given)
+        shown = card.spec.compute(evaluate(card.spec.inputs, **given))
         assert answer == {name: shown[name] for name in card.spec.outputs}
         assert card.words == f"{card.spec.say(shown)} {card.spec.say_detail(shown)}"
 

@@ -103,12 +103,20 @@
       return found;
     }
 
+    let sampled = [], key = ""; // what the lines are drawn from stays while the reader moves nothing that moves them
+
+    function swept(values, places) {
+      const now = JSON.stringify([spec.inputs.map(name => values[name]), places]);
+      if (now !== key) { key = now; sampled = sample(values, places); }
+      return sampled;
+    }
+
     function look(values) {
       if (last && last.values === values) return last;
       const bends = spec.corners ? guides.map(guide => values[guide.quantity]) : [];
       const corners = bends.filter(place => place > stops[0] && place < rangeX[1]);
       const places = corners.length ? stops.concat(corners).sort((one, other) => one - other) : stops;
-      return { values: values, swept: sample(values, places), shown: lines.filter(line => there(line, values)) };
+      return { values: values, swept: swept(values, places), shown: lines.filter(line => there(line, values)) };
     }
 
     function rangeOf(looks) {
