@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
@@ -107,8 +108,10 @@ def test_the_newest_owns():
     backward(model)
     assert first.told == ["begin", "0.weight", "end"] and first.taken_by == "Diary"
     assert second.told == ["begin", "weight", "end"] and second.taken_by is None
+    gone = weakref.ref(first)
     del first
     gc.collect()
+    assert gone() is None
     backward(model)
     assert second.told == 2 * ["begin", "weight", "end"]
     assert all(len(p._post_accumulate_grad_hooks) == 1 for p in model.parameters())

@@ -557,8 +557,8 @@ def after_an_error():
 
 
 def test_after_an_error_in_backward(three):
-    """Mutation: forward() does not reset `in_backward`: the next backward takes itself for the one
-    that raised and never ends."""
+    """Mutation: a flag says that a backward runs: the next one takes itself for the one that raised
+    and never ends."""
     assert not any(map(any, three.run(after_an_error)))
 
 
@@ -572,8 +572,8 @@ def wrapped_again():
 
 
 def test_a_cell_that_runs_again(three):
-    """Mutation: hooks that keep the replicas alive, so that each wrapping sends everything once
-    more."""
+    """Mutation: every replica that was made is told of a gradient and not the newest alone, so that
+    each wrapping sends everything once more."""
     assert three.run(wrapped_again) == [0] * 3
 
 

@@ -930,8 +930,8 @@ def after_a_broken_backward(stage):
 
 
 def test_after_a_broken_backward(three):
-    """Mutations: zero_grad leaves the count of arrived gradients; a unit that stays "in backward"
-    and is never gathered anew."""
+    """Mutations: a flag says that a backward runs, which one that raised leaves set; a unit that
+    stays "in backward" and is never gathered anew."""
     for stage in STAGES:
         assert max(three.run(after_a_broken_backward, stage)) <= 1e-12, stage
 
