@@ -11,7 +11,8 @@ its parameters.
                      finds parameters in their places, as leaves; of the reentrant kind they get
                      gradients, which go with those that autograd brings
 
-FSDP2 knows the last of these. On the others it reads freed memory.
+FSDP2 (torch 2.13) has the last of these, prefetches into most of the first, and dies of a unit that
+returns its parameter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
