@@ -52,7 +52,7 @@ def intruded(request, book_html):
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_what_is_put_into_a_page_does_nothing(browser, homes, intruded, scheme):
-    """With the policy none of the intruders runs; without it each does, so that the policy is what
+    """With the policy none of the intruders runs; without it each one does, so the policy is what
     stops them.
 
     Must catch: `script-src 'unsafe-inline'`; `default-src *`; a policy that a browser ignores."""
