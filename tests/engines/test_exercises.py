@@ -17,6 +17,7 @@ from shardlab import topics
 from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
 from shardlab.exercises.checker import judge
 from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
+from shardlab.topics.why_one_gpu.exercises import bytes_behind_tensors
 from shardlab.topics.zero.exercises import bounds_of_a_shard, weights_that_stay
 
 
@@ -36,6 +37,15 @@ def test_the_reference_passes_and_each_wrong_solution_gets_its_own_sentence(exer
     for misconception in exercise.misconceptions:
         verdict = judge(exercise, misconception.solution)
         assert not verdict and verdict.sentence == misconception.sentence
+
+
+def test_tensors_of_a_case_share_their_storage_in_the_process_apart():
+    """Must catch: cases that travel by plain pickle, so that a solution which counts a storage
+    twice is right."""
+    twice = next(
+        wrong for wrong in bytes_behind_tensors.misconceptions if "twice" in wrong.sentence
+    )
+    assert check(bytes_behind_tensors, twice.solution).sentence == twice.sentence
 
 
 TWICE = Exercise(
