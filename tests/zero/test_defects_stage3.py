@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shardlab.ranks import RankError, ranks
-from shardlab.zero import stage3
+from shardlab.zero import flat, stage3
 from shardlab.zero.options import GradScaler
 from shardlab.zero.places import gather_in
 from shardlab.zero.prefetch import Prefetch
@@ -253,7 +253,8 @@ def copied():
     twin(x).sum().backward()
     own = all(parameter.grad is None for parameter in model.parameters())
     named = str(next(iter(twin[0].sharded_unit.placeholders)).unit is twin[0].sharded_unit)
-    return twin(x).abs().max().item(), torch.equal(model(x), before), own, named
+    known = all(parameter in flat.groups_of_shards for parameter in twin.parameters())
+    return twin(x).abs().max().item(), torch.equal(model(x), before), own, named, known
 
 
 def averaged():
@@ -286,8 +287,8 @@ def test_copies(pair, tmp_path):
     deepcopy. A pickle is refused: it would hold one shard.
 
     Must catch: a copy that computes with the original's unit; a copy with the original's
-    placeholders."""
-    assert answers(pair, copied) == (0.0, True, True, "True")
+    placeholders; shards of a copy that clipping takes for whole parameters."""
+    assert answers(pair, copied) == (0.0, True, True, "True", True)
     assert answers(pair, averaged) <= ROUNDING
     assert answers(pair, pickled, str(tmp_path / "model")).startswith(
         "TypeError: Sequential is sharded, and a pickle of it would hold this rank's shard only"
