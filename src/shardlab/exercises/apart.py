@@ -37,7 +37,7 @@ def apart(work: Callable, *args, seconds: float):
     try:
         if start_method() != "forkserver":  # elsewhere a process costs seconds
             raise CannotGoApart("only a fork server starts a process in no time.")
-        travelling = cloudpickle.dumps((work, args))
+        travelling = packed((work, args))
         warm_up()
         here, there = multiprocessing.Pipe()
         context = multiprocessing.get_context("forkserver")
@@ -54,7 +54,7 @@ def apart(work: Callable, *args, seconds: float):
         if not ready:
             raise TimeoutError(f"it had not ended after {seconds:g} s.")
         try:
-            printed, result = cloudpickle.loads(here.recv_bytes())
+            printed, result = unpacked(here.recv_bytes())
         except EOFError:
             process.join()
             raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
@@ -71,6 +71,23 @@ def apart(work: Callable, *args, seconds: float):
     return result
 
 
+def packed(content) -> bytes:
+    """By torch, which keeps tensors that share a storage together, where it is loaded."""
+    if "torch" not in sys.modules:
+        return b"plain" + cloudpickle.dumps(content)
+    file = io.BytesIO()
+    sys.modules["torch"].save(content, file, pickle_module=cloudpickle)
+    return b"torch" + file.getvalue()
+
+
+def unpacked(sent: bytes):
+    if sent[:5] == b"plain":
+        return cloudpickle.loads(sent[5:])
+    import torch
+
+    return torch.load(io.BytesIO(sent[5:]), weights_only=False)
+
+
 def _live(connection, travelling: bytes):
     """In the new process."""
     os.setsid()
@@ -81,12 +98,12 @@ def _live(connection, travelling: bytes):
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the fork server
     printed = io.StringIO()
     try:
-        work, args = cloudpickle.loads(travelling)
+        work, args = unpacked(travelling)
     except Exception as error:
         result = CannotGoApart(f"{type(error).__name__}: {error}")
     else:
         with contextlib.redirect_stdout(printed):
             result = work(*args)
-    connection.send_bytes(cloudpickle.dumps((printed.getvalue()[:SHOWN_CHARACTERS], result)))
+    connection.send_bytes(packed((printed.getvalue()[:SHOWN_CHARACTERS], result)))
     sys.stderr.flush()
     os._exit(0)  # threads that go on do not keep it

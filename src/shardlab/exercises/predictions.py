@@ -86,7 +86,7 @@ class Predictions:
         if name not in self._locked:
             # another kernel of the same lab may have locked others meanwhile, or this one
             self._locked = {**self._locked, **self._read()}
-            self._write({name: value, **self._locked})
+            self._write(self._locked if name in self._locked else {**self._locked, name: value})
         locked = self._locked[name]
         changed = "" if value in (locked, ...) else f" (locked; not {value:,})"
         print(f"predicted: {name} = {locked:,}{changed}")
