@@ -270,6 +270,7 @@ def carried():
     return json.loads(re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", script(), flags=re.DOTALL)[1])
 
 
+@pytest.mark.ranks
 def test_the_steps_drawn_are_the_messages_sent():
     """Every collective runs on real ranks, 2 to 8 of them; the recorded log of every rank is what
     the page draws.
