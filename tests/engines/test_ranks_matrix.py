@@ -148,13 +148,13 @@ FAULTS = {
     "a loop in C that holds the interpreter": Fault(
         on(1, "sum(range(10**12))"),
         "RankAbsent",
-        ("Rank 1 did not come to barrier", "rank 1 does not answer, as where code outside Python"),
+        ("Rank 1 did not come to barrier", "rank 1 gave no answer, as where code outside Python"),
         FRESH,
     ),
     "stopped by a signal": Fault(
         on(1, "import os", "os.kill(os.getpid(), 19)"),
         "RankAbsent",
-        ("Rank 1 did not come to barrier", "rank 1 does not answer: its process was stopped"),
+        ("Rank 1 did not come to barrier", "rank 1 gave no answer: its process was stopped"),
         FRESH,
     ),
     "swallows every exception": Fault(

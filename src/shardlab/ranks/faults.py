@@ -17,7 +17,7 @@ import re
 from collections import Counter
 
 from .board import Kind, Post
-from .findings import Awaited, Circle, Skipped
+from .findings import Awaited, Circle, Finding, Skipped
 from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
 from .output import MOST_BYTES
 from .watch import NOTICED, Flooded, Interrupted, Outcome, OverTime
@@ -120,7 +120,7 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     return RankRaised(
         _lines(
             f"{_ranks(alike).capitalize()} {said}",
-            *_place(end.frames, limit=8),
+            *place(end.frames, limit=8),
             f"  It came from {end.cause}" if end.cause else "",
             *_others(outcome, alike),
             after,
@@ -157,23 +157,35 @@ def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
         f"  rank {r} stands in {line.strip()}"
         for r in ranks
         if isinstance(end := outcome.ends[r], Raised)
-        for line in _place(end.frames)
+        for line in place(end.frames)
     ]
 
 
-def absence(trouble: Skipped | Awaited) -> str:
+def sentence(found: Finding) -> str:
+    """What the board has told, in words."""
+    return "\n".join(_circle(found)) if isinstance(found, Circle) else _absent(found)
+
+
+def ranks_of(found: Finding) -> list[int]:
+    """Who is to blame."""
+    return sorted(found.waits) if isinstance(found, Circle) else found.absent
+
+
+def waiting_in(found: Finding) -> list[int]:
+    if isinstance(found, Circle):
+        return sorted(found.waits)
+    return [rank for rank in found.post.ranks if rank not in found.absent]
+
+
+def _absent(trouble: Skipped | Awaited) -> str:
     """One sentence: who did not come to what."""
     post, absent = trouble.post, trouble.absent
-    waiting = [r for r in post.ranks if r not in absent]
+    waiting = waiting_in(trouble)
     if post.kind is Kind.receive_from_any:
-        where, waiting = f"serve a {post.what}", [r for r in post.ranks if r not in absent][:1]
-        where = f"serve a {post.what}"
-        if isinstance(trouble, Skipped):
-            return (
-                f"{_ranks(absent).capitalize()} ended without a message for {post.what}, in which"
-                f" {_ranks(waiting)} waited."
-            )
-        return f"{_ranks(absent).capitalize()} did not {where}, in which {_ranks(waiting)} waited."
+        came = "ended without a message for" if isinstance(trouble, Skipped) else "sent nothing to"
+        return (
+            f"{_ranks(absent).capitalize()} {came} {post.what}, in which {_ranks(waiting)} waited."
+        )
     where = f"{post.what} (collective {post.number} of {_ranks(post.ranks)})"
     if isinstance(trouble, Skipped):
         return (
@@ -190,10 +202,10 @@ def absence(trouble: Skipped | Awaited) -> str:
 def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAbsent:
     absent = trouble.absent
     lines = [line for r in absent for line in _whereabouts(outcome, r)]
-    return RankAbsent(_lines(absence(trouble), *lines, *_others(outcome, absent), after), absent)
+    return RankAbsent(_lines(_absent(trouble), *lines, *_others(outcome, absent), after), absent)
 
 
-def circle(trouble: Circle) -> list[str]:
+def _circle(trouble: Circle) -> list[str]:
     """Who waits for whom."""
     ranks = sorted(trouble.waits)
     lines = [f"{_ranks(ranks).capitalize()} wait for each other, so none of them can go on:"]
@@ -215,22 +227,24 @@ def _in_call(post: Post, rank: int) -> str:
 def _deadlock(outcome: Outcome, trouble: Circle, after: str) -> RanksDeadlocked:
     ranks = sorted(trouble.waits)
     lines = [line for r in ranks for line in _whereabouts(outcome, r)]
-    return RanksDeadlocked(_lines(*circle(trouble), *lines, *_others(outcome, ranks), after), ranks)
+    return RanksDeadlocked(
+        _lines(*_circle(trouble), *lines, *_others(outcome, ranks), after), ranks
+    )
 
 
 def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
     seen = outcome.seen[rank]
     if outcome.ends[rank] is None and not seen:
         return [f"  rank {rank} {_silence(outcome, rank)}"]
-    return [f"  rank {rank} was in {line.strip()}" for line in _place(seen or ())]
+    return [f"  rank {rank} was in {line.strip()}" for line in place(seen or ())]
 
 
 def _silence(outcome: Outcome, rank: int) -> str:
     """Why a rank says nothing, as far as it can be known."""
     if rank in outcome.frozen:
-        return "does not answer: its process was stopped, as by SIGSTOP"
+        return "gave no answer: its process was stopped, as by SIGSTOP"
     if outcome.seen[rank] is None:
-        return "does not answer, as where code outside Python holds the interpreter"
+        return "gave no answer, as where code outside Python holds the interpreter"
     return "did not stop when told to"
 
 
@@ -245,7 +259,7 @@ def _others(outcome: Outcome, guilty: list[int]) -> list[str]:
 
 def _fate(outcome: Outcome, rank: int) -> str:
     end, seen = outcome.ends[rank], outcome.seen[rank] or ()
-    at = "".join(f" in {line.strip()}" for line in _place(seen))
+    at = "".join(f" in {line.strip()}" for line in place(seen))
     if end is None:
         return f"{_silence(outcome, rank)}{at}"
     if isinstance(end, Returned):
@@ -255,13 +269,13 @@ def _fate(outcome: Outcome, rank: int) -> str:
     if end.stopped:
         return f"stopped{at}"
     if end.echo:
-        at = at or "".join(f" in {line.strip()}" for line in _place(end.frames))
+        at = at or "".join(f" in {line.strip()}" for line in place(end.frames))
         return f"waited in a collective{at}"
     said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
 
 
-def _place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
+def place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
     """The innermost lines of the reader's code, outermost first. The parent knows the text of a
     notebook's cells."""
     lines = []

@@ -68,8 +68,10 @@ def end(process: multiprocessing.Process):
     process.kill()  # where it has not come to make its group yet
 
 
-def why_not(error: BaseException | None = None) -> str:
+def why_not(error: BaseException) -> str:
     """What may have kept ranks from starting: a sentence, or nothing."""
+    if "Unable to find address for" in str(error):
+        return "This interface has no address: bring it up (ip link set lo up)."
     for name in (*IMPORTED, *sys.stdlib_module_names):
         path = os.path.join(sys.path[0] or os.curdir, f"{name}.py")
         if os.path.exists(path) and not path.startswith(os.path.dirname(os.__file__)):

@@ -12,24 +12,41 @@ alive.
 
 Ranks of one machine are compared as in a world of our own (see checks.py): one that brings another
 shape, type or operation to a collective than its neighbours raises RanksDisagree. Ranks on
-different machines share no memory and are not compared.
+different machines share no memory and are not compared. A rank that keeps others waiting says on
+stderr where it is, one of those that wait says for whom, and those that wait are ended.
 """
 
 import os
 import sys
-from contextlib import ExitStack
+import threading
+import time
+import traceback
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 
 import cloudpickle
 
 from .board import MOST_RANKS, Board
-from .faults import RankRaised, RanksDisagree
+from .faults import (
+    RankAbsent,
+    RankRaised,
+    RanksDisagree,
+    place,
+    ranks_of,
+    sentence,
+    waiting_in,
+)
+from .findings import Finding, look_at
 from .messages import BringsNaN, Disagreement
 from .shared import SharedFile
+from .watch import LOOK_SECONDS
+
+NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+LEAVE_SECONDS = 2.0  # after the connections were cut: a rank that is stuck even then is ended
 
 
 def started_us() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
+    return all(name in os.environ for name in ("TORCHELASTIC_RUN_ID", *NEEDED))
 
 
 class Torchrun:
@@ -47,6 +64,7 @@ class Torchrun:
         import torch
         import torch.distributed as dist
 
+        from ..torch_internals import watch_new_groups
         from .calls import listening
         from .checks import Checks
         from .devices import choose
@@ -57,6 +75,7 @@ class Torchrun:
         if there != world_size:
             raise ValueError(f"world_size = {world_size}: torchrun started {there} ranks.")
         self.world_size, self.ours = world_size, not dist.is_initialized()
+        self.patience_seconds = patience_seconds
         here = int(os.environ["LOCAL_WORLD_SIZE"])
         self.device, self.backend = choose(
             local, here, torch.cuda.device_count(), device, backend, share_gpus
@@ -69,9 +88,9 @@ class Torchrun:
                 backends,
                 rank=self.rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=patience_seconds),
+                timeout=timedelta(seconds=2 * patience_seconds + 30),
             )
-        self.open = ExitStack()
+        self.open, self.board = ExitStack(), None
         if world_size > MOST_RANKS or sys.platform != "linux":
             return self._say(
                 f"What ranks bring to a collective is not compared: that is for up to {MOST_RANKS}"
@@ -82,10 +101,15 @@ class Torchrun:
                 "What ranks bring to a collective is compared within each machine, not between"
                 " them."
             )
-        self.checks = Checks(self._board(local), self.rank, forbid_nan)
+        self.board = self._board(local, here)
+        self.checks = Checks(self.board, self.rank, forbid_nan)
         self.open.enter_context(listening(self._check))
+        self.open.callback(watch_new_groups(self._check_group))
+        ended = threading.Event()
+        self.open.callback(ended.set)
+        threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
 
-    def _board(self, local: int) -> Board:
+    def _board(self, local: int, here: int) -> Board:
         """One file for the ranks of this machine: the first makes it, and the others open it by the
         first's descriptor."""
         import torch.distributed as dist
@@ -95,16 +119,64 @@ class Torchrun:
         dist.all_gather_object(paths, made and f"/proc/{os.getpid()}/fd/{made.fd}")
         file = made or SharedFile(path=paths[self.rank - local])
         dist.barrier()  # all have opened it
-        board = Board(file, self.world_size)
+        first = self.rank - local
+        board = Board(file, self.world_size, visible=range(first, first + here))
         file.close()  # the mapping stays
         return board
 
     def _check(self, call):
+        with self._named():
+            self.checks(call)
+
+    def _check_group(self, ranks, among_themselves: bool):
+        with self._named():
+            self.checks.new_group(ranks, among_themselves)
+
+    @contextmanager
+    def _named(self):
         try:
-            return self.checks(call)
+            yield
         except (Disagreement, BringsNaN) as error:
             kind = RanksDisagree if isinstance(error, Disagreement) else RankRaised
             raise kind(f"Rank {self.rank} {error}", [self.rank]) from None
+
+    def _watch(self, ended: threading.Event):
+        """Say who keeps others waiting, and end what waits."""
+        from .stopping import abort_groups, cut_connections
+
+        while not ended.wait(LOOK_SECONDS):
+            found = self._look(self.patience_seconds)
+            if found is None:
+                continue
+            guilty, waiting = ranks_of(found), waiting_in(found)
+            if self.rank == min(waiting):
+                print(sentence(found), file=sys.stderr, flush=True)
+            if self.rank in guilty:
+                self._say_where()
+            if self.rank in waiting:
+                cut_connections()
+                if self.backend == "nccl":
+                    threading.Thread(target=abort_groups, daemon=True).start()
+                if not ended.wait(LEAVE_SECONDS):
+                    os._exit(1)  # torchrun ends the others
+            return
+
+    def _look(self, patience_seconds: float) -> Finding | None:
+        ends = [None] * self.world_size
+        return look_at(self.board, ends, patience_seconds, time.monotonic())
+
+    def _say_where(self):
+        from .reports import readers_frames
+
+        frame = sys._current_frames().get(threading.main_thread().ident)
+        for line in place(readers_frames(reversed(list(traceback.walk_stack(frame))))):
+            print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
+
+    def _blame(self, error: BaseException) -> Finding | None:
+        """Where a collective failed because another rank has left it: which one."""
+        from .reports import is_echo
+
+        return self._look(0.0) if self.board is not None and is_echo(error) else None
 
     def _say(self, sentence: str):
         if self.rank == 0:
@@ -117,6 +189,8 @@ class Torchrun:
         # after an error the others may be anywhere: leave, and torchrun ends them
         if error[0] is None:
             self.close()
+        elif found := self._blame(error[1]):
+            print(sentence(found), file=sys.stderr, flush=True)
 
     def run(self, function, *args, limit_seconds: float | None = None, **kwargs) -> list:
         """Call `function(*args, **kwargs)` here, as every other rank does there: all results, in
@@ -124,7 +198,12 @@ class Torchrun:
         import torch.distributed as dist
 
         results: list = [None] * self.world_size
-        dist.all_gather_object(results, cloudpickle.dumps(function(*args, **kwargs)))
+        try:
+            dist.all_gather_object(results, cloudpickle.dumps(function(*args, **kwargs)))
+        except RuntimeError as error:
+            if found := self._blame(error):
+                raise RankAbsent(sentence(found), ranks_of(found)) from error
+            raise
         return [cloudpickle.loads(result) for result in results]
 
     def close(self):

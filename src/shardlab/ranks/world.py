@@ -210,8 +210,8 @@ class World:
         outcome = self._watch(Regroup(0), interrupts, Limits(START_SECONDS, START_SECONDS))
         if outcome.trouble is not None:
             self._kill()
-            said = f"The ranks did not start. {server.why_not()}".strip()
-            raise verdict(outcome, said) from None
+            why = server.why_not(verdict(outcome, ""))
+            raise verdict(outcome, f"The ranks did not start. {why}".strip()) from None
         places = [cloudpickle.loads(end.pickled) for end in outcome.ends]
         self.places = announcement(
             [device for device, _ in places], places[0][1], asked.threads, len(asked.hosts)

@@ -1,0 +1,519 @@
+"""Ranks in surroundings that are not right, and work that leaves things as they should not be: the
+next piece of work is right, or one sentence says what is wrong."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import cloudpickle
+import pytest
+from notebook_kernel import gone
+
+from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
+from shardlab.ranks.board import Board, Kind, Post, shortened
+from shardlab.ranks.findings import disagreement, unfinished
+from shardlab.ranks.output import KEPT_BYTES, pipe, write
+from shardlab.ranks.shared import SharedFile
+from shardlab.ranks.wire import ParentsEnd, RanksEnd, packed
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", patience_seconds=2, announce=False) as world:
+        yield world
+
+
+def rank_of_two():
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return dist.get_rank(), x.item()
+
+
+RIGHT = [(0, 2.0), (1, 2.0)]
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def test_an_argument_that_a_stopped_rank_does_not_read(two):
+    """Must catch: a parent that blocks while it sends more than a socket holds; the limit then does
+    not count, and the stop button does nothing."""
+    os.kill(two.members[1].process.pid, signal.SIGSTOP)
+    with pytest.raises(RanksTooSlow, match="rank 1 had not ended") as caught:
+        two.run(len, b"x" * 10**7, limit_seconds=0.5)
+    assert "Rank 1 gave no answer: its process was stopped" in str(caught.value)
+    assert two.run(rank_of_two) == RIGHT
+
+
+def test_answers_belong_to_their_question(two):
+    """Must catch: answers without a number. A process that the work has forked answers too, and
+    each later run returns what the one before should have returned."""
+
+    def fork():
+        os.fork()
+        return "of the first call"
+
+    two.run(fork)
+    time.sleep(0.2)
+    assert [two.run(rank_of_two), two.run(lambda: "third")] == [RIGHT, ["third"] * 2]
+
+
+def test_two_threads_take_turns(two):
+    """Must catch: no lock around a piece of work: answers go to the thread that reads first."""
+    found = []
+
+    def ask(k):
+        found.extend(two.run(lambda: k) == [k, k] for _ in range(20))
+
+    threads = [threading.Thread(target=ask, args=(k,)) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [True] * 40
+
+
+def test_a_message_in_pieces():
+    """Must catch: half a message taken for a whole one; one of earlier work taken for an answer."""
+    import socket
+
+    ours, theirs = socket.socketpair()
+    end = ParentsEnd(ours.detach())
+    frame = packed(7, b"y" * 1000)
+    theirs.sendall(frame[:500])
+    assert end.read() == [] and not end.closed
+    theirs.sendall(frame[500:] + packed(8, "next"))
+    assert end.read() == [(7, b"y" * 1000), (8, "next")]
+    end.send(packed(9, b"z" * 10**7))
+    assert end.waiting  # more than the socket takes
+    reader = RanksEnd(theirs.fileno())
+    received = []
+    thread = threading.Thread(target=lambda: received.append(reader.receive()))
+    thread.start()
+    while thread.is_alive():
+        end.write()
+    assert received == [(9, b"z" * 10**7)]
+    theirs.close()
+    assert end.read() == [] and end.closed
+    end.close()
+
+
+# --- what work leaves behind ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "import sys; sys.stdout.close()",
+        "import sys; sys.stdout = None",
+        "import os; os.close(1); os.close(2)",
+        "import os, tempfile; os.chdir(tempfile.mkdtemp()); os.rmdir(os.getcwd())",
+        "import os; os.environ.clear()",
+        "dist.destroy_process_group()",
+        "if rank == 1:\n    dist.destroy_process_group()",
+    ],
+)
+def test_the_next_cell(two, capsys, cell):
+    """Must catch: what one cell closed is closed in the next: nothing is printed, or the process
+    group is missing."""
+    two.cell("mark = 5")
+    two.cell(cell)
+    two.cell("x = torch.ones(1)\ndist.all_reduce(x)\nprint(x.item(), mark)")
+    assert capsys.readouterr().out == "[rank 0] 2.0 5\n[rank 1] 2.0 5\n"
+
+
+def test_a_line_without_an_end_is_shown(two, capsys):
+    """Must catch: the rest of a line kept in the rank until a later cell ends it."""
+    two.cell("print('half', end='')")
+    assert capsys.readouterr().out == "[rank 0] half\n[rank 1] half\n"
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_what_a_rank_starts_ends_with_it(method):
+    """Must catch: only the rank's own process ended: programs it has started, and processes it has
+    forked, live on."""
+
+    def start():
+        import subprocess
+
+        program = subprocess.Popen(["sleep", "300"])
+        child = os.fork()
+        if child == 0:
+            time.sleep(300)
+        return program.pid, child
+
+    with ranks(1, device="cpu", method=method, announce=False) as world:
+        [started] = world.run(start)
+        assert not gone(started, seconds=0)
+    assert gone(started)
+
+
+KILLED = """
+    import os, sys
+    from shardlab.ranks import ranks
+
+    def pids():
+        import subprocess
+        return os.getpid(), subprocess.Popen(["sleep", "300"]).pid
+
+    def hold():
+        import ctypes
+        ctypes.PyDLL(None).sleep(1000)
+
+    world = ranks(2, device="cpu", method=sys.argv[1], announce=False)
+    print(*(pid for two in world.run(pids) for pid in two), flush=True)
+    if sys.argv[2] == "hold":
+        world.run(hold)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+@pytest.mark.parametrize("work", ["idle", "hold"])
+def test_a_killed_parent(tmp_path, method, work):
+    """Must catch: under spawn a rank that never lets go of the interpreter outlives its parent; an
+    idle rank that leaves a program behind when the parent is gone."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLED))
+    command = [sys.executable, str(script), method, work]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        pids = [int(pid) for pid in process.stdout.readline().split()]
+        assert len(pids) == 4
+        time.sleep(0.3)
+        process.kill()
+    try:
+        # a rank that holds the interpreter is killed by the system alone, without its programs
+        assert gone(pids if work == "idle" else pids[::2])
+    finally:
+        for pid in pids[1::2]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def test_stop_pressed_while_ranks_are_ended(two):
+    """Must catch: an interrupt between two of them leaves a world that can neither run nor close:
+    "process object is closed"."""
+    stop = threading.Event()
+
+    def press():
+        while not stop.wait(0.01):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def swallow():
+        while True:
+            try:
+                time.sleep(1000)
+            except BaseException:
+                pass
+
+    before = signal.signal(signal.SIGINT, lambda *_: None)  # between two pieces of work
+    thread = threading.Thread(target=press)
+    threading.Timer(0.3, thread.start).start()
+    try:
+        with pytest.raises(RanksInterrupted):
+            two.run(swallow)
+    finally:
+        stop.set()
+        thread.join()
+        signal.signal(signal.SIGINT, before)
+    assert two.run(rank_of_two) == RIGHT
+
+
+# --- output ---------------------------------------------------------------------------------------
+
+
+def test_output_is_bounded_and_given_back(two, capsys):
+    """Must catch: everything printed kept in memory, and shown; kept even after it was shown."""
+    two.cell("for k in range(10**6):\n    print('step', k)")
+    shown = capsys.readouterr().out
+    assert len(shown) < 2 * 3 * 2 * KEPT_BYTES
+    assert "[rank 1] step 0\n" in shown and shown.endswith("[rank 1] step 999999\n")
+    assert shown.count("bytes are left out here") == 2
+    assert all(not m.out.head and not m.out.tail for m in two.members)
+
+
+def test_one_long_line():
+    """Must catch: a line longer than what is kept, dropped whole or kept whole."""
+    printed, theirs = pipe()
+    thread = threading.Thread(target=os.write, args=(theirs.fileno(), b"x" * 10**7))
+    thread.start()
+    while thread.is_alive():
+        printed.drain()
+    text = printed.take()
+    assert text.startswith("xxx") and text.endswith("xxx") and len(text) < 2.1 * KEPT_BYTES
+    printed.close()
+    theirs.close()
+
+
+def test_a_stream_of_another_encoding():
+    """Must catch: a letter that the parent's stdout does not know ends all ranks by a
+    UnicodeEncodeError."""
+    import io
+
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    write(stream, "[rank 0] \u00fc\n")
+    stream.flush()
+    assert raw.getvalue() == b"[rank 0] \\xfc\n"
+
+
+# --- surroundings ---------------------------------------------------------------------------------
+
+WORKS = """
+    from shardlab.ranks import ranks
+
+    def rank_of():
+        import torch.distributed as dist
+        return dist.get_rank()
+
+    with ranks(2, device="cpu") as world:
+        results = world.run(rank_of)
+    assert results == [0, 1]
+    open("ended_well", "w").close()
+"""
+HIDES = "hides the module {} that ranks import: rename it."
+
+
+def run_script(folder, *, before="", prefix="", **environment):
+    script = folder / "script.py"
+    script.write_text(before + textwrap.dedent(WORKS))
+    done = subprocess.run(
+        ["sh", "-c", f"{prefix} exec '{sys.executable}' script.py"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        env={**os.environ, **environment},
+    )
+    return (folder / "ended_well").exists(), done.stderr.strip().splitlines()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(before="import sys\nsys.stdout = None\n"),
+        dict(TORCHELASTIC_RUN_ID="left over"),
+        dict(prefix="ulimit -n 40;"),
+    ],
+    ids=["no stdout", "torchrun's variable", "few files"],
+)
+def test_surroundings_in_which_ranks_work(tmp_path, options):
+    """Must catch: AttributeError where there is no stdout; KeyError: 'RANK'; a new file for each
+    thing that a rank is handed."""
+    worked, said = run_script(tmp_path, **options)
+    assert worked, said
+
+
+@pytest.mark.parametrize(
+    "options, file, sentence",
+    [
+        (dict(), "torch.py", HIDES.format("torch")),
+        (dict(), "queue.py", HIDES.format("queue")),
+        (dict(), "cloudpickle.py", HIDES.format("cloudpickle")),
+        (dict(prefix="ulimit -n 20;"), "", "More open files must be allowed"),
+        (
+            dict(before="import tempfile\ntempfile.tempdir = '/not/there'\n"),
+            "",
+            "There must be a folder for temporary files: set TMPDIR to one.",
+        ),
+        (
+            dict(before="import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir('../' + "
+                 "os.path.basename(os.getcwd()))\n"),
+            "",
+            "The current folder was deleted: change to one that is there.",
+        ),
+    ],
+    ids=["torch.py", "queue.py", "cloudpickle.py", "too few files", "no TMPDIR", "no folder"],
+)  # fmt: skip
+def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
+    """Must catch: an exit code, "unexpected EOF" or a file that was not found, and nothing else."""
+    if file:
+        (tmp_path / file).write_text("x = 1\n")
+    worked, said = run_script(tmp_path, **options)
+    assert not worked and said[-1].endswith(sentence) or sentence in said[-1], said
+
+
+def test_a_script_that_runpy_runs(tmp_path):
+    """Must catch: its functions sent by name: "No module named '<run_path>'"."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(WORKS))
+    done = subprocess.run(
+        [sys.executable, "-c", "import runpy; runpy.run_path('script.py')"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert (tmp_path / "ended_well").exists(), done.stderr
+
+
+HANGING = """
+    import os, sys, time
+    import torch, torch.distributed as dist
+    from shardlab.ranks import ranks
+
+    def hang():
+        if dist.get_rank() == 1:
+            time.sleep(1000)
+        dist.barrier()
+
+    def left_out():
+        if dist.get_rank() == 1:
+            time.sleep(1000)
+        dist.new_group([0, 1])
+
+    with ranks(2, device="cpu", patience_seconds=3) as world:
+        world.run({})
+"""
+
+
+@pytest.mark.parametrize(
+    "work, call", [("hang", "barrier"), ("left_out", "new_group of ranks 0, 1")]
+)
+def test_a_hang_under_torchrun(tmp_path, work, call):
+    """Must catch: only victims in the text, "Timed out waiting"; a new_group that waits for half an
+    hour."""
+    (tmp_path / "script.py").write_text(textwrap.dedent(HANGING).replace("{}", work))
+    command = "-m torch.distributed.run --standalone --nproc-per-node 2 script.py".split()
+    done = subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert f"Rank 1 did not come to {call} (collective 1 of ranks 0 and 1)" in done.stderr
+    assert "while rank 0 waited" in done.stderr
+    assert "Rank 1 is in " in done.stderr and "time.sleep(1000)" in done.stderr
+
+
+# --- what is asked for ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, error, sentence",
+    [
+        (dict(patience_seconds="4"), TypeError, "patience_seconds = '4': it must be a number"),
+        (dict(patience_seconds=None), TypeError, "patience_seconds = None: it must be a number"),
+        (dict(patience_seconds=True), TypeError, "patience_seconds = True: it must be a number"),
+        (dict(patience_seconds=float("inf")), ValueError, "inf: it must be from 0.01 to 1,000,000"),
+        (dict(patience_seconds=float("nan")), ValueError, "nan: it must be above 0"),
+        (dict(threads=1.5), ValueError, "threads = 1.5: it must be a whole number from 1 to 1024"),
+        (dict(threads=True), ValueError, "threads = True: it must be a whole number"),
+        (dict(threads=10**12), ValueError, "threads = 1000000000000: it must be a whole number"),
+        (dict(hosts=5), TypeError, "hosts = 5: it must be the tuple of hosts that two_hosts gives"),
+        (dict(device=["cpu"]), ValueError, "device = .'cpu'.: it must be cpu or cuda"),
+    ],
+)
+def test_what_is_asked_for(options, error, sentence, monkeypatch):
+    """Must catch: an option that is not looked at, which all ranks then choke on."""
+    from shardlab.ranks import server
+
+    monkeypatch.setattr(server, "start", lambda *_: pytest.fail("a rank was started"))
+    with pytest.raises(error, match=sentence):
+        ranks(2, **options)
+
+
+@pytest.mark.parametrize("limit, error", [("1", TypeError), (1e-9, ValueError), (True, TypeError)])
+def test_limits(two, limit, error):
+    """Must catch: a limit that cannot be kept, so that "rank none had not ended"."""
+    with pytest.raises(error, match="limit_seconds = "):
+        two.run(rank_of_two, limit_seconds=limit)
+    with pytest.raises(error, match="limit_seconds = "):
+        two.cell("1", limit)
+
+
+def test_a_result_that_cannot_be_read_here(two):
+    """Must catch: a bare error of pickle that names neither rank nor function."""
+
+    class Broken:
+        def __reduce__(self):
+            return (int, ("not a number",))
+
+    with pytest.raises(RankError, match="returned on rank 0 cannot be read here .ValueError"):
+        two.run(lambda: Broken())
+    assert two.run(rank_of_two) == RIGHT
+
+
+def test_a_rank_killed_between_two_cells(two):
+    """Must catch: a world that is told nothing of it, and waits."""
+    os.kill(two.members[0].process.pid, signal.SIGKILL)
+    with pytest.raises(RankDied, match="Rank 0 died: it was killed by SIGKILL"):
+        two.run(rank_of_two)
+    assert two.run(rank_of_two) == RIGHT
+
+
+# --- the board ------------------------------------------------------------------------------------
+
+
+def board(world_size=2) -> Board:
+    return Board(SharedFile(Board.nbytes(world_size)), world_size)
+
+
+def post(channel, number, what="x", seconds=1.0, history=0) -> Post:
+    return Post(channel, number, seconds, 3, Kind.collective, what, history=history)
+
+
+def test_channels_never_share_a_row():
+    """Must catch: a row chosen by the key modulo the number of rows: of two channels with one row
+    neither is ever accused, as both directions of a pair were not."""
+    one = board()
+    keys = [7 + 64 * k for k in range(20)]
+    for seconds, key in enumerate(keys):
+        one.write(0, post(key, 1, seconds=seconds))
+    assert [(call.post.channel, call.absent) for call in unfinished(one)].count((7, [1])) == 1
+    assert sorted(call.post.channel for call in unfinished(one)) == keys
+
+
+def test_more_channels_than_rows():
+    """Must catch: a channel that lost its row taken for one in which a rank is missed."""
+    one = board()
+    for key in range(1, 100):
+        one.write(0, post(key, 1, seconds=key))
+        if key > 80:
+            one.write(1, post(key, 1, seconds=key))
+    assert one.has_lost_rows(0) and one.post(0, 1, 1) is None and one.post(0, 99, 1) is not None
+    for key in (1, 99):  # an old one comes again, and one that has a row goes on
+        one.write(0, post(key, 2, seconds=200))
+    assert one.post(0, 1, 2).number == 2 and one.post(0, 99, 1).number == 1
+
+
+def test_a_cleared_board_is_empty():
+    """Must catch: a post of before the clearing taken for one of after it."""
+    one = board()
+    for number in range(1, 5):
+        one.write(0, post(3, number, "old"))
+    one.clear()
+    one.write(0, post(3, 1, "new"))
+    assert one.post(0, 3, 1).what == "new" and one.post(0, 3, 2) is None
+    assert one.same_call(0, post(3, 2, "new"), 0) is None
+
+
+def test_a_difference_of_long_ago():
+    """Must catch: posts that were overwritten forgotten: ranks that differed more than 512 calls
+    ago agree."""
+    one = board()
+    for number in range(1, 1001):
+        for rank in range(2):
+            one.write(rank, post(3, number, "x", number, history=(rank if number > 5 else 0)))
+    assert set(disagreement(one)) == {0, 1}
+
+
+def test_long_descriptions_differ_where_they_differ():
+    """Must catch: texts cut before they are compared: 26 dimensions are a false alarm, or the end
+    of a long one is not looked at."""
+    ones = [f"float32 {[1] * 26}" + "y" * 200 + end for end in ("a", "b")]
+    assert shortened(ones[0]) != shortened(ones[1]) and len(shortened(ones[0])) <= 160
+    assert shortened("short") == "short"
