@@ -14,13 +14,13 @@ class Place(NamedTuple):
     board: SharedFile
     out: Connection  # pipes for what it prints
     err: Connection
+    alive: Connection  # a pipe whose other end closes when the parent is gone
     device: str | None
     backend: str | None
     share_gpus: bool
     patience_seconds: float
     threads: int
     forbid_nan: bool
-    ends_with_its_parent: bool  # the thread that starts it lives as long as the parent
     interface: str | None  # the network interface of this rank's host; None is the loopback
     namespaces: tuple[str, ...]  # those of its host, to be entered
     environment: dict[str, str]

@@ -1,6 +1,7 @@
 """How a rank is made to leave what it is doing."""
 
 import ctypes
+import fcntl
 import os
 import signal
 import socket
@@ -21,14 +22,24 @@ class Stopped(KeyboardInterrupt):
     """Raised in the main thread when the world told this rank to stop."""
 
 
-def end_with_parent():
-    """PR_SET_PDEATHSIG: be killed when the thread that started this process ends, whatever this
-    process does then."""
+def end_with_parent(alive: int):
+    """Let the system kill this rank and all that it has started when nobody holds the other end of
+    the pipe `alive`, whatever the rank does then: a thread that never lets go of the interpreter
+    would hear nothing. PR_SET_PDEATHSIG would kill the rank alone, and already when the thread that
+    started it ends."""
+    path = f"/proc/self/fd/{alive}"
+    if sys.platform != "linux" or not os.path.exists(path):
+        return
+    own = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # an owner each: ranks share the pipe
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+
+
+def end_with_server():
+    """PR_SET_PDEATHSIG: be killed when the process that forked this one ends."""
     if sys.platform == "linux":
-        parent = os.getppid()
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
 
 
 def end_group():

@@ -40,6 +40,7 @@ from .stopping import (
     cut_connections,
     end_group,
     end_with_parent,
+    end_with_server,
     is_importing,
     let_the_server_go,
     raise_in,
@@ -76,9 +77,9 @@ class Rank:
         """The life of a rank, until it is told to quit."""
         enter(self.place.namespaces)  # before there is a second thread
         let_the_server_go()
-        forked = os.getppid() != multiprocessing.parent_process().pid
-        if forked or self.place.ends_with_its_parent:  # the server ends with the parent
-            end_with_parent()
+        end_with_parent(self.place.alive.fileno())
+        if os.getppid() != multiprocessing.parent_process().pid:
+            end_with_server()
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, self._interrupt)

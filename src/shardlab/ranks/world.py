@@ -194,9 +194,11 @@ class World:
                 server.warm_up()
             store, board = SharedPath(), SharedFile(Board.nbytes(self.world_size))
             self.board = Board(board, self.world_size)
-            self.shared = [store, self.board]
-            for rank in range(self.world_size):
-                self._start_one(rank, store, board)
+            alive, ours = (Connection(fd) for fd in os.pipe())
+            self.shared = [store, self.board, ours]
+            with alive:
+                for rank in range(self.world_size):
+                    self._start_one(rank, store, board, alive)
         except (OSError, EOFError) as error:
             self._kill()
             said = f"The ranks could not be started ({type(error).__name__}: {error})."
@@ -219,7 +221,7 @@ class World:
         if asked.announce:
             print(self.places)
 
-    def _start_one(self, rank: int, store: SharedPath, board: SharedFile):
+    def _start_one(self, rank: int, store: SharedPath, board: SharedFile, alive: Connection):
         asked = self.asked
         hosts = asked.hosts
         host = hosts[rank * len(hosts) // self.world_size] if hosts else None
@@ -234,13 +236,13 @@ class World:
             board,
             to_out,
             to_err,
+            alive,
             asked.device,
             asked.backend,
             asked.share_gpus,
             asked.patience_seconds,
             asked.threads,
             asked.forbid_nan,
-            threading.current_thread() is threading.main_thread(),
             host and host.interface,
             host.namespaces if host else (),
             dict(os.environ),
