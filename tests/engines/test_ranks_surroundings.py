@@ -178,8 +178,9 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("work", ["idle", "hold"])
+@pytest.mark.parametrize(
+    "method, work", [("forkserver", "idle"), ("forkserver", "hold"), ("spawn", "hold")]
+)
 def test_a_killed_parent(tmp_path, method, work):
     """Must catch: a rank that never lets go of the interpreter outlives its parent, or is killed
     without the programs it has started."""
