@@ -185,12 +185,6 @@ def throw(error):
     raise error
 
 
-def test_tensors_of_one_storage_stay_together():
-    """Must catch: cases that travel to the other process tensor by tensor, each with a storage of
-    its own: a solution that counts tensors would be right."""
-    assert not check(bytes_behind_tensors, lambda tensors: sum(t.nbytes for t in tensors))
-
-
 def test_what_a_check_prints_is_shown(capsys):
     """Must catch: prints of the reader's function that stay in the other process."""
     assert check(TWICE, lambda a: print("here") or 2 * a)

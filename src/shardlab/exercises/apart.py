@@ -91,9 +91,8 @@ def unpacked(sent: bytes):
 def _live(connection, travelling: bytes):
     """In the new process."""
     os.setsid()
-    if (
-        "torch" in sys.modules
-    ):  # small work: threads that wait for each other cost more than they give
+    # small work: threads that wait for each other cost more than they give
+    if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the fork server
     printed = io.StringIO()

@@ -8,16 +8,12 @@ reader's answers, and says which misconception that one stands for.
 
 import copy
 import inspect
-import io
 import math
 import os
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-import cloudpickle
 
 from .apart import CannotGoApart, Ended, apart
 from .patience import at_most
@@ -87,24 +83,6 @@ class Exercise:
                 f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
                 "each case has its own, or none has."
             )
-
-    def __getstate__(self):
-        """What travels to another process. Plain pickle gives each tensor of a case a storage of
-        its own; torch.save keeps tensors on one storage together."""
-        state = dict(self.__dict__)
-        if "torch" in sys.modules:
-            packed = io.BytesIO()
-            sys.modules["torch"].save(self.cases, packed, pickle_module=cloudpickle)
-            state["cases"] = packed.getvalue()
-        return state
-
-    def __setstate__(self, state):
-        if isinstance(state["cases"], bytes):
-            import torch
-
-            packed = io.BytesIO(state["cases"])
-            state = {**state, "cases": torch.load(packed, weights_only=False)}
-        self.__dict__.update(state)
 
     def answers(self, solution: Callable) -> list:
         return [self.tried(solution, number) for number in range(len(self.cases))]
