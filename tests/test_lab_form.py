@@ -46,9 +46,6 @@ CODE_NOT_DONE = {
     "01-does-it-fit",
     "02-hardware",
     "03-where-the-memory-goes",
-    "04-collectives",
-    "05-data-parallelism",
-    "06-zero",
 }
 
 
