@@ -236,6 +236,7 @@ def test_a_solution_that_deadlocks_gets_a_sentence():
     )
 
 
+@pytest.mark.ranks
 def test_the_same_code_runs_on_real_ranks():
     """Mutation: a stand-in for torch.distributed that wants other arguments."""
     import sys

@@ -152,6 +152,7 @@ class Formula:
     group: str
     least: int  # smallest value it takes when it is given in the place of the formula
     registry: "Registry" = field(repr=False, compare=False)
+    choice: bool = False  # a default: given beside its inputs, it contradicts nothing
 
     @cached_property
     def needs(self):
@@ -256,9 +257,10 @@ class Registry:
         """
         return partial(self.formula, source=source, measured_by=measured_by)
 
-    def formula(self, symbol, unit, *, source, measured_by, least=0):
+    def formula(self, symbol, unit, *, source, measured_by, least=0, choice=False):
         """Register the function below. `measured_by` is the test that compares it with a run; its
-        docstring is the meaning."""
+        docstring is the meaning. `choice` says that it is a default, which a reader may replace
+        beside its inputs."""
 
         def register(function):
             check_subset(function)
@@ -271,6 +273,7 @@ class Registry:
                 source=source,
                 measured_by=measured_by,
                 least=least,
+                choice=choice,
             )
 
         return register
@@ -358,7 +361,8 @@ class Registry:
         formula's own inputs are used beside it: else the result would be of two different things.
         0 leaves something out, and rates are what is asked about: both may be given.
         """
-        if not self.formulas[name].whole or values[name] == 0:
+        formula = self.formulas[name]
+        if not formula.whole or formula.choice or values[name] == 0:
             return
         others = {other: value for other, value in values.items() if other != name}
         formulas, inputs = self.resolve([name], others)

@@ -66,7 +66,7 @@ def residual_bytes(microbatch_tokens, hidden, residual_element_bytes):
     return residual_element_bytes * microbatch_tokens * hidden
 
 
-@formula(r"\beta_\text{stat}", "bytes", source="torch.native_layer_norm on CPU")
+@formula(r"\beta_\text{stat}", "bytes", source="torch.native_layer_norm on CPU", choice=True)
 def layer_norm_statistic_element_bytes(residual_element_bytes):
     """bytes of LayerNorm's mean of one token: as its input on CPU, always 4 on CUDA"""
     return residual_element_bytes
