@@ -100,6 +100,7 @@ def weigh_stage(stage: int) -> StageBytes:
 
 
 def flat_tensors(stage: int) -> FlatTensors:
+    """What a stage cuts on this rank."""
     model = build_model()
     flats = list(flats_of(model, shard(stage, model), None))
     elements = [size_of(flat.parameters) for flat in flats]
