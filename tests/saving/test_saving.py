@@ -206,7 +206,7 @@ def full_disk(folder, guilty, phase):
     model, optimizer, scheduler = training(3)
     steps(model, optimizer, scheduler, 0, 5)
     whole = saving.together
-    phases = iter(("lock", "begin", "hashes", "write_own", "write_rest", "finish"))
+    phases = iter(("begin", "hashes", "write_own", "write_rest", "finish"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 
     def together(*args, **kwargs):

@@ -26,30 +26,27 @@ shape and raises no error, so torch.load and torch.distributed.checkpoint let it
 goes to which file, and back to other ranks: resharding.py.
 """
 
-import hashlib
 import os
-import random
-import re
 import secrets
 import shutil
-import sys
-from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
-from shardlab.saving.durable import (
-    Damaged,
-    flush_folder,
-    make_folder,
-    read,
-    read_json,
-    write,
-    write_json,
+from shardlab.saving.durable import Damaged, flush_folder, read, read_json, write, write_json
+from shardlab.saving.folders import (
+    MANIFEST,
+    PARTIAL,
+    REST,
+    file_of,
+    is_ours,
+    older,
+    saves,
+    step_of,
 )
 from shardlab.saving.resharding import (
     Layout,
@@ -60,15 +57,16 @@ from shardlab.saving.resharding import (
     kinds_of,
     own_parts,
 )
-
-MANIFEST, REST = "manifest.json", "rest.pt"
-FORMAT = 1
-PARTIAL = re.compile(r"step-\d+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
-OURS = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
-
-
-class SaveFailed(RuntimeError):
-    """A rank could not write. The saves from before are as they were."""
+from shardlab.saving.states import (
+    FORMAT,
+    check_manifest,
+    hashes_of,
+    random_states,
+    refuse_another,
+    set_random_states,
+    settings,
+)
+from shardlab.saving.together import SaveFailed, alone, together
 
 
 class Saved(NamedTuple):
@@ -270,183 +268,6 @@ def resume(
     return Saved(manifest["step"], rest["extra"])
 
 
-def settings(optimizer) -> list[dict]:
-    """Learning rates and the like, of each parameter group."""
-    return [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in optimizer.param_groups
-    ]
-
-
-def refuse_another(manifest: dict, here: dict[str, str]):
-    there = manifest["contents"]
-    for name in {**there, **here}:
-        if there.get(name) != here.get(name):
-            raise ValueError(
-                f"step-{manifest['step']}: {name} was {there.get(name, 'not there')}, now it is"
-                f" {here.get(name, 'not there')}. Resume the model and the optimizer that were"
-                " saved."
-            )
-
-
-def check_manifest(manifest: dict, place: Path):
-    """Raise Damaged for a manifest that this code did not write: nothing in it is used before."""
-    name = f"{place.name}/{MANIFEST}"
-    if manifest.get("format", FORMAT) != FORMAT:
-        raise Damaged(
-            f"{name} has format {manifest['format']!r}, this shardlab reads format {FORMAT}: resume"
-            " with the version that saved."
-        )
-    kinds = dict(step=int, ranks=int, files=dict, flats=list, contents=dict)
-    for key, kind in kinds.items():
-        if not isinstance(manifest.get(key), kind) or isinstance(manifest[key], bool):
-            raise Damaged(f"{name} has no usable {key!r}.")
-    if manifest["step"] != step_of(place):
-        raise Damaged(f"{name} is the one of step {manifest['step']}.")
-    files = manifest["files"]
-    if len(files) != manifest["ranks"] + 1 or not 1 <= manifest["ranks"] < 2**20:
-        raise Damaged(f"{name} speaks of {manifest['ranks']:,} ranks and of {len(files)} files.")
-    for file in [REST, *map(file_of, range(manifest["ranks"]))]:
-        if file not in files:
-            raise Damaged(f"{name} does not speak of {file}.")
-
-
-def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
-    """A digest of each buffer's values."""
-    found = {}
-    for name, buffer in buffers.items():
-        values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found[name] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
-    return found
-
-
-def random_states() -> dict:
-    """The states of the generators that training draws from, in types that torch.load reads
-    without trust."""
-    states = {"cpu": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    if "numpy" in sys.modules:
-        kind, keys, *rest = sys.modules["numpy"].random.get_state()
-        states["numpy"] = [kind, keys.tolist(), *rest]
-    return states
-
-
-def set_random_states(states: dict):
-    torch.set_rng_state(states["cpu"])
-    if "python" in states:
-        version, internal, gauss = states["python"]
-        random.setstate((version, tuple(internal), gauss))
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
-    if "numpy" in states and "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(tuple(states["numpy"]))
-
-
-# --- all or none ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def alone(folder: Path, group, failed):
-    """Within, no other run saves into the folder. Raises SaveFailed on all ranks if one does."""
-
-    def lock():
-        nonlocal handle
-        make_folder(folder)
-        with suppress(ImportError):  # Windows: the random names keep two runs apart
-            import fcntl
-
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise SaveFailed(
-                    f"another run saves into {folder} at this moment: give each run a folder of"
-                    " its own."
-                ) from None
-            except OSError:  # a file system without locks
-                pass
-
-    handle = None
-    try:
-        together(lock, group, failed, only_rank_0=True)
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
-    """What work() returns on each rank. Where it raises on one, all raise: what the first in
-    trouble says. No work communicates, so that a rank in trouble leaves nobody waiting."""
-    (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)
-    try:
-        if me == 0 or not only_rank_0:
-            result = work()
-    except (Damaged, SaveFailed, ValueError) as error:
-        trouble = error
-    except Exception as error:
-        trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
-    everyone = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, (result, trouble), group=group)
-    for _, trouble in everyone:
-        if trouble is not None:
-            raise trouble
-    return [result for result, _ in everyone]
-
-
-def reason(error: BaseException) -> str:
-    """In a line. torch.save hides what the system says behind an error of its own."""
-    within, seen = error, set()
-    while within is not None and id(within) not in seen:  # `raise e from e` makes a circle
-        seen.add(id(within))
-        if isinstance(within, OSError) and within.strerror:
-            return within.strerror
-        within = within.__cause__ or within.__context__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-
-
-# --- names ----------------------------------------------------------------------------------------
-
-
-def saves(folder: Path) -> list[Path]:
-    """Whole saves, the newest first."""
-    # not glob: to that a folder that may not be read is empty
-    names = os.listdir(folder) if folder.exists() else []
-    found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
-    return sorted(found, key=step_of, reverse=True)
-
-
-def is_ours(place: Path, whole: bool = False) -> bool:
-    """Whether save() made this folder: a link, a file, or a folder with anything else in it is a
-    reader's, and is left alone. With `whole`, it has a manifest."""
-    if place.is_symlink() or not place.is_dir():
-        return False
-    names = os.listdir(place)
-    return all(OURS.fullmatch(name) for name in names) and (not whole or MANIFEST in names)
-
-
 def is_whole(value) -> bool:
     """A whole number. True is none: `step-True` would never be found again."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def older(folder: Path) -> str:
-    """What there is beside the newest."""
-    try:
-        newest, *others = [path.name for path in saves(folder)]
-    except (OSError, ValueError):
-        return ""
-    return (
-        f"Older saves: {', '.join(others)}; move {newest} away to take that."
-        if others
-        else "There is no older save."
-    )
-
-
-def step_of(path: Path) -> int:
-    return int(path.name[5:])
-
-
-def file_of(rank: int) -> str:
-    return f"rank-{rank}.pt"

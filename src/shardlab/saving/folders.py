@@ -1,0 +1,47 @@
+"""The folders of saves: which are whole, which a save made, how files in them are named."""
+
+import os
+import re
+from pathlib import Path
+
+MANIFEST, REST = "manifest.json", "rest.pt"
+PARTIAL = re.compile(r"step-\d+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
+OURS = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
+
+
+def saves(folder: Path) -> list[Path]:
+    """Whole saves, the newest first."""
+    # not glob: to that a folder that may not be read is empty
+    names = os.listdir(folder) if folder.exists() else []
+    found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
+    return sorted(found, key=step_of, reverse=True)
+
+
+def is_ours(place: Path, whole: bool = False) -> bool:
+    """Whether save() made this folder: a link, a file, or a folder with anything else in it is a
+    reader's, and is left alone. With `whole`, it has a manifest."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    names = os.listdir(place)
+    return all(OURS.fullmatch(name) for name in names) and (not whole or MANIFEST in names)
+
+
+def older(folder: Path) -> str:
+    """What there is beside the newest."""
+    try:
+        newest, *others = [path.name for path in saves(folder)]
+    except (OSError, ValueError):
+        return ""
+    return (
+        f"Older saves: {', '.join(others)}; move {newest} away to take that."
+        if others
+        else "There is no older save."
+    )
+
+
+def step_of(path: Path) -> int:
+    return int(path.name[5:])
+
+
+def file_of(rank: int) -> str:
+    return f"rank-{rank}.pt"

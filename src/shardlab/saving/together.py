@@ -1,0 +1,74 @@
+"""All ranks or none: a save that one rank cannot write is none, and every rank says why."""
+
+import os
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch.distributed as dist
+
+from shardlab.saving.durable import Damaged, make_folder
+
+
+class SaveFailed(RuntimeError):
+    """A rank could not write. The saves from before are as they were."""
+
+
+@contextmanager
+def alone(folder: Path, group, failed):
+    """Within, no other run saves into the folder. Raises SaveFailed on all ranks if one does."""
+
+    def lock():
+        nonlocal handle
+        make_folder(folder)
+        with suppress(ImportError):  # Windows: the random names keep two runs apart
+            import fcntl
+
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise SaveFailed(
+                    f"another run saves into {folder} at this moment: give each run a folder of"
+                    " its own."
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+
+    handle = None
+    try:
+        together(lock, group, failed, only_rank_0=True)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
+    """What work() returns on each rank. Where it raises on one, all raise: what the first in
+    trouble says. No work communicates, so that a rank in trouble leaves nobody waiting."""
+    (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)
+    try:
+        if me == 0 or not only_rank_0:
+            result = work()
+    except (Damaged, SaveFailed, ValueError) as error:
+        trouble = error
+    except Exception as error:
+        trouble = kind(f"rank {me} {could_not}: {reason(error)}.")
+    everyone = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (result, trouble), group=group)
+    for _, trouble in everyone:
+        if trouble is not None:
+            raise trouble
+    return [result for result, _ in everyone]
+
+
+def reason(error: BaseException) -> str:
+    """In a line. torch.save hides what the system says behind an error of its own."""
+    within, seen = error, set()
+    while within is not None and id(within) not in seen:  # `raise e from e` makes a circle
+        seen.add(id(within))
+        if isinstance(within, OSError) and within.strerror:
+            return within.strerror
+        within = within.__cause__ or within.__context__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
