@@ -5,6 +5,8 @@ PYTHON ?= python3
 # More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
 PIP_ARGS ?=
 PORT ?= 8000
+# `make check` runs two tests at a time.
+WORKERS ?= -n 2
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 
@@ -65,7 +67,7 @@ check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, tests withou
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "check:  make format lays these files out"; exit 1; }
 	@$(BIN)/python tools/budgets.py
-	@$(BIN)/python -m pytest -m "not (ranks or labs or browser or slow)" --quiet </dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
 
 format:  ## lay out the Python code
 	@$(BIN)/ruff check --quiet --fix .
