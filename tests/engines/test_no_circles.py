@@ -1,6 +1,4 @@
-"""No module imports itself by way of others, not even inside a function. Left out are
-ranks/, where a process that starts others names the module that they begin with, and zero/, where
-the readable way offers the fast one by name."""
+"""No module imports itself by way of others, not even inside a function."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter
@@ -11,7 +9,6 @@ FILES = {
     ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__"): path
     for package in ("shardlab", "bookkit")
     for path in SOURCES.joinpath(package).rglob("*.py")
-    if path.parent.name not in ("ranks", "zero") or path.parent.parent.name == "topics"
 }
 
 

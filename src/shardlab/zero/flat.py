@@ -16,7 +16,7 @@ There are two collectives on it:
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
 A stage calls them on an object: Ring(), native.Native(), faster.Ring(), or one of your own with
-these methods. `best_collectives` chooses between the first two.
+these methods. `native.best_collectives` chooses between the first two.
 """
 
 import torch
@@ -58,15 +58,6 @@ class Ring:
 
     def __repr__(self):
         return f"{type(self).__module__.rpartition('.')[2]}.{type(self).__name__}()"
-
-
-def best_collectives(device: torch.device, group: Group = None) -> Ring:
-    """What is fastest there. gloo reduce-scatters by an all-reduce, so our ring wins; NCCL has
-    rings of its own."""
-    from .native import Native
-
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return Ring() if backends.get(device.type) == "gloo" else Native()
 
 
 def flattened(tensors: list[Tensor]) -> Tensor:

@@ -32,7 +32,8 @@ from .checks import (
     check_unfrozen,
     named_list,
 )
-from .flat import CannotShard, best_collectives
+from .flat import CannotShard
+from .native import best_collectives
 
 
 class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
-from .flat import CannotShard, best_collectives, first_rank, own_chunk
+from .flat import CannotShard, first_rank, own_chunk
+from .native import best_collectives
 
 # where a parameter is: a module and the name that it has there
 Site = tuple[nn.Module, str, nn.Parameter]

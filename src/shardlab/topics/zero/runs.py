@@ -22,7 +22,7 @@ from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
 from shardlab.topics.zero import deepspeed
 from shardlab.torch_internals import local_tensor
-from shardlab.zero import faster, flat, shard
+from shardlab.zero import faster, flat, native, shard
 from shardlab.zero.units import sharded_units
 from shardlab.zero.whole import unsharded
 
@@ -39,7 +39,7 @@ PINNED = ("active_bytes", "allocated_bytes")
 
 def ours(net, optimizer_cls, stage, readable=False, **settings):
     """With the ring that pages print, or with what is fastest for the backend."""
-    best = flat.best_collectives(next(net.parameters()).device)
+    best = native.best_collectives(next(net.parameters()).device)
     best = faster.Ring() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
