@@ -187,13 +187,13 @@ def test_long_work_shows_how_it_goes(monkeypatch):
     printed[1].drain()
     short = output.Progress(printed)
     short(0.5)
-    short(2.9)
+    short(9.9)
     short.end()
     assert screen.text == ""
     long = output.Progress(printed)
-    for tenth in range(55):
+    for tenth in range(125):
         long(tenth / 10)
-    assert screen.text.count("\r") == 3 and "3 s | rank 1: epoch 2" in screen.text
+    assert screen.text.count("\r") == 3 and "10 s | rank 1: epoch 2" in screen.text
     long.end()
     assert screen.text.endswith("\r\x1b[K")
     assert printed[1].take() == "epoch 1\nepoch 2\n"  # the line of progress takes nothing away

@@ -9,7 +9,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-LONG_SECONDS = 3.0  # work of this length gets a line of progress
+LONG_SECONDS = 10.0  # work of this length gets a line of progress
 BETWEEN_SECONDS = 1.0
 KEPT_BYTES = 500_000  # of the beginning and of the end, of a rank's stdout and of its stderr
 MOST_BYTES = 64_000_000  # that a rank may print in one piece of work
