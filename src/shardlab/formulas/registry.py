@@ -150,7 +150,7 @@ class Formula:
     source: str
     measured_by: str
     group: str
-    least: int  # smallest value it takes when it is given in the place of the formula
+    least: int  # smallest value it takes when it is given instead of computed
     registry: "Registry" = field(repr=False, compare=False)
     choice: bool = False  # a default: given beside its inputs, it contradicts nothing
 
@@ -166,7 +166,7 @@ class Formula:
         return self.registry.evaluate([self.name], **given)[self.name]
 
     def as_quantity(self):
-        """The quantity that a reader may give in the place of this formula."""
+        """The quantity that a reader may give instead of this formula."""
         return Quantity(
             self.name,
             self.symbol,
@@ -357,7 +357,7 @@ class Registry:
         return (found.as_quantity() if isinstance(found, Formula) else found).check(value)
 
     def _refuse_contradiction(self, name, values, used):
-        """A count that is given in the place of its formula must be the formula's, where the
+        """A count that is given instead of computed must be what its formula makes it, where the
         formula's own inputs are used beside it: else the result would be of two different things.
         0 leaves something out, and rates are what is asked about: both may be given.
         """

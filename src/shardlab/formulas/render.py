@@ -238,7 +238,7 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
     """A JavaScript function of one object that returns every input and every quantity the targets
     need, one line a quantity.
 
-    `inputs` are names given in the place of their formulas. The function throws the same sentence
+    `inputs` are names given instead of computed. The function throws the same sentence
     that Python raises; it uses `given`, `exact`, `finite`, `invalid`, `ceilDiv` and `floorDiv` of
     formulas.js and nothing else; the first three note the value in `r`. `short` gives its variables
     short names, and one `var` to as many lines as can share it; the quantities' own names stay in

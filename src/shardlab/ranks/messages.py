@@ -82,7 +82,7 @@ class Seen(NamedTuple):
     frames: tuple[Frame, ...]
 
 
-# --- what a rank raises in itself, in the place of a collective; the message goes on from "Rank 1"
+# --- what a rank raises in itself, instead of a collective; the message goes on from "Rank 1"
 
 
 class Disagreement(RuntimeError):
