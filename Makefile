@@ -5,8 +5,8 @@ PYTHON ?= python3
 # More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
 PIP_ARGS ?=
 PORT ?= 8000
-# `make check` runs two tests at a time.
-WORKERS ?= -n 2
+# Two test files at a time; the tests of one file stay together, as they share ranks and pages.
+WORKERS ?= -n 2 --dist loadfile
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 
@@ -75,7 +75,7 @@ format:  ## lay out the Python code
 
 test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; make test ARGS="-m labs" runs a part
 	@echo "test:   everything in tests/ (minutes)"
-	@$(BIN)/python -m pytest $(ARGS) </dev/null
+	@$(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"
