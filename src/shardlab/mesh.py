@@ -1,31 +1,36 @@
 """The grid of ranks: which of them split a batch, a model's layers, a layer's weights.
 
-    mesh = Mesh(dp=2, pp=2, tp=2)                    #          tp 0  tp 1
-    mesh.grid                                        # dp 0 pp 0   0     1       Rank 5 = (1, 0, 1)
-                                                     # sends gradients to rank 1,
-    mesh.tp.group, mesh.tp.rank, mesh.tp.size        #      pp 1   2     3       activations to rank
-                                                     # 7,
-    mesh.dp.ranks                                    # dp 1 pp 0   4     5       parts of a layer's
-                                                     # sums to rank 4.
-                                                     #      pp 1   6     7
+    mesh = Mesh(dp=2, pp=2, tp=2)                       #              tp 0  tp 1
+    mesh.grid                                           # dp 0  pp 0     0     1
+    mesh.tp.group, mesh.tp.rank, mesh.tp.size           #       pp 1     2     3
+    mesh.dp.ranks                                       # dp 1  pp 0     4     5
+    mesh.line("dp", "cp").group                         #       pp 1     6     7
 
-A rank has a place on each axis: dp (data parallel), pp (pipeline stage), tp (tensor parallel).
-Along an axis the other two are fixed, so its groups are slices of `arange(world_size).view(dp, pp,
-tp)`. Neighbours in tp have neighbouring numbers, so that they share a machine: they talk most.
-Ranks of one tp group see the same batch; ranks of one dp group see different ones, so read data by
-`mesh.dp.rank`.
+Rank 5 = (1, 0, 1) sends gradients to rank 1, activations to rank 7, parts of a layer's sums to rank
+4.
+
+A rank has a place on each axis: dp (data parallel), pp (pipeline stage), cp (part of a sequence),
+tp (tensor parallel). Along an axis the others are fixed, so its groups are slices of
+`arange(world_size).view(dp, pp, cp, tp)`. Neighbours in tp have neighbouring numbers, so that they
+share a machine: they talk most. Ranks of one tp group see the same batch; ranks of one dp group see
+different ones, so read data by `mesh.dp.rank`.
+
+A group can run along several axes: gradients are averaged over dp and cp together, squares of a
+norm are added over pp and tp. Experts will need no axis of their own: their axis ep is a cut of dp,
+`grid.unflatten(0, (-1, ep))`.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
-AXES = ("dp", "pp", "tp")
+AXES = ("dp", "pp", "cp", "tp")  # of the grid, the outermost first
 
 
 class Axis(NamedTuple):
-    """This rank's line through the grid along one axis."""
+    """This rank's line through the grid along one axis, or its part of the grid along several."""
 
     group: dist.ProcessGroup
     ranks: list[int]  # the members, by their number in the world
@@ -36,49 +41,72 @@ class Axis(NamedTuple):
         return len(self.ranks)
 
 
-def grid_of(world_size: int, dp: int = 1, pp: int = 1, tp: int = 1) -> torch.Tensor:
-    """Ranks by their place: [dp, pp, tp]. Raises ValueError, with every factor, unless dp * pp * tp
-    is the number of ranks."""
-    sizes = dict(dp=dp, pp=pp, tp=tp)
+def grid_of(world_size: int, **sizes: int) -> torch.Tensor:
+    """Ranks by their place: [dp, pp, cp, tp]. An axis left out has size 1. Raises ValueError, with
+    every factor, unless the sizes multiply to the number of ranks."""
+    if others := set(sizes) - set(AXES):
+        raise ValueError(f"{', '.join(sorted(others))}: the axes are {', '.join(AXES)}.")
+    sizes = {name: sizes.get(name, 1) for name in AXES}
+    ranks = 1
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name} = {size!r}: the size of an axis is an integer of at least 1.")
-    if dp * pp * tp != world_size:
+        ranks *= size
+    if ranks != world_size:
         factors = " x ".join(f"{name} {size}" for name, size in sizes.items())
-        raise ValueError(f"{factors} = {dp * pp * tp} ranks, but the world has {world_size}.")
-    return torch.arange(world_size).view(dp, pp, tp)
+        raise ValueError(f"{factors} = {ranks} ranks, but the world has {world_size}.")
+    return torch.arange(world_size).view(*sizes.values())
 
 
-def slices(grid: torch.Tensor, axis: str) -> list[list[int]]:
-    """The groups along an axis: every line through the grid in its direction."""
-    dim = AXES.index(axis)
-    return grid.movedim(dim, -1).reshape(-1, grid.shape[dim]).tolist()
+def slices(grid: torch.Tensor, *axes: str, names: tuple[str, ...] = AXES) -> list[list[int]]:
+    """The groups along these axes: every line through the grid in one direction, every plane in
+    two. `names` are the axes of the grid."""
+    for axis in axes:
+        if axis not in names:
+            raise ValueError(f"{axis} is no axis of this grid: it has {', '.join(names)}.")
+    along = [dim for dim, name in enumerate(names) if name in axes]
+    fixed = [dim for dim, name in enumerate(names) if name not in axes]
+    size = math.prod(grid.shape[dim] for dim in along)
+    return grid.permute(*fixed, *along).reshape(-1, size).tolist()
 
 
 class Mesh:
-    """All ranks make the same mesh at the same time: making a group is a collective. An axis left
-    away has size 1."""
+    """All ranks make the same mesh, and ask for the same lines, at the same time: making a group is
+    a collective. An axis left out has size 1."""
 
-    def __init__(self, *, dp: int = 1, pp: int = 1, tp: int = 1):
+    def __init__(self, *, dp: int = 1, pp: int = 1, cp: int = 1, tp: int = 1):
         if not dist.is_initialized():
             raise ValueError(
                 "a mesh divides the ranks of a world, and there is none here: make it on a rank."
             )
-        self.grid = grid_of(dist.get_world_size(), dp, pp, tp)  # [dp, pp, tp]
-        self.dp, self.pp, self.tp = (self._line(axis) for axis in AXES)
+        # [dp, pp, cp, tp]
+        self.grid = grid_of(dist.get_world_size(), dp=dp, pp=pp, cp=cp, tp=tp)
+        self._made: dict[tuple, Axis | None] = {}
+        self.dp, self.pp, self.cp, self.tp = (self.line(axis) for axis in AXES)
 
-    def _line(self, axis: str) -> Axis:
-        here, mine = dist.get_rank(), None
-        for ranks in slices(self.grid, axis):
-            # all ranks make all groups, in this order; a group is of use to its members
-            group = dist.new_group(ranks)
-            if here in ranks:
-                mine = Axis(group, ranks, ranks.index(here))
-        return mine
+    def line(self, *axes: str) -> Axis:
+        """This rank's group along one axis or several."""
+        return self._own(slices(self.grid, *axes))
+
+    def ends(self, axis: str) -> Axis | None:
+        """The first and the last rank of this rank's line along an axis, None for the ranks between
+        them: a pipeline's tied embedding is on both ends."""
+        return self._own([[line[0], line[-1]] for line in slices(self.grid, axis)])
+
+    def _own(self, every: list[list[int]]) -> Axis | None:
+        """The group of this rank. All ranks make all groups, in this order, and make them once; a
+        group is of use to its members."""
+        here, asked = dist.get_rank(), tuple(map(tuple, every))
+        if asked not in self._made:
+            mine = None
+            for ranks in (list(dict.fromkeys(ranks)) for ranks in every):
+                group = dist.new_group(ranks)
+                if here in ranks:
+                    mine = Axis(group, ranks, ranks.index(here))
+            self._made[asked] = mine
+        return self._made[asked]
 
     def __repr__(self):
         sizes = ", ".join(f"{name}={size}" for name, size in zip(AXES, self.grid.shape))
-        return (
-            f"Mesh({sizes}; rank {dist.get_rank()} is dp {self.dp.rank}, pp {self.pp.rank}, tp"
-            f" {self.tp.rank})"
-        )
+        places = ", ".join(f"{name} {getattr(self, name).rank}" for name in AXES)
+        return f"Mesh({sizes}; rank {dist.get_rank()} is {places})"

@@ -22,23 +22,53 @@ def test_groups_are_slices():
         ) == list(range(12))
 
 
+def test_groups_along_several_axes():
+    """Mutation: the axes of a plane in the order in which they are asked for, a plane that takes in
+    an axis of its own accord, or an axis of size 1 dropped."""
+    grid = grid_of(8, dp=2, pp=2, tp=2)
+    assert slices(grid, "pp", "tp") == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert slices(grid, "tp", "pp") == slices(grid, "pp", "tp")
+    assert slices(grid, "dp", "tp") == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert slices(grid, "dp", "cp") == slices(grid, "dp")
+    assert slices(grid, *AXES) == [list(range(8))]
+    assert slices(grid_of(8, cp=4, tp=2), "cp") == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    # experts: an axis that is cut out of dp
+    with_experts = grid_of(8, dp=4, tp=2).unflatten(0, (-1, 2))
+    names = ("dp", "ep", *AXES[1:])
+    assert slices(with_experts, "ep", names=names) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    with pytest.raises(ValueError, match="^ep is no axis of this grid: it has dp, pp, cp, tp.$"):
+        slices(grid, "ep")
+
+
 def test_a_failed_mesh_names_every_factor():
     """Mutation: the product compared with `<=`; an axis of size 1 not named; a size of 0 or 2.0 let
     through to view."""
-    with pytest.raises(ValueError, match="^dp 2 x pp 3 x tp 1 = 6 ranks, but the world has 8.$"):
+    with pytest.raises(
+        ValueError, match="^dp 2 x pp 3 x cp 1 x tp 1 = 6 ranks, but the world has 8.$"
+    ):
         grid_of(8, dp=2, pp=3)
-    with pytest.raises(ValueError, match="^dp 1 x pp 1 x tp 2 = 2 ranks, but the world has 8.$"):
+    with pytest.raises(
+        ValueError, match="^dp 1 x pp 1 x cp 1 x tp 2 = 2 ranks, but the world has 8.$"
+    ):
         grid_of(8, tp=2)
     for size in (0, -2, 2.0, True, "2"):
         with pytest.raises(
             ValueError, match="^tp = .*: the size of an axis is an integer of at least 1.$"
         ):
             grid_of(8, tp=size)
+    with pytest.raises(ValueError, match="^ep: the axes are dp, pp, cp, tp.$"):
+        grid_of(8, ep=2)
     with pytest.raises(ValueError, match="there is none here: make it on a rank"):
         Mesh(dp=1)
 
 
-def test_a_mesh_on_ranks():
+@pytest.fixture(scope="module")
+def world():
+    with ranks(4, announce=False, device="cpu") as world:
+        yield world
+
+
+def test_a_mesh_on_ranks(world):
     """Mutation: each rank makes only its own groups (a deadlock, or groups mixed up), or takes its
     place from the wrong axis."""
 
@@ -53,8 +83,43 @@ def test_a_mesh_on_ranks():
             sums.append(x.item())
         return sums, (mesh.dp.rank, mesh.pp.rank, mesh.tp.rank), mesh.tp.size, repr(mesh)
 
-    with ranks(4, announce=False, device="cpu") as world:
-        found = world.run(work)
+    found = world.run(work)
     assert [sums for sums, *_ in found] == [[2, 0, 1], [4, 1, 1], [2, 2, 5], [4, 3, 5]]
     assert [place for _, place, *_ in found] == [(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)]
-    assert found[3][2:] == (2, "Mesh(dp=2, pp=1, tp=2; rank 3 is dp 1, pp 0, tp 1)")
+    assert found[3][2:] == (2, "Mesh(dp=2, pp=1, cp=1, tp=2; rank 3 is dp 1, pp 0, cp 0, tp 1)")
+
+
+def test_lines_and_ends_on_ranks(world):
+    """Mutation: a line made anew each time it is asked for (ranks run out of groups, or wait for
+    each other), or the middle of a pipeline counted among its ends."""
+
+    def work():
+        from shardlab.mesh import Mesh
+
+        mesh = Mesh(dp=2, tp=2)
+        both, again = mesh.line("tp", "dp"), mesh.line("dp", "tp")
+        x = torch.tensor([float(dist.get_rank())])
+        dist.all_reduce(x, group=both.group)
+        deep = Mesh(pp=4)
+        ends = deep.ends("pp")
+        if ends is not None:
+            dist.all_reduce(x, group=ends.group)
+        return x.item(), both is again, both.rank, ends and (ends.ranks, ends.rank)
+
+    assert world.run(work) == [
+        (12, True, 0, ([0, 3], 0)),
+        (6, True, 1, None),
+        (6, True, 2, None),
+        (12, True, 3, ([0, 3], 1)),
+    ]
+
+
+def test_the_ends_of_a_line_of_one(world):
+    """Mutation: a group with the same rank twice."""
+
+    def work():
+        from shardlab.mesh import Mesh
+
+        return Mesh(dp=4).ends("pp")[1:]
+
+    assert world.run(work) == [([rank], 0) for rank in range(4)]
