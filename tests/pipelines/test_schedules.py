@@ -1,0 +1,334 @@
+"""Schedules: accepted by PyTorch's validator, ordered as Megatron-Core orders them, refused with a
+picture where they are wrong; simulated by rules that a schedule must obey."""
+
+from collections import Counter
+from itertools import product
+
+import pytest
+
+from shardlab.schedule_checks import picture
+from shardlab.schedule_simulation import (
+    Costs,
+    Deadlock,
+    in_flight,
+    repeated,
+    simulate,
+    validate,
+)
+from shardlab.schedules import (
+    SCHEDULES,
+    Action,
+    InvalidSchedule,
+    Kind,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    schedule,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
+
+QUICK = [(p, m) for p in (2, 3, 8) for m in (1, 2, 3, 8, 16)]
+REST = [(p, m) for p in range(2, 9) for m in range(1, 33) if (p, m) not in QUICK]
+
+
+def every_schedule(ranks, microbatches):
+    """(what it is, its lists, stages) of each schedule that there is for these numbers."""
+    for name in SCHEDULES:
+        if name != "interleaved 1F1B":
+            yield name, schedule(name, ranks, microbatches), ranks
+        elif microbatches % ranks == 0:
+            for chunks in (1, 2, 3):
+                plan = schedule(name, ranks, microbatches, stages_per_rank=chunks)
+                yield f"{name}, {chunks}", plan, chunks * ranks
+
+
+def accepted_by_pytorch(plan, stages, microbatches):
+    from torch.distributed.pipelining import schedules as peer
+
+    kinds = {
+        Kind.FORWARD: peer.F,
+        Kind.BACKWARD: peer.B,
+        Kind.INPUT: peer.I,
+        Kind.WEIGHT: peer.W,
+    }
+    actions = {
+        rank: [peer._Action(a.stage, kinds[a.kind], a.microbatch) for a in own]
+        for rank, own in enumerate(plan)
+    }
+    return peer._validate_schedule(actions, len(plan), stages, microbatches)
+
+
+def accept_all(sizes):
+    for ranks, microbatches in sizes:
+        for name, plan, stages in every_schedule(ranks, microbatches):
+            homes = accepted_by_pytorch(plan, stages, microbatches)
+            assert homes == {stage: stage % ranks for stage in range(stages)}, (name, ranks)
+            validate(plan, microbatches)  # ours also asks whether the ranks get through
+
+
+def test_pytorch_accepts_every_schedule():
+    """PyTorch's validator: each stage does each microbatch once, in order; ours: and no rank waits
+    for ever.
+
+    Must catch: a warm-up of one more forward than there are microbatches; W before its I; a stage
+    of the interleaved schedule on two ranks."""
+    accept_all(QUICK)
+
+
+@pytest.mark.slow
+def test_pytorch_accepts_every_schedule_of_every_size():
+    """Must catch: a size for which a schedule is wrong, as where the ranks do not divide the
+    microbatches."""
+    accept_all(REST)
+
+
+# --- the order of interleaving --------------------------------------------------------------------
+
+
+def table(ranks, microbatches, chunks):
+    """The virtual microbatches in order, as (microbatch, chunk): the rule of Megatron-LM, written
+    here as its paper states it. Number k belongs to the group k // (p v); within a group the first
+    p are of chunk 0, the next p of chunk 1."""
+    of_group = ranks * chunks
+    return [
+        (k // of_group * ranks + k % ranks, k % of_group // ranks)
+        for k in range(microbatches * chunks)
+    ]
+
+
+def interleaved_sizes():
+    return [
+        (p, n * p, v) for p, n, v in product((2, 3, 4, 8), (1, 2, 3), (1, 2, 3, 4)) if n * p <= 32
+    ]
+
+
+def assert_ordered_as(table_of):
+    for ranks, microbatches, chunks in interleaved_sizes():
+        want = table_of(ranks, microbatches, chunks)
+        for rank, own in enumerate(interleaved(ranks, microbatches, chunks)):
+            forwards = [(a.microbatch, a.stage // ranks) for a in own if a.kind is Kind.FORWARD]
+            backwards = [(a.microbatch, a.stage // ranks) for a in own if a.kind is Kind.BACKWARD]
+            assert forwards == want
+            assert backwards == [(microbatch, chunks - 1 - chunk) for microbatch, chunk in want]
+            warm = next(n for n, action in enumerate(own) if action.kind is Kind.BACKWARD)
+            total = microbatches * chunks
+            want_warm = min(total, 2 * (ranks - rank - 1) + (chunks - 1) * ranks)
+            assert warm == min(total, want_warm + 1)  # a pair begins with its forward
+
+
+def test_interleaved_takes_the_chunks_in_groups():
+    """Must catch: groups of v instead of p microbatches; backward through the chunks in the order
+    of forward; a warm-up that grows by one a rank instead of by two."""
+    assert_ordered_as(table)
+
+
+def test_interleaved_is_ordered_as_megatron_core_orders_it():
+    """The same against the peer itself, where it is installed.
+
+    Must catch: what the test above would miss if its rule were wrong."""
+    peer = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
+    assert_ordered_as(lambda p, m, v: peer.get_schedule_table(m, v, p))
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: one_f_one_b(0, 4), "ranks = 0: it must be a whole number of at least 1."),
+        (lambda: gpipe(2, 0), "microbatches = 0: it must be a whole number of at least 1."),
+        (lambda: gpipe(2, 2.0), "microbatches = 2.0: it must be a whole number"),
+        (lambda: interleaved(4, 8, True), "stages_per_rank = True: it must be a whole number"),
+        (
+            lambda: interleaved(4, 6),
+            "microbatches = 6: interleaving takes them in groups of one for each rank, so their"
+            " number must be a multiple of ranks = 4.",
+        ),
+        (lambda: schedule("1f1b", 2, 2), "schedule = '1f1b': there are GPipe, 1F1B, eager 1F1B,"),
+        (
+            lambda: schedule("1F1B", 2, 2, stages_per_rank=2),
+            "stages_per_rank: 1F1B takes ranks and microbatches alone.",
+        ),
+    ],
+)
+def test_what_is_no_schedule(make, words):
+    """Must catch: a schedule of no microbatch, which is an empty list; a misspelt name that is
+    another schedule; an option that is ignored."""
+    with pytest.raises(InvalidSchedule) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def changed(change):
+    plan = one_f_one_b(3, 4)
+    change(plan)
+    return plan
+
+
+def swap(rank, one, other):
+    def change(plan):
+        plan[rank][one], plan[rank][other] = plan[rank][other], plan[rank][one]
+
+    return change
+
+
+BAD = {
+    "backward first": (
+        swap(2, 0, 1),
+        "rank 2, action 0, 2B0: 2F0 has to come first.",
+        "rank 2 |>2B0< 2F0 ",
+    ),
+    "twice": (
+        lambda plan: plan[1].insert(3, Action(1, Kind.FORWARD, 0)),
+        "rank 1, action 3, 1F0: the rank has done it already.",
+        "1B0 >1F0< 1F2",
+    ),
+    "left out": (
+        lambda plan: plan[0].pop(),
+        "stage 0 does F of microbatch 3: it must do F and B, or F, I and W.",
+        "rank 0 | 0F0 ",
+    ),
+    "on two ranks": (
+        lambda plan: plan[2].append(Action(0, Kind.FORWARD, 1)),
+        "rank 2, action 8, 0F1: stage 0 is on rank 0 already.",
+        ">0F1<",
+    ),
+    "a microbatch that is not there": (
+        lambda plan: plan[0].append(Action(0, Kind.FORWARD, 4)),
+        "0F4: microbatches go from 0 to 3.",
+        ">0F4<",
+    ),
+    "W without I": (
+        lambda plan: plan[0].append(Action(0, Kind.WEIGHT, 1)),
+        "0W1: 0I1 has to come first.",
+        ">0W1<",
+    ),
+    "no action": (lambda plan: plan[1].clear(), "at least one action", ""),
+}
+
+
+@pytest.mark.parametrize("change, words, cell", BAD.values(), ids=BAD)
+def test_a_wrong_list_is_shown_with_its_bad_cell(change, words, cell):
+    """Must catch: each of these lists accepted; another cell marked than the one that is wrong."""
+    with pytest.raises(InvalidSchedule) as caught:
+        validate(changed(change), 4)
+    said = str(caught.value)
+    assert words in said and cell in said
+    assert said.count(">") == (1 if ">" in cell else 0)
+
+
+def test_a_deadlock_says_who_waits_for_whom():
+    """Rank 0 does its first backward before its second forward, for which rank 1 waits.
+
+    Must catch: the wrong action named; a rank that is not stuck; a loop without an end."""
+    plan = one_f_one_b(3, 4)
+    plan[0][1:4] = plan[0][3], plan[0][1], plan[0][2]
+    with pytest.raises(Deadlock) as caught:
+        validate(plan, 4)
+    F, B = Kind.FORWARD, Kind.BACKWARD
+    assert caught.value.waits == {
+        0: (Action(0, B, 0), {Action(1, B, 0): 1}),
+        1: (Action(1, F, 1), {Action(0, F, 1): 0}),
+        2: (Action(2, F, 1), {Action(1, F, 1): 1}),
+    }
+    lines = str(caught.value).splitlines()
+    assert "rank 0 waits in 0B0 for 1B0 of rank 1; rank 1 waits in 1F1 for 0F1" in lines[0]
+    assert lines[1].startswith("rank 0 | 0F0 >0B0< 0F1 ")
+
+
+def test_an_action_that_nobody_does_is_named():
+    """Must catch: a wait for an action that is in no list, blamed on the rank that waits."""
+    plan = one_f_one_b(2, 1)
+    with pytest.raises(Deadlock, match="1B0, which no rank does"):
+        simulate([plan[0], plan[1][:1]])
+
+
+# --- the simulation -------------------------------------------------------------------------------
+
+
+def test_the_simulation_obeys_its_rules():
+    """Uneven costs: a rank does one thing at a time, in the order of its list; nothing begins
+    before what it needs has come, nor later; a link carries one message at a time.
+
+    Must catch: a message of which the time is left out, or paid between stages of one rank; a link
+    that carries two at a time; an action that begins late."""
+    costs = Costs(forward=[3, 5, 2, 4, 1, 6], input=[2] * 6, weight=[4, 1, 1, 1, 1, 3], transfer=7)
+    for plan in (interleaved(3, 6, 2), interleaved(2, 4, 3), interleaved(1, 4, 2)):
+        home = {action.stage: rank for rank, own in enumerate(plan) for action in own}
+        timeline = simulate(plan, costs)
+        at = {span.action: span for own in timeline.spans for span in own}
+        assert [[span.action for span in own] for own in timeline.spans] == plan
+        busy = {}  # (from, to) -> when the messages on this link have arrived
+        arrives = {}
+        for span in sorted(at.values(), key=lambda span: span.end):
+            stage, kind, microbatch = span.action
+            to = stage + (1 if kind is Kind.FORWARD else -1)
+            if to in home:
+                link = home[stage], home[to]
+                away = link[0] != link[1]
+                leaves = max([span.end, *busy.get(link, [])]) if away else span.end
+                arrives[to, kind, microbatch] = leaves + (7 if away else 0)
+                busy.setdefault(link, []).append(arrives[to, kind, microbatch])
+        for own in timeline.spans:
+            for before, span in zip([None, *own], own):
+                earliest = [before.end if before else 0]
+                if tuple(span.action) in arrives:
+                    earliest.append(arrives[tuple(span.action)])
+                assert span.begin == max(earliest)
+                assert span.end - span.begin == costs.of(span.action)
+
+
+def test_one_forward_too_few_costs_time_and_one_too_many_memory():
+    """A warm-up that is one short on every rank is a valid schedule, and nothing fails: 33 becomes
+    54 for 4 ranks and 8 microbatches. One more costs memory alone.
+
+    Must catch: a simulation in which a rank does not wait for its neighbour's answer."""
+    from shardlab.schedules import with_warm_up
+
+    def with_more(more):
+        return with_warm_up(4, 8, lambda rank: max(0, 3 - rank + more))
+
+    seconds = {more: simulate(with_more(more)).seconds for more in (-1, 0, 1)}
+    assert seconds == {-1: 54, 0: 33, 1: 33}
+    assert [in_flight(with_more(more)) for more in (0, 1)] == [[4, 3, 2, 1], [5, 4, 3, 2]]
+
+
+def test_a_slow_stage_sets_the_pace():
+    """One stage 1.3 times as long: each microbatch of the steady state takes that long.
+
+    Must catch: costs of one stage given to another; an average over the stages."""
+    for stage in range(4):
+        factor = [13 if s == stage else 10 for s in range(4)]
+        timeline = simulate(one_f_one_b(4, 16), Costs(factor, factor, factor))
+        assert timeline.idle_of_rank[stage] + timeline.busy[stage] >= 16 * 39
+        assert timeline.busy == [16 * 3 * seconds for seconds in factor]
+        assert 685 <= timeline.seconds <= 715  # 570 where all take 10
+
+
+def test_the_idle_time_of_h2_is_between_steps():
+    """Each rank of H2 is at work from its first action to its last, and the step is as long as
+    H1's: the gain comes where steps follow each other without a stop.
+
+    Must catch: idle time counted from the step's begin where it is the rank's own, and back."""
+    one, two = zero_bubble_h1(4, 8), zero_bubble_h2(4, 8)
+    assert simulate(two).idle_of_rank == [0, 0, 0, 0]
+    assert simulate(two).idle_of_step == simulate(one).idle_of_step == [3, 3, 3, 3]
+    steps = [simulate(repeated(plan, 5)).seconds for plan in (one, two)]
+    assert steps == [5 * 24 + 5 * 3, 5 * 24 + 3]
+
+
+def test_in_flight_counts_until_the_weights_gradients():
+    """Must catch: memory said to be free after I, where W still needs it."""
+    kinds = {kind.value: kind for kind in Kind}
+    actions = [Action(0, kinds[letter], int(m)) for letter, m in ("F0", "I0", "F1", "W0", "I1")]
+    assert in_flight([actions]) == [2]
+
+
+def test_the_picture():
+    """Must catch: columns that are not under each other once a number has two digits."""
+    rows = picture(one_f_one_b(2, 11), {(1, 20)}).splitlines()
+    assert rows[1].endswith(">1F10< 1B10")
+    assert rows[0].index("0F1 ") == rows[1].index("1B0 ")
+    assert Counter(row.count(">") for row in rows) == {0: 1, 1: 1}
