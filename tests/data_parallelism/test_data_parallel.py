@@ -328,7 +328,9 @@ def test_what_each_kind_sends(world, make):
                 nbytes for _, nbytes in sent
             ) == reduced
             assert len(sent) == (tensors if kind is PerTensor else buckets)
-            most = evaluate(["gradient_buckets"], bucket_bytes=SMALL, **step)["gradient_buckets"]
+            most = evaluate(["gradient_buckets_at_most"], bucket_bytes=SMALL, **step)[
+                "gradient_buckets_at_most"
+            ]
             assert kind is PerTensor or len(sent) <= most <= tensors
     for rank, (sent, _) in enumerate(
         world.run(messages_of_a_step, ParameterServer, make) if make is not SmallGPT else ()

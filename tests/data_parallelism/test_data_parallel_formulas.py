@@ -1,5 +1,5 @@
-"""The model of a data-parallel step against a clock that nobody has to wait for; the number of
-buckets against the buckets."""
+"""Messages, bytes and parts of a data-parallel step. Its seconds as a whole are in
+test_data_parallel_time.py."""
 
 import math
 import random
@@ -11,15 +11,6 @@ from shardlab.formulas import InvalidQuantity, evaluate, quantities
 LINK = dict(latency_seconds=2e-4, link_bytes_per_second=1.25e8)
 
 
-def end_of_communication(ready, each):
-    """When the last message is done: a message leaves when it is ready and the one before it is
-    done."""
-    now = 0.0
-    for moment in ready:
-        now = max(now, moment) + each
-    return now
-
-
 def around_a_ring(ranks, nbytes):
     """Seconds of a ring all-reduce, step by step."""
     return sum(
@@ -29,56 +20,31 @@ def around_a_ring(ranks, nbytes):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 64])
-@pytest.mark.parametrize("buckets", [1, 2, 5, 40])
-def test_seconds(ranks, buckets):
-    """Fast and slow links against short and long backwards: the last bucket decides, or the sum of
-    all.
+def test_seconds(ranks):
+    """A message of a ring, of a tensor and of the server, step by step.
 
-    Mutations: a bucket ready at the beginning of its part of backward; the last bucket counted as
-    hidden; the latency paid once; buckets that travel side by side; the whole backward taken as
-    cover."""
+    Must catch: the latency paid once; messages that travel side by side; a server that talks to
+    all ranks at once."""
     nbytes, tensors = 10_000_000, 60
     given = dict(
         ranks=ranks,
         reduced_bytes=nbytes,
-        gradient_buckets=buckets,
+        equal_bucket_bytes=nbytes / 5,
         parameter_tensors=tensors,
         parameter_bytes=9_000_000,
         **LINK,
     )
-    for backward in (0.0, 0.01, 0.1, 1.0, 30.0):
-        found = evaluate(
-            [
-                "bucket_seconds",
-                "all_buckets_seconds",
-                "exposed_seconds",
-                "server_seconds",
-                "per_tensor_seconds",
-            ],
-            backward_seconds=backward,
-            **given,
-        )
-        each = around_a_ring(ranks, nbytes / buckets)
-        ready = [backward * (number + 1) / buckets for number in range(buckets)]
-        assert math.isclose(found["bucket_seconds"], each, rel_tol=1e-12)
-        assert math.isclose(
-            found["all_buckets_seconds"], end_of_communication([0.0] * buckets, each), rel_tol=1e-12
-        )
-        assert math.isclose(
-            found["exposed_seconds"],
-            end_of_communication(ready, each) - backward,
-            rel_tol=1e-9,
-            abs_tol=1e-12,
-        )
-        assert math.isclose(
-            found["per_tensor_seconds"],
-            sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors)),
-        )
-        messages = [9_000_000 / tensors, nbytes / tensors] * tensors * (ranks - 1)
-        served = sum(
-            LINK["latency_seconds"] + size / LINK["link_bytes_per_second"] for size in messages
-        )
-        assert math.isclose(found["server_seconds"], served, rel_tol=1e-12)
+    found = evaluate(["equal_bucket_seconds", "server_seconds", "per_tensor_seconds"], **given)
+    assert math.isclose(found["equal_bucket_seconds"], around_a_ring(ranks, nbytes / 5))
+    assert math.isclose(
+        found["per_tensor_seconds"],
+        sum(around_a_ring(ranks, nbytes / tensors) for _ in range(tensors)),
+    )
+    messages = [9_000_000 / tensors, nbytes / tensors] * tensors * (ranks - 1)
+    served = sum(
+        LINK["latency_seconds"] + size / LINK["link_bytes_per_second"] for size in messages
+    )
+    assert math.isclose(found["server_seconds"], served, rel_tol=1e-12)
 
 
 def test_step():
@@ -87,7 +53,18 @@ def test_step():
 
     Mutations: hidden and exposed exchanged; the update left out; efficiency upside down; a step
     without overlap that hides something."""
-    times = dict(forward_seconds=0.1, backward_seconds=0.2, update_seconds=0.05)
+    given = dict(
+        forward_seconds=0.1,
+        backward_seconds=0.2,
+        update_seconds=0.05,
+        strong_scaling=0,
+        head_backward_share=0.1,
+        head_bucket_bytes=0,
+        tied_head=1,
+        equal_buckets=10,
+        last_messages=1,
+        **LINK,
+    )
     targets = [
         "compute_seconds",
         "data_parallel_step_seconds",
@@ -98,13 +75,13 @@ def test_step():
         "step_without_overlap_seconds",
         "efficiency_without_overlap",
     ]
-    alone = evaluate(targets, ranks=1, reduced_bytes=10**8, gradient_buckets=4, **times, **LINK)
+    alone = evaluate(targets, ranks=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
     assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
     assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
     before = 0
     for nbytes in (10**5, 10**6, 10**7, 10**8):
         found = evaluate(
-            targets, ranks=4, reduced_bytes=nbytes, gradient_buckets=10, **times, **LINK
+            targets, ranks=4, equal_bucket_bytes=nbytes / 11, last_bytes=nbytes // 11, **given
         )
         assert 0 <= found["hidden_seconds"] <= 0.2 and found["exposed_seconds"] > before
         assert math.isclose(
@@ -123,8 +100,9 @@ def test_step():
 
 
 def test_number_of_buckets():
-    """Never more than the formula says, for any tensors; exactly so many where a bucket holds a
-    whole number of alike tensors, where each tensor fills one, and where one holds all.
+    """Never more than the most that the formula says, for any tensors; exactly so many where a
+    bucket holds a whole number of alike tensors, where each tensor fills one, and where one holds
+    all.
 
     Mutation: rounded down; tensors left out of the minimum."""
     import torch
@@ -138,7 +116,7 @@ def test_number_of_buckets():
         )
         return (
             len(make_buckets(tensors, bucket_bytes)),
-            evaluate(["gradient_buckets"], **given)["gradient_buckets"],
+            evaluate(["gradient_buckets_at_most"], **given)["gradient_buckets_at_most"],
         )
 
     for size, count, each in ((10, 12, 3), (7, 5, 1), (1, 9, 9), (3, 10, 4)):
@@ -162,7 +140,7 @@ def test_presets_go_in():
     found = evaluate(
         ["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given
     )
-    assert found["reduced_bytes"] == 4 * (124_439_808 + 148) and found["gradient_buckets"] == 19
+    assert found["reduced_bytes"] == 4 * (124_439_808 + 148) and found["gradient_buckets"] == 14
     half = evaluate(["reduced_bytes"], **{**given, "gradient_element_bytes": 2})["reduced_bytes"]
     assert 2 * half == found["reduced_bytes"]
 
@@ -183,5 +161,5 @@ def test_presets_go_in():
 def test_bad_input(given, sentence):
     """Mutation: a quantity without its least value."""
     with pytest.raises(InvalidQuantity) as caught:
-        evaluate(["gradient_buckets"], **given)
+        evaluate(["gradient_buckets_at_most"], **given)
     assert str(caught.value) == sentence

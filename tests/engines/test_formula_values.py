@@ -72,6 +72,21 @@ GONE = {
     "score_softmax_bytes",
 }
 
+# A formula whose number was wrong, and that has a test of its own since: seconds of a step were not
+# those of its events, and GPT-2's token table counted as 16 equal buckets.
+MENDED = {
+    "all_buckets_seconds",
+    "compute_seconds",
+    "data_parallel_step_seconds",
+    "efficiency_without_overlap",
+    "exposed_seconds",
+    "gradient_buckets",
+    "hidden_seconds",
+    "scaling_efficiency",
+    "step_without_overlap_seconds",
+}
+GONE |= {"bucket_seconds"}
+
 
 def given_at(place):
     return {name: row[place] for name, row in BEFORE["given"].items()}
@@ -80,7 +95,8 @@ def given_at(place):
 @cache
 def all_at(place):
     """Every formula at once, but for those that were refused there."""
-    names = [name for name in BOOK.formulas if not isinstance(before(name, place), str)]
+    kept = set(BEFORE["values"]) & set(BOOK.formulas) - MENDED
+    names = [name for name in kept if not isinstance(before(name, place), str)]
     return evaluate(names, **given_at(place))
 
 
@@ -102,7 +118,7 @@ def test_each_formula_that_is_gone_is_listed():
     assert set(BEFORE["values"]) - set(BOOK.formulas) == set(SAID_OTHERWISE) | GONE
 
 
-@pytest.mark.parametrize("name", sorted(set(BEFORE["values"]) - GONE))
+@pytest.mark.parametrize("name", sorted(set(BEFORE["values"]) - GONE - MENDED))
 def test_the_value_is_what_it_was(name):
     """Whole quantities to the unit, floats to rounding, refusals in the same words. Must catch: a
     term lost in a sum that was generated, a place of the step with another's parts, a maximum that

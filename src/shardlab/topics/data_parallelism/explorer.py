@@ -4,7 +4,7 @@ the number of its ranks."""
 from types import MappingProxyType
 
 from shardlab.show.pictures import Axis, Curves, Line
-from shardlab.show.spec import Control, Explorer, Menu, Say, Table
+from shardlab.show.spec import Choice, Control, Explorer, Group, Menu, Say, Table
 from shardlab.show.stops import powers_of_two, spread, steps_of_ten
 
 KIB, MIB, GIB = 1024, 1024**2, 1024**3
@@ -18,6 +18,11 @@ STEP_TIME = Explorer(
     title="How long is a step, and how much of it is waiting?",
     menus=(Menu("model", "Model"), Menu("link", "Link")),
     controls=(
+        Choice(
+            "strong_scaling",
+            "each rank has",
+            ((0, "the batch of one GPU: weak"), (1, "a share of it: strong scaling")),
+        ),
         Control("bucket_bytes", "bucket", powers_of_two(64 * KIB, 4 * GIB), "bytes"),
         Control("ranks", "ranks", powers_of_two(2, 4096)),
         Control("latency_seconds", "latency of the link", LATENCIES, "short duration"),
@@ -25,17 +30,24 @@ STEP_TIME = Explorer(
         Control("forward_seconds", "forward", MILLISECONDS, "short duration"),
         Control("backward_seconds", "backward", MILLISECONDS, "short duration"),
     ),
+    groups=(
+        Group("Ranks and buckets", ("strong_scaling", "ranks", "bucket_bytes")),
+        Group("One GPU", ("forward_seconds", "backward_seconds"), folded=True),
+        Group("Link", ("latency_seconds", "link_bytes_per_second"), folded=True),
+    ),
     links=(),
     begin=MappingProxyType(
         dict(
             model="GPT-2 124M",
             link="network, 100 Gbit/s",
             gradient_element_bytes=4,
-            bucket_bytes=16 * MIB,
-            ranks=64,
+            strong_scaling=0,
+            bucket_bytes=25 * MIB,
+            ranks=8,
             forward_seconds=0.08,
             backward_seconds=0.15,
             update_seconds=0.01,
+            sequence=1024,
         )
     ),
     pictures=(
@@ -82,15 +94,25 @@ STEP_TIME = Explorer(
     ),
     detail=(
         Say(
-            "{reduced_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s},"
-            " {bucket_seconds:short duration} each; every rank sends {data_parallel_sent_bytes}."
-            " Without overlap a step takes {step_without_overlap_seconds:short duration}. Forward"
-            " and backward are yours to set: they do not follow the model. The update takes"
-            " {update_seconds:short duration}."
+            "{gradient_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s}:"
+            " {equal_buckets:exact} of {equal_bucket_bytes} from the layers,"
+            " {equal_bucket_seconds:short duration} each, and {last_bytes} that are ready only when"
+            " backward ends, {last_buckets_seconds:short duration}: the token table and what is"
+            " beside it. "
+        ),
+        Say(
+            "The head has a weight of its own: its {head_bucket_bytes} leave first. ",
+            when=(("tied_head", 0),),
+        ),
+        Say(
+            "Without overlap a step takes {step_without_overlap_seconds:short duration}. Forward"
+            " and backward are yours to set: they do not follow the model, nor do they slow down"
+            " while a message travels. The update takes {update_seconds:short duration} on every"
+            " rank."
         ),
     ),
     table=Table(
-        "GPT-2 124M in fp32 on 64 ranks, buckets of 16 MiB, 240 ms of computing, by link",
+        "GPT-2 124M in fp32 on 8 ranks, buckets of 25 MiB, 240 ms of computing, by link",
         "link",
         (
             ("communication", "all_buckets_seconds", "short duration"),

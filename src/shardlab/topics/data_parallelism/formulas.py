@@ -1,20 +1,29 @@
 """Data parallelism: messages and bytes of a step, and how much of their time backward hides.
-Messages and bytes are exact. Times are those of a model: buckets of one size become ready evenly
-over backward and are reduced around a ring, one after another.
+Messages and bytes are exact. Times are those of events (timeline.py): a bucket leaves when its
+gradients are there and the bucket before it is done, around one ring.
 
 What is counted is shardlab/data_parallel.py. Where not all parameters are trained, give
-`parameter_tensors` and `gradient_bytes` of those that are; where tensors are large beside a bucket,
-give `gradient_buckets`: it is `len(model.buckets)`.
+`parameter_tensors` and `gradient_bytes` of those that are. The buckets of layers count as equal;
+for another list give `equal_buckets`, `equal_bucket_bytes`, `last_bytes` and `last_messages`.
 """
 
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import ceil_div, maximum, minimum, ring_pass, where
+from shardlab.formulas.subset import (
+    ceil_div,
+    floor_div,
+    maximum,
+    minimum,
+    ring_pass,
+    where,
+)
 
 # --- what the reader gives
 
 BOOK.given(
     r"""
 bucket_bytes | S_\text{bkt} | bytes | bytes of gradients at which a bucket is closed and may leave
+strong_scaling | 1_\text{strong} | count, from 0 to 1 | 1 if the ranks share the batch of one GPU,
+    0 if each rank has a microbatch as large as that of one GPU
 """
 )
 
@@ -24,6 +33,8 @@ _RING = "Patarasu and Yuan 2009"
 _SENT = "tests/data_parallelism/test_data_parallel.py::test_what_each_kind_sends"
 _RING_SENT = "tests/data_parallelism/test_data_parallel.py::test_what_a_ring_sends"
 _BUCKETS = "tests/data_parallelism/test_data_parallel_formulas.py::test_number_of_buckets"
+_LIST = "tests/data_parallelism/test_data_parallel_time.py::test_the_list_of_a_model"
+_EVENTS = "tests/data_parallelism/test_data_parallel_time.py::test_closed_form_is_the_simulation"
 _SECONDS = "tests/data_parallelism/test_data_parallel_formulas.py::test_seconds"
 _STEP = "tests/data_parallelism/test_data_parallel_formulas.py::test_step"
 
@@ -71,10 +82,10 @@ def server_received_bytes(ranks, rank, parameter_bytes, reduced_bytes):
     return where(rank < 1, (ranks - 1) * reduced_bytes, parameter_bytes)
 
 
-@formula(r"n_\text{bkt}", "count", source=_LI, measured_by=_BUCKETS, least=1)
-def gradient_buckets(parameter_tensors, gradient_bytes, bucket_bytes):
-    """all-reduces of a step: a bucket is closed once it holds its bytes, and holds a whole tensor
-    at least. Never more than this; exactly this where tensors are small beside a bucket"""
+@formula(r"n_\text{most}", "count", source=_LI, measured_by=_BUCKETS, least=1)
+def gradient_buckets_at_most(parameter_tensors, gradient_bytes, bucket_bytes):
+    """all-reduces of a step, at most: a bucket is closed once it holds its bytes, and holds a whole
+    tensor at least. Exactly this where tensors are small beside a bucket"""
     return minimum(parameter_tensors, ceil_div(gradient_bytes, bucket_bytes))
 
 
@@ -111,30 +122,186 @@ def per_tensor_seconds(
     )
 
 
-@formula(r"\tau_\text{bkt}", "seconds")
-def bucket_seconds(ranks, latency_seconds, reduced_bytes, gradient_buckets, link_bytes_per_second):
-    """time of the all-reduce of one bucket"""
+# --- the buckets: a head of its own, equal buckets of layers, and what comes last -----------------
+formula = BOOK.section(source=_OURS, measured_by=_LIST)
+
+
+@formula(r"S_\text{layers}", "bytes")
+def layers_gradient_bytes(layers, layer_parameters, gradient_element_bytes):
+    """bytes of the gradients of all layers"""
+    return gradient_element_bytes * layers * layer_parameters
+
+
+@formula(r"S_\text{table}", "bytes")
+def table_gradient_bytes(vocabulary, hidden, gradient_element_bytes):
+    """bytes of the gradient of the token table, which backward reaches last of all. A tied head
+    adds to this gradient early, and cannot send it"""
+    return gradient_element_bytes * vocabulary * hidden
+
+
+@formula(r"S_\text{first}", "bytes")
+def head_bucket_bytes(head_parameters, gradient_element_bytes):
+    """bytes of the gradient of a head with a weight of its own, which leaves first; 0 where the
+    head is tied"""
+    return gradient_element_bytes * head_parameters
+
+
+@formula(r"n_\text{mat}", "count")
+def layer_matrices(layers, gated_mlp):
+    """weights of all layers that are matrices: queries, keys and values in one, the output, and the
+    two or three of the MLP"""
+    return (4 + gated_mlp) * layers
+
+
+@formula(r"n_\text{eq}", "count", source=_LI, least=1)
+def equal_buckets(layer_matrices, layers_gradient_bytes, bucket_bytes):
+    """buckets of the layers: each holds its bytes and at least a matrix. Exact where a whole number
+    of layers fills a bucket; else at most this"""
+    return maximum(1, minimum(layer_matrices, floor_div(layers_gradient_bytes, bucket_bytes)))
+
+
+@formula(r"S_\text{eq}", "bytes, any number")
+def equal_bucket_bytes(layers_gradient_bytes, equal_buckets):
+    """bytes of one of them: the gradients of the layers in equal parts"""
+    return layers_gradient_bytes / equal_buckets
+
+
+@formula(r"S_\text{last}", "bytes")
+def last_bytes(gradient_bytes, layers_gradient_bytes, head_bucket_bytes):
+    """bytes of what is ready only when backward ends: the tables, and norms beside them"""
+    return gradient_bytes - (layers_gradient_bytes + head_bucket_bytes)
+
+
+@formula(r"n_\text{last}", "count")
+def last_messages(table_gradient_bytes, bucket_bytes, learned_positions):
+    """messages of what is ready only when backward ends: a table that fills a bucket leaves the
+    positions to one more"""
+    return where(table_gradient_bytes < bucket_bytes, 1, 1 + learned_positions)
+
+
+@formula(r"n_\text{bkt}", "count")
+def gradient_buckets(equal_buckets, last_messages, tied_head):
+    """all-reduces of a step"""
+    return equal_buckets + last_messages + (1 - tied_head)
+
+
+@formula(r"\rho_\text{last}", "fraction")
+def last_share(last_bytes, gradient_bytes):
+    """share of the gradients that no backward hides"""
+    return last_bytes / gradient_bytes
+
+
+# --- when they are ready, and how long they travel ------------------------------------------------
+formula = BOOK.section(source=_OURS, measured_by=_EVENTS)
+
+
+@formula(r"\tau_\text{rfwd}", "seconds", source="definition")
+def rank_forward_seconds(strong_scaling, forward_seconds, ranks):
+    """time of a rank's forward: that of one GPU, or a part of it where the ranks share the batch"""
+    return where(strong_scaling > 0, forward_seconds / ranks, forward_seconds)
+
+
+@formula(r"\tau_\text{rbwd}", "seconds", source="definition")
+def rank_backward_seconds(strong_scaling, backward_seconds, ranks):
+    """time of a rank's backward, likewise"""
+    return where(strong_scaling > 0, backward_seconds / ranks, backward_seconds)
+
+
+@formula(
+    r"\eta_\text{head}",
+    "fraction",
+    source="operations of matrix products and attention: 2 for each weight and token, and 4 for"
+    " each layer, column and token in the sequence",
+    measured_by="tests/data_parallelism/test_data_parallel_time.py::test_the_share_of_the_head",
+)
+def head_backward_share(vocabulary, hidden, matrix_parameters, layers, sequence):
+    """share of backward that the head takes, counted in operations: before that no layer has a
+    gradient"""
+    return vocabulary * hidden / (matrix_parameters + 2 * layers * hidden * sequence)
+
+
+@formula(r"\rho_\text{head}", "seconds")
+def head_backward_seconds(head_backward_share, rank_backward_seconds):
+    """time of the head's backward"""
+    return head_backward_share * rank_backward_seconds
+
+
+@formula(r"\rho_\text{eq}", "seconds")
+def bucket_backward_seconds(rank_backward_seconds, head_backward_seconds, equal_buckets):
+    """time of backward from one equal bucket to the next"""
+    return (rank_backward_seconds - head_backward_seconds) / equal_buckets
+
+
+@formula(r"\rho_1", "seconds")
+def first_ready_seconds(head_backward_seconds, bucket_backward_seconds):
+    """moment of backward at which the first equal bucket is ready; the last one is ready when
+    backward ends"""
+    return head_backward_seconds + bucket_backward_seconds
+
+
+@formula(r"\tau_\text{first}", "seconds")
+def head_bucket_seconds(
+    ranks, tied_head, latency_seconds, head_bucket_bytes, link_bytes_per_second
+):
+    """time of the all-reduce of a head with a weight of its own"""
     return 2 * ring_pass(
-        ranks, latency_seconds, reduced_bytes / (gradient_buckets * link_bytes_per_second)
+        ranks, (1 - tied_head) * latency_seconds, head_bucket_bytes / link_bytes_per_second
     )
+
+
+@formula(r"\tau_\text{eq}", "seconds")
+def equal_bucket_seconds(ranks, latency_seconds, equal_bucket_bytes, link_bytes_per_second):
+    """time of the all-reduce of one equal bucket"""
+    return 2 * ring_pass(ranks, latency_seconds, equal_bucket_bytes / link_bytes_per_second)
+
+
+@formula(r"B_\text{hide}", "bytes/s")
+def hiding_link_bytes_per_second(ranks, equal_bucket_bytes, bucket_backward_seconds):
+    """bandwidth at which an equal bucket travels as long as backward needs for the next one,
+    latency left out: on a slower link buckets wait for each other"""
+    return 2 * (ranks - 1) / ranks * (equal_bucket_bytes / bucket_backward_seconds)
+
+
+@formula(r"\tau_\text{last}", "seconds")
+def last_buckets_seconds(ranks, last_messages, latency_seconds, last_bytes, link_bytes_per_second):
+    """time of the all-reduces of what is ready only when backward ends"""
+    return 2 * ring_pass(ranks, last_messages * latency_seconds, last_bytes / link_bytes_per_second)
 
 
 @formula(r"\tau_\text{all}", "seconds")
-def all_buckets_seconds(gradient_buckets, bucket_seconds):
+def all_buckets_seconds(
+    head_bucket_seconds, equal_buckets, equal_bucket_seconds, last_buckets_seconds
+):
     """time of all buckets, one after another: what a step waits for if none of them leaves during
     backward"""
-    return gradient_buckets * bucket_seconds
+    return head_bucket_seconds + equal_buckets * equal_bucket_seconds + last_buckets_seconds
+
+
+@formula(r"\tau_\text{end}", "seconds")
+def reduced_at_seconds(
+    rank_backward_seconds,
+    first_ready_seconds,
+    head_backward_seconds,
+    head_bucket_seconds,
+    equal_buckets,
+    equal_bucket_seconds,
+    last_buckets_seconds,
+):
+    """moment, from the beginning of backward, at which the last bucket has arrived: some bucket
+    finds the link free, and all behind it follow without a gap. That is the last equal one, the
+    first, or the head's: in between, what waits changes evenly"""
+    return last_buckets_seconds + maximum(
+        rank_backward_seconds + equal_bucket_seconds,
+        first_ready_seconds + equal_buckets * equal_bucket_seconds,
+        head_backward_seconds + head_bucket_seconds + equal_buckets * equal_bucket_seconds,
+    )
 
 
 @formula(r"\tau_\text{exp}", "seconds")
-def exposed_seconds(bucket_seconds, all_buckets_seconds, gradient_buckets, backward_seconds):
-    """time that a step still waits when buckets leave during backward: the last is ready when
-    backward ends; and the first, before which nothing can leave, when a first part of backward is
-    done"""
-    return maximum(
-        bucket_seconds,
-        all_buckets_seconds - (gradient_buckets - 1) / gradient_buckets * backward_seconds,
-    )
+def exposed_seconds(reduced_at_seconds, rank_backward_seconds):
+    """time that a step still waits when buckets leave during backward: what is under way or not yet
+    sent when backward ends"""
+    return reduced_at_seconds - rank_backward_seconds
 
 
 @formula(r"\tau_\text{hid}", "seconds", source="definition", measured_by=_STEP)
@@ -148,20 +315,20 @@ formula = BOOK.section(source="definition", measured_by=_STEP)
 
 
 @formula(r"\tau_\text{comp}", "seconds")
-def compute_seconds(forward_seconds, backward_seconds, update_seconds):
-    """time of a step on one rank alone"""
-    return forward_seconds + backward_seconds + update_seconds
+def compute_seconds(rank_forward_seconds, rank_backward_seconds, update_seconds):
+    """time that a rank computes in a step; the update does not shrink with the batch"""
+    return rank_forward_seconds + rank_backward_seconds + update_seconds
 
 
 @formula(r"\tau_\text{step}", "seconds")
 def data_parallel_step_seconds(compute_seconds, exposed_seconds):
-    """time of a step on all ranks, each with a microbatch of its own"""
+    """time of a step on all ranks"""
     return compute_seconds + exposed_seconds
 
 
 @formula(r"\eta_N", "fraction")
 def scaling_efficiency(compute_seconds, data_parallel_step_seconds):
-    """share of a step in which ranks compute: N ranks do the work of this times N"""
+    """share of a step in which ranks compute"""
     return compute_seconds / data_parallel_step_seconds
 
 
