@@ -60,6 +60,7 @@ SECONDS = {"seconds": 1, "days": 86_400}  # units that can be printed as any dur
 ANY_UNIT = {"exact", "number", "count"}
 STYLES_OF_UNIT = {
     "bytes": {"bytes", "decimal bytes", *(unit for unit, _ in DECIMAL[1:] + BINARY[1:])},
+    "bytes, any number": {"bytes", "decimal bytes"},
     "seconds": {"duration", "short duration", *(f"{unit}s" for unit, _ in DURATIONS)},
     "days": {"duration", *(f"{unit}s" for unit, _ in DURATIONS)},
     "fraction": {"percent"},

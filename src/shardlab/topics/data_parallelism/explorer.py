@@ -95,7 +95,7 @@ STEP_TIME = Explorer(
     detail=(
         Say(
             "{gradient_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s}:"
-            " {equal_buckets:exact} of {equal_bucket_bytes} from the layers,"
+            " {equal_buckets:exact} of {equal_bucket_bytes:decimal bytes} from the layers,"
             " {equal_bucket_seconds:short duration} each, and {last_bytes} that are ready only when"
             " backward ends, {last_buckets_seconds:short duration}: the token table and what is"
             " beside it. "
