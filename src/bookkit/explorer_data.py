@@ -46,6 +46,7 @@ def data_of(spec):
         name=spec.name,
         inputs=spec.inputs,
         outputs=spec.outputs,
+        asked=[spec.inputs.index(name) for name in spec.asked],
         controls=[
             dict(
                 quantity=control.quantity,

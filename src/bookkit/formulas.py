@@ -47,6 +47,7 @@ from shardlab.formulas import (
     PRESETS,
     RECIPES,
     InvalidQuantity,
+    UnusedQuantity,
     evaluate,
     quantities,
 )
@@ -102,13 +103,22 @@ def read_call(text, named=None):
     return call.func.id, given, match[2]
 
 
+def typed_names(text):
+    """The keywords of a role's text. What the page has given a name holds for many numbers; what is
+    typed must be used."""
+    call = ast.parse(re.match(r"(?s)\s*(\w+\s*\(.*\))", text)[1], mode="eval").body
+    return [keyword.arg for keyword in call.keywords]
+
+
 def compute(text, named=None):
     """(printed, origin) of a role's text: the number with its unit, and the call with the exact
     value for the hover."""
     name, given, style = read_call(text, named)
     try:
         found = BOOK.find(name)
-        value = evaluate([name], **quantities(**given))[name]
+        value = evaluate([name], allow_unused=True, **given)[name]
+        if spare := [key for key in typed_names(text) if key not in _needed(name, given)]:
+            raise UnusedQuantity([name], spare, ())
     except (InvalidQuantity, TypeError) as error:
         raise WrongCall(f"{name}: {error}") from None
     own_style = "days" if found.unit == "days" else STYLE_OF_UNIT.get(found.unit, "count")

@@ -1,12 +1,24 @@
-"""`python -m shardlab doctor [FOLDER]`: can this machine run the labs, and what to do if not."""
+"""Three commands: doctor, explain, fits.
+
+python -m shardlab doctor [FOLDER]
+    can this machine run the labs, and what to do if not
+python -m shardlab explain QUANTITY [NAME=VALUE ...]
+    what a number follows from: the tree of formulas, with units and sources
+"""
 
 import argparse
 import sys
 from pathlib import Path
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m shardlab", description=__doc__)
+def main(arguments: list[str] | None = None) -> int:
+    from shardlab.formulas import command  # needs no torch
+
+    parser = argparse.ArgumentParser(
+        prog="python -m shardlab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     doctor = commands.add_parser(
         "doctor", help="try what the labs need, and say what to do about what is missing"
@@ -14,11 +26,17 @@ def main() -> int:
     doctor.add_argument(
         "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
     )
-    asked = parser.parse_args()
+    doctor.set_defaults(run=examine_machine)
+    command.add_explain(commands)
+    asked = parser.parse_args(arguments)
+    return asked.run(asked)
 
+
+def examine_machine(asked) -> int:
     from shardlab.measure.doctor import examine  # here, so that --help needs no torch
 
-    report, fit = examine(asked.folder or (Path("labs") if Path("labs").is_dir() else Path()))
+    folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
+    report, fit = examine(folder)
     print(report)
     return 0 if fit else 1
 

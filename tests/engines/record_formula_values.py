@@ -102,7 +102,7 @@ def configurations():
 def value(name, given):
     """The formula's value, or the sentence with which it is refused."""
     try:
-        return evaluate([name], **given)[name]
+        return evaluate([name], allow_unused=True, **given)[name]
     except InvalidQuantity as refused:
         return str(refused)
 

@@ -66,11 +66,16 @@ def resting(config, n, rank):
     )
     targets = ["zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes"]
     found = [
-        sum(evaluate([target], parameters=unit, **given)[target] for unit in units(config))
+        sum(
+            evaluate([target], allow_unused=True, parameters=unit, **given)[target]
+            for unit in units(config)
+        )
         for target in targets
     ]
     found[2] += evaluate(
-        ["zero_step_counter_bytes"], zero_flat_tensors=len(units(config)), **given
+        ["zero_step_counter_bytes"],
+        zero_flat_tensors=len(units(config)),
+        **RECIPES["fp32 Adam"].quantities,
     )["zero_step_counter_bytes"]
     return tuple(found)
 

@@ -97,7 +97,7 @@ def all_at(place):
     """Every formula at once, but for those that were refused there."""
     kept = set(BEFORE["values"]) & set(BOOK.formulas) - MENDED
     names = [name for name in kept if not isinstance(before(name, place), str)]
-    return evaluate(names, **given_at(place))
+    return evaluate(names, allow_unused=True, **given_at(place))
 
 
 def before(name, place):
@@ -108,7 +108,7 @@ def value_now(name, place, more):
     if not more and name in all_at(place):
         return all_at(place)[name]
     try:
-        return evaluate([name], **{**given_at(place), **more})[name]
+        return evaluate([name], allow_unused=True, **{**given_at(place), **more})[name]
     except InvalidQuantity as refused:
         return str(refused)
 

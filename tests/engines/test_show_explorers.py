@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
+from shardlab.formulas import BOOK, InvalidQuantity, evaluate, explain
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, format_to_type, parse_number
 from shardlab.show.pictures import MemoryBar
@@ -111,7 +111,8 @@ def test_lines_and_columns_with_a_given_value():
                 for line in picture.lines:
                     given = {name: computed[name] for name in spec.inputs}
                     given.update({picture.sweep: stop, **dict(line.given)})
-                    assert values[line.name] == evaluate([quantity], **given)[quantity]
+                    found = evaluate([quantity], allow_unused=True, **given)
+                    assert values[line.name] == found[quantity]
     row = dict(spec.rows())["Llama 7B"]
     stages = [float(text) for text in row[1:5]]
     assert stages == sorted(stages, reverse=True) and len(set(stages)) == 4 and row[5] == "yes"
@@ -313,10 +314,8 @@ def test_the_call_computes_the_same(explorer):
             continue
         tried += 1
         header, _, call = explorer.call(values, chosen).partition("\n\n")
-        assert header == "from shardlab.formulas import evaluate, quantities"
-        assert eval(call, {"evaluate": evaluate, "quantities": quantities}) == {
-            name: shown[name] for name in explorer.outputs
-        }
+        assert header == "from shardlab.formulas import explain"
+        assert eval(call, {"explain": explain}) == {name: shown[name] for name in explorer.outputs}
 
 
 def test_the_table_has_a_row_for_every_preset(explorer):

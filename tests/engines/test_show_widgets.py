@@ -362,7 +362,7 @@ def test_python_gives_the_same(fit):
     """Mutation: the call of the start shown, not that of the values."""
     fit.boxes["layers"].value = "33"
     found = {}
-    exec(fit.call().replace("\nevaluate(", "\nanswer = evaluate("), found)
+    exec(fit.call().replace("\nexplain(", "\nanswer = explain("), found)
     assert found["answer"]["states_bytes_per_gpu"] == fit.shown["states_bytes_per_gpu"]
 
 

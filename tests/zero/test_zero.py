@@ -728,7 +728,7 @@ KEPT = ("zero_parameter_bytes", "zero_gradient_bytes", "zero_optimizer_bytes")
 
 def summed(targets, sizes, **given):
     """The formulas, over flat tensors of these sizes."""
-    each = [evaluate(targets, parameters=size, **given) for size in sizes]
+    each = [evaluate(targets, allow_unused=True, parameters=size, **given) for size in sizes]
     return tuple(sum(values[target] for values in each) for target in targets)
 
 
@@ -770,7 +770,9 @@ def test_bytes_of_each_rank(world):
                 )
                 want = list(summed(KEPT, sizes, **given))
                 want[2] += evaluate(
-                    ["zero_step_counter_bytes"], zero_flat_tensors=len(sizes), **given
+                    ["zero_step_counter_bytes"],
+                    zero_flat_tensors=len(sizes),
+                    **RECIPES[recipe].quantities,
                 )["zero_step_counter_bytes"]
                 # stage 1 has reduced them
                 want += summed(["zero_gradient_bytes"], sizes, **{**given, "zero_stage": 2})

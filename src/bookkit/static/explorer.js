@@ -319,12 +319,15 @@
     // -- the same call in Python
 
     function call() {
-      const preset = presetValues(), quoted = names => names.map(name => JSON.stringify(name)).join(", ");
-      const presets = menus.map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
-      const own = spec.inputs.filter(name => preset[name] !== values[name]).map(name => name + "=" +
-        (typeof values[name] === "number" ? BOOK.pythonNumber(values[name]) : JSON.stringify(values[name])));
-      return "from shardlab.formulas import evaluate, quantities\n\nevaluate([" + quoted(spec.outputs) + "],\n         **quantities(" +
-        presets.join(", ") + (own.length ? ",\n                      " + own.join(", ") : "") + "))";
+      const preset = presetValues(), asked = spec.asked.map(place => spec.inputs[place]);
+      const own = asked.filter(name => preset[name] !== values[name]);
+      const gives = menu => Object.keys(menu.presets[chosen[menu.kind]]).some(name => asked.includes(name) && !own.includes(name));
+      const presets = menus.filter(gives)
+        .map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
+      const lines = [presets.join(", "), own.map(name => name + "=" +
+        (typeof values[name] === "number" ? BOOK.pythonNumber(values[name]) : JSON.stringify(values[name]))).join(", ")];
+      return "from shardlab.formulas import explain\n\nexplain([" + spec.outputs.map(name => JSON.stringify(name)).join(", ") + "]" +
+        lines.filter(Boolean).map(line => ",\n        " + line).join("") + ")";
     }
 
     find(".explorer-copy").addEventListener("click", event => {

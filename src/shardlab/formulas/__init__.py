@@ -8,6 +8,8 @@ resolved, render.py for how they are printed.
 from shardlab import topics
 
 from . import given  # quantities of more than one chapter
+from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
+from .explain import explain
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import (
@@ -31,7 +33,12 @@ def __getattr__(name):
     states_bytes`."""
     if name in BOOK.formulas:
         return BOOK.formulas[name]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    close = close_names(name, [*BOOK.formulas, *globals()["__all__"]])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
+
+
+def __dir__():
+    return sorted(__all__)
 
 
 __all__ = [
@@ -41,6 +48,7 @@ __all__ = [
     "LINKS",
     "MODELS",
     "OPERATIONS",
+    "MissingQuantity",
     "PRESETS",
     "RECIPES",
     "Formula",
@@ -50,10 +58,14 @@ __all__ = [
     "Registry",
     "Rule",
     "TooLarge",
+    "UnknownName",
+    "UnknownPreset",
+    "UnusedQuantity",
     "ceil_div",
     "ceil_log2",
     "equal",
     "evaluate",
+    "explain",
     "floor_div",
     "given",
     "maximum",

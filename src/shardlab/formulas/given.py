@@ -50,15 +50,16 @@ compute_element_bytes | \beta_\text{prod} | bytes | bytes of one element of what
 BOOK.given(
     r"""
 microbatch | b | count | sequences in one microbatch
-accumulation_steps | k | count | microbatches whose gradients are added up before the optimizer
-    steps
-fused_attention | 1_\text{fused} | count, from 0 to 1 | 1 if attention is one kernel that never
-    stores its scores, 0 if not
-dropout | p_\text{drop} | fraction, from 0 to 1 | share of the elements that dropout zeroes
-first_step | 1_\text{first} | count, from 0 to 1 | 1 in the first step, which makes the optimizer's
-    states, 0 in every later one
-optimizer_mode | i_\text{mode} | count, from 0 to 2 | how PyTorch's optimizer runs: 0 a loop over
-    the tensors, 1 foreach, 2 fused
+accumulation_steps | k | count, usually 1 | microbatches whose gradients are added up before the
+    optimizer steps
+fused_attention | 1_\text{fused} | count, from 0 to 1, usually 1 | 1 if attention is one kernel that
+    never stores its scores, 0 if not
+dropout | p_\text{drop} | fraction, from 0 to 1, usually 0 | share of the elements that dropout
+    zeroes
+first_step | 1_\text{first} | count, from 0 to 1, usually 0 | 1 in the first step, which makes the
+    optimizer's states, 0 in every later one
+optimizer_mode | i_\text{mode} | count, from 0 to 2, usually 1 | how PyTorch's optimizer runs: 0 a
+    loop over the tensors, 1 foreach, 2 fused
 """
 )
 
@@ -67,8 +68,8 @@ BOOK.given(
     r"""
 gpus | n | GPUs | GPUs that train together
 data_parallel | d | count | data-parallel degree: copies of the model
-tensor_parallel | t | count | tensor-parallel degree
-pipeline_parallel | p | count | pipeline-parallel degree
+tensor_parallel | t | count, usually 1 | tensor-parallel degree
+pipeline_parallel | p | count, usually 1 | pipeline-parallel degree
 gpu_memory_bytes | M_\text{card} | bytes | memory of one GPU, as its datasheet prints it (GB = 10^9
     bytes)
 flops_per_second | F | FLOP/s, above 0 | floating-point operations one GPU can do in a second: its
@@ -83,7 +84,7 @@ memory_bytes_per_second | B_\text{mem} | bytes/s, above 0 | bandwidth of one GPU
 BOOK.given(
     r"""
 ranks | N | count, to 1048576 | ranks of the group that communicates
-rank | r | count, from 0 to 1048576 | one rank of them, from 0
+rank | r | count, from 0 to 1048576, usually 0 | one rank of them, from 0
 ranks_per_node | N_\text{node} | count, to 1048576 | ranks of the group on one node
 latency_seconds | \alpha | seconds, from 0 | time of a message without bytes, from rank to rank
 link_bytes_per_second | B | bytes/s, above 0 | bandwidth of the link from rank to rank, or node to

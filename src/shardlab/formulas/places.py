@@ -166,12 +166,14 @@ class Places:
         )
 
 
-def _over(function, names):
-    """`function` of the quantities with these names, as a formula."""
+def _over(function, names, text=""):
+    """`function` of the quantities with these names, as a formula; `text` is how it is written."""
     names = list(dict.fromkeys(names))
 
     def formula(*values):
         return function(*values)
+
+    formula.written = text or f"{function.__name__}({', '.join(names)})"
 
     formula.__signature__ = inspect.Signature(
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
@@ -185,7 +187,8 @@ def _sum(names, switched):
     def together(*values):
         return values[0] * reduce(add, values[1:]) if switched else reduce(add, values)
 
-    return _over(together, names)
+    terms = " + ".join(dict.fromkeys(names[switched:]))
+    return _over(together, names, f"{names[0]} * ({terms})" if switched else terms)
 
 
 def _chosen(which, parts):
@@ -196,7 +199,8 @@ def _chosen(which, parts):
         value = dict(zip(names, values))
         return choose(place, *(value.get(part, 0) for part in parts))
 
-    return _over(formula, [which, *names])
+    chosen = f"choose({which}, {', '.join(part or '0' for part in parts)})"
+    return _over(formula, [which, *names], chosen)
 
 
 def _compiled(expression):
@@ -208,7 +212,9 @@ def _compiled(expression):
     )
     arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, expression)))
-    return eval(compile(tree, "<place>", "eval"), dict(SUBSET))
+    formula = eval(compile(tree, "<place>", "eval"), dict(SUBSET))
+    formula.written = ast.unparse(expression)
+    return formula
 
 
 def live(**parts):

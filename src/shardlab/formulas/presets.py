@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from .registry import BOOK
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -173,7 +175,7 @@ NODE_LINKS = _by_name(  # the same, where ranks of one node talk over another li
 )
 
 
-PRESETS = MappingProxyType(
+BOOK.presets = PRESETS = MappingProxyType(
     dict(
         model=MODELS,
         recipe=RECIPES,
@@ -185,21 +187,7 @@ PRESETS = MappingProxyType(
 )
 
 
-def quantities(
-    model=None, recipe=None, gpu=None, link=None, node_link=None, operation=None, **given
-):
-    """The quantities of the named presets in one dict; what is given by name comes last and
-    wins."""
-    merged, chosen = (
-        {},
-        dict(
-            model=model, recipe=recipe, gpu=gpu, link=link, node_link=node_link, operation=operation
-        ),
-    )
-    for kind, name in chosen.items():
-        if name is None:
-            continue
-        if name not in PRESETS[kind]:
-            raise TypeError(f"no {kind} is named {name!r}; there are {', '.join(PRESETS[kind])}.")
-        merged.update(PRESETS[kind][name].quantities)
-    return {**merged, **given}
+def quantities(**given):
+    """The quantities of the named presets in one dict, as in quantities(model="GPT-2 124M",
+    recipe="fp32 Adam", sequence=1024); what is given by name comes last and wins."""
+    return BOOK.expand(given)

@@ -16,17 +16,24 @@ would round; FLOPs and seconds are floats. Every refusal is one sentence with th
 rule; the page shows the same sentence beside the control.
 """
 
-import difflib
 import inspect
 import keyword
 import math
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property, partial
 
+from .asking import (
+    Described,
+    MissingQuantity,
+    UnknownName,
+    UnknownPreset,
+    refuse_unused,
+    signature_of,
+)
 from .subset import EXACT_LIMIT, DividendTooLarge, check_subset
 
 # counted, so exact; every other unit is a float
@@ -76,6 +83,7 @@ class Quantity:
     least: float = 1
     most: float = EXACT_LIMIT
     above: bool = False  # True: the value must be larger than `least`, not equal to it
+    usual: float | None = None  # what is assumed where nobody gives it; None: it must be given
 
     @property
     def whole(self):
@@ -117,18 +125,24 @@ class Quantity:
 @dataclass(frozen=True)
 class Rule:
     """A relation between quantities. `message` names them in braces; `marks` is the one whose
-    control is marked."""
+    control is marked. `assumed` has values for quantities without which the rule holds all the
+    same."""
 
     name: str
     function: Callable
     message: str
     marks: str
+    assumed: tuple = ()  # pairs (quantity, value)
 
     @cached_property
     def needs(self):
         return tuple(inspect.signature(self.function).parameters)
 
+    def applies(self, known):
+        return set(self.needs) <= {*known, *(name for name, _ in self.assumed)}
+
     def check(self, values):
+        values = {**dict(self.assumed), **values}
         if not self.function(*(values[name] for name in self.needs)):
             raise InvalidQuantity(
                 self.marks,
@@ -153,6 +167,12 @@ class Formula:
     least: int  # smallest value it takes when it is given instead of computed
     registry: "Registry" = field(repr=False, compare=False)
     choice: bool = False  # a default: given beside its inputs, it contradicts nothing
+
+    __doc__ = Described(__doc__)  # help(states_bytes) tells what that formula needs
+
+    @property
+    def __signature__(self):
+        return signature_of(self)
 
     @cached_property
     def needs(self):
@@ -219,6 +239,7 @@ class Registry:
         self.quantities: dict[str, Quantity] = {}
         self.formulas: dict[str, Formula] = {}
         self.rules: dict[str, Rule] = {}
+        self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):
         """Declare something the reader gives."""
@@ -228,14 +249,17 @@ class Registry:
     def given(self, table):
         """Declare what the reader gives, a line for each: name | symbol | unit, range | meaning.
         An indented line goes on with the meaning. The range is `from 0`, `above 0`, `to 1` or two
-        of them; without one it is whole numbers from 1, or any number from 1 for other units."""
+        of them; without one it is whole numbers from 1, or any number from 1 for other units.
+        `usually 1` after the range is what is assumed where nobody gives it."""
         for line in re.sub(r"\n +", " ", table).strip().splitlines():
             name, symbol, unit, meaning = line.split(" | ")
             unit, _, words = unit.partition(", ")
-            limits = re.fullmatch(r"(?:(from|above) (\S+))? ?(?:to (\S+))?", words)
+            limits = re.fullmatch(
+                r"(?:(from|above) (\S+?))? ?(?:to (\S+?))?(?:(?:, |^)usually (\S+))?", words
+            )
             if not limits:
                 raise ValueError(f"{name}: `{words}` is no range such as `from 0 to 1`.")
-            kind, least, most = limits.groups()
+            kind, least, most, usual = limits.groups()
             self.quantity(
                 name,
                 symbol,
@@ -244,6 +268,7 @@ class Registry:
                 least=int(least or 1),
                 most=int(most) if most else EXACT_LIMIT if unit in WHOLE_UNITS else math.inf,
                 above=kind == "above",
+                usual=None if usual is None else int(usual),
             )
 
     def section(self, *, source, measured_by):
@@ -285,12 +310,14 @@ class Registry:
         self.formulas[name] = Formula(name, function, group=group, registry=self, **facts)
         return self.formulas[name]
 
-    def rule(self, message, *, marks):
-        """Register the relation below: a function of quantities that returns one comparison."""
+    def rule(self, message, *, marks, **assumed):
+        """Register the relation below: a function of quantities that returns one comparison.
+        `assumed` are values for quantities that need not be known for the rule to hold."""
 
         def register(function):
             check_subset(function)
-            self.rules[function.__name__] = Rule(function.__name__, function, message, marks)
+            name = function.__name__
+            self.rules[name] = Rule(name, function, message, marks, tuple(assumed.items()))
             return function
 
         return register
@@ -307,11 +334,7 @@ class Registry:
         """The formula or quantity of that name."""
         found = self.formulas.get(name) or self.quantities.get(name)
         if found is None:
-            close = difflib.get_close_matches(name, [*self.formulas, *self.quantities], 1)
-            raise TypeError(
-                f"no quantity or formula is named {name}"
-                + (f"; did you mean {close[0]}?" if close else ".")
-            )
+            raise UnknownName(self, name)
         return found
 
     def resolve(self, targets, given=()):
@@ -342,7 +365,7 @@ class Registry:
 
     def applicable_rules(self, known):
         """The rules all of whose quantities are known."""
-        return [rule for rule in self.rules.values() if set(rule.needs) <= set(known)]
+        return [rule for rule in self.rules.values() if rule.applies(known)]
 
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and
@@ -379,17 +402,50 @@ class Registry:
                 f" {show(found[name])}: leave one of them out.",
             )
 
-    def evaluate(self, targets, **given):
-        """Values of the target names, as a dict. Raises InvalidQuantity, or TypeError for a name
-        that is unknown or missing."""
-        values = self.validate(**given)
-        formulas, inputs = self.resolve(targets, given)
+    def expand(self, given):
+        """The quantities of presets that are given by name, as in model="GPT-2 124M", and above
+        them what is given by itself."""
+        merged = {}
+        for kind in self.presets:
+            name = given.get(kind)
+            if name is None:
+                continue
+            if name not in self.presets[kind]:
+                raise UnknownPreset(kind, name, self.presets[kind])
+            merged.update(self.presets[kind][name].quantities)
+        return {**merged, **{name: v for name, v in given.items() if name not in self.presets}}
+
+    def assumed(self, inputs, known):
+        """What is assumed for inputs that nobody gave: name -> usual value."""
+        usual = {
+            name: self.quantities[name].usual
+            for name in inputs
+            if name in self.quantities and name not in known
+        }
+        return {name: value for name, value in usual.items() if value is not None}
+
+    def evaluate(self, targets, *, allow_unused=False, **given):
+        """Values of the target names, as a dict. A preset is given by its kind:
+        model="GPT-2 124M". Raises InvalidQuantity for a value that cannot be, UnknownName for a
+        name that does not exist, MissingQuantity for one that is needed, and, unless
+        `allow_unused`, UnusedQuantity for one on which no target depends."""
+        values = self.solve(targets, given, allow_unused)
+        return {target: values[target] for target in targets}
+
+    def solve(self, targets, given, allow_unused=False):
+        """As evaluate, but the values of all that the targets depend on."""
+        flat = self.expand(given)
+        values = self.validate(**flat)
+        formulas, inputs = self.resolve(targets, flat)
+        if not allow_unused:
+            refuse_unused(self, targets, flat, formulas, inputs)
         for name in inputs:
             if name in self.formulas:
                 self._refuse_contradiction(name, values, inputs)
+        values.update(self.assumed(inputs, values))
         missing = [name for name in inputs if name not in values]
         if missing:
-            raise TypeError(f"{', '.join(targets)}: needed but not given: {', '.join(missing)}.")
+            raise MissingQuantity(self, targets, missing)
         checked = {rule.name for rule in self.applicable_rules(values)}
         for name in formulas:
             values[name] = self.formulas[name].compute(values)
@@ -405,7 +461,7 @@ class Registry:
                 if rule.name not in checked:
                     rule.check(values)
                     checked.add(rule.name)
-        return {target: values[target] for target in targets}
+        return values
 
 
 def show(value):

@@ -270,8 +270,9 @@ def javascript(targets, inputs=(), registry: Registry = BOOK, short=False):
         for rule in registry.applicable_rules(known):
             if rule.name not in done:
                 done.add(rule.name)
-                condition = _javascript_expression(rule.name, rule.function, rule.needs, letters)
-                shown = "{" + ", ".join(f"{need}: {letters[need]}" for need in rule.needs) + "}"
+                there = {name: str(value) for name, value in rule.assumed} | letters
+                condition = _javascript_expression(rule.name, rule.function, rule.needs, there)
+                shown = "{" + ", ".join(f"{need}: {there[need]}" for need in rule.needs) + "}"
                 lines.append(
                     f"  if (!({condition})) invalid({json.dumps(rule.marks)},"
                     f" {json.dumps(rule.message)}, {shown});"

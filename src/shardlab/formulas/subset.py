@@ -202,6 +202,12 @@ def returned(function):
     return body[0].value
 
 
+def written(function):
+    """The expression of a formula, as it is written in Python; places say how theirs are made."""
+    text = getattr(function, "written", "")
+    return text or ast.unparse(returned(function))
+
+
 def check_subset(function):
     """Raise TypeError, naming the line, when a formula's body is more than one `return` of an
     expression in the subset."""

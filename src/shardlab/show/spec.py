@@ -27,6 +27,11 @@ def written(value):
     return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
 
 
+def quoted(text):
+    """A name as Python and JavaScript both write it."""
+    return f'"{text}"'
+
+
 @dataclass(frozen=True)
 class Control:
     """A slider over `stops`, with a box beside it that takes any value. `style` is one of
@@ -247,6 +252,12 @@ class Explorer:
         return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, moved)[1]]))
 
     @cached_property
+    def asked(self):
+        """The inputs on which the outputs depend."""
+        needed = BOOK.resolve(self.outputs, self.inputs)[1]
+        return [name for name in self.inputs if name in needed]
+
+    @cached_property
     def formulas(self):
         """Every formula behind the targets, in the order in which one needs the other."""
         return BOOK.resolve(self.targets, self.inputs)[0]
@@ -332,7 +343,8 @@ class Explorer:
             try:
                 for given, lines in lines_by_given(curves.lines).items():
                     values = {**needed, **dict(given), curves.sweep: stop}
-                    computed = evaluate([line.quantity for line in lines], **values)
+                    asked = [line.quantity for line in lines]
+                    computed = evaluate(asked, allow_unused=True, **values)
                     found.update((line.name, computed[line.quantity]) for line in lines)
             except InvalidQuantity:
                 continue
@@ -360,23 +372,21 @@ class Explorer:
         )
 
     def call(self, values, chosen=None):
-        """Python that computes the outputs: the presets last chosen, and by name every value that
-        they do not give."""
+        """Python that explains the outputs: the presets last chosen, where the outputs depend on
+        them, and by name every value that they do not give."""
         chosen = {**self.chosen_at_start(), **(chosen or {})}
-        given = {}
-        for kind, name in chosen.items():
-            given.update(self.preset(kind, name))
-        presets = ", ".join(f'{kind}="{name}"' for kind, name in chosen.items())
-        own = ", ".join(
-            f"{name}={written(values[name])}"
-            for name in self.inputs
-            if given.get(name) != values[name]
-        )
-        outputs = ", ".join(f'"{name}"' for name in self.outputs)
-        return (
-            f"from shardlab.formulas import evaluate, quantities\n\nevaluate([{outputs}],\n        "
-            f" **quantities({presets}{',' + chr(10) + ' ' * 22 + own if own else ''}))"
-        )
+        presets = {kind: self.preset(kind, name) for kind, name in chosen.items()}
+        given = {name: value for preset in presets.values() for name, value in preset.items()}
+        own = [name for name in self.asked if given.get(name) != values[name]]
+        named = [
+            f"{kind}={quoted(chosen[kind])}"
+            for kind, preset in presets.items()
+            if any(name in self.asked and name not in own for name in preset)
+        ]
+        lines = [", ".join(named), ", ".join(f"{name}={written(values[name])}" for name in own)]
+        outputs = ", ".join(map(quoted, self.outputs))
+        given = "".join(f",\n        {line}" for line in lines if line)
+        return f"from shardlab.formulas import explain\n\nexplain([{outputs}]{given})"
 
     def rows(self):
         """The table's rows: (preset's name, texts of the columns). A preset that is refused shows

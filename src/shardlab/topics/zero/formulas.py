@@ -11,8 +11,8 @@ from shardlab.formulas.subset import maximum, next_rank, ring_pass, shard_of, wh
 
 BOOK.given(
     r"""
-zero_stage | z | count, from 0 to 3 | what ZeRO shards: 0 nothing, 1 optimizer states, 2 gradients
-    too, 3 parameters too
+zero_stage | z | count, from 0 to 3, usually 0 | what ZeRO shards: 0 nothing, 1 optimizer states, 2
+    gradients too, 3 parameters too
 zero_flat_tensors | n_\text{flat} | count | flat tensors that are cut into shards: buckets, or units
     in stage 3
 zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest unit, which stage 3

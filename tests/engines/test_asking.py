@@ -1,0 +1,177 @@
+"""What a formula says to whoever asks: refusals, help, close names, explanations, the shell."""
+
+import inspect
+import json
+import pydoc
+import subprocess
+import sys
+
+import pytest
+
+from shardlab import formulas
+from shardlab.__main__ import main
+from shardlab.formulas import (
+    BOOK,
+    InvalidQuantity,
+    MissingQuantity,
+    UnknownName,
+    UnknownPreset,
+    UnusedQuantity,
+    evaluate,
+    explain,
+    peak_bytes,
+    quantities,
+    states_bytes,
+)
+from shardlab.formulas.explain import explained
+
+GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam")
+STEP = dict(microbatch=2, sequence=128)
+
+
+def test_a_name_that_changes_nothing_is_refused():
+    """The case that a reader tried: a stage of ZeRO given to the peak of one GPU.
+
+    Must catch: a given name that no target depends on, ignored; the opt-out that does nothing."""
+    with pytest.raises(UnusedQuantity) as refused:
+        peak_bytes(**GPT2, **STEP, zero_stage=3, data_parallel=64)
+    assert refused.value.names == ["zero_stage", "data_parallel"]
+    assert str(refused.value) == (
+        "zero_stage, data_parallel are given, but peak_bytes does not depend on them: leave them"
+        " out, ask for a quantity that depends on them, or say allow_unused=True."
+    )
+    wanted = peak_bytes(**GPT2, **STEP)
+    assert peak_bytes(**GPT2, **STEP, zero_stage=3, allow_unused=True) == wanted
+
+
+def test_a_value_that_overrules_a_preset_is_refused_beside_it():
+    """Must catch: `parameters` of one model beside the shape of another, which nobody reads."""
+    with pytest.raises(UnusedQuantity, match="because parameters is given"):
+        states_bytes(**GPT2, parameters=7_000_000_000)
+    assert states_bytes(recipe="fp32 Adam", parameters=1000) == 16_000
+
+
+def test_presets_are_descriptions():
+    """A preset given whole may have more than a target needs, under its kind or as quantities;
+    the rules compare what they can.
+
+    Must catch: a GPU beside a question that needs no GPU refused; gpus refused where the rule of
+    degrees compares it with what is used."""
+    assert states_bytes(**GPT2, gpu="T4") == states_bytes(**quantities(**GPT2, gpu="T4"))
+    assert BOOK.evaluate(["gpus_per_copy"], gpus=8, data_parallel=2, tensor_parallel=4) == dict(
+        gpus_per_copy=4
+    )
+
+
+def test_what_is_missing_comes_with_meaning_and_range():
+    """Must catch: the list of names alone; a quantity with a usual value called missing."""
+    with pytest.raises(MissingQuantity) as refused:
+        peak_bytes(model="GPT-2 124M")
+    first, *lines = str(refused.value).splitlines()
+    assert first.startswith("peak_bytes: needed but not given: ") and "microbatch" in first
+    assert "first_step" not in first and "optimizer_mode" not in first
+    assert "  microbatch (b): sequences in one microbatch; a whole number of at least 1." in lines
+    assert "  A preset gives all of a recipe, such as recipe='fp32 Adam'." in lines
+    assert isinstance(refused.value, TypeError)
+
+
+def test_usual_values():
+    """Must catch: a default that is not what help() and the signature say."""
+    wanted = dict(fused_attention=1, dropout=0, first_step=0, optimizer_mode=1)
+    assert evaluate(["peak_bytes"], **GPT2, **STEP) == evaluate(
+        ["peak_bytes"], **GPT2, **STEP, **wanted, accumulation_steps=1
+    )
+    had = inspect.signature(peak_bytes).parameters
+    assert {name: had[name].default for name in wanted} == wanted
+    assert had["microbatch"].default is inspect.Parameter.empty
+
+
+def test_help_tells_of_the_formula():
+    """Must catch: help() of the class; a formula without help because another is broken."""
+    text = pydoc.plain(pydoc.render_doc(states_bytes))
+    assert "bytes of all model states; activations come on top" in text
+    assert "Rajbhandari et al. 2020" in text and "Presets give many of them at once" in text
+    assert "optimizer_moments (" in text and "tensors an optimizer keeps per parameter" in text
+    for formula in BOOK.formulas.values():
+        assert formula.meaning.split("\n")[0] in formula.__doc__
+    assert "A registered function" in type(states_bytes).__doc__
+
+
+def test_close_names():
+    """Must catch: a name that is nearly right answered without the right one; dir() of the module's
+    insides."""
+    with pytest.raises(UnknownName, match="named state_bytes; did you mean states_bytes?"):
+        evaluate(["state_bytes"])
+    with pytest.raises(UnknownName, match="did you mean microbatch?"):
+        peak_bytes(**GPT2, microbach=2)
+    with pytest.raises(
+        UnknownPreset, match="no model is named 'GPT2 124M'; did you mean GPT-2 124M"
+    ):
+        states_bytes(model="GPT2 124M")
+    with pytest.raises(AttributeError, match="did you mean states_bytes?"):
+        _ = formulas.state_bytes
+    assert {"states_bytes", "explain", "quantities"} <= set(dir(formulas))
+    assert "topics" not in dir(formulas)
+
+
+def test_an_explanation_is_the_tree_with_its_numbers(capsys):
+    """Every number in it is what evaluate() gives, and every formula, unit and source is there.
+
+    Must catch: a tree that stops, a number of another quantity, an assumption that is not named."""
+    returned = explain("spare_bytes", **GPT2, gpu="T4")
+    text = capsys.readouterr().out
+    wanted, _ = BOOK.resolve(["spare_bytes"], quantities(**GPT2, gpu="T4"))
+    values = evaluate(wanted, **GPT2, gpu="T4")
+    assert returned == {"spare_bytes": values["spare_bytes"]}
+    for name in wanted:
+        assert f"{name} = {values[name]:,}" in text and BOOK.formulas[name].source in text
+    assert "    = maximum(gpu_memory_bytes - states_bytes_per_gpu, 0)" in text
+    assert "layers = 12 (model GPT-2 124M): transformer layers" in text
+    assert "recipe fp32 Adam: torch.optim.AdamW" in text
+    assumed = text[text.index("Assumed, because nobody gave it:") :]
+    assert "tensor_parallel = 1" in assumed and "first_step" not in assumed
+
+
+def test_places_are_explained():
+    """Must catch: a sum or a maximum that places.py made and that no source file has."""
+    found = explained("peak_bytes", **GPT2, **STEP)
+    lines = {line.name: line for line in found.lines if not line.again}
+    assert lines["peak_bytes"].expression.startswith("maximum(forward_peak_bytes, loss_peak_bytes")
+    assert lines["loss_peak_bytes"].expression.startswith("parameter_bytes + ")
+    assert lines["temporaries_at_loss_bytes"].expression == "2 * logit_bytes + 8"
+    assert lines["microbatch"].origin == "given" and lines["first_step"].origin == "assumed"
+    assert len(explained("peak_bytes", levels=1, **GPT2, **STEP).lines) < len(found.lines)
+
+
+def test_explain_from_a_shell(capsys):
+    """Must catch: a value taken for text; a traceback instead of a sentence; exit code 0 for it."""
+    asked = ["states_bytes", "parameters=1000", "recipe=fp32 Adam"]
+    assert main(["explain", *asked]) == 0
+    assert "states_bytes = 16,000 bytes" in capsys.readouterr().out
+    assert main(["explain", *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["quantities"]["states_bytes"]["value"] == 16_000
+    assert found["quantities"]["parameters"]["origin"] == "given"
+    for wrong, sentence in (
+        (["stats_bytes"], "no quantity or formula is named stats_bytes; did you mean states_bytes"),
+        (["states_bytes", "layers=0"], "layers = 0: layers must be a whole number"),
+        (["parameters=1"], "explain() without a name"),
+    ):
+        assert main(["explain", *wrong]) == 2
+        assert sentence in capsys.readouterr().err
+
+
+def test_the_shell_needs_no_torch():
+    """Must catch: an import of torch on the way to a number."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from shardlab.__main__ import main;"
+        "sys.exit(main(['explain', 'states_bytes', 'parameters=1000', 'recipe=fp32 Adam']))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 0 and "states_bytes = 16,000 bytes" in ran.stdout, ran.stderr
+
+
+def test_values_are_still_checked_first():
+    """Must catch: a value that cannot be hidden behind what is unused or missing."""
+    with pytest.raises(InvalidQuantity, match="layers = 0"):
+        states_bytes(layers=0, zero_stage=3)
