@@ -20,6 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
+HERE = str(Path(__file__).parent)  # where nbval finds its plugin nbval_progress
 ROOT = Path(__file__).resolve().parents[1]
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 CELL_TIMEOUT_SECONDS = 600  # against a cell that hangs; a busy machine may well take a tenth of it
@@ -77,6 +78,7 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
         [
             *(sys.executable, "-m", "pytest", lab.name, "--nbval-lax", "--nbval-current-env"),
             *("--nbval-cell-timeout", str(CELL_TIMEOUT_SECONDS), "--junit-xml", report.name),
+            *("-p", "nbval_progress"),
             *(
                 "--rootdir",
                 ".",
@@ -96,7 +98,12 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
         text=True,
         # What is stored comes from a CPU. Threads of a lab that runs beside other work wait for
         # each other longer than they work.
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, [HERE, os.environ.get("PYTHONPATH")])),
+        },
     )
     if not report.exists():
         return 0, ["(nbval did not start)"], result.stdout
@@ -256,6 +263,20 @@ def test_a_different_output_is_seen(tmp_path):
     count, failed, report = rerun(tmp_path / "lab.ipynb")
     assert (count, failed) == (2, ["Cell 1"]), report  # nbval counts code cells from 0
     assert "41" in report and "42" in report, report
+
+
+@pytest.mark.labs
+def test_a_line_of_progress_is_no_difference(tmp_path):
+    """Must catch: nbval_progress not loaded, so that a lab differs where a busy machine made its
+    ranks show how long they run."""
+    lab = small_lab()
+    lab.cells[2].source = (
+        "from shardlab.ranks.output import LONG_SECONDS, Printed, Progress\n"
+        "line = Progress([])\nline(LONG_SECONDS)\nline.end()\n" + lab.cells[2].source
+    )
+    nbformat.write(lab, tmp_path / "lab.ipynb")
+    count, failed, report = rerun(tmp_path / "lab.ipynb")
+    assert (count, failed) == (2, []), report
 
 
 @pytest.mark.labs
