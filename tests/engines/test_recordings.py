@@ -1,6 +1,7 @@
 """Recordings are validated when they are written and when they are read."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -9,6 +10,7 @@ from shardlab.measure.recordings import (
     InvalidRecording,
     Recording,
     Row,
+    measured_or_recorded,
     nearby,
     read,
     read_all,
@@ -125,3 +127,22 @@ def test_a_truncated_file_is_refused_by_name(tmp_path):
     path.write_text(path.read_text()[:100])
     with pytest.raises(InvalidRecording, match="nvidia-h200-2026-11-21.json: "):
         read(path)
+
+
+def test_here_or_from_a_recording():
+    """Must catch: a recording replayed although this machine measures; a CPU's recording replayed
+    as a GPU's; nothing said of why there are no rows."""
+    on_gpu, here = Recording(**GOOD), [Row("step.peak", 7, "bytes")]
+    on_cpu = replace(on_gpu, hardware=replace(on_gpu.hardware, kind="cpu"))
+    assert measured_or_recorded(lambda: here, [on_gpu], "no GPU") == (
+        here,
+        "measured on this machine, now",
+    )
+    assert measured_or_recorded(None, [on_cpu, on_gpu], "no GPU") == (
+        list(on_gpu.rows),
+        on_gpu.label,
+    )
+    assert measured_or_recorded(None, [on_cpu], "no GPU") == (
+        [],
+        "no GPU; not yet recorded on a GPU",
+    )

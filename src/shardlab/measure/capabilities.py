@@ -63,8 +63,9 @@ def capabilities(
     """Rows for a lab on `device`; `why_not` is find_device's reason.
 
     `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run,
-    `recordings` are those it can replay, `ranks` is how many processes it starts, `types` what it
-    computes with, `on_cpu` that its ranks stay on the CPU.
+    `recordings` are those it can replay, `ranks` is how many processes it starts (a lab of one
+    process says nothing about ranks), `types` what it computes with, `on_cpu` that its ranks stay
+    on the CPU.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -85,12 +86,8 @@ def capabilities(
         precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
     skipped = () if device.type == "cuda" else needs_gpu
     on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
-    if ranks == 1:
-        together = [
-            Capability("ranks", "1", "one process; no ranks are started"),
-            Capability("backend", "none", "one rank has nobody to send to"),
-        ]
-    else:
+    together = []
+    if ranks > 1:
         nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
         together = [
             Capability(
@@ -107,9 +104,8 @@ def capabilities(
             ),
         ]
     return [
-        together[0],
         device_row,
-        together[1],
+        *together,
         Capability("precision", precision, types),
         Capability("run", run, "bytes are exact on any machine; times are this machine's"),
         Capability(

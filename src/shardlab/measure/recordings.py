@@ -17,7 +17,7 @@ be; the difference is shown, never tuned away. Imports no torch: pages read reco
 import datetime
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -236,3 +236,17 @@ def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
             )
             return f"{value} {rows[0].unit} {recording.label.removeprefix('recorded ')}"
     return NOT_RECORDED
+
+
+def measured_or_recorded(
+    measure: Callable[[], Iterable[Row]] | None, recordings: Iterable[Recording], why_not: str
+) -> tuple[list[Row], str]:
+    """(rows, where they were measured): those of measure() on this machine; without it those of the
+    first recording on a GPU. Without either there are no rows, and `why_not` says why nothing was
+    measured."""
+    if measure is not None:
+        return list(measure()), "measured on this machine, now"
+    for recording in recordings:
+        if recording.hardware.kind == "gpu":
+            return list(recording.rows), recording.label
+    return [], f"{why_not}; {NOT_RECORDED}"

@@ -2,6 +2,7 @@
 sends, and keeps time over links, fast and slow."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from textwrap import wrap
 
 import torch
@@ -11,7 +12,7 @@ from shardlab import collectives
 from shardlab.collective_plans import Move
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.links import Timing
-from shardlab.measure.recordings import Recording, Row
+from shardlab.measure.recordings import Recording, Row, measured_or_recorded
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.topics.collectives import runs
@@ -113,13 +114,7 @@ def time_between_two_hosts(
 def all_reduces_on_gpus(device, recordings: Iterable[Recording]) -> tuple[list[Row], str]:
     """(PyTorch's and our all-reduces, where they were measured): on the GPUs of this machine if
     there are two or more, else from a recording; without one there are no rows."""
-    gpus = torch.cuda.device_count()
-    on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
-    if gpus > 1:
-        source = f"measured on {gpus} GPUs of this machine, now"
-        rows = list(runs.all_reduces(device))
-    elif on_gpu:
-        source, rows = on_gpu[0].label, on_gpu[0].rows
-    else:
-        source, rows = "NCCL wants two GPUs: skipped; not yet recorded on a GPU", []
+    measure = partial(runs.all_reduces, device) if torch.cuda.device_count() > 1 else None
+    why_not = "NCCL wants two GPUs: skipped"
+    rows, source = measured_or_recorded(measure, recordings, why_not)
     return [row for row in rows if row.name == "collectives.all_reduce"], source

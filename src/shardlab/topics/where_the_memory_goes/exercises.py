@@ -397,5 +397,5 @@ memory_that_grows = Exercise(
             "that measures no held-out loss any more; the loop is to return one for each step.",
         ),
     ),
-    right="no graph where no backward comes, and a number kept in the place of a tensor.",
+    right="no graph where no backward comes, and a number kept instead of a tensor.",
 )
