@@ -73,10 +73,10 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
     facts = [f"{name} = {value}" for name, value in options.items()]
     facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
     rule = "all ranks replicate the same module"
-    agree(facts, group, CannotReplicate, rule, complaint(module, options))
+    agree(facts, group, CannotReplicate, rule, complaint_of_rank(module, options))
 
 
-def complaint(module: nn.Module, options: dict[str, int]) -> str:
+def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
     """What is wrong on this rank alone; empty if nothing is."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

@@ -11,7 +11,7 @@ from visit import DESKTOP, PHONE, Watch, stop_clock, until, wait_for_pictures
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_to_type, parse_number
-from shardlab.show.spec import Choice, fill
+from shardlab.show.spec import Choice, fill_in
 
 
 class Card:
@@ -961,8 +961,10 @@ def test_lines_are_to_scale(open_card, name):
             assert y == pytest.approx(
                 start + (along[curves.y](value) - low) / (high - low) * (end - start), abs=0.3
             )
-        assert len(drawn["ticks"]) >= 3 and fill(curves.words, shown) in drawn["texts"]
-        assert {fill(line.label, shown) for _, line in curves.shown(shown)} <= set(drawn["texts"])
+        assert len(drawn["ticks"]) >= 3 and fill_in(curves.words, shown) in drawn["texts"]
+        assert {fill_in(line.label, shown) for _, line in curves.shown(shown)} <= set(
+            drawn["texts"]
+        )
 
 
 @pytest.mark.parametrize("width", [320, PHONE["width"], DESKTOP["width"]])

@@ -20,11 +20,11 @@ from visit import (
     until,
 )
 
-from shardlab.topics.zero.moves import AllGather, AllReduce, Part, Update
+from shardlab.topics.zero.moves import AllGather, AllReduce, Held, Update
 from shardlab.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
-    UNITS,
+    UNIT_LETTERS,
     encode,
     first_number,
     name_of,
@@ -165,7 +165,7 @@ DRAWN = """n => [...document.querySelectorAll(".stepper svg g[transform]")].map(
 def wanted(has, column, rank, n):
     """[above, below]: of each chunk 2 if it is solid, 1 if it is hatched."""
     shard = [2 * (chunk == rank) for chunk in range(n)]
-    amounts = {Part.NOTHING: [0] * n, Part.SHARD: shard, Part.WHOLE: [2] * n}
+    amounts = {Held.NOTHING: [0] * n, Held.SHARD: shard, Held.WHOLE: [2] * n}
     if column == "parameters" and has.old:
         return [[2 if chunk == rank else 1 for chunk in range(n)]] * 2
     if column == "gradients" and has.own:
@@ -190,10 +190,10 @@ def test_what_is_drawn_is_what_every_rank_has(card, stage, ranks, microbatches):
     for step in shard_steps(stage, ranks, microbatches):
         card.step(step.number)
         drawn = card.page.evaluate(DRAWN, ranks)
-        assert len(drawn) == ranks * 4 * len(UNITS)
+        assert len(drawn) == ranks * 4 * len(UNIT_LETTERS)
         for number, (found, mark) in enumerate(drawn):
-            rank, cell = divmod(number, 4 * len(UNITS))
-            column, unit = divmod(cell, len(UNITS))
+            rank, cell = divmod(number, 4 * len(UNIT_LETTERS))
+            column, unit = divmod(cell, len(UNIT_LETTERS))
             assert found == wanted(step.picture[unit], columns[column], rank, ranks), (
                 step.sentence,
                 rank,
@@ -219,17 +219,20 @@ def test_rows_are_ranks_and_columns_are_said(card):
         "nodes => nodes.map(node => { const box = node.getBoundingClientRect(); "
         "return [Math.round(box.left), Math.round(box.top)]; })"
     )
-    per_row = 4 * len(UNITS)
+    per_row = 4 * len(UNIT_LETTERS)
     rows = [boxes[k : k + per_row] for k in range(0, len(boxes), per_row)]
     assert len(rows) == 4 and all(
         len({top for _, top in row}) == 1 and row == sorted(row) for row in rows
     )
     assert [row[0][1] for row in rows] == sorted(row[0][1] for row in rows)
     words = card.find("svg text").all_text_contents()
-    assert words[:5] == ["rank", "parameters", *UNITS] and words[5:9] == ["gradients", *UNITS]
-    assert words[9:13] == ["optimizer states", *UNITS] and words[13:] == [
+    assert words[:5] == ["rank", "parameters", *UNIT_LETTERS] and words[5:9] == [
+        "gradients",
+        *UNIT_LETTERS,
+    ]
+    assert words[9:13] == ["optimizer states", *UNIT_LETTERS] and words[13:] == [
         "gathered",
-        *UNITS,
+        *UNIT_LETTERS,
         "0",
         "1",
         "2",

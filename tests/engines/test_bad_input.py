@@ -7,7 +7,7 @@ import pytest
 from shardlab.exercises import Predictions
 from shardlab.exercises.predictions import NoNumber
 from shardlab.formulas import InvalidQuantity, evaluate, quantities
-from shardlab.measure.recordings import InvalidRecording, nearby, read
+from shardlab.measure.recordings import InvalidRecording, nearby, read_recording
 
 STEP = dict(
     microbatch=2,
@@ -65,7 +65,7 @@ def test_a_file_that_is_no_recording_is_named(content, tmp_path, capsys):
     folder.mkdir()
     (folder / "bad.json").write_bytes(content)
     with pytest.raises(InvalidRecording, match="^bad.json: "):
-        read(folder / "bad.json")
+        read_recording(folder / "bad.json")
     nearby(tmp_path)
     assert "A recording is not used: bad.json: " in capsys.readouterr().out
 
@@ -85,14 +85,14 @@ def test_predictions_of_two_kernels(tmp_path, capsys):
 def test_the_doctor_reports_what_it_can(tmp_path):
     """Must catch: a damaged notebook that hides the rest of the report."""
     pytest.importorskip("torch")
-    from shardlab.measure.doctor import Damaged, Lab, labs_in
+    from shardlab.measure.doctor import DamagedLab, Lab, labs_in
 
     (tmp_path / "01-good.ipynb").write_text('{"metadata": {"shardlab": {"ranks": 4}}}')
     (tmp_path / "02-cut.ipynb").write_text('{"metadata": {')
     (tmp_path / "03-other.ipynb").write_text('{"metadata": {"shardlab": ["ranks"]}}')
     good, cut, other = labs_in(tmp_path)
     assert good == Lab("01-good", 4, ())
-    assert isinstance(cut, Damaged) and isinstance(other, Damaged)
+    assert isinstance(cut, DamagedLab) and isinstance(other, DamagedLab)
     assert "download it again" in cut.problem
 
 

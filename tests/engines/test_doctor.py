@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardlab.measure import doctor
-from shardlab.measure.doctor import Finding, Lab, lab_row, labs_in
+from shardlab.measure.doctor import Diagnosis, Lab, lab_row, labs_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,9 +43,9 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
     wanted = ["torch>=2.6", "numpy>=1.26", "sympy>=1.13", "pytest>=8; extra == 'test'"]
     monkeypatch.setattr(doctor, "requires", lambda name: wanted)
     assert list(doctor.packages()) == [
-        Finding("torch", "2.5.1+cpu", "pip install 'torch>=2.6'", False),
-        Finding("sympy", "missing", "pip install 'sympy>=1.13'", False),
-        Finding("packages", "numpy 1.26.0", "nothing to do"),
+        Diagnosis("torch", "2.5.1+cpu", "pip install 'torch>=2.6'", False),
+        Diagnosis("sympy", "missing", "pip install 'sympy>=1.13'", False),
+        Diagnosis("packages", "numpy 1.26.0", "nothing to do"),
     ]
     monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 1))
     assert doctor.python().do == "install Python 3.10 or newer" and not doctor.python().fit
@@ -108,7 +108,7 @@ def test_what_each_lab_will_do(tmp_path, monkeypatch):
         Lab("03-gpu", 1, ("the account",)),
         Lab("04-ranks", 4, ()),
     ]
-    fine, broken = [Finding("4 ranks", "", "")], [Finding("4 ranks", "", "", fit=False)]
+    fine, broken = [Diagnosis("4 ranks", "", "")], [Diagnosis("4 ranks", "", "", fit=False)]
     assert [lab_row(lab, fine)[1:] for lab in labs] == [
         ("runs", "1 rank"),
         ("runs in part", "1 rank; replayed or skipped: the account"),

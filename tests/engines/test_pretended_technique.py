@@ -39,7 +39,7 @@ EXPLORER = '''"""The explorer of chapter "pretended"."""
 from types import MappingProxyType
 
 from shardlab.show.pictures import MemoryBar, Part
-from shardlab.show.spec import Control, Explorer, Menu, Say, Table
+from shardlab.show.spec import Control, Explorer, Menu, Say, ExplorerTable
 
 PRETENDED = Explorer(
     name="pretended-copies",
@@ -57,7 +57,7 @@ PRETENDED = Explorer(
     ),
     sentence=(Say("Pretended are {pretended_bytes}."),),
     detail=(),
-    table=Table("By model", "model", (("copies, GB", "pretended_bytes", "GB"),)),
+    table=ExplorerTable("By model", "model", (("copies, GB", "pretended_bytes", "GB"),)),
     outputs=("pretended_bytes",),
 )
 '''

@@ -11,7 +11,7 @@ from bench.__main__ import main
 from shardlab.measure.races import (
     AGAIN,
     TINY,
-    WARM_UP,
+    WARM_UP_TURNS,
     Way,
     fastest,
     identical,
@@ -68,7 +68,7 @@ def test_turns():
     out."""
     seen = []
     times = in_turns({name: lambda name=name: seen.append(name) for name in "ab"}, turns=4)
-    assert "".join(seen) == "ab" * (WARM_UP + 4)
+    assert "".join(seen) == "ab" * (WARM_UP_TURNS + 4)
     assert [len(times[name]) for name in "ab"] == [4, 4]
 
 

@@ -208,7 +208,7 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
     """Mutations: an NCCL that is too old asked all the same, which hangs; its switch not set, or
     set where nothing is shared; several blocks a rank where they may not all fit; a CPU or gloo
     asked for and not given."""
-    from shardlab.ranks.devices import CannotBeHad, choose
+    from shardlab.ranks.devices import CannotBeHad, choose_device
 
     for name in ("NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_NVLS_ENABLE", "NCCL_MAX_CTAS"):
         monkeypatch.setenv(name, "before")  # so that it is put back
@@ -219,15 +219,15 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
         CannotBeHad,
         match="share_gpus wants NCCL 2.30 or newer, and this PyTorch brings 2.29.7: leave it away",
     ):
-        choose(1, 2, 1, None, "nccl", share_gpus=True)
+        choose_device(1, 2, 1, None, "nccl", share_gpus=True)
     with pytest.raises(
         CannotBeHad,
         match="NCCL wants a GPU for each rank: 2 ranks, 1 GPUs.* share one: share_gpus=True",
     ):
-        choose(1, 2, 1, None, "nccl")
+        choose_device(1, 2, 1, None, "nccl")
     monkeypatch.setattr(nccl, "version", lambda: (2, 30, 7))
     assert [
-        choose(0, *asked, share_gpus=True)[1]
+        choose_device(0, *asked, share_gpus=True)[1]
         for asked in (
             (2, 2, None, None),
             (2, 0, None, None),
@@ -236,11 +236,11 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
         )
     ] == ["nccl", "gloo", "gloo", "gloo"]
     assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
-    device, backend = choose(1, 2, 1, None, None, share_gpus=True)
+    device, backend = choose_device(1, 2, 1, None, None, share_gpus=True)
     assert (device.index, backend, os.environ["NCCL_MULTI_RANK_GPU_ENABLE"]) == (0, "nccl", "1")
     assert "NCCL_MAX_CTAS" not in os.environ
     assert (
-        choose(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
+        choose_device(3, 4, 1, "cuda", "nccl", share_gpus=True)[1] == "nccl"
         and os.environ["NCCL_MAX_CTAS"] == "4"
     )
 
@@ -286,20 +286,20 @@ def test_a_rank_cannot_start_a_world(three):
 def test_devices_and_backends():
     """Mutation: NCCL for ranks that share a GPU; the CPU where there is a GPU; one GPU for all
     ranks."""
-    from shardlab.ranks.devices import CannotBeHad, choose
+    from shardlab.ranks.devices import CannotBeHad, choose_device
 
-    assert [choose(r, 2, 0, None, None) for r in range(2)] == [
+    assert [choose_device(r, 2, 0, None, None) for r in range(2)] == [
         (__import__("torch").device("cpu"), "gloo")
     ] * 2
-    assert [(d.index, b) for d, b in (choose(r, 4, 8, None, None) for r in range(4))] == [
+    assert [(d.index, b) for d, b in (choose_device(r, 4, 8, None, None) for r in range(4))] == [
         (r, "nccl") for r in range(4)
     ]
-    assert [(d.index, b) for d, b in (choose(r, 4, 2, None, None) for r in range(4))] == [
+    assert [(d.index, b) for d, b in (choose_device(r, 4, 2, None, None) for r in range(4))] == [
         (r % 2, "gloo") for r in range(4)
     ]
-    assert choose(0, 2, 8, "cpu", None)[1] == "gloo"
+    assert choose_device(0, 2, 8, "cpu", None)[1] == "gloo"
     with pytest.raises(CannotBeHad, match="shows no CUDA GPU"):
-        choose(0, 2, 0, "cuda", None)
+        choose_device(0, 2, 0, "cuda", None)
     assert (
         announcement(["cpu"] * 4, "gloo", 1, 0) == "4 ranks on the CPU, 1 thread each; backend gloo"
     )

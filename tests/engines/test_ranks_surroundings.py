@@ -16,7 +16,7 @@ from notebook_kernel import gone
 from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from shardlab.ranks.board import Board, Kind, Post, shortened
 from shardlab.ranks.findings import disagreement, unfinished
-from shardlab.ranks.output import KEPT_BYTES, pipe, write
+from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
 from shardlab.ranks.shared import SharedFile
 from shardlab.ranks.wire import ParentsEnd, RanksEnd, packed
 
@@ -264,7 +264,7 @@ def test_a_stream_of_another_encoding():
 
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
-    write(stream, "[rank 0] \u00fc\n")
+    write_escaped(stream, "[rank 0] \u00fc\n")
     stream.flush()
     assert raw.getvalue() == b"[rank 0] \\xfc\n"
 

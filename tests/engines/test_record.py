@@ -106,7 +106,7 @@ def test_bytes_of_zero_where_there_is_a_gpu():
 
     def found(stage, offload):
         way = Way(zero_runs.shard, dict(stage=stage, offload=offload))
-        return zero_runs.states_of(way, [1001], 2)
+        return zero_runs.states_of_way(way, [1001], 2)
 
     assert [found(stage, False) for stage in (1, 2, 3)] == [
         dict(cuda=4 * 1001 + 8 * 501, cpu=0)

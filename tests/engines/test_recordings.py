@@ -12,8 +12,8 @@ from shardlab.measure.recordings import (
     Row,
     measured_or_recorded,
     nearby,
-    read,
     read_all,
+    read_recording,
     recorded,
 )
 
@@ -42,7 +42,7 @@ def test_what_is_written_is_read(tmp_path):
     recording = Recording(**GOOD)
     path = recording.write(tmp_path)
     assert path.name == "nvidia-h200-2026-11-21.json"
-    assert read(path) == recording and isinstance(read(path).rows[0].value, int)
+    assert read_recording(path) == recording and isinstance(read_recording(path).rows[0].value, int)
     older = Recording(**{**GOOD, "date": "2026-10-01"})
     older.write(tmp_path)
     assert read_all(tmp_path) == [recording, older]
@@ -117,7 +117,7 @@ def test_a_broken_recording_is_refused_by_name(tmp_path, spoil, sentence):
     spoil(content)
     path.write_text(json.dumps(content))
     with pytest.raises(InvalidRecording) as caught:
-        read(path)
+        read_recording(path)
     assert sentence in str(caught.value) and str(caught.value).startswith(path.name)
 
 
@@ -126,7 +126,7 @@ def test_a_truncated_file_is_refused_by_name(tmp_path):
     path = Recording(**GOOD).write(tmp_path)
     path.write_text(path.read_text()[:100])
     with pytest.raises(InvalidRecording, match="nvidia-h200-2026-11-21.json: "):
-        read(path)
+        read_recording(path)
 
 
 def test_here_or_from_a_recording():

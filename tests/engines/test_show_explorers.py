@@ -12,7 +12,7 @@ from shardlab.formulas import BOOK, InvalidQuantity, evaluate, explain
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, format_to_type, parse_number
 from shardlab.show.pictures import MemoryBar
-from shardlab.show.spec import PRESETS, AtLeast, Explorer, Product, Ratio, Say, Table
+from shardlab.show.spec import PRESETS, AtLeast, Explorer, ExplorerTable, Product, Ratio, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
@@ -347,7 +347,7 @@ def test_a_refused_row_says_why():
             },
             "name": "refused",
             "begin": {**FITS.begin, "heads": 7},
-            "table": Table("", "gpu", (("memory, GB", "gpu_memory_bytes", "GB"),)),
+            "table": ExplorerTable("", "gpu", (("memory, GB", "gpu_memory_bytes", "GB"),)),
         }
     )
     assert dict(refused.rows())["T4"] == [

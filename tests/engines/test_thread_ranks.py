@@ -10,7 +10,7 @@ import torch
 from shardlab import collectives
 from shardlab.exercises import check
 from shardlab.exercises import thread_ranks as thread_ranks
-from shardlab.exercises.thread_ranks import Stuck, attempt, on_paper
+from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_paper
 from shardlab.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
@@ -112,7 +112,7 @@ def test_what_runs_on_and_on_is_stopped(monkeypatch):
 
     Mutations: a join without a limit; a rank that is left to itself; the one that waits named,
     too."""
-    monkeypatch.setattr(thread_ranks, "LIMIT_SECONDS", 0.1)
+    monkeypatch.setattr(thread_ranks, "WORK_SECONDS", 0.1)
     threads = threading.active_count()
 
     def work(dist):
@@ -143,18 +143,20 @@ def test_a_rank_that_raises_is_named():
         dist.all_reduce(torch.ones(1))
 
     for _ in range(5):
-        assert attempt(3, lambda dist: work(dist, [1])) == "KeyError on rank 1: 'mine'"
-        assert attempt(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
-        assert attempt(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
-        assert attempt(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
+        assert answer_of_ranks(3, lambda dist: work(dist, [1])) == "KeyError on rank 1: 'mine'"
         assert (
-            attempt(3, lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0)
+            answer_of_ranks(3, lambda dist: work(dist, [0, 2])) == "KeyError on ranks 0, 2: 'mine'"
+        )
+        assert answer_of_ranks(3, lambda dist: work(dist, [0, 1, 2])) == "KeyError: 'mine'"
+        assert answer_of_ranks(3, lambda dist: {}[dist.get_rank()]) == "KeyError on rank 0: 0"
+        assert (
+            answer_of_ranks(3, lambda dist: dist.all_reduce(torch.ones(1)) or 1 / 0)
             == "ZeroDivisionError: division by zero"
         )
-        assert attempt(2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())).startswith(
-            "Stuck: rank 0 waits"
-        )
-    assert attempt(2, lambda dist: dist.get_rank() / ...) is ...
+        assert answer_of_ranks(
+            2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())
+        ).startswith("Stuck: rank 0 waits")
+    assert answer_of_ranks(2, lambda dist: dist.get_rank() / ...) is ...
 
 
 def test_what_torch_lets_one_say():

@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 def ping_pong():
     with CommunicationLog() as log:
-        seconds = links.message_seconds(1000, 2, 0, repeats=4)
+        seconds = links.time_message(1000, 2, 0, repeats=4)
     return seconds, [(m.operation, m.peer) for m in log.messages if m.nbytes == 1000]
 
 
@@ -34,7 +34,7 @@ def test_ping_pong():
         with pytest.raises(
             RuntimeError, match="a link joins two ranks of the group's 3: 1 and 1 are none."
         ):
-            world.run(links.message_seconds, 4, 1, 1)
+            world.run(links.time_message, 4, 1, 1)
     times, messages = zip(*found)
     rounds = links.WARM_UP + 4
     assert times[0] > 0 and len(set(times)) == 1
@@ -55,7 +55,7 @@ def test_link():
     """Mutation: the bandwidth of the small message, or the latency not taken off."""
 
     def with_a_known_link():
-        links.message_seconds = lambda nbytes, *_: 1e-5 + nbytes / 2e9
+        links.time_message = lambda nbytes, *_: 1e-5 + nbytes / 2e9
         return links.measure_link()
 
     with ranks(1, device="cpu", announce=False) as world:

@@ -205,7 +205,7 @@ def full_disk(folder, guilty, phase):
     """From the phase on no file of the guilty rank may grow; then there is room again."""
     model, optimizer, scheduler = training(3)
     steps(model, optimizer, scheduler, 0, 5)
-    whole = saving.together
+    whole = saving.run_together
     phases = iter(("begin", "hashes", "write_own", "write_rest", "finish"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 
@@ -214,13 +214,13 @@ def full_disk(folder, guilty, phase):
             limit_files(200)
         return whole(*args, **kwargs)
 
-    saving.together, said = together, None
+    saving.run_together, said = together, None
     try:
         save(folder, model, optimizer, 5)
     except SaveFailed as failed:
         said = str(failed)
     finally:
-        saving.together = whole
+        saving.run_together = whole
         if dist.get_rank() == guilty:
             limit_files(before)
     dist.barrier()

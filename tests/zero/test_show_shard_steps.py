@@ -12,16 +12,16 @@ from shardlab.topics.zero.moves import (
     AllGather,
     AllReduce,
     Has,
-    Part,
+    Held,
     ReduceScatter,
     Update,
-    follow,
+    follow_moves,
 )
 from shardlab.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
     RECIPE,
-    UNITS,
+    UNIT_LETTERS,
     encode,
     first_number,
     page_data,
@@ -44,9 +44,9 @@ def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
     Mutations: a picture too late; whole gradients at the price of shards; an all-gather taken for
     an all-reduce."""
     steps = shard_steps(stage, ranks, microbatches)
-    assert [step.move for step in steps] == [None, *STAGES[stage](len(UNITS), microbatches)]
-    assert [step.picture for step in steps] == follow(stage, len(UNITS), microbatches)
-    psi = len(UNITS) * ranks
+    assert [step.move for step in steps] == [None, *STAGES[stage](len(UNIT_LETTERS), microbatches)]
+    assert [step.picture for step in steps] == follow_moves(stage, len(UNIT_LETTERS), microbatches)
+    psi = len(UNIT_LETTERS) * ranks
     given = dict(
         zero_stage=stage,
         data_parallel=ranks,
@@ -68,7 +68,7 @@ def test_the_steps_are_the_moves_and_the_formulas(stage, ranks, microbatches):
     done = (
         next(k for k, step in enumerate(steps) if isinstance(step.move, Update))
         - 1
-        - len(UNITS) * (stage == 1)
+        - len(UNIT_LETTERS) * (stage == 1)
     )
     assert found[done][0] == pytest.approx(states["zero_states_bytes"] / psi, rel=5e-3)
     assert found[0][0] == pytest.approx(
@@ -137,7 +137,7 @@ def test_what_a_move_says():
     )
 
 
-W, S, N = Part.WHOLE, Part.SHARD, Part.NOTHING
+W, S, N = Held.WHOLE, Held.SHARD, Held.NOTHING
 
 
 @pytest.mark.parametrize(

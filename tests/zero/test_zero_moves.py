@@ -23,10 +23,10 @@ from shardlab.topics.zero.moves import (
     Forward,
     Free,
     Has,
-    Part,
+    Held,
     ReduceScatter,
     Update,
-    follow,
+    follow_moves,
 )
 from shardlab.zero import stage1, stage2, stage3
 
@@ -254,7 +254,7 @@ def world(request):
 def said(pictures, field, n):
     """Bytes of float32 that every rank has of it, over all units."""
     return sum(
-        {Part.NOTHING: 0, Part.SHARD: size // n, Part.WHOLE: size}[getattr(has, field)] * 4
+        {Held.NOTHING: 0, Held.SHARD: size // n, Held.WHOLE: size}[getattr(has, field)] * 4
         for has, size in zip(pictures, SIZES)
     )
 
@@ -274,7 +274,10 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
     reduced; stage 0 reduces in each microbatch. In the code: stage 1 reduces forwards; stage 2
     keeps whole gradients; stage 3 does not free in forward."""
     n, units = world.world_size, len(SIZES)
-    moves, pictures = list(STAGES[stage](units, microbatches)), follow(stage, units, microbatches)
+    moves, pictures = (
+        list(STAGES[stage](units, microbatches)),
+        follow_moves(stage, units, microbatches),
+    )
     flags = 4 * 2 if stage == 0 else 0
     wanted = [
         (type(move).__name__, 4 * SIZES[move.unit] + flags)
@@ -292,7 +295,7 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
                 said(now, field, n) for field in ("parameters", "optimizer", "gathered")
             ), move
             own, mean = said(now, "own", n), said(now, "gradients", n)
-            averaged = flags * sum(has.gradients == Part.WHOLE for has in now)
+            averaged = flags * sum(has.gradients == Held.WHOLE for has in now)
             if stage < 3:
                 assert gradients == own + mean + averaged, move
             else:  # whole gradients are on their way to the shards: nobody's .grad
@@ -323,7 +326,10 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
     whole."""
     size, n = 60, 4
     sent = {AllReduce: 2 * size, ReduceScatter: size, AllGather: size}
-    moves, pictures = list(STAGES[stage](units, microbatches)), follow(stage, units, microbatches)
+    moves, pictures = (
+        list(STAGES[stage](units, microbatches)),
+        follow_moves(stage, units, microbatches),
+    )
     given = dict(
         zero_stage=stage,
         parameters=units * size,
@@ -339,7 +345,7 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
     ]
     want = evaluate(targets, **given)
     assert sum(sent.get(type(move), 0) for move in moves) == want["zero_traffic_parameters"]
-    elements = {Part.NOTHING: 0, Part.SHARD: size // n, Part.WHOLE: size}
+    elements = {Held.NOTHING: 0, Held.SHARD: size // n, Held.WHOLE: size}
     done = pictures[moves.index(Update()) - units * (stage == 1)]
     kept = [
         sum(elements[part] for has in done for part in parts(has))
@@ -353,13 +359,13 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
         want[f"zero_kept_{what}"] for what in ("parameters", "gradients", "optimizer_states")
     ]
     assert all(
-        (has.own, has.gathered, has.old) == (Part.NOTHING, Part.NOTHING, False)
+        (has.own, has.gathered, has.old) == (Held.NOTHING, Held.NOTHING, False)
         for has in pictures[-1]
     )
     assert pictures[0] == [AT_REST[stage]] * units
 
 
-WHOLE, SHARD = Part.WHOLE, Part.SHARD
+WHOLE, SHARD = Held.WHOLE, Held.SHARD
 
 
 @pytest.mark.parametrize(
@@ -405,7 +411,7 @@ WHOLE, SHARD = Part.WHOLE, Part.SHARD
 def test_moves_that_cannot_be(stage, moves, sentence):
     """Each is refused with the move and the rule. Mutation: any of the checks left out."""
     with pytest.raises(ValueError) as caught:
-        follow(stage, 2, 1, moves)
+        follow_moves(stage, 2, 1, moves)
     assert str(caught.value).startswith(sentence)
 
 

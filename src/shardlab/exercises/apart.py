@@ -17,9 +17,9 @@ from multiprocessing.connection import wait
 
 import cloudpickle
 
-from shardlab.ranks.server import start_method, warm_up, without_main
+from shardlab.ranks.server import start_fork_server, start_method, without_main
 
-SHOWN_CHARACTERS = 20_000  # of what the work prints
+PRINTED_CHARACTERS = 20_000  # of what the work prints
 PR_SET_PDEATHSIG = 1
 
 
@@ -37,8 +37,8 @@ def apart(work: Callable, *args, seconds: float):
     try:
         if start_method() != "forkserver":  # elsewhere a process costs seconds
             raise CannotGoApart("only a fork server starts a process in no time.")
-        travelling = packed((work, args))
-        warm_up()
+        travelling = pack((work, args))
+        start_fork_server()
         here, there = multiprocessing.Pipe()
         context = multiprocessing.get_context("forkserver")
         process = context.Process(target=_live, args=(there, travelling), daemon=True)
@@ -54,7 +54,7 @@ def apart(work: Callable, *args, seconds: float):
         if not ready:
             raise TimeoutError(f"it had not ended after {seconds:g} s.")
         try:
-            printed, result = unpacked(here.recv_bytes())
+            printed, result = unpack(here.recv_bytes())
         except EOFError:
             process.join()
             raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
@@ -71,7 +71,7 @@ def apart(work: Callable, *args, seconds: float):
     return result
 
 
-def packed(content) -> bytes:
+def pack(content) -> bytes:
     """By torch, which keeps tensors that share a storage together, where it is loaded."""
     if "torch" not in sys.modules:
         return b"plain" + cloudpickle.dumps(content)
@@ -80,7 +80,7 @@ def packed(content) -> bytes:
     return b"torch" + file.getvalue()
 
 
-def unpacked(sent: bytes):
+def unpack(sent: bytes):
     if sent[:5] == b"plain":
         return cloudpickle.loads(sent[5:])
     import torch
@@ -97,12 +97,12 @@ def _live(connection, travelling: bytes):
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the fork server
     printed = io.StringIO()
     try:
-        work, args = unpacked(travelling)
+        work, args = unpack(travelling)
     except Exception as error:
         result = CannotGoApart(f"{type(error).__name__}: {error}")
     else:
         with contextlib.redirect_stdout(printed):
             result = work(*args)
-    connection.send_bytes(packed((printed.getvalue()[:SHOWN_CHARACTERS], result)))
+    connection.send_bytes(pack((printed.getvalue()[:PRINTED_CHARACTERS], result)))
     sys.stderr.flush()
     os._exit(0)  # threads that go on do not keep it

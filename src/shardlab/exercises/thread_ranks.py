@@ -23,7 +23,7 @@ from torch import Tensor
 from shardlab.exercises.checker import Failure, is_blank
 from shardlab.exercises.patience import RunsOn, stop
 
-LIMIT_SECONDS = 10.0  # for work that neither ends nor waits
+WORK_SECONDS = 10.0  # for work that neither ends nor waits
 STOPPED_SECONDS = 1.0  # for a rank to end when it is told to
 
 
@@ -197,7 +197,7 @@ def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
     return sheet.results
 
 
-def attempt(n: int, work: Callable[[Paper], Any]) -> Any:
+def answer_of_ranks(n: int, work: Callable[[Paper], Any]) -> Any:
     """The same as an answer that a check compares: a Failure that names the ranks which raised,
     unless all did; `...` for a blank that was left. Raises TimeoutError, because one such case is
     enough."""
@@ -231,12 +231,12 @@ def _followed(n: int, work: Callable[[Paper], Any]) -> Sheet:
         thread.start()
     try:
         for thread in threads:
-            thread.join(LIMIT_SECONDS)
+            thread.join(WORK_SECONDS)
             if thread.is_alive():
                 with sheet.changed:
                     busy = sheet.running - set(sheet.waiting)
                     sheet.trouble = sheet.trouble or TimeoutError(
-                        f"{_ranks(busy)} had not ended after {LIMIT_SECONDS:g} s, and did not wait"
+                        f"{_ranks(busy)} had not ended after {WORK_SECONDS:g} s, and did not wait"
                         " for another."
                     )
                 break

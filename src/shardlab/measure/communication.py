@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from ..ranks.calls import Call, listening
+from ..ranks.calls import CollectiveCall, listening
 from ..torch_internals import tree_leaves
 
 
@@ -81,7 +81,7 @@ class CommunicationLog:
             )
         return found
 
-    def _hear(self, call: Call):
+    def _hear(self, call: CollectiveCall):
         dtype = str(call.own[0].dtype).removeprefix("torch.") if call.own else ""
         begin = time.perf_counter()
         message = Message(

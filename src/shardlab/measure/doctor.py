@@ -26,13 +26,13 @@ from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.ranks.server import start_method
 from shardlab.show.tables import Table
 
-RANKS = 4
+RANKS_TRIED = 4
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
 PYTHONS = ((3, 10), (3, 13))
 ENOUGH = "nothing to do"
 
 
-class Finding(NamedTuple):
+class Diagnosis(NamedTuple):
     """One row: what was tried, what was found, what to do about it. Where `fit` is False a lab that
     needs it cannot run."""
 
@@ -50,7 +50,7 @@ class Lab(NamedTuple):
     needs_gpu: tuple[str, ...]
 
 
-class Damaged(NamedTuple):
+class DamagedLab(NamedTuple):
     """A file that has the name of a lab, and what is wrong with it."""
 
     name: str
@@ -59,7 +59,7 @@ class Damaged(NamedTuple):
 
 def examine(folder: Path) -> tuple[str, bool]:
     """(the report, whether the labs can run here). `folder` is where the labs are."""
-    findings = [python(), *packages(), *machine(), started_ranks(), nccl(), links()]
+    findings = [python(), *packages(), *this_machine(), started_ranks(), nccl(), links()]
     report = [
         repr(
             Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
@@ -85,7 +85,7 @@ def examine(folder: Path) -> tuple[str, bool]:
 # --- what is tried --------------------------------------------------------------------------------
 
 
-def python() -> Finding:
+def python() -> Diagnosis:
     low, high = (".".join(map(str, one)) for one in PYTHONS)
     fit = sys.version_info[:2] >= PYTHONS[0]
     tried = fit and sys.version_info[:2] <= PYTHONS[1]
@@ -98,10 +98,10 @@ def python() -> Finding:
             else f"install Python {low} or newer"
         )
     )
-    return Finding("Python", platform.python_version(), advice, fit)
+    return Diagnosis("Python", platform.python_version(), advice, fit)
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[Diagnosis]:
     """One row for all that is as it should be, and one for each that is not."""
     fine = []
     for line in requires("shardlab") or ():
@@ -112,38 +112,38 @@ def packages() -> Iterator[Finding]:
         try:
             found = version(wanted.name)
         except PackageNotFoundError:
-            yield Finding(wanted.name, "missing", f"pip install '{wanted}'", fit=False)
+            yield Diagnosis(wanted.name, "missing", f"pip install '{wanted}'", fit=False)
             continue
         if wanted.specifier.contains(found.partition("+")[0], prereleases=True):
             fine.append(f"{wanted.name} {found}")
         else:
-            yield Finding(wanted.name, found, f"pip install '{wanted}'", fit=False)
-    yield Finding("packages", ", ".join(fine), ENOUGH)
+            yield Diagnosis(wanted.name, found, f"pip install '{wanted}'", fit=False)
+    yield Diagnosis("packages", ", ".join(fine), ENOUGH)
 
 
-def machine() -> Iterator[Finding]:
+def this_machine() -> Iterator[Diagnosis]:
     device, why_not = find_device()
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     memory = memory_bytes(torch.device("cpu"))
-    needed = RANKS * GIB_A_RANK
+    needed = RANKS_TRIED * GIB_A_RANK
     enough = memory is None or memory / 2**30 > needed
-    yield Finding(
+    yield Diagnosis(
         "CPU",
         f"{cores} core{'s' * (cores > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
-        ENOUGH if enough else f"{RANKS} ranks want {needed:g} GiB: close other programs",
+        ENOUGH if enough else f"{RANKS_TRIED} ranks want {needed:g} GiB: close other programs",
     )
     if device.type == "cuda":
         names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
-        yield Finding("GPU", names, ENOUGH)
+        yield Diagnosis("GPU", names, ENOUGH)
     else:
         refused = (
             torch.cuda.is_available()
             or torch.version.cuda is not None
             and os.path.exists("/proc/driver/nvidia")
         )
-        yield Finding(
+        yield Diagnosis(
             "GPU",
             why_not,
             (
@@ -154,29 +154,29 @@ def machine() -> Iterator[Finding]:
         )
 
 
-def started_ranks() -> Finding:
+def started_ranks() -> Diagnosis:
     """Ranks are started and add up their numbers."""
     begin = perf_counter()
     try:
-        with ranks(RANKS, announce=False) as world:
+        with ranks(RANKS_TRIED, announce=False) as world:
             sums = world.run(add_up)
             seconds, where = perf_counter() - begin, world.places
     except Exception as error:
-        return Finding(
-            f"{RANKS} ranks",
+        return Diagnosis(
+            f"{RANKS_TRIED} ranks",
             str(error).splitlines()[0],
             "if it is not plain what to do, report this line",
             fit=False,
         )
-    if sums != [RANKS * (RANKS - 1) / 2] * RANKS:
-        return Finding(
-            f"{RANKS} ranks",
+    if sums != [RANKS_TRIED * (RANKS_TRIED - 1) / 2] * RANKS_TRIED:
+        return Diagnosis(
+            f"{RANKS_TRIED} ranks",
             f"their sum is wrong: {sums}",
             "report this: its collectives err",
             fit=False,
         )
-    return Finding(
-        f"{RANKS} ranks",
+    return Diagnosis(
+        f"{RANKS_TRIED} ranks",
         f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
         ENOUGH,
     )
@@ -192,16 +192,16 @@ def add_up() -> float:
     return x.item()
 
 
-def nccl() -> Finding:
+def nccl() -> Diagnosis:
     gpus = torch.cuda.device_count()
     if not gpus or not dist.is_nccl_available():
-        return Finding(
+        return Diagnosis(
             "NCCL",
             "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch",
             "nothing: ranks use gloo",
         )
     found = ".".join(map(str, torch.cuda.nccl.version()))
-    return Finding(
+    return Diagnosis(
         "NCCL",
         f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
         (
@@ -212,18 +212,18 @@ def nccl() -> Finding:
     )
 
 
-def links() -> Finding:
+def links() -> Diagnosis:
     try:
         with two_hosts(1000):
-            return Finding("slow links", "two hosts can be rehearsed", ENOUGH)
+            return Diagnosis("slow links", "two hosts can be rehearsed", ENOUGH)
     except (LinksUnavailable, OSError) as error:
-        return Finding("slow links", "no", f"nothing, or as root: {error}")
+        return Diagnosis("slow links", "no", f"nothing, or as root: {error}")
 
 
 # --- labs -----------------------------------------------------------------------------------------
 
 
-def labs_in(folder: Path) -> Iterator[Lab | Damaged]:
+def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
     """The labs of a folder, in the order of their names."""
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
@@ -231,10 +231,10 @@ def labs_in(folder: Path) -> Iterator[Lab | Damaged]:
             yield Lab(path.stem, int(needs.get("ranks", 1)), tuple(needs.get("needs_gpu", ())))
         except Exception as error:  # whatever text that is no notebook may bring about
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            yield Damaged(path.stem, f"the file is not a notebook ({said}): download it again")
+            yield DamagedLab(path.stem, f"the file is not a notebook ({said}): download it again")
 
 
-def lab_row(lab: Lab, findings: list[Finding]) -> tuple[str, str, str]:
+def lab_row(lab: Lab, findings: list[Diagnosis]) -> tuple[str, str, str]:
     needed = [finding for finding in findings if lab.ranks > 1 or "ranks" not in finding.question]
     if broken := [finding.question for finding in needed if not finding.fit]:
         return lab.name, "cannot run", f"see {', '.join(broken)} above"

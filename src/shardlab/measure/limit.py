@@ -22,7 +22,7 @@ import cloudpickle
 import torch
 
 SPARE = 2  # this many times the limit must be free before anything is tried
-SECONDS = 300  # against a process that hangs
+CHILD_SECONDS = 300  # against a process that hangs
 
 # Modules are loaded and counted first: their memory is not the work's. Each further thread would
 # reserve addresses of its own.
@@ -135,7 +135,7 @@ def _on_gpu(limit_bytes, device, work, cases):
 def _in_child(limit_bytes, device, work, cases):
     sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
     ended = subprocess.run(
-        [sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=SECONDS
+        [sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=CHILD_SECONDS
     )
     if ended.returncode:
         said = ended.stderr.decode(errors="replace").strip().splitlines() or [

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from .. import collectives_fast as collectives
 from ..formulas import evaluate
 
-SMALL_BYTES, LARGE_BYTES = 4, 16_000_000
+SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000
 REPEATS, WARM_UP = 21, 3
 
 
@@ -35,7 +35,7 @@ class Timing(NamedTuple):
     bus_bytes_per_second: float
 
 
-def message_seconds(
+def time_message(
     nbytes: int,
     here: int = 0,
     there: int = 1,
@@ -80,9 +80,10 @@ def measure_link(
     """Latency and bandwidth of the link between two ranks; tensors must be where the backend can
     send them."""
     latency, large = (
-        message_seconds(nbytes, here, there, group, device) for nbytes in (SMALL_BYTES, LARGE_BYTES)
+        time_message(nbytes, here, there, group, device)
+        for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
     )
-    return Link(latency, LARGE_BYTES / max(large - latency, 1e-9))
+    return Link(latency, LARGE_MESSAGE_BYTES / max(large - latency, 1e-9))
 
 
 def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:

@@ -29,7 +29,7 @@ from .ledger import Ledger
 from .links import finish
 from .recordings import Row
 
-TURNS, WARM_UP = 31, 3  # PyTorch arranges its buckets anew after the first step
+TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
 AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
 
 
@@ -145,7 +145,7 @@ def layouts(device: torch.device) -> Iterator[tuple[int, dict[str, Any]]]:
 # --- on a rank ------------------------------------------------------------------------------------
 
 
-def train(model: Callable, optimizer, tokens: Tensor) -> Tensor:
+def train_step(model: Callable, optimizer, tokens: Tensor) -> Tensor:
     """A whole step; the loss before it."""
     loss = next_token_loss(model(tokens), tokens)
     loss.backward()
@@ -175,7 +175,7 @@ def in_turns(
         return perf_counter() - begin
 
     here = torch.empty(0, device=device)
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_TURNS):
         for work in works.values():
             seconds(work)
     found = [{name: seconds(work) for name, work in works.items()} for _ in range(turns)]
@@ -192,7 +192,9 @@ def train_in_turns(
     """Seconds of a training step by each way, and by the first of them again."""
     tokens = task.tokens(device)
     works = {
-        name: partial(train, *way.build(task.model(device), optimizer_cls, lr=1e-3), tokens.clone())
+        name: partial(
+            train_step, *way.build(task.model(device), optimizer_cls, lr=1e-3), tokens.clone()
+        )
         for name, way in ways.items()
     }
     first = next(iter(works))
@@ -226,12 +228,12 @@ def weighed(
     net, tokens = task.model(device), task.tokens(device)
     with Ledger(net, device=kind or device) as ledger:
         model, optimizer = way.build(net, optimizer_cls, lr=1e-3)
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP_TURNS):
             line = len(ledger.timeline)
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             with CommunicationLog() as log:
-                train(model, optimizer, tokens)
+                train_step(model, optimizer, tokens)
     # nothing came or went on devices of this kind
     moments = ledger.timeline[line:] or ledger.timeline[-1:]
     return Weighed(

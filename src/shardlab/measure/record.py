@@ -33,7 +33,7 @@ from .attempts import FAILED, attempt, failure
 from .races import Run
 from .recordings import Hardware, InvalidRecording, Recording, read_all
 
-SECONDS = 570  # for all groups together
+ALL_GROUPS_SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
 # what topics have in RUNS; lower orders come first, so that a run that is cut short has them
 ALL = tuple(
@@ -42,7 +42,7 @@ ALL = tuple(
         key=lambda run: run.order,
     )
 )
-LOOK_SECONDS = 1.0  # between two looks at what a group has written
+READ_EVERY_SECONDS = 1.0  # between two looks at what a group has written
 Keep = Callable[[Recording], object]
 
 
@@ -58,7 +58,7 @@ def hardware(device: torch.device) -> Hardware:
     return Hardware(platform.processor() or platform.machine(), "cpu", 1, memory_bytes(device) or 1)
 
 
-def versions(device: torch.device) -> dict[str, str]:
+def installed_versions(device: torch.device) -> dict[str, str]:
     found = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -87,7 +87,7 @@ def record(
 ) -> Recording | None:
     """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets
     all that there are. `quick` tries them with little of everything. None for no rows."""
-    about = hardware(device), versions(device), datetime.date.today().isoformat(), command
+    about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
     rows, recording = [], None
     for group in groups:
         start, measured = time.perf_counter(), group.measure(device, **group.quick if quick else {})
@@ -111,7 +111,7 @@ def record_apart(
     names: list[str],
     arguments: list[str],
     keep: Keep,
-    seconds: float = SECONDS,
+    seconds: float = ALL_GROUPS_SECONDS,
     group_seconds: float = GROUP_SECONDS,
 ) -> Recording | None:
     """As record(), with a process for each group, which gets these arguments besides. This process
@@ -149,7 +149,7 @@ def run_for(
     command: list[str],
     seconds: float,
     look: Callable[[], object],
-    look_seconds: float = LOOK_SECONDS,
+    look_seconds: float = READ_EVERY_SECONDS,
 ) -> str:
     """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It
     and what it started are gone then."""

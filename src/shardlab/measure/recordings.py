@@ -26,7 +26,7 @@ SCHEMA = 1
 # a wheel carries the repository's recordings there: see setup.py
 SHIPPED = Path(__file__).resolve().parents[1] / "data"
 NOT_RECORDED = "not yet recorded on a GPU"
-UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
+ROW_UNITS = ("bytes", "seconds", "FLOP/s", "bytes/s", "count", "ratio")
 
 
 class InvalidRecording(ValueError):
@@ -67,7 +67,12 @@ class Row:
             "a row is named by words joined by dots, such as step.peak",
         )
         _require(_is_number(self.value), f"{self.name}: value", self.value, "a finite number")
-        _require(self.unit in UNITS, f"{self.name}: unit", self.unit, f"one of {', '.join(UNITS)}")
+        _require(
+            self.unit in ROW_UNITS,
+            f"{self.name}: unit",
+            self.unit,
+            f"one of {', '.join(ROW_UNITS)}",
+        )
         _require(
             self.predicted is None or _is_number(self.predicted),
             f"{self.name}: predicted",
@@ -180,7 +185,7 @@ class Recording:
         return path
 
 
-def read(path: Path) -> Recording:
+def read_recording(path: Path) -> Recording:
     """The recording in the file, validated. Raises InvalidRecording, which names the file."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -203,7 +208,7 @@ def read(path: Path) -> Recording:
 def read_all(folder: Path) -> list[Recording]:
     """Every recording in a folder, newest first; an absent folder holds none."""
     return sorted(
-        (read(path) for path in sorted(Path(folder).glob("*.json"))),
+        (read_recording(path) for path in sorted(Path(folder).glob("*.json"))),
         key=lambda recording: recording.date,
         reverse=True,
     )
@@ -217,7 +222,7 @@ def nearby(start: Path | str = ".") -> list[Recording]:
         found = []
         for path in sorted((folder / "measured").glob("*.json")):
             try:
-                found.append(read(path))
+                found.append(read_recording(path))
             except InvalidRecording as error:
                 print(f"A recording is not used: {error}")
         if found:

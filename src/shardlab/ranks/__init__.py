@@ -70,7 +70,7 @@ __all__ = [
 
 def load_ipython_extension(shell):
     from .magic import RanksMagic
-    from .server import warm_up
+    from .server import start_fork_server
 
-    warm_up()  # torch is imported there while the reader reads on
+    start_fork_server()  # torch is imported there while the reader reads on
     shell.register_magics(RanksMagic(shell))

@@ -24,7 +24,7 @@ class Asked(NamedTuple):
     announce: bool
 
 
-def check(asked: Asked):
+def check_asked(asked: Asked):
     """Raises ValueError or TypeError, one sentence that names the value and the rule."""
     if not is_integer(asked.world_size) or not 1 <= asked.world_size <= MOST_RANKS:
         raise ValueError(

@@ -74,7 +74,7 @@ class Post(NamedTuple):
         return (self.what, self.history) != (other.what, other.history)
 
 
-class Row(NamedTuple):
+class ChannelRow(NamedTuple):
     """A channel as one rank has used it."""
 
     channel: int
@@ -234,10 +234,10 @@ class Board:
             found = self.post(rank, post.channel, post.number)
         return found
 
-    def rows_of(self, rank: int) -> dict[int, Row]:
+    def rows_of(self, rank: int) -> dict[int, ChannelRow]:
         begin = rank * self.rank_size + FLAGS
         rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
-        return {row[0]: Row(*row[:-1], Kind(row[-1])) for row in rows if row[0]}
+        return {row[0]: ChannelRow(*row[:-1], Kind(row[-1])) for row in rows if row[0]}
 
     def has_lost_rows(self, rank: int) -> bool:
         return bool(struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0])
@@ -264,8 +264,8 @@ class Board:
     def _key(self, rank: int, index: int) -> int:
         return struct.unpack_from("<Q", self.memory, self._row_at(rank, index))[0]
 
-    def _row(self, rank: int, index: int) -> Row:
-        return Row(*ROW.unpack_from(self.memory, self._row_at(rank, index)))
+    def _row(self, rank: int, index: int) -> ChannelRow:
+        return ChannelRow(*ROW.unpack_from(self.memory, self._row_at(rank, index)))
 
     def _row_at(self, rank: int, index: int) -> int:
         return rank * self.rank_size + FLAGS + index * ROW.size

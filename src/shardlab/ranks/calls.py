@@ -63,7 +63,7 @@ UNIT_BITS = 16  # of the chunk's number in a tag
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """One collective that this rank is about to make."""
 
     name: str  # all_reduce, reduce_scatter, send, ...
@@ -99,7 +99,7 @@ class Call:
         return own * self.group.size() if self.parts else own
 
 
-Listener = Callable[[Call], Callable[[object], None] | None]
+Listener = Callable[[CollectiveCall], Callable[[object], None] | None]
 _listeners: list[Listener] = []  # one list, as there is one dispatcher in a process
 
 
@@ -151,7 +151,7 @@ def _kernel(function, operator: Operator):
     return kernel
 
 
-def _read(operator: Operator, arguments: dict) -> Call:
+def _read(operator: Operator, arguments: dict) -> CollectiveCall:
     own = () if operator.name == "barrier" else tuple(tree_leaves(arguments[operator.own]))
     reduction, contributed = "", ()
     if "reduce_op" in arguments:
@@ -161,7 +161,7 @@ def _read(operator: Operator, arguments: dict) -> Call:
         )
         contributed = tuple(tree_leaves(brought))
     group = dist.ProcessGroup.unbox(arguments["process_group"])
-    return Call(
+    return CollectiveCall(
         operator.name,
         group,
         own,

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from .board import MOST_RANKS, Board, Kind, Post, shortened
-from .calls import Call
+from .calls import CollectiveCall
 from .findings import uneven
 from .messages import BringsNaN, Disagreement
 
@@ -26,7 +26,7 @@ WAITING = ("send", "recv")  # the functions of PyTorch that make a message and w
 CALLERS = 6  # frames between the operator and such a function
 
 
-class Group(NamedTuple):
+class GroupMembers(NamedTuple):
     """The members of a process group, and its channel."""
 
     ranks: list[int]
@@ -45,10 +45,10 @@ class Checks:
         """Count from the beginning: the process group was made anew."""
         self.board.forget()
         self.made: dict[int, tuple[int, int]] = {}  # calls and digest of a channel
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, GroupMembers] = {}
         self.keys: dict[tuple, int] = {}
 
-    def __call__(self, call: Call):
+    def __call__(self, call: CollectiveCall):
         post = self.post(call)
         if post is None:
             return
@@ -96,7 +96,7 @@ class Checks:
         belongs to which recv."""
         return bool(post.inbox) and any(self.board.has(r, post.inbox) for r in post.ranks)
 
-    def post(self, call: Call) -> Post | None:
+    def post(self, call: CollectiveCall) -> Post | None:
         name = call.group.group_name
         group = self.groups.get(name)
         if group is None:
@@ -134,11 +134,11 @@ class Checks:
             inbox=self.key(name, group.members, target, call.tag),
         )
 
-    def look_up(self, group: dist.ProcessGroup) -> Group:
+    def look_up(self, group: dist.ProcessGroup) -> GroupMembers:
         fake = dist.get_backend(group) == "fake"  # its other members do not exist
         ranks = [] if fake else dist.get_process_group_ranks(group)
         members = sum(1 << rank for rank in ranks)
-        return Group(ranks, members, self.key(group.group_name, members))
+        return GroupMembers(ranks, members, self.key(group.group_name, members))
 
     def key(self, *parts) -> int:
         """The name of a channel as an integer of 64 bits, the same on all ranks."""
@@ -165,7 +165,7 @@ class Checks:
             receives,
         )
 
-    def describe(self, call: Call, group: Group) -> str:
+    def describe(self, call: CollectiveCall, group: GroupMembers) -> str:
         """One line that must be the same on all members."""
         parts = [_shape(tensor) if call.alike else _dtype(tensor) for tensor in call.own]
         if len(parts) > 1:

@@ -13,7 +13,7 @@ class CannotBeHad(ValueError):
     """This machine cannot do what was asked for: one sentence."""
 
 
-def choose(
+def choose_device(
     rank: int,
     world_size: int,
     gpus: int,

@@ -120,7 +120,7 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     return RankRaised(
         _lines(
             f"{_ranks(alike).capitalize()} {said}",
-            *place(end.frames, limit=8),
+            *reader_lines(end.frames, limit=8),
             f"  It came from {end.cause}" if end.cause else "",
             *_others(outcome, alike),
             after,
@@ -157,11 +157,11 @@ def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
         f"  rank {r} stands in {line.strip()}"
         for r in ranks
         if isinstance(end := outcome.ends[r], Raised)
-        for line in place(end.frames)
+        for line in reader_lines(end.frames)
     ]
 
 
-def sentence(found: Finding) -> str:
+def sentence_of(found: Finding) -> str:
     """What the board has told, in words."""
     return "\n".join(_circle(found)) if isinstance(found, Circle) else _absent(found)
 
@@ -236,7 +236,7 @@ def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
     seen = outcome.seen[rank]
     if outcome.ends[rank] is None and not seen:
         return [f"  rank {rank} {_silence(outcome, rank)}"]
-    return [f"  rank {rank} was in {line.strip()}" for line in place(seen or ())]
+    return [f"  rank {rank} was in {line.strip()}" for line in reader_lines(seen or ())]
 
 
 def _silence(outcome: Outcome, rank: int) -> str:
@@ -259,7 +259,7 @@ def _others(outcome: Outcome, guilty: list[int]) -> list[str]:
 
 def _fate(outcome: Outcome, rank: int) -> str:
     end, seen = outcome.ends[rank], outcome.seen[rank] or ()
-    at = "".join(f" in {line.strip()}" for line in place(seen))
+    at = "".join(f" in {line.strip()}" for line in reader_lines(seen))
     if end is None:
         return f"{_silence(outcome, rank)}{at}"
     if isinstance(end, Returned):
@@ -269,13 +269,13 @@ def _fate(outcome: Outcome, rank: int) -> str:
     if end.stopped:
         return f"stopped{at}"
     if end.echo:
-        at = at or "".join(f" in {line.strip()}" for line in place(end.frames))
+        at = at or "".join(f" in {line.strip()}" for line in reader_lines(end.frames))
         return f"waited in a collective{at}"
     said = end.message if end.error in OF_CHECKS else f"raised {end.error}: {end.message}"
     return said.rstrip(": .")
 
 
-def place(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
+def reader_lines(frames: tuple[Frame, ...], limit: int = 1) -> list[str]:
     """The innermost lines of the reader's code, outermost first. The parent knows the text of a
     notebook's cells."""
     lines = []

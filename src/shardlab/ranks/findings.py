@@ -8,7 +8,7 @@ beginning, the ranks wait for each other, and all of them are named.
 
 from typing import NamedTuple
 
-from .board import DEPTH, Board, Kind, Post, Row, Unfinished, members_of
+from .board import DEPTH, Board, ChannelRow, Kind, Post, Unfinished, members_of
 from .messages import Returned
 
 STILL_SECONDS = 1.0  # for which ranks must have waited for each other before this is said
@@ -38,7 +38,7 @@ class Circle(NamedTuple):
 Finding = Skipped | Awaited | Circle
 
 
-def look_at(board: Board, ends: list, patience_seconds: float, now: float) -> Finding | None:
+def first_finding(board: Board, ends: list, patience_seconds: float, now: float) -> Finding | None:
     """The first call to which a rank will not come, or has not come for too long. `ends` holds for
     each rank how its work ended, and None where it has not."""
     calls = sorted(unfinished(board), key=lambda call: call.post.seconds)
@@ -140,7 +140,7 @@ def unfinished(board: Board) -> list[Unfinished]:
     return [call for call in found if call is not None]
 
 
-def _is_any(row: Row) -> bool:
+def _is_any(row: ChannelRow) -> bool:
     return row.kind is Kind.receive_from_any
 
 
@@ -184,7 +184,7 @@ def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
     return None
 
 
-def _post_from(board: Board, rank: int, row: Row, number: int) -> Post | None:
+def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | None:
     """That call, or the earliest after it whose post still stands."""
     return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
 
@@ -205,7 +205,7 @@ def disagreement(board: Board) -> dict[int, Post]:
     )
 
 
-def _first_difference(board: Board, used: dict[int, Row]) -> dict[int, Post]:
+def _first_difference(board: Board, used: dict[int, ChannelRow]) -> dict[int, Post]:
     begin = min(max(row.first, row.count - DEPTH + 1) for row in used.values())
     for number in range(begin, max(row.count for row in used.values()) + 1):
         posts = {r: p for r, row in used.items() if (p := board.post(r, row.channel, number))}

@@ -3,7 +3,7 @@
 import sys
 
 from . import torchrun
-from .asked import Asked, check
+from .asked import Asked, check_asked
 from .links import Host
 from .server import start_method
 from .world import World
@@ -50,7 +50,7 @@ def ranks(
         method,
         announce,
     )
-    check(asked)
+    check_asked(asked)
     if torchrun.started_us():
         return torchrun.Torchrun(
             world_size, device, backend, share_gpus, patience_seconds, forbid_nan

@@ -62,7 +62,7 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
         enter_near += ["--preserve-credentials"] * ("user" in kinds)
         far = stack.enter_context(holding([*enter_near, "unshare", "--net"]))
         enter_far = [part.replace(str(near), str(far)) for part in enter_near]
-        run(
+        run_command(
             *enter_near,
             "ip",
             "link",
@@ -77,11 +77,11 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
             str(far),
         )
         for enter_host, interface, address in zip((enter_near, enter_far), INTERFACES, ADDRESSES):
-            run(*enter_host, "ip", "address", "add", address, "dev", interface)
-            run(*enter_host, "ip", "link", "set", interface, "up")
-            run(*enter_host, "ip", "link", "set", "lo", "up")
+            run_command(*enter_host, "ip", "address", "add", address, "dev", interface)
+            run_command(*enter_host, "ip", "link", "set", interface, "up")
+            run_command(*enter_host, "ip", "link", "set", "lo", "up")
             bits = megabits_per_second * 1e6
-            run(
+            run_command(
                 *enter_host,
                 "tc",
                 "qdisc",
@@ -124,7 +124,7 @@ def holding(command: list[str]) -> Iterator[int]:
             process.stdin.close()
 
 
-def run(*command: str):
+def run_command(*command: str):
     done = subprocess.run(command, capture_output=True, text=True, timeout=COMMAND_SECONDS)
     if done.returncode:
         raise _unavailable(done.stderr)

@@ -103,12 +103,12 @@ def call_of(function, args: tuple, kwargs: dict) -> Call:
             return Call(cloudpickle.dumps((function, args, kwargs)))
     except Exception as error:
         raise TypeError(
-            f"{name_of(function)} and what it needs cannot be sent to the ranks ({error}): make it"
-            " on the rank."
+            f"{function_name(function)} and what it needs cannot be sent to the ranks ({error}):"
+            " make it on the rank."
         ) from None
 
 
-def name_of(function) -> str:
+def function_name(function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 

@@ -76,17 +76,17 @@ def pipe() -> tuple[Printed, Connection]:
     return Printed(ours), Connection(theirs, readable=False)
 
 
-def show(printed: list[Printed], stream):
+def show_printed(printed: list[Printed], stream):
     """Each rank's lines with its name before them, rank after rank."""
     for rank, one in enumerate(printed):
         lines = one.take().splitlines()
         if lines and stream is not None:  # a program without a console has none
-            write(stream, "".join(f"[rank {rank}] {line}\n" for line in lines))
+            write_escaped(stream, "".join(f"[rank {rank}] {line}\n" for line in lines))
     if stream is not None:
         stream.flush()
 
 
-def write(stream, text: str):
+def write_escaped(stream, text: str):
     """What the stream's encoding does not know is written as an escape."""
     try:
         stream.write(text)
@@ -129,7 +129,7 @@ class Progress:
                 self.display.update({"text/plain": text}, raw=True)
         elif sys.stderr is not None and sys.stderr.isatty():
             with suppress(OSError):
-                write(sys.stderr, f"\r\x1b[K{text}")
+                write_escaped(sys.stderr, f"\r\x1b[K{text}")
                 sys.stderr.flush()
                 self.display = None
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .shared import SharedFile, SharedPath
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     rank: int
     world_size: int
     connection: Connection

@@ -13,8 +13,8 @@ from .messages import Frame, Raised
 
 ECHOES = ("gloo", "NCCL", "peer", "Broken pipe", "Wait timeout", "Timed out")
 STANDARD_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
-OURS = os.path.dirname(os.path.abspath(__file__))
-NOT_THE_READERS = (OURS, torch_internals.__file__, os.path.dirname(torch.__file__))
+OUR_FOLDER = os.path.dirname(os.path.abspath(__file__))
+NOT_THE_READERS = (OUR_FOLDER, torch_internals.__file__, os.path.dirname(torch.__file__))
 MOST_LETTERS = 20_000  # of an error's message
 MOST_CAUSES = 1000
 

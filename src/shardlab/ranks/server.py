@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver
 from types import ModuleType
 
-from .place import Place
+from .place import RankPlace
 
 # what a rank needs, and what is often the name of somebody's own file
 IMPORTED = ("torch", "numpy", "cloudpickle")
@@ -30,23 +30,23 @@ def start_method() -> str:
     return "forkserver" if sys.platform == "linux" else "spawn"
 
 
-def warm_up():
+def start_fork_server():
     """Start the fork server, if it does not run yet. It imports torch while we go on."""
     if start_method() == "forkserver":
         multiprocessing.set_forkserver_preload(["shardlab.ranks.preload"])
         forkserver.ensure_running()
 
 
-def start(place: Place, method: str) -> multiprocessing.Process:
+def start(place: RankPlace, method: str) -> multiprocessing.Process:
     process = multiprocessing.get_context(method).Process(
-        target=live, args=(place,), name=f"rank {place.rank}"
+        target=serve, args=(place,), name=f"rank {place.rank}"
     )
     with without_main():
         process.start()
     return process
 
 
-def live(place: Place):
+def serve(place: RankPlace):
     """In the new process."""
     # A group of processes of its own: what the rank starts can be ended with it. A session would be
     # a group too, but Linux then schedules ranks as if each had its own terminal: an all-reduce of

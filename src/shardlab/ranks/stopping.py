@@ -14,7 +14,7 @@ from multiprocessing import forkserver
 
 from ..torch_internals import process_groups
 
-STILL_SECONDS = 0.05
+SECOND_LOOK_SECONDS = 0.05
 IMPORTER = "<frozen importlib._bootstrap>"
 
 
@@ -80,7 +80,7 @@ def stands_still(thread: threading.Thread) -> bool:
         return frame and (id(frame), frame.f_lasti)
 
     before = place()
-    time.sleep(STILL_SECONDS)
+    time.sleep(SECOND_LOOK_SECONDS)
     return place() == before
 
 

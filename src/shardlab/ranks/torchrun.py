@@ -31,12 +31,12 @@ from .faults import (
     RankAbsent,
     RankRaised,
     RanksDisagree,
-    place,
     ranks_of,
-    sentence,
+    reader_lines,
+    sentence_of,
     waiting_in,
 )
-from .findings import Finding, look_at
+from .findings import Finding, first_finding
 from .messages import BringsNaN, Disagreement
 from .shared import SharedFile
 from .watch import LOOK_SECONDS
@@ -67,7 +67,7 @@ class Torchrun:
         from ..torch_internals import watch_new_groups
         from .calls import listening
         from .checks import Checks
-        from .devices import choose
+        from .devices import choose_device
 
         self.rank, local, there = (
             int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")
@@ -77,7 +77,7 @@ class Torchrun:
         self.world_size, self.ours = world_size, not dist.is_initialized()
         self.patience_seconds = patience_seconds
         here = int(os.environ["LOCAL_WORLD_SIZE"])
-        self.device, self.backend = choose(
+        self.device, self.backend = choose_device(
             local, here, torch.cuda.device_count(), device, backend, share_gpus
         )
         if self.device.type == "cuda":
@@ -150,7 +150,7 @@ class Torchrun:
                 continue
             guilty, waiting = ranks_of(found), waiting_in(found)
             if self.rank == min(waiting):
-                print(sentence(found), file=sys.stderr, flush=True)
+                print(sentence_of(found), file=sys.stderr, flush=True)
             if self.rank in guilty:
                 self._say_where()
             if self.rank in waiting:
@@ -163,13 +163,13 @@ class Torchrun:
 
     def _look(self, patience_seconds: float) -> Finding | None:
         ends = [None] * self.world_size
-        return look_at(self.board, ends, patience_seconds, time.monotonic())
+        return first_finding(self.board, ends, patience_seconds, time.monotonic())
 
     def _say_where(self):
         from .reports import readers_frames
 
         frame = sys._current_frames().get(threading.main_thread().ident)
-        for line in place(readers_frames(reversed(list(traceback.walk_stack(frame))))):
+        for line in reader_lines(readers_frames(reversed(list(traceback.walk_stack(frame))))):
             print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:
@@ -190,7 +190,7 @@ class Torchrun:
         if error[0] is None:
             self.close()
         elif found := self._blame(error[1]):
-            print(sentence(found), file=sys.stderr, flush=True)
+            print(sentence_of(found), file=sys.stderr, flush=True)
 
     def run(self, function, *args, limit_seconds: float | None = None, **kwargs) -> list:
         """Call `function(*args, **kwargs)` here, as every other rank does there: all results, in
@@ -202,7 +202,7 @@ class Torchrun:
             dist.all_gather_object(results, cloudpickle.dumps(function(*args, **kwargs)))
         except RuntimeError as error:
             if found := self._blame(error):
-                raise RankAbsent(sentence(found), ranks_of(found)) from error
+                raise RankAbsent(sentence_of(found), ranks_of(found)) from error
             raise
         return [cloudpickle.loads(result) for result in results]
 

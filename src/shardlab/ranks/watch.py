@@ -11,7 +11,7 @@ from multiprocessing import Process
 from typing import NamedTuple
 
 from .board import Board, Post
-from .findings import Finding, disagreement, look_at
+from .findings import Finding, disagreement, first_finding
 from .messages import Died, Frame, Raised, Refused, Returned, Seen, Stop
 from .output import MOST_BYTES, Printed
 from .wire import ParentsEnd, packed
@@ -99,7 +99,7 @@ class Watch:
                 outcome.trouble = self.trouble(limits, now - begin)
                 if outcome.trouble is None and now - looked_at > LOOK_SECONDS:
                     looked_at = now
-                    outcome.trouble = look_at(
+                    outcome.trouble = first_finding(
                         self.board, outcome.ends, limits.patience_seconds, now
                     )
                 noticed = isinstance(outcome.trouble, NOTICED)
@@ -136,14 +136,14 @@ class Watch:
         outcome = self.outcome
         failed = [end for end in outcome.ends if isinstance(end, (Raised, Died, Refused))]
         if outcome.trouble is None:  # all have ended, but perhaps not with the same collectives
-            outcome.trouble = look_at(
+            outcome.trouble = first_finding(
                 self.board, outcome.ends, limits.patience_seconds, time.monotonic()
             )
         elif isinstance(outcome.trouble, Raised) and all(
             isinstance(end, Raised) and (end.echo or end.stopped) for end in failed
         ):  # they have only waited for one that raised nothing itself
             ends = [end if isinstance(end, Returned) else None for end in outcome.ends]
-            found = look_at(self.board, ends, 0.0, time.monotonic())
+            found = first_finding(self.board, ends, 0.0, time.monotonic())
             outcome.trouble = found or outcome.trouble
         if outcome.trouble is not None:
             outcome.posts = disagreement(self.board)

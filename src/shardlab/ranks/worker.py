@@ -30,9 +30,9 @@ from .board import Board
 from .calls import listening
 from .cells import run_source
 from .checks import Checks
-from .devices import CannotBeHad, choose
+from .devices import CannotBeHad, choose_device
 from .links import enter
-from .place import Place
+from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
 from .stopping import (
     Stopped,
@@ -64,7 +64,7 @@ class Job:
 
 
 class Rank:
-    def __init__(self, place: Place):
+    def __init__(self, place: RankPlace):
         self.place, self.pid = place, os.getpid()
         self.wire = RanksEnd(place.connection.fileno())
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
@@ -173,7 +173,7 @@ class Rank:
             threading.Thread(target=broken.clear, daemon=True).start()
         else:
             gpus = torch.cuda.device_count()
-            self.device, self.backend = choose(
+            self.device, self.backend = choose_device(
                 place.rank, place.world_size, gpus, place.device, place.backend, place.share_gpus
             )
             loopback = "lo" if sys.platform == "linux" else "lo0"

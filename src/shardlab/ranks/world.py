@@ -18,9 +18,9 @@ from . import server
 from .asked import Asked, announcement, check_limit
 from .board import Board
 from .faults import RankError, RanksInterrupted, verdict
-from .messages import Cell, Quit, Regroup, Returned, call_of, name_of
-from .output import Progress, pipe, show
-from .place import Place
+from .messages import Cell, Quit, Regroup, Returned, call_of, function_name
+from .output import Progress, pipe, show_printed
+from .place import RankPlace
 from .shared import SharedFile, SharedPath
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
@@ -28,7 +28,7 @@ from .wire import ParentsEnd, packed
 START_SECONDS = 120.0  # a cold machine imports torch in a few
 QUIT_SECONDS = 1.0
 GONE_SECONDS = 10.0  # for a killed process to be gone
-STILL_SECONDS = 0.1
+SETTLED_SECONDS = 0.1
 ENDED = "All ranks were ended and their variables are gone; the next run starts fresh ones."
 ALIVE = "All ranks live on with their variables; their process group was made anew."
 NOT_ANEW = (
@@ -81,7 +81,7 @@ class World:
                 results.append(cloudpickle.loads(end.pickled))
             except Exception as error:
                 raise RankError(
-                    f"What {name_of(function)} returned on rank {rank} cannot be read here"
+                    f"What {function_name(function)} returned on rank {rank} cannot be read here"
                     f" ({type(error).__name__}: {error}): return numbers, tensors and containers"
                     " of them.",
                     [rank],
@@ -144,8 +144,8 @@ class World:
         try:
             outcome = watch.run(command, limits, progress)
             progress.end()
-            show(out, sys.stdout)
-            show(err, sys.stderr)
+            show_printed(out, sys.stdout)
+            show_printed(err, sys.stderr)
         except BaseException:  # such as a broken pipe behind stdout
             self._kill()
             raise
@@ -170,7 +170,7 @@ class World:
 
     def _still_prints(self, ranks: list[int]) -> bool:
         """Does a program that a rank has started print on, although the rank was stopped?"""
-        time.sleep(STILL_SECONDS)
+        time.sleep(SETTLED_SECONDS)
         printed = [
             one for rank in ranks for one in (self.members[rank].out, self.members[rank].err)
         ]
@@ -191,7 +191,7 @@ class World:
         self.generation = 0
         try:
             if asked.method == "forkserver":
-                server.warm_up()
+                server.start_fork_server()
             store, board = SharedPath(), SharedFile(Board.nbytes(self.world_size))
             self.board = Board(board, self.world_size)
             alive, ours = (Connection(fd) for fd in os.pipe())
@@ -228,7 +228,7 @@ class World:
         ours, theirs = socket.socketpair()
         connection = Connection(theirs.detach())
         (out, to_out), (err, to_err) = pipe(), pipe()
-        place = Place(
+        place = RankPlace(
             rank,
             self.world_size,
             connection,

@@ -10,7 +10,7 @@ How a save becomes whole: the ranks write their files into a folder named `step-
 eight random digits, each flushed to the disk; rank 0 adds a manifest with every file's size and
 SHA-256; then the folder gets its name, `step-300`, in one move that a file system makes at once or
 not at all. Whatever ends the ranks before that leaves the last good save as it was, and it is only
-removed after that. If one rank cannot do its part, all of them say so: see `together`.
+removed after that. If one rank cannot do its part, all of them say so: see `run_together`.
 
 Two runs that save into one folder: while one saves, the other is refused (a lock on the folder,
 which the system releases when the process ends). Where a file system knows no locks, the random
@@ -53,9 +53,9 @@ from shardlab.saving.resharding import (
     buffers_of,
     contents,
     flats_of,
-    group_of,
-    kinds_of,
     own_parts,
+    sharding_group,
+    state_types,
 )
 from shardlab.saving.states import (
     FORMAT,
@@ -66,7 +66,7 @@ from shardlab.saving.states import (
     set_random_states,
     settings,
 )
-from shardlab.saving.together import SaveFailed, alone, together
+from shardlab.saving.together import SaveFailed, only_run, run_together
 
 
 class Saved(NamedTuple):
@@ -104,7 +104,7 @@ def save(
             f"keep = {keep!r}: it must be a whole number from 1 on, because the save"
             " just made stays."
         )
-    folder, group = Path(folder), group_of(model, optimizer) or group
+    folder, group = Path(folder), sharding_group(model, optimizer) or group
     whole, own = folder / f"step-{step}", file_of(dist.get_rank(group))
     flats, states = list(flats_of(model, optimizer, group)), optimizer.state_dict()["state"]
     buffers = buffers_of(model)
@@ -140,7 +140,7 @@ def save(
         written = write(
             partial / REST,
             dict(
-                kinds=[kinds_of(flat, states) for flat in flats],
+                kinds=[state_types(flat, states) for flat in flats],
                 buffers=buffers,
                 settings=settings(optimizer),
                 extra={} if extra is None else extra,
@@ -179,14 +179,14 @@ def save(
                 shutil.rmtree(old.rename(f"{old}.partial-{secrets.token_hex(4)}"))
 
     failed, me = (SaveFailed, f"could not write to {folder}"), dist.get_rank(group)
-    with alone(folder, group, failed):
-        partial = folder / together(begin, group, failed, only_rank_0=True)[0]
+    with only_run(folder, group, failed):
+        partial = folder / run_together(begin, group, failed, only_rank_0=True)[0]
         try:
-            hashes = together(lambda: hashes_of(buffers), group, failed)
-            written = together(write_own, group, failed)
+            hashes = run_together(lambda: hashes_of(buffers), group, failed)
+            written = run_together(write_own, group, failed)
             files = {file_of(rank): each for rank, each in enumerate(written)}
-            files[REST], *_ = together(write_rest, group, failed, only_rank_0=True)
-            together(finish, group, failed, only_rank_0=True)
+            files[REST], *_ = run_together(write_rest, group, failed, only_rank_0=True)
+            run_together(finish, group, failed, only_rank_0=True)
         finally:
             if me == 0 and partial.exists():  # it would hold its room on a full disk
                 shutil.rmtree(partial, ignore_errors=True)
@@ -204,7 +204,7 @@ def resume(
     optimizer; nothing is changed then. An older save is never taken by itself: move the newest
     away.
     """
-    folder, group = Path(folder), group_of(model, optimizer) or group
+    folder, group = Path(folder), sharding_group(model, optimizer) or group
     flats, loaded = list(flats_of(model, optimizer, group)), []
     me, n = dist.get_rank(group), dist.get_world_size(group)
 
@@ -236,10 +236,10 @@ def resume(
 
     failed = Damaged, f"could not read {folder}"
     try:
-        manifest, *_ = together(choose, group, failed, only_rank_0=True)
+        manifest, *_ = run_together(choose, group, failed, only_rank_0=True)
         if manifest is None:
             return None
-        together(load, group, failed)
+        run_together(load, group, failed)
     except Damaged as damaged:
         raise Damaged(f"{damaged} {older(folder)}") from None
     restored, rest, of_this_rank = loaded

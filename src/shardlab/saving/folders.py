@@ -6,7 +6,7 @@ from pathlib import Path
 
 MANIFEST, REST = "manifest.json", "rest.pt"
 PARTIAL = re.compile(r"step-\d+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
-OURS = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
+OUR_FILES = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
 
 
 def saves(folder: Path) -> list[Path]:
@@ -23,7 +23,7 @@ def is_ours(place: Path, whole: bool = False) -> bool:
     if place.is_symlink() or not place.is_dir():
         return False
     names = os.listdir(place)
-    return all(OURS.fullmatch(name) for name in names) and (not whole or MANIFEST in names)
+    return all(OUR_FILES.fullmatch(name) for name in names) and (not whole or MANIFEST in names)
 
 
 def older(folder: Path) -> str:

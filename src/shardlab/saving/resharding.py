@@ -33,7 +33,7 @@ from shardlab.zero.stage3 import sharded_units
 VALUE = "value"  # the key of the parameters, beside those of their states
 
 
-class Flat(NamedTuple):
+class FlatParameters(NamedTuple):
     """Parameters one after the other, as [name in the plain model, shape]; `tensors`, one after the
     other, have the `held` ones of all their elements. `numbers` are their places in the optimizer,
     if they have any, and `group` their parameter group."""
@@ -45,14 +45,14 @@ class Flat(NamedTuple):
     group: int | None
 
 
-def group_of(model: nn.Module, optimizer):
+def sharding_group(model: nn.Module, optimizer):
     """The process group that shares a sharded model or optimizer; None for the world, and for a
     plain one."""
     units = sharded_units(model)
     return units[0].sharded_unit.group if units else getattr(optimizer, "group", None)
 
 
-def flats_of(model: nn.Module, optimizer, group) -> Iterator[Flat]:
+def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
     """All parameters, in an order that the ranks share. ValueError if the optimizer has others."""
     if any(module.sharded_unit.open for module in sharded_units(model)):
         raise ValueError(
@@ -81,7 +81,7 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[Flat]:
     def flat(parameters, *tensors, whole=False):
         held = range(size_of(parameters)) if whole else chunk_of(me, size_of(parameters), n)
         numbers, groups = zip(*(places.get(id(tensor), (None, None)) for tensor in tensors))
-        return Flat(
+        return FlatParameters(
             parameters,
             list(tensors),
             held,
@@ -115,7 +115,7 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def contents(model: nn.Module, flats: list[Flat], optimizer) -> dict[str, str]:
+def contents(model: nn.Module, flats: list[FlatParameters], optimizer) -> dict[str, str]:
     """What the run is, whatever its shards: two that differ here are not the same."""
     inner = getattr(optimizer, "inner", optimizer)
     name = type(inner).__name__.removesuffix("Offloaded")  # where it computes is nobody's business
@@ -134,7 +134,7 @@ def contents(model: nn.Module, flats: list[Flat], optimizer) -> dict[str, str]:
 # --- to the files ---------------------------------------------------------------------------------
 
 
-def own_parts(flat: Flat, states: dict, group) -> dict[str, Tensor]:
+def own_parts(flat: FlatParameters, states: dict, group) -> dict[str, Tensor]:
     """Copies of what this rank writes: its chunk of the parameters, and of each state that goes
     with them element by element."""
     part = common(
@@ -153,7 +153,7 @@ def own_parts(flat: Flat, states: dict, group) -> dict[str, Tensor]:
     }
 
 
-def kinds_of(flat: Flat, states: dict) -> dict:
+def state_types(flat: FlatParameters, states: dict) -> dict:
     """Its states: those in chunks as an empty tensor of their type, others, such as a step counter,
     as they are."""
     found = {}
@@ -175,7 +175,7 @@ def is_large(state) -> bool:
     return isinstance(state, list | tuple) and any(isinstance(each, Tensor) for each in state)
 
 
-def first_states(flat: Flat, states: dict) -> dict:
+def first_states(flat: FlatParameters, states: dict) -> dict:
     """Of its first tensor; the others were updated in the same steps."""
     return states.get(flat.numbers[0], {}) if flat.numbers else {}
 
@@ -216,7 +216,7 @@ class Layout:
             begins = accumulate((prod(shape) for _, shape in parameters), initial=0)
             self.places |= {name: (number, begin) for (name, _), begin in zip(parameters, begins)}
 
-    def pieces(self, flat: Flat) -> Iterator[Piece]:
+    def pieces(self, flat: FlatParameters) -> Iterator[Piece]:
         """Where the elements held here are."""
         begin = 0
         for name, shape in flat.parameters:
@@ -236,7 +236,7 @@ class Layout:
             begin = end
 
     def restored(
-        self, flat: Flat, files: dict[int, list], kinds: list[dict]
+        self, flat: FlatParameters, files: dict[int, list], kinds: list[dict]
     ) -> tuple[list[Tensor], list[dict]]:
         """(parameters, states) held here, of each tensor. `files` has what own_parts gave on each
         rank, `kinds` what kinds_of gave."""

@@ -15,7 +15,7 @@ class SaveFailed(RuntimeError):
 
 
 @contextmanager
-def alone(folder: Path, group, failed):
+def only_run(folder: Path, group, failed):
     """Within, no other run saves into the folder. Raises SaveFailed on all ranks if one does."""
 
     def lock():
@@ -37,14 +37,16 @@ def alone(folder: Path, group, failed):
 
     handle = None
     try:
-        together(lock, group, failed, only_rank_0=True)
+        run_together(lock, group, failed, only_rank_0=True)
         yield
     finally:
         if handle is not None:
             os.close(handle)
 
 
-def together(work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False) -> list:
+def run_together(
+    work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False
+) -> list:
     """What work() returns on each rank. Where it raises on one, all raise: what the first in
     trouble says. No work communicates, so that a rank in trouble leaves nobody waiting."""
     (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)

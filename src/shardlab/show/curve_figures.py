@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 from .figures import HEAD_PIXELS, INK, LINE, axis, new_figure, round_up
 from .format import format_as
 from .palette import LINES
-from .spec import fill
+from .spec import fill_in
 
 # pixels; two words at the ends of lines stand at least so far apart
-HEIGHT, FOOT, APART = 430, 64, 17
+HEIGHT, FOOT, LABELS_APART = 430, 64, 17
 LETTER = 7.2
 
 
@@ -40,7 +40,7 @@ def curves_figure(curves, computed, swept, measured=None):
         else ""
     )
     head = HEAD_PIXELS + 14 + (12 if points else 0)
-    labels = {place: fill(line.label, computed) for place, line in shown}
+    labels = {place: fill_in(line.label, computed) for place, line in shown}
     figure = new_figure(title, HEIGHT)
     figure.update_layout(
         margin=dict(
@@ -65,7 +65,7 @@ def curves_figure(curves, computed, swept, measured=None):
                     mode="lines+text",
                     line=dict(color=INK, width=1, dash="dot"),
                     cliponaxis=False,
-                    text=["", fill(words, computed)],
+                    text=["", fill_in(words, computed)],
                     textposition="top center",
                     hoverinfo="skip",
                     name=name,
@@ -178,9 +178,9 @@ def _words_at_the_ends(curves, shown, labels, swept, span, pixels):
             ends.append([_place(last[line.name], span, log), labels[place]])
     ends.sort(reverse=True)
     for k, end in enumerate(ends[1:], 1):
-        end[0] = min(end[0], ends[k - 1][0] - APART / pixels)
+        end[0] = min(end[0], ends[k - 1][0] - LABELS_APART / pixels)
     for k, end in enumerate(reversed(ends)):
-        end[0] = max(end[0], k * APART / pixels)
+        end[0] = max(end[0], k * LABELS_APART / pixels)
     at = [
         span[0] * (span[1] / span[0]) ** share if log else span[0] + share * (span[1] - span[0])
         for share, _ in ends
@@ -224,7 +224,7 @@ def _point(curves, computed, width, span, ring):
         name="here",
         cliponaxis=False,
         marker=dict(symbol=symbol, size=13, color=LINE, line=dict(width=2, color=LINE)),
-        text=[f"<b>{fill(curves.words, computed)}</b>"],
+        text=[f"<b>{fill_in(curves.words, computed)}</b>"],
         textposition=side,
-        hovertemplate=f"{fill(curves.words, computed)}<extra></extra>",
+        hovertemplate=f"{fill_in(curves.words, computed)}<extra></extra>",
     )

@@ -139,7 +139,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Axis:
+class CurveAxis:
     """What stands along it, and how its numbers are printed, without `unit` where the words say it.
     `scale` is "log", or "linear" from zero. Where there are no ticks, they are made for what is
     drawn."""
@@ -169,8 +169,8 @@ class Curves:
     title: str
     sweep: str
     stops: tuple  # ascending
-    x: Axis
-    y: Axis
+    x: CurveAxis
+    y: CurveAxis
     lines: tuple
     point: str
     words: str

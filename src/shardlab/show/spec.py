@@ -59,7 +59,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Group:
+class ControlGroup:
     """Controls, by quantity, under a title that folds them away; `folded` says how it starts."""
 
     title: str
@@ -151,10 +151,10 @@ class Say:
         ]
         if not all(holds):
             return ""
-        return fill(self.text, values)
+        return fill_in(self.text, values)
 
 
-def fill(text, values):
+def fill_in(text, values):
     """The text with a number in each place of {quantity} or {quantity:style}."""
     return PLACEHOLDER.sub(
         lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), text
@@ -166,7 +166,7 @@ PLACE = re.compile(r"\{(\w+)")
 
 
 @dataclass(frozen=True)
-class Table:
+class ExplorerTable:
     """What stands in the picture's place in print and without JavaScript: one row for each preset
     of a kind, the rest as at the start. Columns are (head, quantity, style), and a fourth thing
     where some inputs have other values: pairs (quantity, value)."""
@@ -223,7 +223,7 @@ class Explorer:
     pictures: tuple
     sentence: tuple
     detail: tuple
-    table: Table
+    table: ExplorerTable
     outputs: tuple
     groups: tuple = ()  # without any, the controls stand under one another
     why: tuple = ()  # the formulas that "Why?" prints; without any, all

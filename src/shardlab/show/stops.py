@@ -1,5 +1,7 @@
 """Where sliders stop, and where lines are evaluated: ascending values."""
 
+KIB, MIB, GIB = 1024, 1024**2, 1024**3
+
 
 def powers_of_two(least, most):
     """least, 2 least, 4 least ... up to most."""

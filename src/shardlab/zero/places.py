@@ -18,7 +18,7 @@ from .flat import groups_of_shards
 from .units import Site
 
 
-class Places:
+class UnitPlaces:
     """What a unit has besides its three phases. `sites` are (module, name, number) of each place;
     numbers are in the order of the unit's flat tensors."""
 

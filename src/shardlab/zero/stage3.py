@@ -30,7 +30,7 @@ from ..backward import when_backward_ends, when_gradient_comes
 from . import other_ways
 from . import units as cut
 from .flat import as_shard, filled, own_chunk
-from .places import Places
+from .places import UnitPlaces
 from .units import sharded_units as sharded_units
 
 
@@ -129,9 +129,9 @@ class Gathered(torch.autograd.Function):
         return None, *ctx.unit.reduce(gradients)
 
 
-class Unit(Places):
+class Unit(UnitPlaces):
     """One module that is whole only while it computes. `flats` are the tensors that its parameters
-    lie in, `whole` says whether these have memory. Places: where the module has them."""
+    lie in, `whole` says whether these have memory. UnitPlaces: where the module has them."""
 
     def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How, number: int):
         self.group = how.group

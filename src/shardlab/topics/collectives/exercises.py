@@ -8,7 +8,7 @@ import torch
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Move, follow
 from shardlab.exercises.checker import Exercise, Misconception
-from shardlab.exercises.thread_ranks import attempt
+from shardlab.exercises.thread_ranks import answer_of_ranks
 
 # --- plans ----------------------------------------------------------------------------------------
 
@@ -215,7 +215,7 @@ def _on_ranks(solution, n, size):
         solution(full, dist)
         return full.tolist()
 
-    return attempt(n, work)
+    return answer_of_ranks(n, work)
 
 
 def pass_on(outgoing, room, dist):
@@ -367,7 +367,7 @@ def _summed(solution, orders, sizes):
         solution(gradients, dist)
         return {name: gradients[name].tolist() for name in sorted(gradients)}
 
-    return attempt(len(orders), work)
+    return answer_of_ranks(len(orders), work)
 
 
 def _in_order(order):

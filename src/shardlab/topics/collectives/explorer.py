@@ -2,11 +2,9 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Axis, Curves, Line
-from shardlab.show.spec import Choice, Control, Explorer, Menu, Say, Table
-from shardlab.show.stops import powers_of_two, spread, steps_of_ten
-
-KIB, GIB = 1024, 1024**3
+from shardlab.show.pictures import CurveAxis, Curves, Line
+from shardlab.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
+from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
 
 COLLECTIVE_COST = Explorer(
     name="collective-cost",
@@ -31,7 +29,7 @@ COLLECTIVE_COST = Explorer(
         dict(
             link="network, 400 Gbit/s",
             node_link="NVLink 4 (H100)",
-            message_bytes=64 * 1024**2,
+            message_bytes=64 * MIB,
             ranks=32,
             ranks_per_node=8,
         )
@@ -41,8 +39,10 @@ COLLECTIVE_COST = Explorer(
             title="Time of an all-reduce, by the size of its message",
             sweep="message_bytes",
             stops=spread(KIB, 4 * GIB, 45),
-            x=Axis("message, logarithmic", "bytes", ticks=tuple(KIB * 32**k for k in range(5))),
-            y=Axis("time, logarithmic", "short duration"),
+            x=CurveAxis(
+                "message, logarithmic", "bytes", ticks=tuple(KIB * 32**k for k in range(5))
+            ),
+            y=CurveAxis("time, logarithmic", "short duration"),
             lines=(
                 Line("ring_all_reduce_seconds", "ring"),
                 Line("tree_all_reduce_seconds", "tree"),
@@ -98,7 +98,7 @@ COLLECTIVE_COST = Explorer(
         ),
         Say("."),
     ),
-    table=Table(
+    table=ExplorerTable(
         "64 MiB among 32 ranks, 8 on a node with NVLink 4, by the link between nodes",
         "link",
         (

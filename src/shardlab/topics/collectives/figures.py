@@ -23,7 +23,7 @@ from shardlab.show.format import format_as
 from shardlab.show.palette import TIMELINE
 
 SWATCH = TIMELINE["communication"]
-DURATIONS = (("seconds", 1), ("milliseconds", 1e-3), ("microseconds", 1e-6))
+TIME_UNITS = (("seconds", 1), ("milliseconds", 1e-3), ("microseconds", 1e-6))
 
 
 def message_figure(title, sizes, seconds, latency_seconds, bytes_per_second):
@@ -120,7 +120,7 @@ def race_figure(title, rows):
             "a race has at least one row: (name, predicted seconds, measured seconds)."
         )
     most = max(value for _, *times in rows for value in times if value is not None)
-    unit, scale = next(pair for pair in DURATIONS if most >= pair[1] or pair is DURATIONS[-1])
+    unit, scale = next(pair for pair in TIME_UNITS if most >= pair[1] or pair is TIME_UNITS[-1])
     figure = new_figure(
         f"{title}<br><span style='font-size:13px'>outline: predicted, fill: measured</span>",
         HEAD_PIXELS + 12 + FOOT_PIXELS + ROW_PIXELS * len(rows),

@@ -17,7 +17,7 @@ from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.topics.collectives import runs
 
-COLLECTIVES = (
+COLLECTIVE_NAMES = (
     "broadcast",
     "reduce",
     "scatter",
@@ -27,7 +27,7 @@ COLLECTIVES = (
     "all_reduce",
     "all_to_all",
 )
-PRINTED_CHARACTERS = 66  # in a line
+LINE_CHARACTERS = 66  # in a line
 
 
 def what_it_leaves(name: str) -> list[int]:
@@ -103,7 +103,7 @@ def time_between_two_hosts(
         ):
             timings = time_here(world, [nbytes])
     except LinksUnavailable as error:
-        print(*wrap(str(error), PRINTED_CHARACTERS), sep="\n")
+        print(*wrap(str(error), LINE_CHARACTERS), sep="\n")
         return runs.replay(recordings, nbytes)
     return {way: timing[0].seconds for way, timing in timings.items()}, "measured here"
 

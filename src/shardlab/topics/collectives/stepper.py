@@ -17,9 +17,9 @@ import ipywidgets as widgets
 from shardlab.show.palette import MEMORY, PAGE, TIMELINE
 from shardlab.topics.collectives.steps import COLLECTIVES, label, stepper_steps, texts
 
-HELD, SENT = MEMORY["gathered"], TIMELINE["communication"]
-INK = "#15181b"  # on a fill
-LEFT, TOP, CELL, ROW, LANE = 54, 26, 40, 50, 12
+HELD_COLOUR, SENT_COLOUR = MEMORY["gathered"], TIMELINE["communication"]
+INK_ON_FILL = "#15181b"  # on a fill
+LEFT, TOP, CELL, ROW_HEIGHT, LANE = 54, 26, 40, 50, 12
 
 
 class StepPicture:
@@ -57,7 +57,10 @@ class StepPicture:
         self._wide = self._pitch - (
             30 if self._single else 3 if self._exchange else max(14, self._pitch // 4)
         )
-        width, height = self._x(len(heads)) + (LANE * n if self._single else 6), TOP + ROW * n
+        width, height = (
+            self._x(len(heads)) + (LANE * n if self._single else 6),
+            TOP + ROW_HEIGHT * n,
+        )
         moves = [move._replace(chunk=0) if shown.hearsay else move for move in step.moves]
         marks = [_text(0, TOP - 10, "rank", "start")]
         marks += [
@@ -69,7 +72,7 @@ class StepPicture:
             for k, head in enumerate(heads)
         ]
         for rank in range(n):
-            marks.append(_text(16, TOP + ROW * rank + 25, rank, "middle", "bold"))
+            marks.append(_text(16, TOP + ROW_HEIGHT * rank + 25, rank, "middle", "bold"))
             held = {
                 column: chunk
                 for chunk in step.picture[rank]
@@ -98,7 +101,7 @@ class StepPicture:
                 marks.append(
                     self._cell(
                         self._x(column),
-                        TOP + ROW * rank,
+                        TOP + ROW_HEIGHT * rank,
                         said,
                         parts,
                         old,
@@ -138,8 +141,8 @@ class StepPicture:
                 y,
                 self._wide,
                 CELL,
-                HELD.light if full else "none",
-                SENT.line if came else HELD.line,
+                HELD_COLOUR.light if full else "none",
+                SENT_COLOUR.line if came else HELD_COLOUR.line,
                 f'class="cell" stroke-width="{2.5 if came else 1.25}"',
             )
         ]
@@ -150,15 +153,23 @@ class StepPicture:
                 said,
                 "start",
                 "bold",
-                INK if full else "currentColor",
+                INK_ON_FILL if full else "currentColor",
             )
         )
         for rank in sorted(parts) if need > 1 else ():
-            here = HELD if rank in old else SENT
+            here = HELD_COLOUR if rank in old else SENT_COLOUR
             drawn.append(_box(x + 5 + rank * bar + 0.5, y + 21, bar - 1, 14, here.light, here.line))
             if bar >= 13:
                 drawn.append(
-                    _text(x + 5 + (rank + 0.5) * bar, y + 32, rank, "middle", "normal", INK, 11)
+                    _text(
+                        x + 5 + (rank + 0.5) * bar,
+                        y + 32,
+                        rank,
+                        "middle",
+                        "normal",
+                        INK_ON_FILL,
+                        11,
+                    )
                 )
         return "".join(drawn)
 
@@ -168,8 +179,8 @@ class StepPicture:
         column = self._columns(move.target, move.chunk)[-1]
         edge, start, end = (
             self._x(column) + self._wide,
-            TOP + ROW * move.source + 32,
-            TOP + ROW * move.target + 23,
+            TOP + ROW_HEIGHT * move.source + 32,
+            TOP + ROW_HEIGHT * move.target + 23,
         )
         across = edge + (16 + LANE * lane if self._single else (self._pitch - self._wide) / 2 + 1)
         path, head = f"M{edge} {start}H{across}V{end}H{edge + 6}", f"M{edge} {end}l7 -4v8z"
@@ -180,14 +191,15 @@ class StepPicture:
                 f"M{to} {end - 3}l-7 -4v8z",
             )
         at, sign = (
-            f"{edge - 4} {TOP + ROW * move.target + 3}",
+            f"{edge - 4} {TOP + ROW_HEIGHT * move.target + 3}",
             "M-3.5 0h7M0 -3.5v7" if adds else "M-3.5 -1.9h7M-3.5 1.9h7",
         )
         return (
-            f'<path class="move" d="{path}" fill="none" stroke="{SENT.line}" stroke-width="2"/>'
-            f'<path d="{head}" fill="{SENT.line}"/><g transform="translate({at})">'
-            f'<circle r="7.5" fill="#fff" stroke="{SENT.line}" stroke-width="2"/>'
-            f'<path d="{sign}" stroke="{INK}" stroke-width="2"/></g>'
+            f'<path class="move" d="{path}" fill="none" stroke="{SENT_COLOUR.line}"'
+            ' stroke-width="2"/>'
+            f'<path d="{head}" fill="{SENT_COLOUR.line}"/><g transform="translate({at})">'
+            f'<circle r="7.5" fill="#fff" stroke="{SENT_COLOUR.line}" stroke-width="2"/>'
+            f'<path d="{sign}" stroke="{INK_ON_FILL}" stroke-width="2"/></g>'
         )
 
 

@@ -20,8 +20,8 @@ from types import MappingProxyType
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Holdings, Move, Plan, follow
 
-LETTERS = "ABCDEFGH"
-RANKS = range(2, len(LETTERS) + 1)
+CHUNK_LETTERS = "ABCDEFGH"
+RANKS = range(2, len(CHUNK_LETTERS) + 1)
 
 # Whose chunks: numbers of those that a rank has before the first step, or has to have after the
 # last.
@@ -66,7 +66,7 @@ class Collective:
 
 CELLS = "Rows are ranks, columns are chunks."
 SUMS = "Rows are ranks, columns are chunks; the bars of a cell are the ranks whose parts are in it."
-WHOLE = "Rows are ranks; the bars are the ranks whose messages are in a rank's sum."
+WHOLE_SUMS = "Rows are ranks; the bars are the ranks whose messages are in a rank's sum."
 
 COLLECTIVES = MappingProxyType(
     {
@@ -88,7 +88,7 @@ COLLECTIVES = MappingProxyType(
             cut=False,
             sums=True,
             adds="what it has",
-            look=WHOLE,
+            look=WHOLE_SUMS,
             begin="each of the {n} ranks has a message of its own, and rank 0 wants their sum.",
             end="Now rank 0 has the sum.",
             progress="Rank 0 has the sum of {done} of {wanted} messages",
@@ -101,7 +101,7 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             adds="its message",
             puts="the sum",
-            look=WHOLE,
+            look=WHOLE_SUMS,
             begin="each of the {n} ranks has a message of its own, and all want the sum.",
             end="Now all have the sum.",
             progress="{done} of {wanted} ranks have the sum",
@@ -114,7 +114,7 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             adds="what it has",
             puts="the sum",
-            look=WHOLE,
+            look=WHOLE_SUMS,
             begin="each of the {n} ranks has a message of its own, and all want the sum.",
             end="Now all have the sum.",
             progress="{done} of {wanted} ranks have the sum",
@@ -262,7 +262,11 @@ def holdings(shown: Collective, n: int) -> list[Holdings]:
 def label(shown: Collective, n: int, chunk: int) -> str:
     """A letter; of an all-to-all the letter of the rank that the chunk is for and the number of the
     one that it is from."""
-    return f"{LETTERS[chunk % n]}{chunk // n}" if shown.have == "for all" else LETTERS[chunk]
+    return (
+        f"{CHUNK_LETTERS[chunk % n]}{chunk // n}"
+        if shown.have == "for all"
+        else CHUNK_LETTERS[chunk]
+    )
 
 
 def sentence(shown, n, moves, pictures, number):
@@ -283,7 +287,7 @@ def sentence(shown, n, moves, pictures, number):
         held = first.chunk in pictures[number - 1][first.target]
         one, each = ADDS if first.operator == "+=" else REPLACES if held else KEEPS
         text = f"{said[0]}, which {one}." if len(said) == 1 else f"{listed(said)}. Each {each}."
-    done, wanted = complete(shown, n, pictures[number])
+    done, wanted = count_complete(shown, n, pictures[number])
     return (
         f"Step {number} of {last}:"
         f" {text}{' ' + shown.end if number == last and done == wanted else ''}"
@@ -297,7 +301,7 @@ KEEPS = "keeps it", "keeps what arrives"
 
 def detail(shown, n, moves, pictures, number):
     so_far, total = most_sent(moves[: number + 1]), most_sent(moves)
-    done, wanted = complete(shown, n, pictures[number])
+    done, wanted = count_complete(shown, n, pictures[number])
     progress = shown.progress.format(done=done, wanted=wanted)
     sent = f"{share(shown, n, so_far)}, in the end {share(shown, n, total, short=so_far > 0)}"
     return f"Sent by the rank that sends most: {sent}. {progress}."
@@ -325,7 +329,7 @@ def share(shown, n, sent, short=False):
     return f"{'' if short else 'the message '}{'once' if sent == 1 else f'{sent} times'}"
 
 
-def complete(shown, n, picture):
+def count_complete(shown, n, picture):
     """(done, wanted): chunks that are complete where they are wanted; of a reduce, messages in the
     root's sum."""
     wanted = [
@@ -374,7 +378,7 @@ def page_data(name: str, n: int) -> dict:
         "columns": (
             ranks
             if exchange
-            else list(LETTERS[:n])
+            else list(CHUNK_LETTERS[:n])
             if shown.cut
             else ["knows of" if shown.hearsay else "message"]
         ),

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DistributedSampler
 
 from shardlab.exercises.checker import Exercise, Misconception
-from shardlab.exercises.thread_ranks import attempt
+from shardlab.exercises.thread_ranks import answer_of_ranks
 
 
 def _digits(tensor):
@@ -36,7 +36,7 @@ def _averaged(solution, n, without):
         solution(parameters, dist)
         return [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
 
-    return attempt(n, work)
+    return answer_of_ranks(n, work)
 
 
 def _average(
@@ -140,7 +140,7 @@ def _losses(solution, n):
         result.sum().backward()
         return round(result.item(), 9), round(losses.grad.item(), 9)
 
-    found = attempt(n, work)
+    found = answer_of_ranks(n, work)
     return next((result for result in found if result is None or result is ...), found)
 
 
@@ -217,7 +217,7 @@ def _started(solution, n, seed):
         solution(nets[dist.get_rank()], saved if dist.get_rank() == 0 else None, dist)
         return {name: _digits(value) for name, value in nets[dist.get_rank()].state_dict().items()}
 
-    return attempt(n, work)
+    return answer_of_ranks(n, work)
 
 
 def _load(net, saved, dist):
@@ -412,7 +412,7 @@ def watch_replicas(train, n, microbatches) -> Trained | str:
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), steps)
         return model.messages
 
-    found = attempt(n, work)
+    found = answer_of_ranks(n, work)
     if not isinstance(found, list):
         return found
     optimizer = torch.optim.SGD(nets[n].parameters(), lr=0.1)

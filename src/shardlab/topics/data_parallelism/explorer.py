@@ -3,11 +3,10 @@ the number of its ranks."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Axis, Curves, Line
-from shardlab.show.spec import Choice, Control, Explorer, Group, Menu, Say, Table
-from shardlab.show.stops import powers_of_two, spread, steps_of_ten
+from shardlab.show.pictures import CurveAxis, Curves, Line
+from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
+from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
 
-KIB, MIB, GIB = 1024, 1024**2, 1024**3
 MILLISECONDS = tuple(
     float(f"{digit}e{power}") for power in range(-3, 1) for digit in (1, 1.5, 2, 3, 4, 6, 8)
 )
@@ -31,9 +30,9 @@ STEP_TIME = Explorer(
         Control("backward_seconds", "backward", MILLISECONDS, "short duration"),
     ),
     groups=(
-        Group("Ranks and buckets", ("strong_scaling", "ranks", "bucket_bytes")),
-        Group("One GPU", ("forward_seconds", "backward_seconds"), folded=True),
-        Group("Link", ("latency_seconds", "link_bytes_per_second"), folded=True),
+        ControlGroup("Ranks and buckets", ("strong_scaling", "ranks", "bucket_bytes")),
+        ControlGroup("One GPU", ("forward_seconds", "backward_seconds"), folded=True),
+        ControlGroup("Link", ("latency_seconds", "link_bytes_per_second"), folded=True),
     ),
     links=(),
     begin=MappingProxyType(
@@ -55,10 +54,10 @@ STEP_TIME = Explorer(
             title="Time of a step, by the size of its buckets",
             sweep="bucket_bytes",
             stops=spread(64 * KIB, 4 * GIB, 45),
-            x=Axis(
+            x=CurveAxis(
                 "bucket, logarithmic", "bytes", ticks=(64 * KIB, MIB, 16 * MIB, 256 * MIB, 4 * GIB)
             ),
-            y=Axis("time, logarithmic", "short duration"),
+            y=CurveAxis("time, logarithmic", "short duration"),
             lines=(
                 Line("data_parallel_step_seconds", "overlap"),
                 Line("step_without_overlap_seconds", "no overlap"),
@@ -71,8 +70,8 @@ STEP_TIME = Explorer(
             title="Scaling efficiency, by the number of ranks",
             sweep="ranks",
             stops=powers_of_two(1, 4096),
-            x=Axis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
-            y=Axis("share of the step that computes", "percent", scale="linear"),
+            x=CurveAxis("ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
+            y=CurveAxis("share of the step that computes", "percent", scale="linear"),
             lines=(
                 Line("scaling_efficiency", "overlap"),
                 Line("efficiency_without_overlap", "no overlap"),
@@ -111,7 +110,7 @@ STEP_TIME = Explorer(
             " rank."
         ),
     ),
-    table=Table(
+    table=ExplorerTable(
         "GPT-2 124M in fp32 on 8 ranks, buckets of 25 MiB, 240 ms of computing, by link",
         "link",
         (

@@ -12,7 +12,7 @@ from shardlab.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, new_figure, ro
 from shardlab.show.format import format_as
 from shardlab.show.palette import TIMELINE
 
-ROW_PIXELS = 30
+LANE_PIXELS = 30
 
 
 def trace_figure(title, rows, until_seconds=None):
@@ -37,7 +37,7 @@ def trace_figure(title, rows, until_seconds=None):
         [until_seconds or 0, *(begin + seconds for _, _, bars in rows for begin, seconds in bars)]
     )
     figure = new_figure(
-        title, HEAD_PIXELS + FOOT_PIXELS + 16 + ROW_PIXELS * len(rows), barmode="overlay", bargap=0
+        title, HEAD_PIXELS + FOOT_PIXELS + 16 + LANE_PIXELS * len(rows), barmode="overlay", bargap=0
     )
     figure.update_layout(margin_b=FOOT_PIXELS + 16)
     for place, (name, colour, bars) in enumerate(rows):

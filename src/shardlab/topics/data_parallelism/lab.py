@@ -19,7 +19,7 @@ from shardlab.ranks.links import LinksUnavailable, two_hosts
 SIZES = dict(layers=2, hidden=32, heads=2, vocabulary=64, max_sequence=16)
 LARGER = dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128)
 LARGER_BUCKET_BYTES = 4_000_000
-CLOSE = 1e-12  # in float64: sums in another order
+FLOAT64_TOLERANCE = 1e-12  # in float64: sums in another order
 
 
 # --- one model, one batch -------------------------------------------------------------------------
@@ -55,7 +55,9 @@ def loss_of(model, tokens: torch.Tensor) -> torch.Tensor:
 
 def count_close(tensors, others) -> int:
     """How many pairs of tensors are alike within 1e-12."""
-    return sum((tensor - other).norm().item() < CLOSE for tensor, other in zip(tensors, others))
+    return sum(
+        (tensor - other).norm().item() < FLOAT64_TOLERANCE for tensor, other in zip(tensors, others)
+    )
 
 
 # --- gradients and parameters ---------------------------------------------------------------------

@@ -39,7 +39,7 @@ from shardlab.measure.recordings import Row
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 
-CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
+FP32_TOLERANCE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
 RATIO = 1.05  # of the time of PyTorch's, at most
 SMALL_BUCKETS = 5  # MiB: PyTorch's defaults are 1 for the first bucket and 25 for the others
 SGD = torch.optim.SGD  # no states of its own
@@ -53,7 +53,7 @@ def replicas(net, optimizer_cls, cls=DistributedDataParallel, lr=1e-3, **options
     return model, optimizer_cls(model.parameters(), lr=lr)
 
 
-def alone(net, optimizer_cls, **settings):
+def exchange_nothing(net, optimizer_cls, **settings):
     """A rank that sends nothing."""
     return net, optimizer_cls(net.parameters(), **settings)
 
@@ -110,7 +110,8 @@ def right_gradients(way: Way, task: Task, device: str) -> int:
     next_token_loss(model(mine), mine).backward()
     pairs = zip(model.parameters(), plain.parameters())
     return sum(
-        bool((ours.grad - mean.grad).norm() <= CLOSE * mean.grad.norm()) for ours, mean in pairs
+        bool((ours.grad - mean.grad).norm() <= FP32_TOLERANCE * mean.grad.norm())
+        for ours, mean in pairs
     )
 
 
@@ -171,7 +172,7 @@ HIDDEN = 0.6  # of communication, at least
 OVERLAP = {
     "overlap": Way(replicas, dict(bucket_bytes=2_000_000)),
     "after backward": Way(replicas, dict(bucket_bytes=2_000_000, overlap=False)),
-    "no communication": Way(alone),
+    "no communication": Way(exchange_nothing),
 }
 
 

@@ -2,11 +2,11 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Axis, Curves, Line
-from shardlab.show.spec import Choice, Control, Explorer, Group, Menu, Say, Table
+from shardlab.show.pictures import CurveAxis, Curves, Line
+from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
 
-SIZES = powers_of_two(1, 16_384)
+MATRIX_SIZES = powers_of_two(1, 16_384)
 
 ROOFLINE = Explorer(
     name="roofline",
@@ -14,18 +14,20 @@ ROOFLINE = Explorer(
     menus=(Menu("gpu", "GPU"), Menu("operation", "Operation")),
     controls=(
         Choice("matrix_product", "kind", ((0, "elementwise"), (1, "matrix product"))),
-        Control("operation_rows", "rows m", SIZES),
-        Control("operation_columns", "columns n", SIZES),
-        Control("operation_depth", "inner size k; elementwise: operations on each element", SIZES),
+        Control("operation_rows", "rows m", MATRIX_SIZES),
+        Control("operation_columns", "columns n", MATRIX_SIZES),
+        Control(
+            "operation_depth", "inner size k; elementwise: operations on each element", MATRIX_SIZES
+        ),
         Control("flops_per_second", "arithmetic", steps_of_ten(9, 16), "rate"),
         Control("memory_bytes_per_second", "memory", steps_of_ten(9, 13), "bandwidth"),
     ),
     groups=(
-        Group(
+        ControlGroup(
             "Operation",
             ("matrix_product", "operation_rows", "operation_columns", "operation_depth"),
         ),
-        Group("Chip", ("flops_per_second", "memory_bytes_per_second"), folded=True),
+        ControlGroup("Chip", ("flops_per_second", "memory_bytes_per_second"), folded=True),
     ),
     links=(),
     begin=MappingProxyType(
@@ -37,12 +39,12 @@ ROOFLINE = Explorer(
             sweep="arithmetic_intensity",
             stops=(0.1, 10_000),
             corners=True,
-            x=Axis(
+            x=CurveAxis(
                 "operations for each byte, logarithmic",
                 "number",
                 ticks=(0.1, 1, 10, 100, 1000, 10_000),
             ),
-            y=Axis("FLOP/s, logarithmic", "rate", unit="FLOP/s"),
+            y=CurveAxis("FLOP/s, logarithmic", "rate", unit="FLOP/s"),
             lines=(Line("attainable_flops_per_second", "{flops_per_second}"),),
             note=(0.4, "{memory_bytes_per_second}"),
             point="attainable_flops_per_second",
@@ -84,7 +86,7 @@ ROOFLINE = Explorer(
             " {memory_bytes_per_second}. What runs is slower: these are bounds."
         ),
     ),
-    table=Table(
+    table=ExplorerTable(
         "A product of two matrices of 4,096 × 4,096 numbers in 16 bits, by the datasheets of GPUs",
         "gpu",
         (

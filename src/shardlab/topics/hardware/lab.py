@@ -29,13 +29,13 @@ def half_type(device: torch.device) -> torch.dtype:
 # --- the roof -------------------------------------------------------------------------------------
 
 
-def best_rate(products: Iterable[probes.Product], dtype: torch.dtype) -> float:
+def best_rate(products: Iterable[probes.ProductRate], dtype: torch.dtype) -> float:
     """FLOP/s of the fastest product of that type."""
     name = str(dtype).removeprefix("torch.")
     return max(product.flops_per_second for product in products if product.dtype == name)
 
 
-def product_rows(products: Iterable[probes.Product]) -> list[list[str]]:
+def product_rows(products: Iterable[probes.ProductRate]) -> list[list[str]]:
     """Size, type, operations for a byte, seconds and rate of each product, in words."""
     return [
         [

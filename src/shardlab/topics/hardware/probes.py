@@ -11,12 +11,12 @@ import torch
 
 from shardlab.measure.clock import median_seconds
 
-SIZES = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
+PRODUCT_SIZES = {"cuda": (512, 1024, 2048, 4096, 8192), "cpu": (64, 128, 256, 512)}
 MEMORY_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}  # far more than a cache holds
 COPY_BYTES = 1 << 28
 
 
-class Product(NamedTuple):
+class ProductRate(NamedTuple):
     size: int  # of two square matrices
     dtype: str
     seconds: float
@@ -29,17 +29,17 @@ def products(
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.bfloat16),
     sizes: Iterable[int] | None = None,
     repeats: int = 11,
-) -> list[Product]:
+) -> list[ProductRate]:
     """Rates of matrix products, small to large: a small one is bound by memory and by its launch, a
     large one by arithmetic. Random numbers: a GPU that multiplies zeros needs less power, and runs
     faster than it will for you."""
     found = []
     for dtype in dtypes:
-        for size in sizes or SIZES[device.type]:
+        for size in sizes or PRODUCT_SIZES[device.type]:
             a, b, c = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
             seconds = median_seconds(partial(torch.mm, a, b, out=c), device, repeats)
             found.append(
-                Product(
+                ProductRate(
                     size,
                     str(dtype).removeprefix("torch."),
                     seconds,

@@ -17,13 +17,13 @@ def machine(
     copy_bytes: int = roofline.COPY_BYTES,
 ) -> Iterator[Row]:
     """Products by size, memory, launch, and copies between host and GPU."""
-    yield from attempt("machine, products", products(device, sizes))
+    yield from attempt("machine, products", product_rates(device, sizes))
     yield from attempt("machine, memory_and_launch", memory_and_launch(device, memory_bytes))
     if device.type == "cuda":
         yield from attempt("machine, copies", copies(device, copy_bytes))
 
 
-def products(device: torch.device, sizes: Sequence[int] | None) -> Iterator[Row]:
+def product_rates(device: torch.device, sizes: Sequence[int] | None) -> Iterator[Row]:
     for product in roofline.products(device, sizes=sizes):
         yield Row(
             "roofline.matmul",

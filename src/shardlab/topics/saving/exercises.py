@@ -3,10 +3,10 @@ thing it does."""
 
 from shardlab.exercises.checker import Exercise, Misconception
 
-NAME, OLD, NEW, HALF, NOTHING = "model", "the old one", "the new one", "a half", "nothing"
+NAME, OLD, NEW, HALF, NO_FILE = "model", "the old one", "the new one", "a half", "nothing"
 
 
-class Ended(BaseException):
+class PowerFailure(BaseException):
     """The process was killed, or the power failed. No `except Exception` gets in the way."""
 
 
@@ -41,7 +41,7 @@ class Disk:
 
     def _step(self):
         if self.left == 0:
-            raise Ended
+            raise PowerFailure
         self.left -= 1
 
 
@@ -54,9 +54,9 @@ def survives(solution, power_fails) -> tuple[list[str], str]:
         try:
             solution(disk, NEW)
             ended = False
-        except Ended:
+        except PowerFailure:
             ended = True
-        found.append((disk.kept if power_fails else disk.seen).get(NAME, NOTHING))
+        found.append((disk.kept if power_fails else disk.seen).get(NAME, NO_FILE))
         if not ended:
             break
     return sorted(set(found)), found[-1]

@@ -298,7 +298,7 @@ def pairs(steps):
         )
 
 
-def watch(train, steps) -> Left:
+def watch_loop(train, steps) -> Left:
     """Run a loop train(model, optimizer, pairs) that returns its held-out losses, with a ledger
     watching."""
     torch.manual_seed(0)
@@ -356,7 +356,7 @@ memory_that_grows = Exercise(
     reference=_train(_clean),
     cases=(dict(steps=1), dict(steps=3)),
     words=("1 step", "3 steps"),
-    answer=watch,
+    answer=watch_loop,
     misconceptions=(
         Misconception(
             _train(_leaky),

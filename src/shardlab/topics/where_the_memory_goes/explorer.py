@@ -4,7 +4,17 @@ parameter."""
 from types import MappingProxyType
 
 from shardlab.show.pictures import Column, MemoryBar, Part, Timeline
-from shardlab.show.spec import AtLeast, Choice, Control, Explorer, Group, Menu, Ratio, Say, Table
+from shardlab.show.spec import (
+    AtLeast,
+    Choice,
+    Control,
+    ControlGroup,
+    Explorer,
+    ExplorerTable,
+    Menu,
+    Ratio,
+    Say,
+)
 from shardlab.show.stops import FEED_FORWARD_SIZES, HEADS, HIDDEN_SIZES, powers_of_two
 from shardlab.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
@@ -56,12 +66,12 @@ WHERE_THE_MEMORY_GOES = Explorer(
         ),
     ),
     groups=(
-        Group("Batch", ("microbatch", "sequence", "accumulation_steps")),
-        Group(
+        ControlGroup("Batch", ("microbatch", "sequence", "accumulation_steps")),
+        ControlGroup(
             "Attention and optimizer",
             ("fused_attention", "dropout", "optimizer_mode", "first_step"),
         ),
-        Group(
+        ControlGroup(
             "Model",
             ("layers", "hidden", "heads", "key_value_heads", "feed_forward", "vocabulary"),
             folded=True,
@@ -130,7 +140,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         ),
         Say(" What the allocator rounds up, libraries and the CUDA context come on top."),
     ),
-    table=Table(
+    table=ExplorerTable(
         "Eight sequences of 1,024 tokens in fp32 with Adam and fused attention, against one A100 of"
         " 80 GB",
         "model",
@@ -239,7 +249,7 @@ BYTES_PER_PARAMETER = Explorer(
             " activation."
         ),
     ),
-    table=Table(
+    table=ExplorerTable(
         "Bytes of each tensor for one parameter",
         "recipe",
         (

@@ -40,7 +40,10 @@ def whose_storage(tensor: torch.Tensor, **owners: torch.Tensor) -> str:
 def step_quantities(config: GPTConfig, **changes: int) -> dict:
     """What the formulas of the lab's step need, for fp32 Adam; `changes` are other values, such as
     microbatch=4."""
-    return {**quantities(recipe="fp32 Adam", **config.quantities(), **runs.STEP), **changes}
+    return {
+        **quantities(recipe="fp32 Adam", **config.quantities(), **runs.STEP_QUANTITIES),
+        **changes,
+    }
 
 
 def peak_by_formula(config: GPTConfig, **changes: int) -> int:
@@ -69,7 +72,7 @@ def update_by_ledger(ledger: Ledger) -> int:
 # --- GPUs -----------------------------------------------------------------------------------------
 
 
-def account_rows(
+def rows_to_nvidia_smi(
     device: torch.device, why_not: str, recordings: Iterable[Recording]
 ) -> tuple[list[list], str]:
     """(rows from the ledger to nvidia-smi, where they were measured): here if the device is a GPU,

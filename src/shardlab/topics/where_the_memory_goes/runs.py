@@ -21,7 +21,7 @@ MODES = {"loop": dict(foreach=False), "foreach": dict(foreach=True), "fused": di
 # the step that chapter 3 takes apart
 SIZES = dict(layers=4, hidden=256, heads=4, vocabulary=50_257, max_sequence=256)
 BATCH, SEQUENCE = 2, 256
-STEP = dict(
+STEP_QUANTITIES = dict(
     microbatch=BATCH,
     sequence=SEQUENCE,
     accumulation_steps=1,
@@ -105,7 +105,7 @@ def peak_of(device, mode, sizes) -> Iterator[Row]:
     config, model, optimizer, step = _training(device, mode, sizes)
     with Ledger(model, optimizer) as ledger:
         step()
-    given = {**config.quantities(), **STEP, **RECIPES["fp32 Adam"].quantities}
+    given = {**config.quantities(), **STEP_QUANTITIES, **RECIPES["fp32 Adam"].quantities}
     given.update(sequence=config.max_sequence, optimizer_mode=list(MODES).index(mode))
     want = evaluate(["peak_bytes"], **given)
     yield Row(

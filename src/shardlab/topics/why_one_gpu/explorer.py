@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 from shardlab.show.pictures import MemoryBar, Part, TimeAxis
-from shardlab.show.spec import Control, Explorer, Menu, Product, Ratio, Say, Table
+from shardlab.show.spec import Control, Explorer, ExplorerTable, Menu, Product, Ratio, Say
 from shardlab.show.stops import HEADS, HIDDEN_SIZES, powers_of_two, steps_of_ten
 
 STATES_OF_ONE_GPU = MemoryBar(
@@ -70,7 +70,7 @@ DOES_IT_FIT = Explorer(
         ),
         *PARTS_IN_WORDS,
     ),
-    table=Table(
+    table=ExplorerTable(
         "Model states with a bf16 model and an fp32 master copy, against one A100 of 80 GB",
         "model",
         (
@@ -121,7 +121,7 @@ FITS_AND_HOW_LONG = Explorer(
         ),
         *PARTS_IN_WORDS,
     ),
-    table=Table(
+    table=ExplorerTable(
         "GPT-3 on 300 billion tokens, 1,024 GPUs at 40% of their datasheet, 8 GPUs to a copy",
         "gpu",
         (

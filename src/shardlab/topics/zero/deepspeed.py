@@ -20,14 +20,14 @@ from shardlab.measure.races import (
     Task,
     Way,
     step_result,
-    train,
     train_in_turns,
+    train_step,
 )
 from shardlab.ranks import ranks
 
 CHAPTER = Path(__file__).resolve().parents[4] / "chapters" / "zero.md"
-STEPS = 5
-APART = 1e-6  # of the losses, in fp32
+STEPS_COMPARED = 5
+LOSSES_APART = 1e-6  # of the losses, in fp32
 
 
 def race(
@@ -52,8 +52,8 @@ def race(
             found = [world.run(losses, each, task) for each in ways.values()]
             pairs = [pair for of_rank in zip(*found) for pair in zip(*of_rank)]
             apart = max(abs(mine / other - 1) for mine, other in pairs)
-            said = f"{what}: losses of {STEPS} steps, apart at most"
-            results.append(Result("deepspeed", said, apart, "", APART))
+            said = f"{what}: losses of {STEPS_COMPARED} steps, apart at most"
+            results.append(Result("deepspeed", said, apart, "", LOSSES_APART))
             times = world.run(train_in_turns, ways, task, turns)[0]
         results.append(step_result("deepspeed", what, times, *ways, shown=what))
     return results
@@ -115,5 +115,5 @@ def losses(way: Way, task: Task) -> list[float]:
     """Of each step, by plain SGD: Adam makes noise of a gradient that is zero but for rounding, the
     key bias's."""
     model, optimizer = way.build(task.model(), torch.optim.SGD, lr=0.1)
-    mine = task.batches(steps=STEPS)[:, dist.get_rank()]
-    return [train(model, optimizer, tokens).item() for tokens in mine]
+    mine = task.batches(steps=STEPS_COMPARED)[:, dist.get_rank()]
+    return [train_step(model, optimizer, tokens).item() for tokens in mine]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shardlab.exercises.checker import Exercise, Failure, Misconception
-from shardlab.exercises.thread_ranks import attempt
+from shardlab.exercises.thread_ranks import answer_of_ranks
 
 
 def _digits(tensor):
@@ -183,7 +183,7 @@ def _clipped(solution, shards, max_norm):
         solution(gradient, max_norm, dist)
         return _digits(gradient)
 
-    return attempt(len(shards), work)
+    return answer_of_ranks(len(shards), work)
 
 
 def _clip(

@@ -2,8 +2,8 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Axis, Curves, Line, MemoryBar, Part
-from shardlab.show.spec import Choice, Control, Explorer, Menu, Say, Table
+from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part
+from shardlab.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
 
 ZERO = Explorer(
@@ -51,8 +51,8 @@ ZERO = Explorer(
             title="Model states by the number of ranks",
             sweep="data_parallel",
             stops=powers_of_two(1, 4096),
-            x=Axis("data-parallel ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
-            y=Axis("bytes on a rank, logarithmic", "decimal bytes"),
+            x=CurveAxis("data-parallel ranks, logarithmic", "exact", ticks=(1, 8, 64, 512, 4096)),
+            y=CurveAxis("bytes on a rank, logarithmic", "decimal bytes"),
             lines=tuple(
                 Line("zero_states_bytes", f"stage {stage}", given=(("zero_stage", stage),))
                 for stage in range(4)
@@ -64,8 +64,8 @@ ZERO = Explorer(
             title="Bytes that a rank sends, by microbatches in a step",
             sweep="accumulation_steps",
             stops=powers_of_two(1, 64),
-            x=Axis("microbatches in a step, logarithmic", "exact", ticks=(1, 4, 16, 64)),
-            y=Axis("bytes sent in a step, logarithmic", "decimal bytes"),
+            x=CurveAxis("microbatches in a step, logarithmic", "exact", ticks=(1, 4, 16, 64)),
+            y=CurveAxis("bytes sent in a step, logarithmic", "decimal bytes"),
             lines=tuple(
                 Line("zero_sent_bytes", words, given=(("zero_stage", stage),))
                 for stage, words in ((1, "stages 0 and 1"), (2, "stage 2"), (3, "stage 3"))
@@ -97,7 +97,7 @@ ZERO = Explorer(
         Say(", and in stage 3 the units that are whole for a moment", when=(("zero_stage", 3),)),
         Say("."),
     ),
-    table=Table(
+    table=ExplorerTable(
         "Stage 1 on 16 ranks with a bf16 model and an fp32 master copy, against one A100 of 80 GB",
         "model",
         (

@@ -23,7 +23,6 @@ STEPS, SAVE_EVERY = 10, 3
 PARTS_OF_A_STEP = 12  # however many ranks share them
 RANK_KILLED = 2
 STEP_COUNTER_BYTES = 4  # of PyTorch's AdamW, for each tensor that it updates
-GIB = 2**30
 
 
 # --- one model, one step --------------------------------------------------------------------------
@@ -35,7 +34,7 @@ def build_model(dtype: torch.dtype = torch.float32) -> GPT:
     return GPT(GPTConfig(**SIZES)).to(dtype)
 
 
-def shard(stage: int, model, optimizer_cls=torch.optim.AdamW, **settings):
+def shard_model(stage: int, model, optimizer_cls=torch.optim.AdamW, **settings):
     """Put the model under a stage; its optimizer. Stage 0 is the plain model, whose gradients no
     rank exchanges."""
     if stage == 0:
@@ -67,7 +66,7 @@ def training_step(model, optimizer, microbatches: int = 1, first_part: int = 0) 
 def warm_up() -> float:
     """A step of no other use: it lets PyTorch load what it needs."""
     model = build_model()
-    return training_step(model, shard(3, model))
+    return training_step(model, shard_model(3, model))
 
 
 # --- what a rank keeps and sends ------------------------------------------------------------------
@@ -92,7 +91,7 @@ class FlatTensors(NamedTuple):
 def weigh_stage(stage: int) -> StageBytes:
     """Bytes on this rank in one step of AdamW."""
     model = build_model()
-    optimizer = shard(stage, model)
+    optimizer = shard_model(stage, model)
     with Ledger(model, optimizer) as ledger:
         training_step(model, optimizer)
     after_backward = [mark.bytes for mark in ledger.timeline if mark.phase == "backward"][-1]
@@ -102,7 +101,7 @@ def weigh_stage(stage: int) -> StageBytes:
 def flat_tensors(stage: int) -> FlatTensors:
     """What a stage cuts on this rank."""
     model = build_model()
-    flats = list(flats_of(model, shard(stage, model), None))
+    flats = list(flats_of(model, shard_model(stage, model), None))
     elements = [size_of(flat.parameters) for flat in flats]
     return FlatTensors(elements, sum(len(flat.tensors) for flat in flats))
 
@@ -124,7 +123,7 @@ def count_sent(stage: int, microbatches: int) -> int:
     """Bytes that this rank hands to the backend in one step of SGD. Stage 0 sums its gradients
     around a ring, after the last microbatch."""
     model = build_model()
-    optimizer = shard(stage, model, torch.optim.SGD, lr=0.1)
+    optimizer = shard_model(stage, model, torch.optim.SGD, lr=0.1)
     with CommunicationLog() as log:
         training_step(model, optimizer, microbatches)
         if stage == 0:
@@ -151,7 +150,7 @@ def train(stage: int, folder: str, dies_in: int | None = None) -> dict[int, floa
     mean loss of each step. With dies_in, the run saves after every third step, and rank 2 is
     killed before that step."""
     model = build_model(torch.float64)
-    optimizer = shard(stage, model, lr=0.01)
+    optimizer = shard_model(stage, model, lr=0.01)
     saved = resume(folder, model, optimizer)
     losses = {}
     for number in range(saved.step if saved else 0, STEPS):
@@ -202,7 +201,7 @@ def weigh_chain() -> ChainBytes:
 def in_gib(counted) -> dict[str, float]:
     """A row of the ledger and its total, in GiB."""
     counts = {**counted._asdict(), "total": counted.total}
-    return {name: round(nbytes / GIB, 2) for name, nbytes in counts.items()}
+    return {name: round(nbytes / 2**30, 2) for name, nbytes in counts.items()}
 
 
 def peak_bytes(implementation: str) -> int:
@@ -213,7 +212,7 @@ def peak_bytes(implementation: str) -> int:
             fully_shard(unit)
         optimizer = torch.optim.AdamW(model.parameters())
     else:
-        optimizer = shard(3, model)
+        optimizer = shard_model(3, model)
     with Ledger(model, optimizer) as ledger:
         training_step(model, optimizer)
     return ledger.peak.bytes.total

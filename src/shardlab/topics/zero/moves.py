@@ -22,7 +22,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Part(IntEnum):
+class Held(IntEnum):
     """How much of something a rank has."""
 
     NOTHING = 0
@@ -30,17 +30,17 @@ class Part(IntEnum):
     WHOLE = 2
 
 
-NOTHING, SHARD, WHOLE = Part
+NOTHING, SHARD, WHOLE = Held
 
 
 class Has(NamedTuple):
     """What every rank has of one unit."""
 
-    parameters: Part
-    optimizer: Part  # states
-    own: Part = NOTHING  # gradients of its own examples, which no other rank has seen
-    gradients: Part = NOTHING  # their mean over all ranks
-    gathered: Part = NOTHING  # parameters that are whole for a moment, beside the shard
+    parameters: Held
+    optimizer: Held  # states
+    own: Held = NOTHING  # gradients of its own examples, which no other rank has seen
+    gradients: Held = NOTHING  # their mean over all ranks
+    gathered: Held = NOTHING  # parameters that are whole for a moment, beside the shard
     old: bool = False  # of the parameters only the own shard is updated yet
 
 
@@ -52,7 +52,7 @@ AT_REST = (Has(WHOLE, WHOLE), Has(WHOLE, SHARD), Has(WHOLE, SHARD), Has(SHARD, S
 
 
 @dataclass(frozen=True)
-class Move(ABC):
+class ShardMove(ABC):
     unit: int | None = None  # None: all
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Move(ABC):
         """What a rank has of the unit after the move."""
 
 
-class Forward(Move):
+class Forward(ShardMove):
     """The unit computes."""
 
     def then(self, has):
@@ -79,7 +79,7 @@ class Backward(Forward):
         return super().then(has)._replace(own=WHOLE)
 
 
-class AllReduce(Move):
+class AllReduce(ShardMove):
     """Every rank gets the mean of the unit's gradients."""
 
     leaves = WHOLE
@@ -96,7 +96,7 @@ class ReduceScatter(AllReduce):
     leaves = SHARD
 
 
-class Update(Move):
+class Update(ShardMove):
     """The optimizer changes the parameters for which the rank has states."""
 
     def then(self, has):
@@ -107,7 +107,7 @@ class Update(Move):
         return has._replace(old=has.parameters > has.optimizer)
 
 
-class AllGather(Move):
+class AllGather(ShardMove):
     """Every rank gets the others' shards of the unit's parameters: in their place, or for a
     moment."""
 
@@ -119,7 +119,7 @@ class AllGather(Move):
         return has._replace(old=False)
 
 
-class Free(Move):
+class Free(ShardMove):
     """What was gathered goes."""
 
     def then(self, has):
@@ -189,14 +189,14 @@ def stage_3(units, microbatches):
     yield Update()
 
 
-STAGES: tuple[Callable[[int, int], Iterator[Move]], ...] = (stage_0, stage_1, stage_2, stage_3)
+STAGES: tuple[Callable[[int, int], Iterator[ShardMove]], ...] = (stage_0, stage_1, stage_2, stage_3)
 
 
 # --- what a list of moves does --------------------------------------------------------------------
 
 
-def follow(
-    stage: int, units: int, microbatches: int, moves: Iterable[Move] | None = None
+def follow_moves(
+    stage: int, units: int, microbatches: int, moves: Iterable[ShardMove] | None = None
 ) -> list[list[Has]]:
     """What every rank has of each unit before the first move and after each, from one step to the
     next.

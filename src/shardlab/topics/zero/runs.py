@@ -28,7 +28,7 @@ from shardlab.zero.whole import unsharded
 
 # of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few
 # digits for it
-CLOSE = 1e-3
+LOSS_TOLERANCE = 1e-3
 PEAK = 1.02  # of the least that PyTorch's ways need, at most
 # in use; of the blocks of pinned memory, which are powers of two
 PINNED = ("active_bytes", "allocated_bytes")
@@ -128,8 +128,8 @@ def rows_of(world, way: Way, task: Task, case: dict) -> Iterator[Row]:
     if ours:
         right, of = world.run(right_parameters, way, task, device)[0]
         yield Row("zero.right_parameters", right, "count", case, "parameter_tensors", of)
-    rest, flats, pinned = world.run(resting, way, task, device)[0]
-    want = states_of(way, flats, world.world_size) if ours else {}
+    rest, flats, pinned = world.run(bytes_at_rest, way, task, device)[0]
+    want = states_of_way(way, flats, world.world_size) if ours else {}
     where = {"host": "cpu", device: device} if device != "cpu" else {device: device}
     for place, kind in where.items():
         this = dict(**case, where=place)
@@ -142,7 +142,7 @@ def rows_of(world, way: Way, task: Task, case: dict) -> Iterator[Row]:
     for operation, total in step.messages.items():
         if operation != "recv":
             this = dict(**case, operation=operation)
-            sent = ("zero_sent_bytes", sent_by(way, flats, world.world_size))
+            sent = ("zero_sent_bytes", sent_by_way(way, flats, world.world_size))
             predicted = sent if operation == "send" else ()
             yield Row("zero.messages", total.nbytes, "bytes", this, *predicted)
     if device == "cuda":
@@ -163,7 +163,7 @@ def given_of(way: Way, size: int, count: int) -> dict[str, int]:
     }
 
 
-def sent_by(way: Way, flats: list[int], count: int) -> int:
+def sent_by_way(way: Way, flats: list[int], count: int) -> int:
     """What rank 0 sends in a step, by the ring formula."""
     return sum(
         evaluate(["zero_sent_bytes"], **given_of(way, size, count))["zero_sent_bytes"]
@@ -171,7 +171,7 @@ def sent_by(way: Way, flats: list[int], count: int) -> int:
     )
 
 
-def states_of(way: Way, flats: list[int], count: int) -> dict[str, int]:
+def states_of_way(way: Way, flats: list[int], count: int) -> dict[str, int]:
     """Bytes of parameters and optimizer states on rank 0, by the kind of device on which they lie
     if ranks compute on "cuda"."""
     want, stage = {"cuda": 0, "cpu": 0}, way.options["stage"]
@@ -221,8 +221,8 @@ def beside_torch(
     peer, on = races.fastest(times, peers), f"{world.world_size} ranks, {task.name}"
     results = []
     for name in ours:
-        flats = world.run(resting, ways[name], task, "cpu")[0][1]
-        sent = steps[name].sent_bytes, sent_by(ways[name], flats, world.world_size)
+        flats = world.run(bytes_at_rest, ways[name], task, "cpu")[0][1]
+        sent = steps[name].sent_bytes, sent_by_way(ways[name], flats, world.world_size)
         peaks = steps[name].peak_bytes, steps[least].peak_bytes
         what = f"{name}, {on}"
         results += [
@@ -245,23 +245,25 @@ def right_parameters(way: Way, task: Task, device: str) -> tuple[int, int]:
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
     model, sharded = way.build(net, torch.optim.SGD, lr=0.5)
     for batch in task.batches(device, steps=2):
-        races.train(plain, optimizer, batch.flatten(0, 1))
-        races.train(model, sharded, batch[dist.get_rank()])
+        races.train_step(plain, optimizer, batch.flatten(0, 1))
+        races.train_step(model, sharded, batch[dist.get_rank()])
     with unsharded(net) if way.options["stage"] == 3 else torch.no_grad():
         found = dict(net.named_parameters())
         close = [
-            bool((found[key] - p).norm() <= CLOSE * (p - before[key]).norm())
+            bool((found[key] - p).norm() <= LOSS_TOLERANCE * (p - before[key]).norm())
             for key, p in plain.named_parameters()
         ]
     return sum(close), len(close)
 
 
-def resting(way: Way, task: Task, device: str) -> tuple[dict[str, int], list[int], dict[str, int]]:
+def bytes_at_rest(
+    way: Way, task: Task, device: str
+) -> tuple[dict[str, int], list[int], dict[str, int]]:
     """After a step of AdamW, (bytes of parameters and optimizer states by kind of device, elements
     of our flat tensors, bytes of pinned memory). Numbers, such as step counters, are left out."""
     net = task.model(device)
     model, optimizer = way.build(net, torch.optim.AdamW, lr=1e-3)
-    races.train(model, optimizer, task.tokens(device))
+    races.train_step(model, optimizer, task.tokens(device))
     buckets = getattr(optimizer, "buckets", [])
     inner = getattr(optimizer, "inner", getattr(optimizer, "optim", optimizer))
     held = [

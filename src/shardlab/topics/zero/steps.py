@@ -24,14 +24,14 @@ from shardlab.topics.zero.moves import (
     Forward,
     Free,
     Has,
-    Move,
-    Part,
+    Held,
     ReduceScatter,
+    ShardMove,
     Update,
-    follow,
+    follow_moves,
 )
 
-UNITS = "ABC"
+UNIT_LETTERS = "ABC"
 RANKS = range(2, 9)
 MICROBATCHES = range(1, 3)
 RECIPE = "bf16 + fp32 master"
@@ -42,15 +42,15 @@ COLUMNS = (
     ("gathered", "gathered"),
 )
 LOOK = (
-    f"Rows are ranks, {', '.join(UNITS)} are units of the model. Solid: the same on all ranks, or a"
-    " rank's shard of it. Hatched: gradients of this rank's examples only, or parameters from"
-    " before the update."
+    f"Rows are ranks, {', '.join(UNIT_LETTERS)} are units of the model. Solid: the same on all"
+    " ranks, or a rank's shard of it. Hatched: gradients of this rank's examples only, or"
+    " parameters from before the update."
 )
 
 
 class Step(NamedTuple):
     number: int  # 0 is before the first move
-    move: Move | None
+    move: ShardMove | None
     picture: list[Has]
     sentence: str  # what this move does
     detail: str  # what a rank has then, and has sent
@@ -69,8 +69,8 @@ def shard_steps(stage: int, ranks: int, microbatches: int) -> list[Step]:
         if value not in known:
             raise ValueError(f"{name} = {value}: the card shows {known[0]} to {known[-1]}.")
     moves, pictures = (
-        list(STAGES[stage](len(UNITS), microbatches)),
-        follow(stage, len(UNITS), microbatches),
+        list(STAGES[stage](len(UNIT_LETTERS), microbatches)),
+        follow_moves(stage, len(UNIT_LETTERS), microbatches),
     )
     bytes_held = [held_bytes(picture, ranks) for picture in pictures]
     sent = [sent_elements(moves[:number], ranks) for number in range(len(pictures))]
@@ -105,7 +105,7 @@ def held_bytes(picture: list[Has], ranks: int) -> float:
     """Bytes that a rank holds for each parameter of the model."""
     parameter, gradient, optimizer = per_element()
     # of a unit that has one for each rank
-    elements = {Part.NOTHING: 0, Part.SHARD: 1, Part.WHOLE: ranks}
+    elements = {Held.NOTHING: 0, Held.SHARD: 1, Held.WHOLE: ranks}
     return sum(
         parameter * (elements[has.parameters] + elements[has.gathered])
         + gradient * (elements[has.own] + elements[has.gradients])
@@ -122,7 +122,7 @@ SENT = {
 
 
 @cache
-def sent_by(kind: type[Move], ranks: int) -> int:
+def sent_by(kind: type[ShardMove], ranks: int) -> int:
     """Elements that a rank sends in a move, of a unit that has one for each rank."""
     formula = SENT.get(kind)
     return (
@@ -134,9 +134,9 @@ def sent_by(kind: type[Move], ranks: int) -> int:
     )
 
 
-def sent_elements(moves: list[Move], ranks: int) -> float:
+def sent_elements(moves: list[ShardMove], ranks: int) -> float:
     """Elements that a rank has sent after these moves, for each parameter of the model."""
-    return sum(sent_by(type(move), ranks) for move in moves) / (ranks * len(UNITS))
+    return sum(sent_by(type(move), ranks) for move in moves) / (ranks * len(UNIT_LETTERS))
 
 
 # --- in words -------------------------------------------------------------------------------------
@@ -168,8 +168,8 @@ def sentence(stage, made, before, microbatches):
     move, had = made[-1], before[made[-1].unit or 0]
     if isinstance(move, Update):
         return f"the update. {CHANGED[stage]}"
-    unit = f"unit {UNITS[move.unit]}"
-    microbatch = -(-sum(type(one) is type(move) for one in made) // len(UNITS))
+    unit = f"unit {UNIT_LETTERS[move.unit]}"
+    microbatch = -(-sum(type(one) is type(move) for one in made) // len(UNIT_LETTERS))
     within = f" in microbatch {microbatch}" if microbatches > 1 else ""
     if isinstance(move, Backward):
         more = (
@@ -218,7 +218,7 @@ def first_number(stage: int, microbatches: int) -> int:
     """The step that is shown first: the update, when shards are seen best."""
     return next(
         number
-        for number, move in enumerate(STAGES[stage](len(UNITS), microbatches), 1)
+        for number, move in enumerate(STAGES[stage](len(UNIT_LETTERS), microbatches), 1)
         if isinstance(move, Update)
     )
 
@@ -238,7 +238,7 @@ def page_data(stage: int, ranks: int, microbatches: int) -> dict:
         "shards": ranks,
         "title": f"Who holds which shard in stage {stage}",
         "first": first_number(stage, microbatches),
-        "units": UNITS,
+        "units": UNIT_LETTERS,
         "columns": COLUMNS,
         "moves": " ".join(map(encode, steps)),
         "say": [[step.sentence, step.detail] for step in steps],
@@ -249,7 +249,7 @@ def encode(step: Step) -> str:
     cells = [
         *(5 if has.old else has.parameters for has in step.picture),
         *(
-            (3 + (has.gradients == Part.SHARD) if has.own else has.gradients)
+            (3 + (has.gradients == Held.SHARD) if has.own else has.gradients)
             for has in step.picture
         ),
         *(has.optimizer for has in step.picture),
@@ -264,12 +264,12 @@ def encode(step: Step) -> str:
 
 def marked(step: Step) -> set[int]:
     """Cells of a row that the move reads or changes."""
-    move, count = step.move, len(UNITS)
+    move, count = step.move, len(UNIT_LETTERS)
     if move is None:
         return set()
     if move.unit is None:
         return set(range(count))  # it changes parameters
-    weights = move.unit + (0 if step.picture[move.unit].parameters == Part.WHOLE else 3 * count)
+    weights = move.unit + (0 if step.picture[move.unit].parameters == Held.WHOLE else 3 * count)
     gradients = move.unit + count
     return {
         Forward: {weights},
