@@ -5,7 +5,7 @@ stopped.
     on_paper(3, lambda dist: dist.get_rank())          # [0, 1, 2]: one result a rank
     on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and
                                                        # all_reduce as in torch
-    attempt(2, work)                                   # the same for a check: a failure is an
+    answer_of_ranks(2, work)                           # the same for a check: a failure is an
                                                        # answer
 
 A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank
