@@ -715,8 +715,8 @@ COLUMNS = """drawing => {
     ],
 )
 def test_the_columns_of_the_timeline_are_to_scale(open_card, moves):
-    """A column for each moment that there is, its parts from zero up, the highest marked, the
-    card's line at its height, and what is above the line hatched.
+    """A column for each point of the step, its parts from zero up, the highest marked, the card's
+    line at its height, and what is above the line hatched.
 
     Mutations: parts from the top down; a column of fused attention; the hatch from zero; the last
     column marked; a logarithmic axis."""

@@ -427,7 +427,7 @@ def memory_of_gradients(set_to_none):
             strangers,
             after,
             ledger.bytes.total - before,
-            max(moment.bytes.total for moment in ledger.timeline) - before,
+            max(point.bytes.total for point in ledger.timeline) - before,
         )
 
 

@@ -15,7 +15,7 @@ from random import Random
 from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate, quantities
 
 STORED = Path(__file__).with_name("formula_values.json")
-PEAKS = range(1, 7)  # for each moment of the step, shapes whose peak is there
+PEAKS = range(1, 7)  # for each point of the step, shapes whose peak is there
 
 
 def shape(draw):
@@ -86,15 +86,15 @@ def configuration(draw, model):
 
 
 def configurations():
-    """Each preset model twice, and small ones until each moment has been the peak three times."""
+    """Each preset model twice, and small ones until each point has been the peak three times."""
     draw = Random(13)
     found = [configuration(draw, model) for model in PRESETS["model"] for _ in range(2)]
-    missing = [moment for moment in PEAKS for _ in range(3)]
+    missing = [point for point in PEAKS for _ in range(3)]
     while missing:
         given = configuration(draw, shape(draw))
-        moment = value("peak_moment", given)
-        if moment in missing:
-            missing.remove(moment)
+        point = value("peak_point", given)
+        if point in missing:
+            missing.remove(point)
             found.append(given)
     return found
 

@@ -105,7 +105,7 @@ def test_the_arithmetic_of_another():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_holds_at_every_moment(seed):
+def test_what_holds_at_every_point(seed):
     """Counters of the model: requested <= in use <= reserved, nothing negative, all is free in the
     end and the cache can go whole.
 

@@ -71,7 +71,7 @@ def test_ledger_equals_the_allocators_events(changes, foreach):
     # kept by autograd, 8 bytes each, and not shown to hooks
     divisors = 0 if model.config.fused_attention else model.config.layers
     passed = {total - 8 * kept for total in (0, *watched) for kept in range(divisors + 1)}
-    assert {moment.bytes.total - start for moment in ledger.timeline} <= passed
+    assert {point.bytes.total - start for point in ledger.timeline} <= passed
     for history in (alone, watched):
         assert 0 <= max(history) - (ledger.peak.bytes.total - start) <= SCALARS + 8 * divisors
         assert history[-1] == ledger.bytes.total - start == 0
@@ -88,8 +88,8 @@ def test_fake_tensors_give_the_same_timeline(changes):
         model, optimizer, step = training(**changes)
         with Ledger(model, optimizer) as fake:
             step()
-    assert [moment.bytes.total for moment in real.timeline] == [
-        moment.bytes.total for moment in fake.timeline
+    assert [point.bytes.total for point in real.timeline] == [
+        point.bytes.total for point in fake.timeline
     ]
     assert real.peak == fake.peak
 
@@ -110,7 +110,7 @@ def test_categories_at_each_phase():
     with Ledger(model, optimizer) as ledger:
         step()
     assert ledger.timeline[0].bytes == Counts(parameters=want["parameter_bytes"])
-    phases = [moment.phase for moment in ledger.timeline]
+    phases = [point.phase for point in ledger.timeline]
     last = {
         phase: ledger.timeline[len(phases) - 1 - phases[::-1].index(phase)].bytes
         for phase in ("backward", "optimizer")
@@ -120,7 +120,7 @@ def test_categories_at_each_phase():
     assert last["backward"].activations == tokens
     assert last["optimizer"].optimizer == states
     assert (
-        max(moment.bytes.temporaries for moment in ledger.timeline if moment.phase == "optimizer")
+        max(point.bytes.temporaries for point in ledger.timeline if point.phase == "optimizer")
         < states
     )
     assert ledger.bytes == Counts(parameters=want["parameter_bytes"], optimizer=states)

@@ -154,7 +154,7 @@ def test_the_sentences_of_the_memory_explorers():
     """Written out once by hand. 63,979,388,040 bytes at the loss are 59.6 GiB; from the card's 80
     GB 16.0 GB are left.
 
-    Mutations: the moments' words one place off; GiB and GB exchanged; `gradients 0 B` said where
+    Mutations: the points' words one place off; GiB and GB exchanged; `gradients 0 B` said where
     there are none yet."""
     shown = MEMORY.compute(MEMORY.start())
     assert (
@@ -174,8 +174,8 @@ def test_the_sentences_of_the_memory_explorers():
         5: "of the embedding",
         6: "optimizer's step",
     }
-    for moment, text in words.items():
-        assert f"{text}; " in MEMORY.say({**shown, "peak_moment": moment})
+    for point, text in words.items():
+        assert f"{text}; " in MEMORY.say({**shown, "peak_point": point})
     large = MEMORY.compute(MEMORY.choose(MEMORY.start(), "model", "Llama 7B"))
     assert MEMORY.say(large).endswith("; a card of 80 GB is 84.9 GB short.")
     dropped = MEMORY.compute(MEMORY.move(MEMORY.start(), "dropout", 0.1))

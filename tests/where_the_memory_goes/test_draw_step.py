@@ -41,7 +41,7 @@ def test_the_figure_says_what_the_formulas_say(tool, timeline):
         tool.MICROBATCH,
         tool.CONFIG.max_sequence,
     )
-    loss = {moment.name: parts for moment, parts in step_timeline(**NOTED.quantities())}["loss"]
+    loss = {point.name: parts for point, parts in step_timeline(**NOTED.quantities())}["loss"]
     words = " | ".join(re.findall(r"<text[^>]*>([^<]*)</text>", tool.draw(timeline)))
     assert (
         f"peak {format_bytes(sum(loss.values()))} | activations {format_bytes(loss['activations'])}"

@@ -111,19 +111,19 @@ def test_a_long_timeline_is_thinned_and_keeps_its_peak():
 
 
 def test_predictions_are_rings_over_the_line_they_speak_of():
-    """Mutations: rings in the order of the moments, evenly spaced; the total of another moment; a
+    """Mutations: rings in the order of the points, evenly spaced; the total of another point; a
     prediction moved onto its line."""
-    moments = {moment.name: moment for moment in STEP_TIMELINE}
+    points = {point.name: point for point in STEP_TIMELINE}
     predicted = [
-        (moments["saved"], dict(parameters=10 * MIB, optimizer=20 * MIB, activations=31 * MIB)),
+        (points["saved"], dict(parameters=10 * MIB, optimizer=20 * MIB, activations=31 * MIB)),
         (
-            moments["loss"],
+            points["loss"],
             dict(
                 parameters=10 * MIB, optimizer=20 * MIB, activations=30 * MIB, temporaries=25 * MIB
             ),
         ),
         (
-            moments["optimizer"],
+            points["optimizer"],
             dict(parameters=10 * MIB, optimizer=20 * MIB, gradients=10 * MIB, temporaries=2 * MIB),
         ),
     ]

@@ -10,8 +10,8 @@ import torch
 
 from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.measure.ledger import Ledger, Moment
-from shardlab.topics.where_the_memory_goes.formulas.step import MOMENTS
+from shardlab.measure.ledger import Ledger, TimelinePoint
+from shardlab.topics.where_the_memory_goes.formulas.step import POINTS
 from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,14 +53,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the ledger counted in a step, the moment of its peak, and all its lines."""
+    """What the ledger counted in a step, the point of its peak, and all its lines."""
 
     parameters: int
     activations: int  # after the last microbatch's loss
     gradients: int  # after the last microbatch's backward
     optimizer: int  # after the step
-    peak: Moment
-    timeline: list[Moment]
+    peak: TimelinePoint
+    timeline: list[TimelinePoint]
 
 
 def measure(step: Step) -> Measured:
@@ -142,7 +142,7 @@ def draw(generator: random.Random, fake: bool) -> Step:
     )
 
 
-def moment(peak: Moment) -> set[str]:
+def point(peak: TimelinePoint) -> set[str]:
     """The names of formulas.step that the ledger's peak may have: head, layers and embedding it
     cannot tell apart."""
     if peak.phase == "backward":
@@ -156,7 +156,7 @@ def moment(peak: Moment) -> set[str]:
 
 def compare(step: Step) -> tuple[list[str], float]:
     """(what is wrong, relative miss of the peak): the bytes that must be equal and are not, a wrong
-    moment, a miss of 1 %."""
+    point, a miss of 1 %."""
     found = measure(step)
     want = evaluate(
         [
@@ -166,7 +166,7 @@ def compare(step: Step) -> tuple[list[str], float]:
             "step_counter_bytes",
             "activation_bytes",
             "peak_bytes",
-            "peak_moment",
+            "peak_point",
         ],
         **step.quantities(),
     )
@@ -182,14 +182,14 @@ def compare(step: Step) -> tuple[list[str], float]:
         if getattr(found, name) != value
     ]
     miss = want["peak_bytes"] / found.peak.bytes.total - 1
-    name = MOMENTS[want["peak_moment"] - 1]
+    name = POINTS[want["peak_point"] - 1]
     if abs(miss) >= 0.01:
         wrong.append(
             f"peak: counted {found.peak.bytes.total:,}, formula {want['peak_bytes']:,}"
             f" ({miss:+.2%})"
         )
-    if miss == 0 and name not in moment(found.peak):
-        wrong.append("moment")
+    if miss == 0 and name not in point(found.peak):
+        wrong.append("point")
     return [
         f"{what}; peak at {found.peak.operation} ({found.peak.phase}, {found.peak.module}),"
         f" formula's at {name}; {step}"
@@ -235,17 +235,15 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("where", MOMENTS)
-def test_every_moment_can_be_the_peak(where):
-    """Real widths, few layers, fake tensors: six steps whose peaks fall in the six moments, each to
+@pytest.mark.parametrize("where", POINTS)
+def test_every_point_can_be_the_peak(where):
+    """Real widths, few layers, fake tensors: six steps whose peaks fall in the six points, each to
     the byte.
 
-    Mutation: leave the moment out of peak_bytes."""
+    Mutation: leave the point out of peak_bytes."""
     failures, miss = compare(REAL[where])
     assert not failures and miss == 0
-    assert (
-        MOMENTS[evaluate(["peak_moment"], **REAL[where].quantities())["peak_moment"] - 1] == where
-    )
+    assert POINTS[evaluate(["peak_point"], **REAL[where].quantities())["peak_point"] - 1] == where
 
 
 NOTED = Step(

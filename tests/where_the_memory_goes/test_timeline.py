@@ -1,4 +1,4 @@
-"""The timeline of a step against the byte ledger: not only how much is live at a moment, but what
+"""The timeline of a step against the byte ledger: not only how much is live at a point, but what
 it is for."""
 
 import random
@@ -10,7 +10,7 @@ from test_step import REAL, STEPS, Step, draw, measure
 from shardlab.formulas import BOOK, evaluate
 from shardlab.gpt import GPTConfig
 from shardlab.topics.where_the_memory_goes.formulas.step import (
-    MOMENTS,
+    POINTS,
     STEP_TIMELINE,
     step_timeline,
 )
@@ -28,13 +28,13 @@ AT_PEAK = dict(
 
 
 def compare_peak(step):
-    """(name of the moment, or "" where step.py is not exact; what is wrong: the categories that
+    """(name of the point, or "" where step.py is not exact; what is wrong: the categories that
     differ at the peak)."""
     found = measure(step).peak
-    want = evaluate(["peak_bytes", "peak_moment", *AT_PEAK.values()], **step.quantities())
+    want = evaluate(["peak_bytes", "peak_point", *AT_PEAK.values()], **step.quantities())
     if want["peak_bytes"] != found.bytes.total:
         return "", []
-    name = MOMENTS[want["peak_moment"] - 1]
+    name = POINTS[want["peak_point"] - 1]
     return name, [
         f"{category} at {name}: counted {getattr(found.bytes, category):,}, formula"
         f" {want[quantity]:,}; {found.operation}; {step}"
@@ -56,7 +56,7 @@ def test_categories_at_the_peak_of_random_steps():
         wrong += failures
         seen.append(name)
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong)
-    assert set(MOMENTS) <= set(seen) and seen.count("") <= RANDOM_STEPS // 50
+    assert set(POINTS) <= set(seen) and seen.count("") <= RANDOM_STEPS // 50
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_categories_between_attentions_products(microbatch, attention):
     assert compare_peak(step) == ("layers", [])
 
 
-@pytest.mark.parametrize("where", MOMENTS)
-def test_categories_of_every_moment_at_real_widths(where):
-    """Mutation: a moment's gradients or activations left out of gradients_at_peak_bytes or
+@pytest.mark.parametrize("where", POINTS)
+def test_categories_of_every_point_at_real_widths(where):
+    """Mutation: a point's gradients or activations left out of gradients_at_peak_bytes or
     activations_at_peak_bytes."""
     assert compare_peak(REAL[where]) == (where, [])
 
@@ -98,11 +98,11 @@ def drawn(count):
     return steps
 
 
-def line_of(moment, timeline):
-    """The ledger's line of a moment that is not the peak. In the line of the start the tokens are
+def line_of(point, timeline):
+    """The ledger's line of a point that is not the peak. In the line of the start the tokens are
     activations already: the embedding saves them before it makes anything. Of the end of forward
     the first trace is the loss's gradient (4)."""
-    if moment == "start":
+    if point == "start":
         line = next(line for line in timeline if line.operation == "zeros_like").bytes
         return line._replace(
             activations=0, temporaries=line.temporaries + line.activations
@@ -112,37 +112,37 @@ def line_of(moment, timeline):
 
 
 @pytest.mark.parametrize("name", ["start", "saved"])
-def test_the_moments_that_are_no_peak(name):
+def test_the_points_that_are_no_peak(name):
     """The batch is there and nothing else, and everything is saved: each category, on 20 random
     steps.
 
     Mutations: the batch among the activations before anything is saved; the logits still there at
     the end of forward."""
     for given, timeline in drawn(20):
-        moment, want = next(found for found in step_timeline(**given) if found[0].name == name)
+        point, want = next(found for found in step_timeline(**given) if found[0].name == name)
         counted = line_of(name, timeline)
         assert {category: counted[category] for category in want} == want, given
         assert (
             sum(want.values())
             == sum(counted.values())
-            == evaluate([moment.total], **given)[moment.total]
+            == evaluate([point.total], **given)[point.total]
         )
 
 
-def test_the_categories_of_every_moment_are_all_of_it():
-    """500 random steps, no ledger: at every moment nothing is negative and the sum is the moment's
+def test_the_categories_of_every_point_are_all_of_it():
+    """500 random steps, no ledger: at every point nothing is negative and the sum is the point's
     bytes; the tallest is the peak.
 
-    Mutations: temporaries that leave a category out; a moment's total of another moment; fused
+    Mutations: temporaries that leave a category out; a point's total of another point; fused
     attention with a bar of its own."""
     generator = random.Random(5)
     for _ in range(STEPS):
         given = draw(generator, fake=True).quantities()
         totals = {}
-        for moment, categories in step_timeline(**given):
-            assert min(categories.values()) >= 0, (moment.name, categories, given)
-            totals[moment.name] = sum(categories.values())
-            assert totals[moment.name] == evaluate([moment.total], **given)[moment.total]
+        for point, categories in step_timeline(**given):
+            assert min(categories.values()) >= 0, (point.name, categories, given)
+            totals[point.name] = sum(categories.values())
+            assert totals[point.name] == evaluate([point.total], **given)[point.total]
         computed = evaluate(["peak_bytes", "keeps_scores", *AT_PEAK.values()], **given)
         assert (
             max(totals.values())
@@ -150,12 +150,12 @@ def test_the_categories_of_every_moment_are_all_of_it():
             == sum(computed[name] for name in AT_PEAK.values())
         )
         assert ("attention" in totals) == bool(computed["keeps_scores"])
-    assert [moment.name for moment in STEP_TIMELINE if moment.name not in ("start", "saved")] == [
+    assert [point.name for point in STEP_TIMELINE if point.name not in ("start", "saved")] == [
         "attention",
-        *MOMENTS[1:],
+        *POINTS[1:],
     ]
     assert all(
         name in BOOK.formulas
-        for moment in STEP_TIMELINE
-        for name in (*moment.categories().values(), moment.total)
+        for point in STEP_TIMELINE
+        for name in (*point.categories().values(), point.total)
     )

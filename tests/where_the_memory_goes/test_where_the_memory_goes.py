@@ -1,4 +1,4 @@
-"""What the chapter on memory says of its small GPT, held against the ledger: its moments, and
+"""What the chapter on memory says of its small GPT, held against the ledger: its points, and
 habits that move bytes."""
 
 import pytest
@@ -56,21 +56,21 @@ def formula(name, **changes):
     return evaluate([name], **{**GIVEN, **changes})[name]
 
 
-def test_every_moment_of_the_table():
+def test_every_point_of_the_table():
     """The chapter's table: the loss, and then the most that is live in the head, in the layers, at
     the embedding, in the optimizer.
 
     Mutation: a term dropped from any of the five formulas, such as the batch in step_floor_bytes;
-    MOMENTS in another order."""
+    POINTS in another order."""
     timeline = watched(step).timeline
-    operations = [moment.operation for moment in timeline]
-    total = [moment.bytes.total for moment in timeline]
+    operations = [point.operation for point in timeline]
+    total = [point.bytes.total for point in timeline]
     loss = operations.index("_log_softmax_backward_data")
     # the last norm, and with it the head, is done
     head = operations.index("native_layer_norm_backward")
     # the position table's gradient: the layers are done
     layers = operations.index("slice_backward")
-    update = next(line for line, moment in enumerate(timeline) if moment.phase == "optimizer")
+    update = next(line for line, point in enumerate(timeline) if point.phase == "optimizer")
     assert timeline[loss].bytes.gradients == 0
     assert {
         "loss_peak_bytes": total[loss],
@@ -95,9 +95,9 @@ def test_the_loop_needs_more_than_foreach_where_one_tensor_is_most_of_the_model(
     a parameter."""
     highest = {
         mode: max(
-            moment.bytes.total
-            for moment in watched(step, foreach=mode).timeline
-            if moment.phase == "optimizer"
+            point.bytes.total
+            for point in watched(step, foreach=mode).timeline
+            if point.phase == "optimizer"
         )
         for mode in (False, True)
     }

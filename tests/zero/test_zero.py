@@ -655,7 +655,7 @@ def ahead_or_not():
         if ahead:
             ahead.close()
         sizes.append(log.totals()["send"].nbytes)
-        most.append(max(moment.bytes.gathered for moment in ledger.timeline))
+        most.append(max(point.bytes.gathered for point in ledger.timeline))
         by_thread = len(done)
         ends.append(whole_parameters(3, model))
     return all(torch.equal(ends[0][key], ends[1][key]) for key in ends[0]), sizes, most, by_thread
@@ -745,7 +745,7 @@ def weighed(stage, recipe):
         loss_of(model, batch).backward()
         optimizer.step()
     torch.set_default_dtype(torch.float32)
-    done = [moment.bytes for moment in ledger.timeline if moment.phase == "backward"][-1]
+    done = [point.bytes for point in ledger.timeline if point.phase == "backward"][-1]
     sizes = [size for _, size in flats_of(stage, model, optimizer)]
     return (
         sizes,
@@ -850,7 +850,7 @@ def whole_at_a_time():
         after_forward = ledger.bytes.gathered
         loss.backward()
     most = {
-        phase: max(moment.bytes.gathered for moment in ledger.timeline if moment.phase == phase)
+        phase: max(point.bytes.gathered for point in ledger.timeline if point.phase == phase)
         for phase in ("forward", "backward")
     }
     peak = ledger.peak.bytes
@@ -1011,7 +1011,7 @@ def filled_from_meta():
         for unit in stage3.sharded_units(ours):
             with unsharded(unit, recurse=False, write=True), torch.no_grad():
                 draw(unit)
-    most = max(moment.bytes.gathered for moment in ledger.timeline)
+    most = max(point.bytes.gathered for point in ledger.timeline)
     drawn = MODELS["gated"]()
     torch.manual_seed(0)
     with torch.no_grad():

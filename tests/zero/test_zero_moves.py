@@ -36,7 +36,7 @@ WIDTHS = (120, 120, 132, 144)
 # of the units, in elements: 12 divides them, no two are equal
 SIZES = [out * (into + 1) for into, out in zip(WIDTHS, WIDTHS[1:])]
 SMALL = 12_000  # bytes of activations and their gradients: less than the smallest shard on 4 ranks
-# gloo's thread may keep a buffer a moment longer: of each moment the leanest of three counts
+# gloo's thread may keep a buffer a moment longer: of each point the leanest of three counts
 STEPS = 3
 
 
@@ -55,14 +55,14 @@ class Block(nn.Module):
 
 
 class Watched:
-    """A model and its optimizer under a stage; `moments` are the moves that it makes, each with
+    """A model and its optimizer under a stage; `points` are the moves that it makes, each with
     what the rank has afterwards.
 
-    A moment is weighed when the next thing begins: inside a hook of autograd a gradient that has
+    A point is weighed when the next thing begins: inside a hook of autograd a gradient that has
     gone is alive until it returns."""
 
     def __init__(self, stage):
-        self.stage, self.moments, self.pending, self.ledger = stage, [], None, None
+        self.stage, self.points, self.pending, self.ledger = stage, [], None, None
         self.blocks = [Block(into, out) for into, out in zip(WIDTHS, WIDTHS[1:])]
         self.model = nn.Sequential(*self.blocks)
         self.parameters = [list(block.parameters()) for block in self.blocks]
@@ -184,7 +184,7 @@ class Watched:
             if self.stage < 3
             else None
         )
-        self.moments.append(
+        self.points.append(
             [
                 move,
                 (counts.parameters, counts.optimizer, counts.gathered),
@@ -223,7 +223,7 @@ def collectives_in(messages):
 
 
 def watched(stage, microbatches):
-    """(moments, collectives) of the leanest of the steps."""
+    """(points, collectives) of the leanest of the steps."""
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
     watch = Watched(stage)
@@ -231,15 +231,15 @@ def watched(stage, microbatches):
     seen = []
     for _ in range(STEPS):
         watch.optimizer.zero_grad()
-        watch.moments = []
+        watch.points = []
         with Ledger(watch.model, watch.optimizer) as watch.ledger, CommunicationLog() as log:
             watch.step(microbatches)
         watch.ledger = None
-        seen.append(watch.moments)
-    assert all([m[:3] for m in moments] == [m[:3] for m in seen[0]] for moments in seen), (
+        seen.append(watch.points)
+    assert all([m[:3] for m in points] == [m[:3] for m in seen[0]] for points in seen), (
         "every step is the same"
     )
-    leanest = [min(same, key=lambda moment: moment[3]) for same in zip(*seen)]
+    leanest = [min(same, key=lambda point: point[3]) for same in zip(*seen)]
     return [[*lean[:4], last[4]] for lean, last in zip(leanest, seen[-1])], collectives_in(
         log.messages
     )
@@ -285,11 +285,11 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
         if isinstance(move, (AllReduce, AllGather))
     ]
     every = world.run(watched, stage, microbatches)
-    for moments, collectives in every:
-        assert [moment[0] for moment in moments] == moves
+    for points, collectives in every:
+        assert [point[0] for point in points] == moves
         assert collectives == wanted
         for move, before, now, (_, counts, gradients, rest, _) in zip(
-            moves, pictures, pictures[1:], moments
+            moves, pictures, pictures[1:], points
         ):
             assert counts == tuple(
                 said(now, field, n) for field in ("parameters", "optimizer", "gathered")
@@ -307,7 +307,7 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
     if stage < 3:
         for number, now in enumerate(pictures[1:]):
             for unit, has in enumerate(now):
-                assert (len({moments[number][4][unit] for moments, _ in every}) > 1) == has.old, (
+                assert (len({points[number][4][unit] for points, _ in every}) > 1) == has.old, (
                     moves[number],
                     unit,
                 )

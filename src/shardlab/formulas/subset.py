@@ -79,7 +79,7 @@ def square_root(a):
 
 
 def maximum(*values):
-    """The largest of the values: the peak over the moments of a step."""
+    """The largest of the values: the peak over the points of a step."""
     if _symbolic(*values):
         return _as_symbols("Maximum", *values)
     return max(values)

@@ -11,7 +11,7 @@ segments; libraries such as cuBLAS take workspaces from it; the CUDA context and
 outside it. The rows add up to what the driver says is in use, so whatever is not explained stands
 in a row of its own and is not hidden in another.
 
-Each counter of the allocator has its peak at a moment of its own: at the ledger's peak another
+Each counter of the allocator has its peak at a point of its own: at the ledger's peak another
 operation may hold less scratch than a later one. So the account reads the counters twice, at the
 ledger's peak and, each for itself, at the counters' own peaks.
 """
@@ -28,7 +28,7 @@ UNEXPLAINED = "not explained; below 0: counted twice"
 
 
 class Reading(NamedTuple):
-    """Bytes of the caching allocator, at one moment or at the peak of each."""
+    """Bytes of the caching allocator, at one point or at the peak of each."""
 
     requested: int  # what was asked for
     # blocks in use, or freed while another stream may still use them: at least what was asked for
@@ -146,7 +146,7 @@ def account_rows(
     others      requested at the ledger's peak and not in the ledger: the batch, say
     workspaces  of cuBLAS when all was over; at the ledger's peak there were as many or fewer
     then, peak  the allocator at the ledger's peak, and each of its counters at its own
-    outside     what the driver says is in use, less what was reserved at that moment
+    outside     what the driver says is in use, less what was reserved at that point
     """
     beyond = then.requested - ledger_bytes - others
     lent = min(workspaces, max(beyond, 0))

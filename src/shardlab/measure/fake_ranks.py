@@ -2,7 +2,7 @@
 a fake process group.
 
     step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), world_size=1024)
-    step.peak.bytes.gathered       # bytes of gathered parameters at the fullest moment of rank 0's
+    step.peak.bytes.gathered       # bytes of gathered parameters at the fullest point of rank 0's
                                    # training step
 
 Fake tensors have shapes and no contents, PyTorch's fake process group returns at once without
@@ -23,7 +23,7 @@ from ..gpt import GPT, GPTConfig, next_token_loss
 from ..torch_internals import FakeTensorMode, fake_store
 from ..zero.stage3 import fully_shard
 from .communication import CommunicationLog, Total
-from .ledger import Counts, Ledger, Moment
+from .ledger import Counts, Ledger, TimelinePoint
 
 
 @contextmanager
@@ -44,11 +44,11 @@ def fake_ranks(world_size: int, rank: int = 0):
 
 
 class ShardedStep(NamedTuple):
-    """A rank's training step: bytes that rest after it, the fullest moment, messages by
+    """A rank's training step: bytes that rest after it, the fullest point, messages by
     operation."""
 
     resting: Counts
-    peak: Moment
+    peak: TimelinePoint
     messages: dict[str, Total]
 
 

@@ -1,11 +1,11 @@
-"""The byte ledger: every live byte of a training step, by category, at every moment, with what
+"""The byte ledger: every live byte of a training step, by category, at every point, with what
 allocated it.
 
     with Ledger(model, optimizer) as ledger:
         loss = next_token_loss(model(tokens), targets)
         loss.backward()
         optimizer.step()
-    ledger.peak            # Moment(bytes=Counts(parameters=64363520, ...), phase="backward",
+    ledger.peak            # TimelinePoint(bytes=Counts(parameters=64363520, ...), phase="backward",
                            # operation="_log_softmax_backward_data")
 
 A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new
@@ -18,7 +18,7 @@ autograd keeps, such as the divisor of x / 3; what an allocator rounds up or hol
 cuda.py).
 
 Peer: PyTorch's MemTracker (torch.distributed._tools.mem_tracker) counts the same bytes by module;
-the ledger keeps every moment with its operation, and says what is gathered.
+the ledger keeps every point with its operation, and says what is gathered.
 """
 
 import weakref
@@ -65,7 +65,7 @@ class Counts(NamedTuple):
         return sum(self)
 
 
-class Moment(NamedTuple):
+class TimelinePoint(NamedTuple):
     """One line of the timeline: live bytes after an operation that changed them, and where in the
     step it ran."""
 
@@ -114,9 +114,9 @@ class Ledger(TorchDispatchMode):
             )
         self.model, self.optimizer = model, optimizer
         self.only = None if device is None else torch.device(device).type
-        # called at each moment with more bytes than any before it
+        # called at each point with more bytes than any before it
         self.when_fuller: Callable[[], object] | None = None
-        self.timeline: list[Moment] = []
+        self.timeline: list[TimelinePoint] = []
         self._most = -1
         self._live: dict[int, Entry] = {}  # by the address of the storage
         self._watchers: dict[int, weakref.ref] = {}
@@ -135,9 +135,9 @@ class Ledger(TorchDispatchMode):
         return Counts(**self._now)
 
     @property
-    def peak(self) -> Moment:
-        """The first moment of most live bytes."""
-        return max(self.timeline, key=lambda moment: moment.bytes.total)
+    def peak(self) -> TimelinePoint:
+        """The first point of most live bytes."""
+        return max(self.timeline, key=lambda point: point.bytes.total)
 
     def by_module(self, category: str) -> dict[str, int]:
         """Live bytes of one category by the module that allocated them, now."""
@@ -199,7 +199,9 @@ class Ledger(TorchDispatchMode):
             if current_backward() is None
             else "backward"
         )
-        self.timeline.append(Moment(counts := self.bytes, phase, operation, self._modules[-1]))
+        self.timeline.append(
+            TimelinePoint(counts := self.bytes, phase, operation, self._modules[-1])
+        )
         self._changed = False
         if counts.total > self._most:
             self._most = counts.total
@@ -309,15 +311,15 @@ class Ledger(TorchDispatchMode):
                 born[entry.born] += entry.nbytes
         self._move(category, held)
         since = 0
-        for line, moment in enumerate(self.timeline):
+        for line, point in enumerate(self.timeline):
             since += born[line]
             if since:
-                counts = moment.bytes._asdict()
+                counts = point.bytes._asdict()
                 counts[category], counts["temporaries"] = (
                     counts[category] + since,
                     counts["temporaries"] - since,
                 )
-                self.timeline[line] = moment._replace(bytes=Counts(**counts))
+                self.timeline[line] = point._replace(bytes=Counts(**counts))
 
     # --- entering and leaving ---------------------------------------------------------------------
 

@@ -235,9 +235,9 @@ def weighed(
             with CommunicationLog() as log:
                 train_step(model, optimizer, tokens)
     # nothing came or went on devices of this kind
-    moments = ledger.timeline[line:] or ledger.timeline[-1:]
+    points = ledger.timeline[line:] or ledger.timeline[-1:]
     return Weighed(
-        max(moment.bytes.total for moment in moments),
+        max(point.bytes.total for point in points),
         log.totals(),
         torch.cuda.max_memory_allocated() if device == "cuda" else 0,
     )

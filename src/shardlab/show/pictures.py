@@ -44,7 +44,7 @@ class MemoryBar:
 
 @dataclass(frozen=True)
 class Column:
-    """One moment of a timeline: its name, its phase, all its bytes, its parts from the bottom up.
+    """One point of a timeline: its name, its phase, all its bytes, its parts from the bottom up.
     It is there when all of `when` holds."""
 
     name: str
@@ -56,8 +56,8 @@ class Column:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A column of bytes for each moment, from zero, time from left to right; the highest is marked,
-    the card's capacity is a line."""
+    """A column of bytes for each point of the step, from zero, time from left to right; the highest
+    is marked, the card's capacity is a line."""
 
     title: str
     columns: tuple

@@ -28,17 +28,17 @@ CATEGORIES = {
 }
 
 
-def _column(moment):
+def _column(point):
     parts = tuple(
         Part(quantity, CATEGORIES[category], category)
-        for category, quantity in moment.categories().items()
+        for category, quantity in point.categories().items()
     )
     return Column(
-        moment.name,
-        moment.phase,
-        moment.total,
+        point.name,
+        point.phase,
+        point.total,
         parts,
-        when=((moment.when, 1),) if moment.when else (),
+        when=((point.when, 1),) if point.when else (),
     )
 
 
@@ -110,19 +110,19 @@ WHERE_THE_MEMORY_GOES = Explorer(
             capacity="gpu_memory_bytes",
         ),
         Timeline(
-            "The step, moment by moment",
+            "The step, point by point",
             tuple(map(_column, STEP_TIMELINE)),
             capacity="gpu_memory_bytes",
         ),
     ),
     sentence=(
         Say("One GPU holds {peak_bytes:bytes} ({peak_bytes}) at its peak, "),
-        Say("in the last layer's attention, on the way forward", when=(("peak_moment", 1),)),
-        Say("at the backward of the loss", when=(("peak_moment", 2),)),
-        Say("at the backward of the head", when=(("peak_moment", 3),)),
-        Say("at the backward of a layer", when=(("peak_moment", 4),)),
-        Say("at the gradient of the embedding", when=(("peak_moment", 5),)),
-        Say("in the optimizer's step", when=(("peak_moment", 6),)),
+        Say("in the last layer's attention, on the way forward", when=(("peak_point", 1),)),
+        Say("at the backward of the loss", when=(("peak_point", 2),)),
+        Say("at the backward of the head", when=(("peak_point", 3),)),
+        Say("at the backward of a layer", when=(("peak_point", 4),)),
+        Say("at the gradient of the embedding", when=(("peak_point", 5),)),
+        Say("in the optimizer's step", when=(("peak_point", 6),)),
         Say(
             "; it fits a card of {gpu_memory_bytes} with {free_bytes} to spare.",
             when=(("fits", 1),),
@@ -152,7 +152,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
             ("fits?", "fits", "yes or no"),
         ),
     ),
-    outputs=("peak_bytes", "peak_moment"),
+    outputs=("peak_bytes", "peak_point"),
     why=(
         "parameters",
         "parameter_bytes",
@@ -184,7 +184,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         "optimizer_temporary_bytes",
         "optimizer_peak_bytes",
         "peak_bytes",
-        "peak_moment",
+        "peak_point",
         "gradients_at_peak_bytes",
         "activations_at_peak_bytes",
         "temporaries_at_peak_bytes",

@@ -1,5 +1,5 @@
 """plotly figure of a training step as the byte ledger saw it: live bytes by category after every
-operation, the peak named, and what the formulas say of its moments as rings.
+operation, the peak named, and what the formulas say of its points as rings.
 
     timeline_figure(ledger.timeline, predicted=step_timeline(**quantities))
 """
@@ -28,14 +28,14 @@ def timeline_figure(timeline, predicted=None, title="The bytes of a training ste
     lines, the peak among them.
 
     `timeline`: lines with `bytes` (named by category), `phase`, `operation`, `module`. `predicted`:
-    pairs (moment, category -> bytes) as step_timeline() of formulas.step returns them.
+    pairs (point, category -> bytes) as step_timeline() of formulas.step returns them.
 
     Raises ValueError for a timeline without lines.
     """
     if not timeline:
         raise ValueError("the timeline has 0 lines: run the step inside the ledger, then draw it.")
     totals = [sum(line.bytes) for line in timeline]
-    expected = [(moment, sum(categories.values())) for moment, categories in predicted or ()]
+    expected = [(point, sum(categories.values())) for point, categories in predicted or ()]
     most = max([*totals, *(total for _, total in expected), 1])
     unit, scale = unit_of(most, BINARY)
     kept = thin(
@@ -183,14 +183,14 @@ def _mark_peak(figure, totals, scale):
 
 
 def _rings(timeline, totals, expected, scale):
-    """A ring at each predicted moment: over the line of its phase that comes nearest to it."""
+    """A ring at each predicted point: over the line of its phase that comes nearest to it."""
     places, texts = [], []
-    for moment, total in expected:
-        lines = [k for k in range(len(timeline)) if timeline[k].phase == moment.phase] or range(
+    for point, total in expected:
+        lines = [k for k in range(len(timeline)) if timeline[k].phase == point.phase] or range(
             len(timeline)
         )
         places.append(min(lines, key=lambda k: abs(totals[k] - total)))
-        texts.append(f"{moment.name}: {format_bytes(total)}")
+        texts.append(f"{point.name}: {format_bytes(total)}")
     return go.Scatter(
         x=places,
         y=[round(total / scale, 3) for _, total in expected],

@@ -25,8 +25,8 @@ _LEDGER = (
     "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
 )
 
-# peak_moment counts them from 1
-MOMENTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
+# peak_point counts them from 1
+POINTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
 
 
 # --- what lasts -----------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def attention(
 
 
 @STEP.place(
-    "saved", phase="forward", symbol=r"_\text{saved}", total="saved_moment_bytes", largest=False
+    "saved", phase="forward", symbol=r"_\text{saved}", total="end_of_forward_bytes", largest=False
 )
 def saved(activation_bytes):
     """at the end of forward: all that backward needs is there, and the loss"""
@@ -260,7 +260,7 @@ def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temp
     )
 
 
-STEP.largest(which="peak_moment")
+STEP.largest(which="peak_point")
 STEP_TIMELINE = tuple(STEP.places)
 
 
