@@ -25,7 +25,7 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
             sizes[name] = sizes["heads"]
         if name == "feed_forward" and sizes[name] is None:
             sizes[name] = 4 * sizes["hidden"]
-        sizes[name] = whole(name, sizes[name], *((0, 1) if name in SWITCHES else (1, None)))
+        sizes[name] = whole_number(name, sizes[name], *((0, 1) if name in SWITCHES else (1, None)))
     hidden, heads, key_value_heads = (
         sizes[name] for name in ("hidden", "heads", "key_value_heads")
     )
@@ -40,7 +40,7 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
     return sizes
 
 
-def whole(name: str, value, least: int, most: int | None) -> int:
+def whole_number(name: str, value, least: int, most: int | None) -> int:
     number = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(number, Integral) and least <= number and (most is None or number <= most):
         return int(number)

@@ -177,7 +177,7 @@ def repeated(plan: Schedule, steps: int) -> Schedule:
     ]
 
 
-def validate(plan: Schedule, microbatches: int) -> None:
+def validate_schedule(plan: Schedule, microbatches: int) -> None:
     """Raises InvalidSchedule, with the grid and the bad cell, unless each stage is on one rank and
     does each microbatch once, in order; Deadlock if the ranks would not get through."""
     check_order(plan, microbatches)

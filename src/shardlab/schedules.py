@@ -84,7 +84,7 @@ def all_of(stage: int, kind: Kind, microbatches: int) -> Iterator[Action]:
 
 def with_warm_up(ranks: int, microbatches: int, warm: Callable[[int], int]) -> Schedule:
     """One stage on each rank; `warm(rank)` forwards before the first pair."""
-    check(ranks, microbatches)
+    check_sizes(ranks, microbatches)
     return [
         list(
             whole(
@@ -117,7 +117,7 @@ def eager_one_f_one_b(ranks: int, microbatches: int) -> Schedule:
 def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
     """Rank r has the stages r, r + p, r + 2p, ... and does p microbatches of one, then p of the
     next: Narayanan et al. 2021, section 2.2."""
-    check(ranks, microbatches, stages_per_rank)
+    check_sizes(ranks, microbatches, stages_per_rank)
     if microbatches % ranks:
         raise InvalidSchedule(
             f"microbatches = {microbatches}: interleaving takes them in groups of one for each"
@@ -148,7 +148,7 @@ def interleaved(ranks: int, microbatches: int, stages_per_rank: int = 2) -> Sche
 
 def zero_bubble(ranks: int, microbatches: int, deep: int) -> Schedule:
     """`deep` times the warm-up of 1F1B; W stays `deep` times the rank's number of pairs behind."""
-    check(ranks, microbatches)
+    check_sizes(ranks, microbatches)
     return [
         list(
             split(
@@ -193,7 +193,7 @@ def schedule(name: str, ranks: int, microbatches: int, **options: int) -> Schedu
     return SCHEDULES[name](ranks, microbatches, **options)
 
 
-def check(ranks: int, microbatches: int, stages_per_rank: int = 1):
+def check_sizes(ranks: int, microbatches: int, stages_per_rank: int = 1):
     numbers = dict(ranks=ranks, microbatches=microbatches, stages_per_rank=stages_per_rank)
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:

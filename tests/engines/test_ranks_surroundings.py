@@ -14,7 +14,7 @@ import pytest
 from notebook_kernel import gone
 
 from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
-from shardlab.ranks.board import Board, Kind, Post, shortened
+from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.findings import disagreement, unfinished
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
 from shardlab.ranks.shared import SharedFile
@@ -463,7 +463,7 @@ def board(world_size=2) -> Board:
 
 
 def post(channel, number, what="x", seconds=1.0, history=0) -> Post:
-    return Post(channel, number, seconds, 3, Kind.collective, what, history=history)
+    return Post(channel, number, seconds, 3, CallKind.collective, what, history=history)
 
 
 def test_channels_never_share_a_row():

@@ -13,7 +13,7 @@ from shardlab.schedule_simulation import (
     in_flight,
     repeated,
     simulate,
-    validate,
+    validate_schedule,
 )
 from shardlab.schedules import (
     SCHEDULES,
@@ -64,7 +64,7 @@ def accept_all(sizes):
         for name, plan, stages in every_schedule(ranks, microbatches):
             homes = accepted_by_pytorch(plan, stages, microbatches)
             assert homes == {stage: stage % ranks for stage in range(stages)}, (name, ranks)
-            validate(plan, microbatches)  # ours also asks whether the ranks get through
+            validate_schedule(plan, microbatches)  # ours also asks whether the ranks get through
 
 
 def test_pytorch_accepts_every_schedule():
@@ -213,7 +213,7 @@ BAD = {
 def test_a_wrong_list_is_shown_with_its_bad_cell(change, words, cell):
     """Must catch: each of these lists accepted; another cell marked than the one that is wrong."""
     with pytest.raises(InvalidSchedule) as caught:
-        validate(changed(change), 4)
+        validate_schedule(changed(change), 4)
     said = str(caught.value)
     assert words in said and cell in said
     assert said.count(">") == (1 if ">" in cell else 0)
@@ -226,7 +226,7 @@ def test_a_deadlock_says_who_waits_for_whom():
     plan = one_f_one_b(3, 4)
     plan[0][1:4] = plan[0][3], plan[0][1], plan[0][2]
     with pytest.raises(Deadlock) as caught:
-        validate(plan, 4)
+        validate_schedule(plan, 4)
     F, B = Kind.FORWARD, Kind.BACKWARD
     assert caught.value.waits == {
         0: (Action(0, B, 0), {Action(1, B, 0): 1}),

@@ -32,7 +32,7 @@ TEXT = 160
 MOST_RANKS = 64  # the members of a channel are the bits of one integer
 
 
-class Kind(IntEnum):
+class CallKind(IntEnum):
     collective = 1
     send = 2
     receive = 3
@@ -44,7 +44,7 @@ class Post(NamedTuple):
     number: int  # from 1
     seconds: float  # when it was written
     members: int  # bit r: rank r belongs to the channel
-    kind: Kind
+    kind: CallKind
     # "all_reduce sum of float32 [4, 3]"; the same for all members, or they disagree
     what: str
     inbox: int = 0  # of send and recv: the channel of a recv from anybody that may take the message
@@ -83,7 +83,7 @@ class ChannelRow(NamedTuple):
     seconds: float  # of the last call
     first: int  # the first call since the channel has this row
     count: int  # the number of the last call
-    kind: Kind
+    kind: CallKind
 
 
 class Unfinished(NamedTuple):
@@ -207,7 +207,7 @@ class Board:
             number,
             seconds,
             row.members,
-            Kind(kind),
+            CallKind(kind),
             what.rstrip(b"\0").decode(errors="replace"),
             row.inbox,
             bool(blocking),
@@ -237,7 +237,7 @@ class Board:
     def rows_of(self, rank: int) -> dict[int, ChannelRow]:
         begin = rank * self.rank_size + FLAGS
         rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
-        return {row[0]: ChannelRow(*row[:-1], Kind(row[-1])) for row in rows if row[0]}
+        return {row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if row[0]}
 
     def has_lost_rows(self, rank: int) -> bool:
         return bool(struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0])

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from .board import MOST_RANKS, Board, Kind, Post, shortened
+from .board import MOST_RANKS, Board, CallKind, Post, shortened
 from .calls import CollectiveCall
 from .findings import uneven
 from .messages import BringsNaN, Disagreement
@@ -71,7 +71,7 @@ class Checks:
             what = f"new_group of ranks {', '.join(map(str, ranks))}"
             channel = self.key("new_group", *taking_part)
             members = sum(1 << rank for rank in taking_part)
-            self.compare(self.counted(channel, members, Kind.collective, what, blocking=True))
+            self.compare(self.counted(channel, members, CallKind.collective, what, blocking=True))
 
     def compare(self, post: Post):
         """Write the post, and raise if another rank has written something else for this call."""
@@ -109,7 +109,7 @@ class Checks:
             return self.counted(
                 group.channel,
                 group.members,
-                Kind.collective,
+                CallKind.collective,
                 what,
                 blocking=not call.asynchronous,
                 sends=sends,
@@ -122,9 +122,9 @@ class Checks:
         if peer is None:
             inbox = self.key(name, group.members, here, call.tag)
             what = f"recv from any rank of {of}"
-            return self.counted(inbox, group.members, Kind.receive_from_any, what, blocking)
+            return self.counted(inbox, group.members, CallKind.receive_from_any, what, blocking)
         source, target = (here, peer) if call.name == "send" else (peer, here)
-        kind = Kind.send if call.name == "send" else Kind.receive
+        kind = CallKind.send if call.name == "send" else CallKind.receive
         return self.counted(
             self.key(name, group.members, source, target, call.tag),
             1 << group.ranks[source] | 1 << group.ranks[target],

@@ -16,7 +16,7 @@ import linecache
 import re
 from collections import Counter
 
-from .board import Kind, Post
+from .board import CallKind, Post
 from .findings import Awaited, Circle, Finding, Skipped
 from .messages import BringsNaN, Died, Disagreement, Frame, Raised, Refused, Returned
 from .output import MOST_BYTES
@@ -181,7 +181,7 @@ def _absent(trouble: Skipped | Awaited) -> str:
     """One sentence: who did not come to what."""
     post, absent = trouble.post, trouble.absent
     waiting = waiting_in(trouble)
-    if post.kind is Kind.receive_from_any:
+    if post.kind is CallKind.receive_from_any:
         came = "ended without a message for" if isinstance(trouble, Skipped) else "sent nothing to"
         return (
             f"{_ranks(absent).capitalize()} {came} {post.what}, in which {_ranks(waiting)} waited."
@@ -217,9 +217,9 @@ def _circle(trouble: Circle) -> list[str]:
 def _in_call(post: Post, rank: int) -> str:
     of = post.what.partition(" of ")[2]
     other = [r for r in post.ranks if r != rank]
-    if post.kind is Kind.send:
+    if post.kind is CallKind.send:
         return f"a send to {_ranks(other)} of {of}"
-    if post.kind is Kind.receive:
+    if post.kind is CallKind.receive:
         return f"a recv from {_ranks(other)} of {of}"
     return post.what
 

@@ -8,7 +8,7 @@ beginning, the ranks wait for each other, and all of them are named.
 
 from typing import NamedTuple
 
-from .board import DEPTH, Board, ChannelRow, Kind, Post, Unfinished, members_of
+from .board import DEPTH, Board, CallKind, ChannelRow, Post, Unfinished, members_of
 from .messages import Returned
 
 STILL_SECONDS = 1.0  # for which ranks must have waited for each other before this is said
@@ -45,10 +45,10 @@ def first_finding(board: Board, ends: list, patience_seconds: float, now: float)
     for call in calls:
         never = [r for r in call.absent if isinstance(ends[r], Returned)]
         someone = any(ends[r] is None or isinstance(ends[r], Returned) for r in call.came)
-        of_any = call.post.kind is Kind.receive_from_any
+        of_any = call.post.kind is CallKind.receive_from_any
         if never and someone and (never == call.absent or not of_any):
             return Skipped(call.post, never)
-    waits = waiting(board, calls, ends)
+    waits = waiting_ranks(board, calls, ends)
     if circle := closed(waits, now):
         return circle
     for call in calls:
@@ -57,7 +57,7 @@ def first_finding(board: Board, ends: list, patience_seconds: float, now: float)
     return None
 
 
-def waiting(board: Board, calls: list[Unfinished], ends: list) -> dict[int, Unfinished]:
+def waiting_ranks(board: Board, calls: list[Unfinished], ends: list) -> dict[int, Unfinished]:
     """For each rank at work whose last call, of all its channels, has not ended: that call."""
     waits = {}
     for rank in board.visible:
@@ -81,7 +81,7 @@ def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
         free = [
             r
             for r, call in stuck.items()
-            if not (all if call.post.kind is Kind.receive_from_any else any)(
+            if not (all if call.post.kind is CallKind.receive_from_any else any)(
                 other in stuck for other in call.absent
             )
         ]
@@ -141,7 +141,7 @@ def unfinished(board: Board) -> list[Unfinished]:
 
 
 def _is_any(row: ChannelRow) -> bool:
-    return row.kind is Kind.receive_from_any
+    return row.kind is CallKind.receive_from_any
 
 
 def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinished | None:
@@ -168,8 +168,8 @@ def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
     """Of messages that a rank receives from anybody only the number is known, not who sent them."""
     [(receiver, own)] = [(r, rows[r][inbox]) for r in rows if inbox in rows[r]]
     theirs = [(r, row) for r in rows for row in rows[r].values() if row.inbox == inbox]
-    sent = [(r, row) for r, row in theirs if row.kind is Kind.send]
-    got = own.count + sum(row.count for r, row in theirs if row.kind is Kind.receive)
+    sent = [(r, row) for r, row in theirs if row.kind is CallKind.send]
+    got = own.count + sum(row.count for r, row in theirs if row.kind is CallKind.receive)
     if any(board.has_lost_rows(r) for r in rows):
         return None
     total = sum(row.count for _, row in sent)

@@ -55,7 +55,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TimelinePicture:
     """A column of bytes for each point of the step, from zero, time from left to right; the highest
     is marked, the card's capacity is a line."""
 

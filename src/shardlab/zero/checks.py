@@ -67,10 +67,10 @@ def check_parameters(
     optimizer already."""
     facts = [fact(name, parameter) for name, parameter in named]
     rule = "all ranks shard the same parameters, in the same order"
-    agree(facts, group, CannotShard, rule, complaint(named, others))
+    agree(facts, group, CannotShard, rule, complaint_of_group(named, others))
 
 
-def complaint(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:
+def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:
     """What is wrong on this rank; empty if nothing is."""
     if not any(parameter.requires_grad for _, parameter in named):
         return (

@@ -3,7 +3,7 @@ parameter."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Column, MemoryBar, Part, Timeline
+from shardlab.show.pictures import Column, MemoryBar, Part, TimelinePicture
 from shardlab.show.spec import (
     AtLeast,
     Choice,
@@ -109,7 +109,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
             total="peak_bytes",
             capacity="gpu_memory_bytes",
         ),
-        Timeline(
+        TimelinePicture(
             "The step, point by point",
             tuple(map(_column, STEP_TIMELINE)),
             capacity="gpu_memory_bytes",
