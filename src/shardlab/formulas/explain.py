@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from .registry import BOOK, Formula, Registry, show
 from .subset import written
 
-DECIMAL = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
+DECIMAL_UNITS = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
 
 
 @dataclass(frozen=True)
-class Line:
+class TreeLine:
     """One quantity of the tree. `origin` says where the number is from: "computed", "given",
     "assumed" or the preset that gives it. `again` marks what is explained further up."""
 
@@ -114,7 +114,7 @@ def explained(names, *, allow_unused=False, levels=None, registry: Registry = BO
                 source=found.source,
                 measured_by=found.measured_by,
             )
-        lines.append(Line(**facts))
+        lines.append(TreeLine(**facts))
         done.add(name)
         if computed and not again and (levels is None or level < levels):
             for need in found.needs:
@@ -141,6 +141,6 @@ def amount(value, unit) -> str:
     number = f"{value:,.6g}" if isinstance(value, float) else show(value)
     unit = "" if unit in ("count", "fraction") else f" {unit}"
     if unit == " bytes" and value >= 10**6:
-        size, name = next(pair for pair in DECIMAL if value >= pair[0])
+        size, name = next(pair for pair in DECIMAL_UNITS if value >= pair[0])
         return f"{number} bytes ({value / size:.3g} {name})"
     return number + unit

@@ -22,7 +22,7 @@ from .pictures import MemoryBar
 # --- what an explorer is made of ------------------------------------------------------------------
 
 
-def written(value):
+def as_code(value):
     """A value as Python code; what a reader typed and is no number, as it was typed."""
     return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
 
@@ -383,7 +383,7 @@ class Explorer:
             for kind, preset in presets.items()
             if any(name in self.asked and name not in own for name in preset)
         ]
-        lines = [", ".join(named), ", ".join(f"{name}={written(values[name])}" for name in own)]
+        lines = [", ".join(named), ", ".join(f"{name}={as_code(values[name])}" for name in own)]
         outputs = ", ".join(map(quoted, self.outputs))
         given = "".join(f",\n        {line}" for line in lines if line)
         return f"from shardlab.formulas import explain\n\nexplain([{outputs}]{given})"

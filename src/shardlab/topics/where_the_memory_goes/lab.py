@@ -46,6 +46,11 @@ def step_quantities(config: GPTConfig, **changes: int) -> dict:
     }
 
 
+def pieces_of_a_step(config: GPTConfig) -> dict[str, int]:
+    """Bytes of each piece that a step has in memory, some of them at some time."""
+    return evaluate(PIECES, allow_unused=True, **step_quantities(config))
+
+
 def peak_by_formula(config: GPTConfig, **changes: int) -> int:
     """Bytes at the peak of a step."""
     return evaluate(["peak_bytes"], **step_quantities(config, **changes))["peak_bytes"]
@@ -53,13 +58,14 @@ def peak_by_formula(config: GPTConfig, **changes: int) -> int:
 
 def parameters_of(config: GPTConfig) -> int:
     """How many parameters a GPT of those sizes has."""
-    return evaluate(["parameters"], **step_quantities(config))["parameters"]
+    return evaluate(["parameters"], **config.quantities())["parameters"]
 
 
 def update_by_formula(config: GPTConfig, mode: str) -> int:
     """Bytes that the optimizer's update needs beside the states; `mode` is how it runs."""
     given = step_quantities(config, optimizer_mode=list(runs.MODES).index(mode))
-    return evaluate(["optimizer_temporary_bytes"], **given)["optimizer_temporary_bytes"]
+    name = "optimizer_temporary_bytes"
+    return evaluate([name], allow_unused=True, **given)[name]
 
 
 def update_by_ledger(ledger: Ledger) -> int:
