@@ -18,9 +18,13 @@ twice. A listener that is gone, say because a cell ran again, is told nothing.
 A technique that must act before the gradients of its parameters are made (stage 3 gathers them
 first) uses two functions below: `when_gradient_comes` calls at the first gradient of some tensors,
 `when_backward_ends` at the end. `torch_internals.current_backward` tells whether one is running.
+
+A pipeline runs a backward for each microbatch, and makes gradients beside autograd too, so it says
+itself when they are complete: `as_one_backward`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from weakref import ReferenceType, ref
 
 import torch
@@ -100,3 +104,29 @@ def when_gradient_comes(tensors: Sequence[Tensor], function: Callable[[], None])
     goes on from there."""
     if tensors:
         register_multi_grad_hook(tensors, lambda _: function(), mode="any")
+
+
+@contextmanager
+def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+    """All backwards within, and gradients that autograd does not make, are one backward to those
+    who listen to these parameters: they are told of it at the end, the last parameter first. Within
+    no_sync() they are told nothing, as of any backward."""
+    told: dict[BackwardListener, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        listener = owners[parameter]() if parameter in owners else None
+        if listener is not None and listener.listening:
+            told.setdefault(listener, []).append(parameter)
+    for listener in told:
+        listener.listening = False
+    try:
+        yield
+    finally:
+        for listener in told:
+            listener.listening = True
+    with torch.no_grad():
+        for listener, own in told.items():
+            listener.backward_begins()
+            for parameter in reversed(own):
+                if parameter.grad is not None:
+                    listener.gradient_arrives(parameter)
+            listener.backward_ends()

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.backward import (
     BackwardListener,
+    as_one_backward,
     when_backward_ends,
     when_gradient_comes,
 )
@@ -148,3 +149,35 @@ def test_for_techniques_that_act_before():
     model[0].weight.register_post_accumulate_grad_hook(lambda _: told.append(running[0]() is None))
     model[1](hidden).sum().backward()
     assert told == [True, False, "end"] and running[0]() is None and current_backward() is None
+
+
+def test_several_backwards_as_one():
+    """Three backwards, and a gradient that autograd has not made, are told once; a parameter
+    without a gradient is not told; nothing is told within no_sync, and nothing of one that raised.
+
+    Must catch: each backward told; a listener that hears nothing for ever after; a gradient said to
+    be complete before the last backward."""
+    model = net()
+    model.extra, model.unused = extra, _ = [nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    diary = Diary(model)
+    with as_one_backward([*model.parameters(), nn.Parameter(torch.zeros(1))]):
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        extra.grad = torch.ones(2)
+        assert diary.told == []
+    assert diary.told[0] == "begin" and diary.told[-1] == "end"
+    assert sorted(diary.told[1:-1]) == ["0.weight", "1.weight", "extra"]
+    assert diary.told.index("1.weight") < diary.told.index("0.weight")
+    diary.told.clear()
+    with pytest.raises(ValueError):
+        with as_one_backward(model.parameters()):
+            model(torch.ones(1, 2)).sum().backward()
+            raise ValueError
+    assert diary.told == []
+    diary.listening = False
+    with as_one_backward(model.parameters()):
+        model(torch.ones(1, 2)).sum().backward()
+    assert diary.told == [] and not diary.listening
+    diary.listening = True
+    model(torch.ones(1, 2)).sum().backward()
+    assert diary.told == ["begin", "1.weight", "0.weight", "end"]

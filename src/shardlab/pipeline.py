@@ -1,0 +1,151 @@
+"""A model cut by depth: each rank has some of its layers and runs its list of a schedule.
+
+    layers = [model.embedding, *model.blocks, model.head]
+    plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)    # the same on all ranks
+    pipeline = Pipeline(layers, plan, next_token_loss)         # keeps this rank's layers alone
+    optimizer = SGD(pipeline.parameters(), lr=0.1)
+    losses = pipeline.step(tokens, targets)                    # [m] on the last stage's rank
+    optimizer.step()
+
+A step runs exactly the rank's list of actions: there is no other description of a schedule. The
+gradients are those of the mean loss over the batch. The batch is cut into m microbatches, and every
+schedule adds up their gradients in the same order, so all schedules give the same bits.
+
+Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the end of the step.
+
+    DistributedDataParallel(pipeline, group=mesh.dp.group)     # and step the pipeline itself
+
+pipeline_plan.py cuts the model and says what is wrong with it before a rank waits, pipeline_wire.py
+sends and receives, split_backward.py divides a backward into I and W.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from . import split_backward
+from .agreement import agree
+from .backward import as_one_backward
+from .pipeline_plan import CannotPipeline, Plan
+from .pipeline_wire import TiedWeights, Wire
+from .schedules import Action, Kind
+
+
+class Held(NamedTuple):
+    """Of a microbatch between a stage's forward and its backward."""
+
+    x: Tensor  # [B/m, ...], the input
+    y: Tensor  # the output, or the loss
+    sent: dist.Work | None  # the message with y
+
+
+class Pipeline(nn.Module):
+    """This rank's layers, under the numbers that they have in the whole model.
+
+    layers    of the whole model, the same on all ranks; those of other ranks are not kept
+    plan      from plan_pipeline, the same on all ranks
+    loss      loss(y, targets) of one microbatch, a mean over its elements
+    group     the ranks of the pipeline, in the order of the schedule; by default the world
+
+    Raises CannotPipeline, on all ranks, if their plans differ or are not for this number of ranks.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        plan: Plan,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        group: dist.ProcessGroup | None = None,
+    ):
+        super().__init__()
+        check_ranks(plan, group)
+        self.plan, self.loss, self.rank = plan, loss, dist.get_rank(group)
+        self.layers = nn.ModuleDict()
+        for stage, (first, end) in enumerate(plan.cuts):
+            if plan.home[stage] == self.rank:
+                self.layers.update({str(number): layers[number] for number in range(first, end)})
+        self.wire = Wire(plan, group, next(self.parameters()).device)
+        self.tied = TiedWeights(layers, plan, group)
+        self.tied.hand_out()
+        splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
+        self.later = split_backward.WeightGradientsLater(self) if splits else None
+        self.held: dict[tuple[int, int], Held] = {}  # by stage and microbatch
+        self.put_off: dict[tuple[int, int], list[split_backward.Task]] = {}
+        self.methods = {
+            Kind.FORWARD: self.forward_of,
+            Kind.BACKWARD: self.backward_of,
+            Kind.INPUT: self.input_gradient_of,
+            Kind.WEIGHT: self.weight_gradients_of,
+        }
+
+    def step(self, batch: Tensor, targets: Tensor) -> Tensor:
+        """Forward and backward of a batch: adds the gradients of its mean loss to .grad. Returns
+        the loss of each microbatch, [m] on the rank of the last stage and [0] on the others."""
+        self.begin(batch, targets)
+        actions = self.plan.schedule[self.rank]
+        with as_one_backward(self.parameters()):
+            for action, following in zip(actions, [*actions[1:], None]):
+                self.wire.post(action)
+                self.wire.post(following)
+                self.perform(action)
+            self.wire.settle()
+            self.tied.add_gradients()
+        return torch.stack(self.losses) if self.losses else torch.empty(0)
+
+    def begin(self, batch: Tensor, targets: Tensor):
+        m = self.plan.microbatches
+        if len(batch) % m or len(batch) != len(targets):
+            raise CannotPipeline(
+                f"a batch of {len(batch)} with targets of {len(targets)}: both have the same number"
+                f" of sequences, a multiple of microbatches = {m}."
+            )
+        self.batch, self.targets = batch.chunk(m), targets.chunk(m)
+        self.losses: list[Tensor] = []
+
+    # --- the actions ------------------------------------------------------------------------------
+
+    def perform(self, action: Action):
+        self.methods[action.kind](action)
+
+    def forward_of(self, action: Action):
+        stage, _, microbatch = action
+        x = self.wire.take(action).requires_grad_() if stage else self.batch[microbatch]
+        y, sent = x, None
+        for number in range(*self.plan.cuts[stage]):
+            y = self.layers[str(number)](y)
+        if stage < self.plan.last:
+            sent = self.wire.give(action, y.detach())
+        else:
+            loss = self.loss(y, self.targets[microbatch])
+            self.losses.append(loss.detach())
+            y = loss / self.plan.microbatches
+        self.held[stage, microbatch] = Held(x, y, sent)
+
+    def backward_of(self, action: Action):
+        stage, _, microbatch = action
+        dy = self.wire.take(action) if stage < self.plan.last else None
+        x, y, sent = self.held.pop((stage, microbatch))
+        if sent is not None:
+            sent.wait()  # y has been received: dy is the answer to it
+        if y.requires_grad:  # not so if the first stages are frozen
+            torch.autograd.backward(y, dy)
+        if stage:
+            self.wire.give(action, torch.zeros_like(x) if x.grad is None else x.grad)
+
+    def input_gradient_of(self, action: Action):
+        self.backward_of(action)
+        self.put_off[action.stage, action.microbatch] = self.later.take()
+
+    def weight_gradients_of(self, action: Action):
+        split_backward.run(self.put_off.pop((action.stage, action.microbatch)))
+
+
+def check_ranks(plan: Plan, group: dist.ProcessGroup | None):
+    size, wanted = dist.get_world_size(group), len(plan.schedule)
+    wrong = f"the schedule is for {wanted} ranks, and the group has {size}."
+    facts = [f"stages {plan.cuts}", f"messages {plan.messages}", f"lists {plan.schedule}"]
+    rule = "all ranks run the same plan"
+    agree(facts, group, CannotPipeline, rule, wrong if size != wanted else "")

@@ -1,0 +1,89 @@
+"""A backward in two halves: what the previous stage waits for, then the weights' gradients.
+
+    later = WeightGradientsLater(stage)     # from now on, backward through its linear layers leaves
+    loss.backward()                         # the gradients of weights out, and
+    put_off = later.take()                  # here are tasks that make them
+    run(put_off)                            # weight.grad is what an undivided backward makes
+
+The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
+rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each layer
+are kept, and nothing else of the graph: I frees no memory on balance, which is why W must not be
+put off for ever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
+the first half.
+
+PyTorch's own pipelines split the same backward from outside, with hooks on the nodes where the
+gradients of weights begin, and keep the whole graph until W.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Task(NamedTuple):
+    """The gradient of one weight from one product: y = x Wᵀ."""
+
+    weight: nn.Parameter
+    x: Tensor  # [..., in]
+    dy: Tensor  # [..., out]
+
+
+class WeightGradientsLater:
+    """Puts off the weight gradients of all linear layers in a module."""
+
+    def __init__(self, module: nn.Module):
+        self.tasks: list[Task] = []
+        for layer in module.modules():
+            if type(layer) is nn.Linear:
+                layer.forward = partial(self.linear, layer)
+
+    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        if layer.weight.requires_grad and torch.is_grad_enabled():
+            return LinearInTwoHalves.apply(x, layer.weight, layer.bias, self)
+        return F.linear(x, layer.weight, layer.bias)
+
+    def take(self) -> list[Task]:
+        """The tasks so far; the next backward begins with none."""
+        tasks, self.tasks = self.tasks, []
+        return tasks
+
+
+class LinearInTwoHalves(torch.autograd.Function):
+    """x [..., in] to [..., out]. Backward gives the gradients of x and of the bias."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, later):
+        ctx.save_for_backward(x)
+        # the Parameter itself: under activation checkpointing a saved one would be another tensor
+        ctx.weight, ctx.later = weight, later
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        ctx.later.tasks.append(Task(ctx.weight, x.detach(), dy))
+        dx = dy @ ctx.weight.to(dy.dtype) if ctx.needs_input_grad[0] else None
+        db = dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
+        return dx, None, db, None
+
+
+@torch.no_grad()
+def run(tasks: list[Task]):
+    """Add the products to the gradients of their weights. Where a weight was used several times,
+    its products are summed first, as autograd does. What a task keeps is free once it is done."""
+    while tasks:
+        weight = tasks[0].weight
+        first, *others = (task for task in tasks if task.weight is weight)
+        tasks[:] = (task for task in tasks if task.weight is not weight)
+        gradient = product(first)
+        for task in others:
+            gradient += product(task)
+        gradient = gradient.to(weight.dtype)
+        weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
+
+
+def product(task: Task) -> Tensor:
+    return task.dy.flatten(0, -2).t() @ task.x.flatten(0, -2).to(task.dy.dtype)  # [out, in]

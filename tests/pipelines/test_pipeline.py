@@ -1,0 +1,583 @@
+"""Pipelines on real ranks against the plain model: losses to the bit, every gradient; what ranks do
+against the lists, what they hold and send against the formulas; faults named; bad input refused.
+
+float64 and random values everywhere, biases too. Gradients of the plain model are added up by
+microbatch as a pipeline does, so only the tied weight's sum has another order, hence 1e-12 and not
+equality.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import ExitStack
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
+from shardlab.formulas import evaluate
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.mesh import Mesh
+from shardlab.pipeline import Pipeline
+from shardlab.pipeline_plan import CannotPipeline, plan_pipeline
+from shardlab.ranks import RankAbsent, RankDied, ranks
+from shardlab.schedule_simulation import in_flight
+from shardlab.schedules import (
+    SCHEDULES,
+    InvalidSchedule,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    schedule,
+)
+from shardlab.zero import stage1, stage2
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
+M = 8  # microbatches
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    with ExitStack() as stack:
+        started = {}
+
+        def world_of(n):
+            if n not in started:
+                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
+            return started[n]
+
+        yield world_of
+
+
+@pytest.fixture(autouse=True, scope="module")
+def default_dtype():
+    """What this process had before, for the tests of other modules."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+TIED = dict(layers=6, hidden=8, heads=2, vocabulary=11, max_sequence=5)
+GATED = dict(
+    layers=7,
+    hidden=6,
+    heads=3,
+    key_value_heads=1,
+    feed_forward=19,
+    vocabulary=13,
+    max_sequence=5,
+    biases=0,
+    learned_positions=0,
+    gated_mlp=1,
+    tied_head=0,
+)
+
+
+class Turned(nn.Module):
+    """Its output is not contiguous, and it recomputes its inside in backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(7, 5), nn.GELU(), nn.Linear(5, 7, bias=False))
+
+    def forward(self, x):  # [B, 7]
+        x = checkpoint(self.inner, x, use_reentrant=False) + x
+        return x.t().contiguous().t()
+
+
+def gpt(**sizes):
+    model = GPT(GPTConfig(**sizes))
+    return [model.embedding, *model.blocks, model.head]
+
+
+def traps():
+    """A first layer that is frozen, so that no gradient comes back through it; a module that is at
+    both ends and in the middle; a parameter that is never used; odd sizes."""
+    frozen, shared = nn.Linear(7, 7).requires_grad_(False), nn.Linear(7, 7)
+    unused = nn.Sequential(Turned())
+    unused.extra = nn.Parameter(torch.empty(3))
+    unused.forward = lambda x: unused[0](x)
+    return [frozen, nn.Linear(7, 7), shared, Turned(), unused, shared, Turned(), nn.LayerNorm(7),
+            shared, nn.Linear(7, 3)]  # fmt: skip
+
+
+MODELS = {
+    "tied": lambda: gpt(**TIED),
+    "gated": lambda: gpt(**GATED),
+    "traps": traps,
+}
+
+
+def built(name, seed=3):
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(seed)
+    layers = MODELS[name]()
+    for layer in dict.fromkeys(layers):
+        for parameter in layer.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return layers
+
+
+def batch_of(name, part=0, size=M):
+    """(inputs, targets, loss) of a batch; ranks of several parts see different ones."""
+    draw = torch.Generator().manual_seed(part)
+    if name == "traps":
+        inputs, targets = (torch.randn(size, n, generator=draw) for n in (7, 3))
+        return inputs, targets, nn.functional.mse_loss
+    vocabulary = (TIED if name == "tied" else GATED)["vocabulary"]
+    inputs, targets = (torch.randint(vocabulary, (size, 5), generator=draw) for _ in range(2))
+    return inputs, targets, next_token_loss
+
+
+def named(layers):
+    """Every name of every parameter, by the number of its layer."""
+    whole = nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
+    return dict(whole.named_parameters(remove_duplicate=False))
+
+
+def plain(name, steps=2, parts=1):
+    """(losses of each step [parts, m], gradients of the last) of the undivided model."""
+    layers = built(name)
+    parameters = list(dict.fromkeys(named(layers).values()))
+    optimizer = torch.optim.SGD([p for p in parameters if p.requires_grad], lr=0.1)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses = []
+        for part in range(parts):
+            inputs, targets, loss_of = batch_of(name, part)
+            for x, target in zip(inputs.chunk(M), targets.chunk(M)):
+                for layer in layers:
+                    x = layer(x)
+                loss = loss_of(x, target)
+                (loss / M / parts).backward()
+                losses.append(loss.item())
+        found.append(losses)
+        optimizer.step()
+    return found, {key: parameter.grad for key, parameter in named(layers).items()}
+
+
+def plan_of(name, schedule_name, n, **options):
+    return plan_pipeline(built(name), schedule(schedule_name, n, M, **options), batch_of(name)[0])
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+
+def train(name, plan, steps=2):
+    """(losses of each step, gradients of the last by their names in the whole model). The last rank
+    begins with other values of what the first rank has, too."""
+    layers = built(name)
+    if dist.get_rank() == dist.get_world_size() - 1 and name == "tied":
+        layers[0].tokens.weight.data.add_(1)
+    torch.manual_seed(dist.get_rank())
+    inputs, targets, loss_of = batch_of(name)
+    pipeline = Pipeline(layers, plan, loss_of)
+    trained = [p for p in pipeline.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(inputs, targets).tolist())
+        optimizer.step()
+    gradients = pipeline.layers.named_parameters(remove_duplicate=False)
+    return losses, {key: parameter.grad for key, parameter in gradients}
+
+
+def agrees(found, want, names):
+    """Every gradient of every rank, and each parameter on some rank."""
+    seen = set()
+    for gradients in found:
+        for key, gradient in gradients.items():
+            seen.add(key)
+            assert (gradient is None) == (want[key] is None), key
+            if gradient is not None:
+                error = (gradient - want[key]).abs().max() / want[key].abs().max()
+                assert error < 1e-12, key
+    assert seen == set(names)
+
+
+@pytest.mark.parametrize("n", (2, 3, 4))
+@pytest.mark.parametrize("name", MODELS)
+def test_losses_and_gradients(worlds, n, name):
+    """Every schedule gives the plain model's losses and every gradient. The first losses are equal
+    to the bit, and all of them where no weight is shared: a shared one's sum has another order.
+    Schedules with the same stages give the same bits.
+
+    Must catch: gradients divided by m twice or never; a tied weight counted twice, once, or begun
+    with another value; the gradient of another microbatch; W added to a copy of a parameter, as
+    under checkpoint; a message that is sent before it is contiguous; a frozen stage that fails."""
+    losses, gradients = plain(name)
+    bits = {}
+    for kind in SCHEDULES:
+        if kind == "interleaved 1F1B" and M % n:
+            continue
+        plan = plan_of(name, kind, n)
+        found = worlds(n).run(train, name, plan)
+        at = plan.home[plan.last]
+        got = found[at][0]
+        assert got[0] == losses[0] and (got == losses or name != "gated"), kind
+        assert got[1] == pytest.approx(losses[1], rel=1e-12, abs=0)
+        assert bits.setdefault(tuple(plan.cuts), got) == got, kind
+        assert all(step == [] for r, f in enumerate(found) if r != at for step in f[0])
+        agrees([f[1] for f in found], gradients, gradients)
+
+
+def test_three_stages_on_each_of_two_ranks(worlds):
+    """Messages of both kinds in both directions between the same two ranks; and one rank with all
+    stages, which sends none.
+
+    Must catch: an activation taken for a gradient; a wrap-around on the channel of the other
+    direction; a stage of the same rank that gets no copy of its own."""
+    losses, gradients = plain("tied")
+    for n, chunks in ((2, 3), (1, 2)):
+        plan = plan_of("tied", "interleaved 1F1B", n, stages_per_rank=chunks)
+        found = worlds(n).run(train, "tied", plan)
+        assert found[plan.home[plan.last]][0][1] == pytest.approx(losses[1], rel=1e-12, abs=0)
+        agrees([f[1] for f in found], gradients, gradients)
+
+
+# --- with data parallelism and ZeRO ---------------------------------------------------------------
+
+
+def train_replicas(how, kind):
+    """dp 2 x pp 2: as `train`, each replica on its part of the batch."""
+    layers, mesh = built("tied", seed=3 + dist.get_rank() // 2), Mesh(dp=2, pp=2)
+    inputs, targets, loss_of = batch_of("tied", mesh.dp.rank)
+    plan = plan_pipeline(layers, schedule(kind, 2, M), inputs)
+    pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
+    if isinstance(how, type) and issubclass(how, nn.Module):
+        replicas = how(pipeline, group=mesh.dp.group)
+        optimizer = torch.optim.SGD(replicas.parameters(), lr=0.1)
+    else:
+        optimizer = how.ShardedOptimizer(
+            pipeline.parameters(), torch.optim.SGD, group=mesh.dp.group, lr=0.1
+        )
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(inputs, targets).tolist())
+        optimizer.step()
+    parameters = pipeline.layers.named_parameters(remove_duplicate=False)
+    return losses, {key: parameter.detach().clone() for key, parameter in parameters}
+
+
+@pytest.mark.parametrize("kind", ("1F1B", "zero-bubble H1"))
+@pytest.mark.parametrize(
+    "how", (PerTensor, Bucketed, DistributedDataParallel, stage1, stage2), ids=lambda h: h.__name__
+)
+def test_with_data_parallelism_and_zero(worlds, how, kind):
+    """dp 2 x pp 2, three steps, the replicas begun with different values: losses and parameters
+    of one process that sees both parts.
+
+    Must catch: means that are taken after each microbatch; weights whose gradients W has made and
+    nobody has averaged; tied gradients added after those of one end were averaged."""
+    found = worlds(4).run(train_replicas, how, kind)
+    layers = built("tied")
+    parameters = list(dict.fromkeys(named(layers).values()))
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    parts = [batch_of("tied", part) for part in (0, 1)]
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        losses.append([])
+        for inputs, targets, loss_of in parts:
+            of_part = []
+            for x, target in zip(inputs.chunk(M), targets.chunk(M)):
+                for layer in layers:
+                    x = layer(x)
+                loss = loss_of(x, target)
+                (loss / (2 * M)).backward()
+                of_part.append(loss.item())
+            losses[-1].append(of_part)
+        optimizer.step()
+    for part, rank in ((0, 1), (1, 3)):  # the last stages
+        for step in range(3):
+            assert found[rank][0][step] == pytest.approx(losses[step][part], rel=1e-12)
+    want = {key: parameter.detach() for key, parameter in named(layers).items()}
+    agrees([f[1] for f in found], want, want)
+
+
+# --- what ranks do, hold and send, against lists and formulas -------------------------------------
+
+
+class Watched(Pipeline):
+    """Notes what it does and what it holds."""
+
+    def step(self, *batch):
+        self.done, self.most = [], 0
+        return super().step(*batch)
+
+    def perform(self, action):
+        super().perform(action)
+        self.done.append(action)
+        self.most = max(self.most, len(self.held) + len(self.put_off))
+
+
+def watched(plan):
+    inputs, targets, loss_of = batch_of("tied")
+    pipeline = Watched(built("tied"), plan, loss_of)
+    pipeline.step(inputs, targets)
+    return pipeline.done, pipeline.most
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_in_flight_executed_simulated_and_by_formula(worlds, kind):
+    """The list that was drawn and simulated is what each rank does, and it holds as many
+    microbatches as the list says and as the formula says.
+
+    Must catch: an executor with an order of its own; microbatches kept after their backward;
+    p - r - 1 for p - r."""
+    plan = plan_of("tied", kind, 4)
+    found = worlds(4).run(watched, plan)
+    assert [done for done, _ in found] == plan.schedule
+    executed = [most for _, most in found]
+    given = dict(pipeline_schedule=NUMBER[kind], pipeline_parallel=4, microbatches=M)
+    by_formula = [
+        evaluate(["pipeline_in_flight"], pipeline_rank=rank, stages_per_rank=2, **given)
+        for rank in range(4)
+    ]
+    assert executed == in_flight(plan.schedule)
+    assert executed == [found["pipeline_in_flight"] for found in by_formula]
+
+
+SIZES = dict(layers=8, hidden=8, heads=2, vocabulary=11, max_sequence=5)
+COUNTS = [3, 2, 2, 3]  # layers of the stages: two blocks each, the embedding, the head
+
+
+def weighed(plan):
+    """(parameters, most bytes that autograd keeps of this rank's blocks, messages, bytes)."""
+    torch.set_default_dtype(torch.float32)
+    layers = gpt(**SIZES)
+    inputs, targets = (torch.randint(11, (2 * M, 5)) for _ in range(2))
+    pipeline = Pipeline(layers, plan, next_token_loss)
+    with Ledger(pipeline) as ledger, CommunicationLog() as log:
+        pipeline.step(inputs, targets)
+    kept = max(moment.bytes.activations for moment in ledger.timeline)
+    parameters = sum(p.numel() for p in pipeline.parameters())
+    torch.set_default_dtype(torch.float64)
+    return parameters, kept, log.totals()["send"]
+
+
+@pytest.fixture(scope="module")
+def weights(worlds):
+    """{schedule: what each rank of four found}, with the quantities of the formulas."""
+    torch.set_default_dtype(torch.float32)
+    config = GPTConfig(**SIZES)
+    model, batch = gpt(**SIZES), torch.randint(11, (2 * M, 5))
+    found = {}
+    for kind in ("GPipe", "1F1B", "eager 1F1B"):
+        plan = plan_pipeline(model, schedule(kind, 4, M), batch, COUNTS)
+        found[kind] = worlds(4).run(weighed, plan)
+    plan = plan_pipeline(model, interleaved(4, M, 2), batch, [2, 1, 1, 1, 1, 1, 1, 2])
+    found["interleaved 1F1B"] = worlds(4).run(weighed, plan)
+    torch.set_default_dtype(torch.float64)
+    return found, config.quantities()
+
+
+def needed(targets, **given):
+    """evaluate() of what the targets need."""
+    from shardlab.formulas import BOOK
+
+    names = BOOK.resolve(targets, given)[1]
+    return evaluate(targets, **{name: given[name] for name in names if name in given})
+
+
+def given_of(kind, rank):
+    return dict(
+        pipeline_schedule=NUMBER[kind],
+        pipeline_parallel=4,
+        microbatches=M,
+        stages_per_rank=2,
+        pipeline_rank=rank,
+        microbatch=2,
+        sequence=5,
+        residual_element_bytes=4,
+        compute_element_bytes=4,
+        parameter_element_bytes=4,
+        gradient_element_bytes=4,
+        fused_attention=1,
+        dropout=0,
+    )
+
+
+def test_what_each_rank_has(weights):
+    """Parameters of every rank, and on those with blocks alone the bytes that autograd keeps at the
+    peak, exactly.
+
+    Must catch: a head left out, or not counted twice where it is tied; p - r - 1 microbatches; the
+    activations of one stage for those of v."""
+    found, sizes = weights
+    for kind, of_ranks in found.items():
+        for rank, (parameters, kept, _) in enumerate(of_ranks):
+            given = {**sizes, **given_of(kind, rank)}
+            assert parameters == needed(["stage_parameters"], **given)["stage_parameters"]
+            if rank in (1, 2):
+                want = needed(["held_activation_bytes"], **given)["held_activation_bytes"]
+                assert kept == want, (kind, rank)
+
+
+def test_messages_and_bytes(weights):
+    """What each rank sends in a step, messages and bytes, exactly.
+
+    Must catch: an activation that the last stage sends; stages of an interleaved schedule counted
+    once; a tied gradient that is not sent, or sent by every rank."""
+    found, sizes = weights
+    for kind, of_ranks in found.items():
+        for rank, (_, _, sent) in enumerate(of_ranks):
+            given = {**sizes, **given_of(kind, rank)}
+            want = needed(["pipeline_messages", "pipeline_sent_bytes"], **given)
+            tied = 1 if rank in (0, 3) else 0
+            # one more message each way when the tied weight was handed out
+            assert sent.messages == want["pipeline_messages"] + tied, (kind, rank)
+            assert sent.nbytes == want["pipeline_sent_bytes"], (kind, rank)
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+class Faulty(nn.Module):
+    """A layer that fails on one rank when it is called for the third time."""
+
+    def __init__(self, inner, rank, how):
+        super().__init__()
+        self.inner, self.rank, self.how, self.calls = inner, rank, how, 0
+
+    def forward(self, x):
+        self.calls += 1
+        if dist.get_rank() == self.rank and self.calls == 3:
+            self.how()
+        return self.inner(x)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    time.sleep(1000)
+
+
+def step_with_a_fault(plan, rank, how):
+    layers = built("tied")
+    inputs, targets, loss_of = batch_of("tied")
+    first = plan.cuts[rank][0]
+    layers[first] = Faulty(layers[first], rank, how)
+    Pipeline(layers, plan, loss_of).step(inputs, targets)
+
+
+@pytest.fixture(scope="module")
+def impatient():
+    with ranks(3, device="cpu", patience_seconds=2, announce=False) as world:
+        yield world
+
+
+@pytest.mark.parametrize("kind, rank", [("1F1B", 1), ("GPipe", 2), ("zero-bubble H2", 0)])
+def test_a_stage_that_hangs_is_named(impatient, kind, rank):
+    """All ranks have posted receives, and wait or compute: named is the one that does not come.
+
+    Must catch: a receive that is posted ahead taken for waiting; a neighbour of the guilty rank."""
+    with pytest.raises(RankAbsent) as caught:
+        impatient.run(step_with_a_fault, plan_of("tied", kind, 3), rank, hang)
+    said = str(caught.value)
+    assert said.startswith(f"Rank {rank} did not come to send and recv")
+    assert f"rank {rank} was in" in said and "time.sleep(1000)" in said
+
+
+def test_a_stage_that_is_killed_is_named(impatient):
+    """Must catch: the neighbours, whose messages break, named instead."""
+    with pytest.raises(RankDied, match="Rank 1 died: it was killed by SIGKILL"):
+        impatient.run(step_with_a_fault, plan_of("tied", "1F1B", 3), 1, die)
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+class Two(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+class Counts(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
+LINEAR = [nn.Linear(3, 3) for _ in range(4)]
+
+
+@pytest.mark.parametrize(
+    "layers, lists, size, counts, words",
+    [
+        (LINEAR, "1F1B", 8, None, "schedule = '1F1B' is a name"),
+        (LINEAR, one_f_one_b(5, 8), 8, None, "5 stages, but the model has 4 layers"),
+        (LINEAR, one_f_one_b(2, 8), 12, None, "a batch of 12 cannot be cut into microbatches = 8"),
+        (LINEAR, one_f_one_b(2, 8), 4, None, "a batch of 4 cannot be cut into microbatches = 8"),
+        (LINEAR, one_f_one_b(2, 8), 8, [1, 2], "layers_of_stages = [1, 2]: the schedule has 2"),
+        (LINEAR, one_f_one_b(2, 8), 8, [4, 0], "each stage needs one at least"),
+        (
+            [LINEAR[0], Two(), LINEAR[1]],
+            one_f_one_b(2, 8),
+            8,
+            None,
+            "stage 0 (Linear, Two) returns 2 things, a tuple: a stage hands one tensor to the",
+        ),
+        ([LINEAR[0], Two()], gpipe(2, 8), 8, None, "stage 1 (Two) returns 2 things"),
+        ([Counts(), LINEAR[0]], gpipe(2, 8), 8, None, "returns torch.int64, through which no"),
+        (LINEAR, [[*gpipe(2, 2)[0]], []], 8, None, "at least one action"),
+    ],
+)
+def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, words):
+    """Here, in a process that is no rank.
+
+    Must catch: each of these found by a rank while the others wait for it; a batch cut into
+    microbatches of different sizes, whose mean loss is another one."""
+    with pytest.raises((CannotPipeline, InvalidSchedule)) as caught:
+        plan_pipeline(layers, lists, torch.ones(size, 3), counts)
+    assert words in str(caught.value)
+
+
+def test_messages_in_another_order_are_refused():
+    """Rank 1 takes the microbatches in another order than rank 0 sends them. Nothing would raise:
+    the tensors are of one size.
+
+    Must catch: a valid list in which activations go to the wrong microbatch."""
+    lists = gpipe(2, 3)
+    for actions in lists[1:]:
+        actions[0], actions[1] = actions[1], actions[0]
+    with pytest.raises(InvalidSchedule, match="rank 1 takes the forward messages of rank 0 in an"):
+        plan_pipeline(LINEAR, lists, torch.ones(6, 3))
+
+
+def refused_on_a_rank(plan, others, size):
+    layers = built("tied")
+    inputs, targets, loss_of = batch_of("tied", size=size)
+    plan = others if dist.get_rank() else plan
+    try:
+        Pipeline(layers, plan, loss_of).step(inputs, targets)
+    except CannotPipeline as error:
+        return str(error)
+
+
+def test_ranks_that_disagree_refuse_together(worlds):
+    """Must catch: a rank that raises while the others wait: plans that differ, a plan for another
+    number of ranks, a batch of another size than was planned."""
+    one, two = plan_of("tied", "1F1B", 2), plan_of("tied", "GPipe", 2)
+    world = worlds(2)
+    [said, again] = world.run(refused_on_a_rank, one, two, M)
+    assert said == again and "all ranks run the same plan" in said
+    three = plan_of("tied", "1F1B", 3)
+    for said in world.run(refused_on_a_rank, three, three, M):
+        assert "the schedule is for 3 ranks, and the group has 2." in said
+    for said in world.run(refused_on_a_rank, one, one, M + 1):
+        assert f"a batch of {M + 1} with targets of {M + 1}: both have the same number" in said

@@ -1,0 +1,157 @@
+"""Formulas of pipelines that need no ranks: idle time, transfer time and what is in flight, against
+the simulation of the lists that ranks run; known figures; what is refused."""
+
+from fractions import Fraction
+
+import pytest
+
+from shardlab.formulas import InvalidQuantity, evaluate
+from shardlab.schedule_simulation import Costs, in_flight, simulate
+from shardlab.schedules import SCHEDULES, schedule
+
+NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
+SIZES = [(p, m, v) for p in (1, 2, 3, 5) for m in (1, 2, 3, 6, 10, 15) for v in (1, 2, 3)]
+
+
+def cases():
+    """(name, ranks, microbatches, stages_per_rank) of each schedule that there is."""
+    for name in SCHEDULES:
+        for p, m, v in SIZES:
+            interleaved = name == "interleaved 1F1B"
+            if m % p == 0 if interleaved else v == 1:
+                yield name, p, m, v
+
+
+def made(name, p, m, v):
+    return schedule(name, p, m, **({"stages_per_rank": v} if name == "interleaved 1F1B" else {}))
+
+
+def given_of(name, p, m, v):
+    return dict(
+        pipeline_schedule=NUMBER[name], pipeline_parallel=p, microbatches=m, stages_per_rank=v
+    )
+
+
+def seconds_of(forward, input, weight):
+    return dict(
+        microbatch_forward_seconds=forward,
+        input_gradient_seconds=input,
+        weight_gradient_seconds=weight,
+    )
+
+
+def costs_of(forward, input, weight, v, transfer=0):
+    """Of a stage, of which a rank has v: exact, so that equal means equal."""
+    return Costs(*(Fraction(seconds, v) for seconds in (forward, input, weight)), transfer)
+
+
+TIMES = [(1, 1, 1), (2, 3, 2), (3, 2, 1), (5, 6, 4)]
+
+
+@pytest.mark.parametrize("times", TIMES, ids=str)
+def test_idle_time_is_what_is_simulated(times):
+    """Of every rank, in the step and between its own first and last action, with both shares; the
+    zero-bubble schedules where they have the microbatches that they need.
+
+    Must catch: (p - 1)(F + B) for H1; v forgotten; W taken off H1 twice; p ranks for p - 1; one
+    share for the other; a last rank that is idle between its own actions."""
+    least = {"zero-bubble H1": lambda p: p, "zero-bubble H2": lambda p: 2 * p - 1}
+    for name, p, m, v in cases():
+        if m < least.get(name, lambda p: 1)(p):
+            continue
+        timeline = simulate(made(name, p, m, v), costs_of(*times, v))
+        targets = ["pipeline_idle_seconds", "bubble_share_of_total", "bubble_share_of_ideal"]
+        found = evaluate(targets, **given_of(name, p, m, v), **seconds_of(*times))
+        idle = timeline.idle_of_step[0]
+        assert set(timeline.idle_of_step) == {idle}
+        assert found["pipeline_idle_seconds"] == pytest.approx(float(idle), rel=1e-15, abs=0)
+        total, ideal = idle / timeline.seconds, Fraction(idle, m * sum(times))
+        assert found["bubble_share_of_total"] == pytest.approx(float(total), rel=1e-15, abs=0)
+        assert found["bubble_share_of_ideal"] == pytest.approx(float(ideal), rel=1e-15, abs=0)
+        for rank, own in enumerate(timeline.idle_of_rank):
+            given = dict(pipeline_rank=rank, pipeline_parallel=p, pipeline_schedule=NUMBER[name])
+            found = evaluate(
+                ["pipeline_own_idle_seconds"], stages_per_rank=v, **given, **seconds_of(*times)
+            )
+            assert found["pipeline_own_idle_seconds"] == pytest.approx(float(own), abs=1e-15)
+
+
+@pytest.mark.parametrize("transfer", [Fraction(1, 7), Fraction(1, 2), 1], ids=str)
+def test_transfer_time_is_what_is_simulated(transfer):
+    """By how much a step is longer if messages take time, up to that of a stage's forward.
+
+    Must catch: 1F1B as fast as GPipe, or waiting in every pair; an eager warm-up that waits; hops
+    between stages of one rank that are paid; a way there without the way back."""
+    for name, p, m, v in cases():
+        if name.startswith("zero-bubble"):
+            continue
+        plan, times = made(name, p, m, v), (2 * v, v, v)
+        longer = simulate(plan, costs_of(*times, v, transfer)).seconds
+        longer -= simulate(plan, costs_of(*times, v)).seconds
+        given = dict(transfer_seconds=float(transfer), **given_of(name, p, m, v))
+        found = evaluate(["pipeline_waiting_seconds"], **given)["pipeline_waiting_seconds"]
+        assert found == pytest.approx(float(longer), rel=1e-15, abs=0), (name, p, m, v)
+
+
+def test_in_flight_is_what_the_lists_hold():
+    """On every rank of every schedule; that the executor holds as many is in test_pipeline.py.
+
+    Must catch: p - r - 1 or p - r + 1 for 1F1B; zero-bubble that holds less on later ranks; a
+    warm-up of more microbatches than there are."""
+    for name, p, m, v in cases():
+        found = [
+            evaluate(["pipeline_in_flight"], pipeline_rank=rank, **given_of(name, p, m, v))
+            for rank in range(p)
+        ]
+        assert [f["pipeline_in_flight"] for f in found] == in_flight(made(name, p, m, v))
+
+
+def test_known_figures():
+    """The shares of Narayanan et al. 2021; the factor 1 + (p - 1)/(p v) by which interleaving holds
+    more than 1F1B on the first rank (Korthikanti et al. 2022); a first rank that holds the same
+    whatever p.
+
+    Must catch: one bubble called by the other's name; layers of a stage left out of what is
+    held."""
+    one = dict(pipeline_parallel=4, microbatches=8, stages_per_rank=1, **seconds_of(1, 1, 1))
+    shares = evaluate(
+        ["bubble_share_of_total", "bubble_share_of_ideal"], pipeline_schedule=2, **one
+    )
+    assert shares == {"bubble_share_of_total": 3 / 11, "bubble_share_of_ideal": 3 / 8}
+
+    def held(**given):
+        given = dict(dict(layers=48, microbatches=64, pipeline_rank=0, stages_per_rank=1), **given)
+        return evaluate(["held_layers"], **given)["held_layers"]
+
+    assert {held(pipeline_schedule=2, pipeline_parallel=p) for p in (1, 2, 4, 8, 16)} == {48}
+    for p, v in ((4, 2), (4, 3), (8, 2), (8, 6)):
+        more = held(pipeline_schedule=4, pipeline_parallel=p, stages_per_rank=v) / 48
+        assert more == pytest.approx(1 + (p - 1) / (p * v))
+
+
+@pytest.mark.parametrize(
+    "targets, given, words",
+    [
+        (
+            ["pipeline_in_flight"],
+            dict(pipeline_rank=4, pipeline_parallel=4, microbatches=8, pipeline_schedule=2),
+            "pipeline_rank = 4 is no rank of a pipeline of 4",
+        ),
+        (
+            ["pipeline_in_flight"],
+            dict(pipeline_rank=0, pipeline_parallel=4, microbatches=6, pipeline_schedule=4),
+            "microbatches = 6 is no multiple of pipeline_parallel = 4",
+        ),
+        (
+            ["pipeline_transfers"],
+            dict(pipeline_parallel=4, microbatches=6, pipeline_schedule=5),
+            "pipeline_schedule = 5: how often the zero-bubble schedules wait",
+        ),
+    ],
+)
+def test_what_is_refused(targets, given, words):
+    """Must catch: a rank behind the last one; a number for a schedule that there is not; a formula
+    that gives a number where it does not hold."""
+    with pytest.raises(InvalidQuantity) as caught:
+        evaluate(targets, stages_per_rank=1, **given)
+    assert words in str(caught.value)

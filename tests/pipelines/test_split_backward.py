@@ -1,0 +1,139 @@
+"""A backward in two halves against the undivided one: the same bits in every gradient, on the
+parameters themselves, and what is kept in between."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardlab.gpt import Block, GPTConfig
+from shardlab.measure.ledger import Ledger
+from shardlab.split_backward import WeightGradientsLater, run
+
+SIZES = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
+
+
+class Blocks(nn.Module):
+    """Two blocks between which one linear layer is used twice; each block recomputed if asked."""
+
+    def __init__(self, recompute=False, **sizes):
+        super().__init__()
+        config = GPTConfig(**{**SIZES, **sizes})
+        self.first, self.second = Block(config), Block(config)
+        self.shared = nn.Linear(8, 8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.recompute = recompute
+
+    def forward(self, x):
+        for part in (self.first, self.shared, self.frozen, self.shared, self.second):
+            x = checkpoint(part, x, use_reentrant=False) if self.recompute else part(x)
+        return x
+
+
+def gradients(split, microbatches=3, **options):
+    """(gradients of every parameter, and of the input) after some microbatches."""
+    torch.manual_seed(0)
+    model = Blocks(**options).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    later = WeightGradientsLater(model) if split else None
+    found = []
+    for _ in range(microbatches):
+        x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
+        y = model(x)
+        y.backward(torch.randn_like(y))
+        found.append(x.grad)
+        if split:
+            put_off = later.take()
+            assert put_off and later.tasks == []
+            run(put_off)
+            assert put_off == []
+    return {name: p.grad for name, p in model.named_parameters()}, found
+
+
+@pytest.mark.parametrize("recompute", (False, True))
+@pytest.mark.parametrize("biases", (1, 0))
+def test_the_same_bits(recompute, biases):
+    """Of three microbatches, with and without activation checkpointing.
+
+    Must catch: W that writes .grad of a saved tensor instead of the parameter's, under
+    checkpointing; a weight that is used twice, whose sums have another order; a bias left out; the
+    gradient of a frozen layer's input left out."""
+    options = dict(recompute=recompute, biases=biases, gated_mlp=1 - biases)
+    whole, inputs = gradients(False, **options)
+    halves, same = gradients(True, **options)
+    assert whole["frozen.weight"] is None and halves["frozen.weight"] is None
+    for name, gradient in whole.items():
+        assert gradient is None or torch.equal(gradient, halves[name]), name
+    assert all(torch.equal(one, other) for one, other in zip(inputs, same))
+
+
+def test_no_weight_has_a_gradient_before_its_half():
+    """Must catch: a split in which the first half makes all gradients, so that the previous stage
+    waits as long as before."""
+    model = Blocks()
+    later = WeightGradientsLater(model)
+    model(torch.randn(2, 5, 8, requires_grad=True)).sum().backward()
+    made = {name for name, p in model.named_parameters() if p.grad is not None}
+    linear = {f"{name}.weight" for name, layer in model.named_modules() if type(layer) is nn.Linear}
+    assert made.isdisjoint(linear) and "first.attention_norm.weight" in made
+    assert "first.attention.qkv.bias" in made
+    assert len(later.tasks) == 2 * 4 + 2  # and the shared layer's two uses, not the frozen one
+
+
+def beside(ledger, model):
+    """Bytes beside parameters and their gradients."""
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return ledger.bytes.total - ledger.bytes.parameters - sum(g.nbytes for g in gradients)
+
+
+@pytest.mark.parametrize("recompute", (False, True))
+def test_what_is_kept_between_the_halves(recompute):
+    """Of two blocks, in activations of the hidden size: x (7) and dy (9) of the four linear layers
+    of each, the last dy being the gradient of the output, and the input with its gradient: 34, and
+    35 with the output, where PyTorch's own split keeps 56.
+
+    Must catch: the graph, or the tensors that it saved, kept until W."""
+    config = GPTConfig(**SIZES, biases=0)
+    model = nn.Sequential(Block(config), Block(config))
+    later = WeightGradientsLater(model)
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    dy = torch.randn(2, 5, 8)
+    unit = x.nbytes
+    with Ledger(model) as ledger:
+        y = checkpoint(model, x, use_reentrant=False) if recompute else model(x)
+        y.backward(dy)
+        del y
+        put_off = later.take()
+        assert beside(ledger, model) == 34 * unit
+        run(put_off)
+        assert beside(ledger, model) == 3 * unit  # the input and both gradients that are not ours
+
+
+def test_evaluation_puts_nothing_off():
+    """Must catch: tasks that pile up under no_grad."""
+    model = Blocks()
+    later = WeightGradientsLater(model)
+    with torch.no_grad():
+        model(torch.randn(2, 5, 8))
+    assert later.tasks == []
+
+
+def test_autocast():
+    """16-bit products, fp32 parameters: the gradients that autocast gives the undivided layer.
+
+    Must catch: a product of fp32 with bf16, which raises; a bf16 gradient of an fp32 weight."""
+
+    def trained(split):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        later = WeightGradientsLater(model) if split else None
+        with torch.autocast("cpu", torch.bfloat16):
+            y = model(torch.randn(3, 4))
+        y.float().sum().backward()
+        if split:
+            run(later.take())
+        return [parameter.grad for parameter in model.parameters()]
+
+    for one, other in zip(trained(False), trained(True)):
+        assert one.dtype == other.dtype == torch.float32 and torch.equal(one, other)
