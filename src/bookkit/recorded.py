@@ -1,10 +1,9 @@
-"""What only a GPU can show: numbers out of the recordings in ``measured/``, or the plain words that
-there are none yet.
+"""What only a GPU can show: numbers out of the recordings in ``measured/``.
 
     {recorded}`step.peak optimizer=foreach`      536,550,616 bytes on NVIDIA H200, 2026-11-21
 
     ```{recorded} states.optimizer step.peak
-    What to look at, and what it would answer while there is no recording.
+    What to look at.
     ```
 
     ```{race} zero_race
@@ -14,12 +13,15 @@ there are none yet.
     ```{recordings}
     ```
 
-The role is one number. The directive is a *Measured* box: a table of the rows of these names in
-every recording on a GPU, beside what the formula says. ``{race}`` is such a box of times and peaks
-over PyTorch's, which need no GPU. ``{recordings}`` lists the recordings themselves.
-``bookkit/build.py`` reads pages again when ``measured/`` changed.
+The role is one number, or the plain words that there is none yet. The directive is a *Measured*
+box: a table of the rows of these names in every recording on a GPU, beside what the formula says.
+``{race}`` is such a box of times and peaks over PyTorch's, which need no GPU. A box without a
+recording is left out with its words. ``{recordings}`` lists the recordings, and the rows that
+pages ask for and no recording has. ``bookkit/build.py`` reads pages again when ``measured/``
+changed.
 """
 
+import re
 from pathlib import Path
 
 from docutils import nodes
@@ -27,11 +29,11 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
-from shardlab.measure.recordings import NOT_RECORDED, InvalidRecording, read_all, recorded
+from shardlab.measure.recordings import InvalidRecording, read_all, recorded
 from shardlab.show.format import STYLE_OF_UNIT, format_as
 
 logger = logging.getLogger(__name__)
-SAID = NOT_RECORDED[:1].upper() + NOT_RECORDED[1:]
+ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)
 
 
 def _recordings(env, location, kind="gpu"):
@@ -72,7 +74,7 @@ class RecordedRole(SphinxRole):
 
 class RecordedDirective(SphinxDirective):
     """A *Measured* box with the rows of these names, and among words such as optimizer=loop with
-    such a case; its content says what to look at."""
+    such a case; its content says what to look at. Nothing where no recording has such a row."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -107,33 +109,24 @@ class RecordedDirective(SphinxDirective):
                     ),
                     _table(rows),
                 ]
+        if not tables:
+            return []
         box = new_box("measured")
         self.set_source_info(box)
         self.state.nested_parse(self.content, self.content_offset, box)
-        box += tables or [
-            nodes.paragraph(
-                "",
-                "",
-                nodes.Text(f"{SAID}: "),
-                nodes.literal("", "make gpu"),
-                nodes.Text(" on a machine with one writes the recording that this box shows."),
-            )
-        ]
+        box += tables
         return [box]
 
 
 class RaceDirective(SphinxDirective):
     """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of
-    `python -m bench --record`."""
+    `python -m bench --record`. Nothing where no recording has such a race."""
 
     required_arguments = 1
     has_content = True
 
     def run(self):
         group = self.arguments[0]
-        box = new_box("measured")
-        self.set_source_info(box)
-        self.state.nested_parse(self.content, self.content_offset, box)
         found = next(
             (
                 found
@@ -143,8 +136,10 @@ class RaceDirective(SphinxDirective):
             None,
         )
         if found is None:
-            box += nodes.paragraph("", "This edition holds no recording of this race.")
-            return [box]
+            return []
+        box = new_box("measured")
+        self.set_source_info(box)
+        self.state.nested_parse(self.content, self.content_offset, box)
         cells = []
         for row in found.find(f"{group}.step"):
             (peak,) = found.find(f"{group}.peak", what=row.case["what"])
@@ -219,31 +214,45 @@ def _plain_table(heads, rows, numeric=()):
 
 
 class RecordingsDirective(SphinxDirective):
-    """Every recording on a GPU: device, date, versions, command, number of rows."""
+    """Every recording on a GPU: device, date, versions, command, number of rows. Then the rows that
+    pages ask for and no recording has."""
 
     def run(self):
         found = _recordings(self.env, self.get_location())
-        if not found:
-            return [
+        missing = self._missing(found)
+        said = [nodes.paragraph("", "Nothing in this edition has been recorded on a GPU.")]
+        if found:
+            rows = [
+                [
+                    f"{recording.hardware.count} × {recording.hardware.device}",
+                    recording.date,
+                    ", ".join(f"{name} {version}" for name, version in recording.versions.items()),
+                    recording.command,
+                    str(len(recording.rows)),
+                ]
+                for recording in found
+            ]
+            heads = ["Hardware", "Date", "Versions", "Command", "Rows"]
+            said = [_plain_table(heads, rows, numeric=[4])]
+        if missing:
+            said.append(
                 nodes.paragraph(
                     "",
-                    "Nothing in this edition has been recorded on a GPU: pages that need it say"
-                    f' "{NOT_RECORDED}".',
+                    f"Never recorded, and so left out of the pages: {', '.join(missing)}.",
                 )
-            ]
-        rows = [
-            [
-                f"{recording.hardware.count} × {recording.hardware.device}",
-                recording.date,
-                ", ".join(f"{name} {version}" for name, version in recording.versions.items()),
-                recording.command,
-                str(len(recording.rows)),
-            ]
-            for recording in found
-        ]
-        return [
-            _plain_table(["Hardware", "Date", "Versions", "Command", "Rows"], rows, numeric=[4])
-        ]
+            )
+        return said
+
+    def _missing(self, recordings):
+        """Names of rows that a page asks for and that no recording on a GPU has."""
+        there = {row.name for recording in recordings for row in recording.rows}
+        asked = set()
+        for page in self.env.found_docs:
+            path = Path(self.env.doc2path(page))
+            if path.suffix == ".md":
+                for box, role in ASKED.findall(path.read_text(encoding="utf-8")):
+                    asked.update(word for word in (box or role).split() if "=" not in word)
+        return sorted(asked - there)
 
 
 def setup(app):

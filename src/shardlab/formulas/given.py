@@ -54,7 +54,7 @@ accumulation_steps | k | count, usually 1 | microbatches whose gradients are add
     optimizer steps
 fused_attention | 1_\text{fused} | count, from 0 to 1, usually 1 | 1 if attention is one kernel that
     never stores its scores, 0 if not
-dropout | p_\text{drop} | fraction, from 0 to 1, usually 0 | share of the elements that dropout
+dropout | \pi_\text{drop} | fraction, from 0 to 1, usually 0 | share of the elements that dropout
     zeroes
 first_step | 1_\text{first} | count, from 0 to 1, usually 0 | 1 in the first step, which makes the
     optimizer's states, 0 in every later one

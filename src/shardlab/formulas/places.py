@@ -38,7 +38,7 @@ LETTERS = {
     "optimizer": "O",
     "gradients": "G",
     "activations": "A",
-    "temporaries": "T",
+    "temporaries": "U",
 }
 
 

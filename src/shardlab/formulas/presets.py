@@ -130,7 +130,7 @@ GPUS = _by_name(_gpus())
 
 
 # --- links ----------------------------------------------------------------------------------------
-_TABLES = "ml-engineering@0030e63 network/README.md"
+_TABLES = "ml-engineering@744d01e network/README.md"
 _TUNING = "NCCL@01afd20 src/graph/tuning.cc, the ring's latency for a step with the protocol Simple"
 _NVLINK, _PCIE, _NETWORK = 3.4e-6, 5.7e-6, 9.6e-6  # seconds, of that file
 

@@ -10,9 +10,9 @@ from shardlab.formulas.subset import maximum, minimum, where
 
 BOOK.given(
     r"""
-operation_rows | m_\text{op} | count | rows of an operation's result
-operation_columns | n_\text{op} | count | columns of an operation's result
-operation_depth | k_\text{op} | count | inner size of a matrix product; of an elementwise operation,
+operation_rows | e_\text{row} | count | rows of an operation's result
+operation_columns | e_\text{col} | count | columns of an operation's result
+operation_depth | e_\text{in} | count | inner size of a matrix product; of an elementwise operation,
     what it does to each element, counted in operations
 operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an operation reads or
     writes
@@ -23,7 +23,7 @@ measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | rate that an opera
 multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
 multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations one of them does in a
     cycle
-cycles_per_second | f_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
+cycles_per_second | \nu_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
 launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
     the GPU
 """

@@ -11,6 +11,8 @@ storage_bytes_per_second | B_\text{disk} | bytes/s, above 0 | bandwidth at which
     write to storage
 failure_seconds | \tau_\text{fail} | seconds, above 0 | mean time between failures that end the run,
     of all its machines together
+restart_seconds | \tau_\text{back} | seconds, from 0 | time from a failure to the next useful step:
+    to notice it, start the ranks, read the checkpoint and warm up
 """
 )
 
@@ -53,10 +55,17 @@ def save_interval_seconds(checkpoint_seconds, failure_seconds):
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 
-@formula(r"p_\text{lost}", "fraction", source=_YOUNG)
+@formula(r"\pi_\text{lost}", "fraction", source=_YOUNG)
 def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
     """share of the time that goes into checkpoints, and into work that is done again: half an
     interval for each failure"""
     return checkpoint_seconds / save_interval_seconds + save_interval_seconds / (
         2 * failure_seconds
     )
+
+
+@formula(r"\pi_\text{fail}", "fraction", source="Daly 2006")
+def failures_lost_fraction(save_lost_fraction, restart_seconds, failure_seconds):
+    """share of the time that failures cost in all: checkpoints, work that is done again, and after
+    each failure the time until the run goes on"""
+    return save_lost_fraction + restart_seconds / failure_seconds

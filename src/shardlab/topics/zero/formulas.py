@@ -158,7 +158,7 @@ def zero_gatherings(zero_stage, accumulation_steps):
     return where(zero_stage < 3, 1, 2 * accumulation_steps)
 
 
-@formula(r"Q_z", "parameters")
+@formula(r"\Psi_\text{sent}", "parameters")
 def zero_traffic_parameters(parameters, zero_reductions, zero_gatherings):
     """elements that a rank of many sends in a step: two for each parameter, k + 1 in stage 2, 3k in
     stage 3"""

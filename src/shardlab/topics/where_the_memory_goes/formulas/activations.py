@@ -24,7 +24,7 @@ _SAVED = "tests/where_the_memory_goes/test_step.py::test_random_steps"
 formula = BOOK.section(source="definition", measured_by=_PARTS)
 
 
-@formula(r"n_\text{tok}", "tokens", least=1)
+@formula(r"T", "tokens", least=1)
 def microbatch_tokens(microbatch, sequence):
     """tokens of one microbatch"""
     return microbatch * sequence

@@ -105,7 +105,7 @@ STEP = Places(
         optimizer="standing_optimizer_bytes",
         gradients="earlier_gradient_bytes",
     ),
-    letter="B",
+    letter="P",
     there="at the peak",
 )
 

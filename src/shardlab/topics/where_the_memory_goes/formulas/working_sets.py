@@ -98,7 +98,7 @@ def moves_keys(microbatch, key_value_heads):
     return where(minimum(microbatch, key_value_heads) > 1, 1, 0)
 
 
-@formula(r"T_q", "bytes")
+@formula(r"U_q", "bytes")
 def moved_query_bytes(
     query_copy_bytes,
     moves_keys,

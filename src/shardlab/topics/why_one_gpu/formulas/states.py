@@ -95,25 +95,25 @@ def parameters_per_gpu(parameters, gpus_per_copy):
     return ceil_div(parameters, gpus_per_copy)
 
 
-@formula(r"m_\text{param}", "bytes")
+@formula(r"M_\text{param}^\text{GPU}", "bytes")
 def parameter_bytes_per_gpu(parameters_per_gpu, parameter_element_bytes):
     """bytes of parameters on the fullest GPU"""
     return parameter_element_bytes * parameters_per_gpu
 
 
-@formula(r"m_\text{grad}", "bytes")
+@formula(r"M_\text{grad}^\text{GPU}", "bytes")
 def gradient_bytes_per_gpu(parameters_per_gpu, gradient_element_bytes):
     """bytes of gradients on the fullest GPU"""
     return gradient_element_bytes * parameters_per_gpu
 
 
-@formula(r"m_\text{master}", "bytes")
+@formula(r"M_\text{master}^\text{GPU}", "bytes")
 def master_bytes_per_gpu(parameters_per_gpu, master_element_bytes):
     """bytes of the optimizer's master copy on the fullest GPU; 0 where the recipe has none"""
     return master_element_bytes * parameters_per_gpu
 
 
-@formula(r"m_\text{mom}", "bytes")
+@formula(r"M_\text{mom}^\text{GPU}", "bytes")
 def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_bytes):
     """bytes of the optimizer's moments on the fullest GPU"""
     return optimizer_moments * moment_element_bytes * parameters_per_gpu

@@ -3,7 +3,17 @@ not exact counts."""
 
 from shardlab.formulas.registry import BOOK
 
+# --- what the reader gives
+
+BOOK.given(
+    r"""
+tokens_per_second | v_\text{tok} | tokens/s, above 0 | tokens that a run was measured to train on in
+    a second, all its GPUs together
+"""
+)
+
 _KAPLAN = "Kaplan et al. 2020, section 2.1"
+_FOUNDRY = "tests/why_one_gpu/test_utilisation.py::test_published_utilisations"
 _DEFINITION = "definition"
 
 
@@ -38,13 +48,37 @@ def achieved_flops_per_second(gpus, flops_per_second, utilisation):
     return gpus * flops_per_second * utilisation
 
 
-@formula(r"T", "seconds")
+@formula(r"\tau_\text{train}", "seconds")
 def training_seconds(training_flops, achieved_flops_per_second):
     """time of the whole training"""
     return training_flops / achieved_flops_per_second
 
 
-@formula(r"T_\text{days}", "days")
+@formula(r"\tau_\text{days}", "days")
 def training_days(training_seconds):
     """time of the whole training in days of 86,400 seconds"""
     return training_seconds / 86400
+
+
+# --- backwards: the utilisation of a run that was measured ----------------------------------------
+formula = BOOK.section(source=_DEFINITION, measured_by=_FOUNDRY)
+
+
+@formula(r"\eta_\text{run}", "fraction")
+def model_flops_utilisation(parameters, tokens_per_second, gpus, flops_per_second):
+    """share of the datasheet's rate that a run achieves, at 6 operations for each parameter and
+    token; what it recomputes does not count"""
+    return 6 * parameters * tokens_per_second / (gpus * flops_per_second)
+
+
+@formula(r"\eta_\text{scores}", "fraction", source="Chowdhery et al. 2022 (PaLM), appendix B")
+def model_flops_utilisation_with_scores(
+    parameters, layers, hidden, sequence, tokens_per_second, gpus, flops_per_second
+):
+    """the same share with attention scores counted, the whole square of them: what many reports
+    print"""
+    return (
+        (6 * parameters + 12 * layers * hidden * sequence)
+        * tokens_per_second
+        / (gpus * flops_per_second)
+    )

@@ -1,0 +1,115 @@
+"""What pages claim: sentences that were wrong stay away, numbers that are typed follow from a
+source or from a formula."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardlab.formulas import GPUS, LINKS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
+
+# page | what it said | why that was wrong
+WRONG = [
+    tuple(part.strip() for part in line.split(" | "))
+    for line in r"""
+hardware | seven to ten times as fast | 900 GB/s of a B200 are 14 times the 63 of its PCIe
+hardware | every time in this book was measured | some are assumed, and say so
+hardware | faster memory took some of that back | a B200's ridge is above an H200's again
+hardware | a memory of 192 KiB that the warps | L1 cache and shared memory, at most 164 KiB shared
+why-one-gpu | 288 GB \{cite\} | on the package; the other rows are what a program may use
+why-one-gpu | memory of a GPU grew 9 times | 270 GB over 32
+where-the-memory-goes | A third thing was never counted | the paper names it and drops it
+where-the-memory-goes | log-softmax, in fp32 whatever the recipe | of this GPT
+where-the-memory-goes | In practice it is 10 | nobody ran it
+where-the-memory-goes | 1,343 MiB on a V100 for one tensor | since PyTorch 1.13 kernels load lazily
+where-the-memory-goes | 32 MiB on Hopper \{cite\} | and on Blackwell
+where-the-memory-goes | 205,852,680 of temporaries, 0 of gradients; .{70,90} On a CPU | 4 less
+saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
+saving | A file system renames at once or not at all | POSIX does, object stores do not
+""".strip().splitlines()
+]
+
+
+def words(page):
+    return " ".join(PAGES[page].split())
+
+
+@pytest.mark.parametrize("page, said, why", WRONG, ids=[said[:40] for _, said, _ in WRONG])
+def test_what_was_wrong_stays_away(page, said, why):
+    """Must catch: a corrected sentence that comes back, say with an old branch."""
+    assert not re.search(said, words(page)), f"{page}: {said!r}: {why}"
+
+
+# --- numbers in the text that follow from a table -------------------------------------------------
+
+
+def test_how_much_faster_nvlink_is():
+    """Must catch: a ratio on the page that the table of links does not give."""
+    beside = {"NVLink 3 (A100)": "PCIe 4 x16", "NVLink 4 (H100)": "PCIe 5 x16"}
+    beside["NVLink 5 (B200)"] = "PCIe 5 x16"  # no accelerator is attached by PCIe 6
+    rate = {name: link.quantities["link_bytes_per_second"] for name, link in LINKS.items()}
+    ratios = [rate[nvlink] / rate[pcie] for nvlink, pcie in beside.items()]
+    said = re.search(r"is (\d+) to (\d+) times as fast as the PCIe beside it", words("hardware"))
+    assert [int(number) for number in said.groups()] == [round(min(ratios)), round(max(ratios))]
+
+
+def test_memory_is_what_a_program_may_use():
+    """Must catch: what is on the package in one row and what a program may use in another, a growth
+    that the rows do not give, a bandwidth rounded to two digits and printed with three."""
+    memory = {name: gpu.quantities["gpu_memory_bytes"] for name, gpu in GPUS.items()}
+    assert memory["B200 SXM"] == 180e9 and memory["B300 SXM"] == 270e9
+    assert GPUS["L40S"].quantities["memory_bytes_per_second"] == 864e9
+    assert GPUS["B200 SXM"].quantities["memory_bytes_per_second"] == 7.7e12
+    said = re.search(r"the memory of a GPU grew (\d+) times", words("why-one-gpu"))
+    assert int(said[1]) == round(memory["B300 SXM"] / memory["V100 SXM2 32GB"])
+
+
+def test_the_ridges_rise_fall_and_rise():
+    """The sentence above the table of ridges. Must catch: a row that changes and a sentence that
+    does not."""
+    ridge = {
+        name: gpu.quantities["flops_per_second"] / gpu.quantities["memory_bytes_per_second"]
+        for name, gpu in GPUS.items()
+    }
+    assert ridge["H100 SXM 80GB"] / ridge["V100 SXM2 32GB"] == pytest.approx(2, rel=0.1)
+    assert ridge["H200 SXM"] < 0.75 * ridge["H100 SXM 80GB"]
+    assert ridge["B200 SXM"] > 1.3 * ridge["H200 SXM"]
+
+
+def test_one_edition_of_a_source():
+    """Must catch: a table cited by one commit on the formula sheet and by another in the
+    bibliography."""
+    cited = re.findall(r"ml-engineering/blob/(\w{7})", (ROOT / "references.bib").read_text())
+    there = re.findall(
+        r"ml-engineering@(\w+)", (ROOT / "src/shardlab/data/hardware.csv").read_text()
+    )
+    there += [
+        m for link in LINKS.values() for m in re.findall(r"ml-engineering@(\w+)", link.source)
+    ]
+    assert len(there) > 10 and set(there) == set(cited)
+
+
+def kept_by(loss, logits, targets):
+    """The dtypes of what the loss keeps of the logits' shape for backward."""
+    kept = set()
+
+    def keep(tensor):
+        if tensor.shape == logits.shape:
+            kept.add(tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss(logits, targets)
+    return kept
+
+
+def test_a_log_softmax_is_as_wide_as_its_logits():
+    """What the page says of a model that is all bf16. Must catch: PyTorch widening it, and the page
+    not."""
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.zeros(4, 9, dtype=dtype, requires_grad=True)
+        assert kept_by(torch.nn.functional.cross_entropy, logits, torch.zeros(4).long()) == {dtype}
