@@ -56,10 +56,11 @@ def test_what_a_restart_costs():
         checkpoint_bytes=int(10 * STORAGE),
         storage_bytes_per_second=STORAGE,
         failure_seconds=10_000.0,
-        restart_seconds=200,
     )
     interval = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
-    found = evaluate(["failures_lost_fraction"], **given)["failures_lost_fraction"]
+    found = evaluate(["failures_lost_fraction"], **given, restart_seconds=200)[
+        "failures_lost_fraction"
+    ]
     assert found == pytest.approx(lost(interval, 10, 10_000, restart=200), rel=0.05)
     llama = dict(
         parameters=405_000_000_000,

@@ -220,19 +220,19 @@ def head_backward_share(vocabulary, hidden, matrix_parameters, layers, sequence)
     return vocabulary * hidden / (matrix_parameters + 2 * layers * hidden * sequence)
 
 
-@formula(r"\rho_\text{head}", "seconds")
+@formula(r"\tau_\text{head}", "seconds")
 def head_backward_seconds(head_backward_share, rank_backward_seconds):
     """time of the head's backward"""
     return head_backward_share * rank_backward_seconds
 
 
-@formula(r"\rho_\text{eq}", "seconds")
+@formula(r"\tau_\text{gap}", "seconds")
 def bucket_backward_seconds(rank_backward_seconds, head_backward_seconds, equal_buckets):
     """time of backward from one equal bucket to the next"""
     return (rank_backward_seconds - head_backward_seconds) / equal_buckets
 
 
-@formula(r"\rho_1", "seconds")
+@formula(r"\tau_\text{ready}", "seconds")
 def first_ready_seconds(head_backward_seconds, bucket_backward_seconds):
     """moment of backward at which the first equal bucket is ready; the last one is ready when
     backward ends"""
