@@ -2,6 +2,9 @@
 flat tensor that is cut into shards, also where the ranks do not divide it: rank 0 has the fullest
 shard. A model that is cut as several flat tensors, which are buckets or units, has the sum over
 them: give each one's size as `parameters`.
+
+Seconds are those of events (timeline.py), phase by phase: units of one size, one ring, whose
+bandwidth is `link_bytes_per_second`. The update is left out.
 """
 
 from shardlab.formulas.registry import BOOK
@@ -19,6 +22,10 @@ zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest
     has whole at a time
 zero_root_parameters | \Psi_\text{root} | parameters, from 0 | parameters of stage 3's root, which
     stay whole while its units come and go
+gather_ahead | 1_\text{ahead} | count, from 0 to 1 | 1 if a unit's parameters travel while the units
+    before it compute, 0 if the unit waits for them
+reduce_early | 1_\text{early} | count, from 0 to 1 | 1 if gradients travel while backward goes on, 0
+    if backward waits for them, or the step does
 """
 )
 
@@ -29,7 +36,9 @@ _KEPT = "tests/zero/test_zero.py::test_bytes_of_each_rank"
 _SENT = "tests/zero/test_zero.py::test_bytes_on_the_wire"
 _PEAK = "tests/zero/test_zero.py::test_what_is_whole_at_a_time"
 _SECONDS = "tests/zero/test_zero_formulas.py::test_seconds"
-_HIDES = "tests/zero/test_zero_formulas.py::test_tokens_that_hide_the_traffic"
+_EVENTS = "tests/zero/test_zero_time.py::test_closed_forms_are_the_simulation"
+_COUNTS = "tests/zero/test_zero_time.py::test_how_often_a_step_communicates"
+_HIDES = "tests/zero/test_zero_time.py::test_tokens_that_hide_a_phase"
 
 
 @BOOK.rule(
@@ -144,18 +153,64 @@ def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
 formula = BOOK.section(source=_TRAFFIC, measured_by=_SENT)
 
 
+@formula(r"1_\text{fwd}", "count", source="FSDP2, fully_shard", measured_by=_COUNTS, choice=True)
+def reshard_after_forward(zero_stage):
+    """1 if a unit's parameters are freed after its forward and gathered again in backward; by
+    default so in stage 3"""
+    return where(zero_stage < 3, 0, 1)
+
+
+@formula(
+    r"1_\text{bwd}",
+    "count",
+    source="FSDP2, set_reshard_after_backward",
+    measured_by=_COUNTS,
+    choice=True,
+)
+def reshard_after_backward(zero_stage):
+    """1 if parameters are freed after each backward, 0 if after that of the last microbatch only;
+    by default 1 in stage 3"""
+    return where(zero_stage < 3, 0, 1)
+
+
+@formula(
+    r"1_\text{sync}",
+    "count",
+    source="FSDP2, set_requires_gradient_sync",
+    measured_by=_COUNTS,
+    choice=True,
+)
+def gradient_sync(zero_stage):
+    """1 if gradients are reduced in each microbatch, 0 if in the last one only; by default 1 from
+    stage 2 on"""
+    return where(zero_stage < 2, 0, 1)
+
+
 @formula(r"n_\text{rs}", "count")
-def zero_reductions(zero_stage, accumulation_steps):
+def zero_reductions(gradient_sync, accumulation_steps):
     """times that all gradients are reduce-scattered in a step; in stage 0 that is the first half of
     its all-reduce"""
-    return where(zero_stage < 2, 1, accumulation_steps)
+    return where(gradient_sync < 1, 1, accumulation_steps)
+
+
+@formula(r"n_\text{fwd}", "count", measured_by=_COUNTS)
+def zero_forward_gatherings(zero_stage, reshard_after_backward, accumulation_steps):
+    """forwards of a step that gather the parameters: all of them, or only the first, which gets
+    what the update before it has changed"""
+    return where(zero_stage < 1, 0, where(reshard_after_backward < 1, 1, accumulation_steps))
+
+
+@formula(r"n_\text{bwd}", "count", measured_by=_COUNTS)
+def zero_backward_gatherings(reshard_after_forward, accumulation_steps):
+    """backwards of a step that gather the parameters"""
+    return where(reshard_after_forward < 1, 0, accumulation_steps)
 
 
 @formula(r"n_\text{ag}", "count")
-def zero_gatherings(zero_stage, accumulation_steps):
+def zero_gatherings(zero_stage, zero_forward_gatherings, zero_backward_gatherings):
     """times that everything is gathered in a step; in stage 0 that is the second half of its
     all-reduce"""
-    return where(zero_stage < 3, 1, 2 * accumulation_steps)
+    return where(zero_stage < 1, 1, zero_forward_gatherings + zero_backward_gatherings)
 
 
 @formula(r"\Psi_\text{sent}", "parameters")
@@ -230,44 +285,324 @@ def zero_communication_seconds(
     )
 
 
-@formula(r"\tau_\text{sum}", "seconds")
-def zero_step_seconds(
-    accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds
-):
-    """time of a step that computes and communicates in turns: the longest that it can be"""
-    return accumulation_steps * (forward_seconds + backward_seconds) + zero_communication_seconds
+# --- one unit -------------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_EVENTS)
 
 
-@formula(r"\tau_\text{over}", "seconds")
-def zero_overlapped_step_seconds(
-    accumulation_steps, forward_seconds, backward_seconds, zero_communication_seconds
+@formula(r"\varphi", "fraction", source="arXiv 2507.03114, abstract", choice=True)
+def contention():
+    """share of its speed that computing loses while a message is under way: 0 unless it is given;
+    0.16 was measured on average, 0.29 at most"""
+    return 0
+
+
+@formula(r"g", "seconds", source="Patarasuk and Yuan 2009")
+def unit_gather_seconds(
+    data_parallel,
+    latency_seconds,
+    parameter_element_bytes,
+    parameters,
+    zero_flat_tensors,
+    link_bytes_per_second,
 ):
-    """time of a step that does both at once all the time: the shortest that it can be"""
-    return maximum(
-        accumulation_steps * (forward_seconds + backward_seconds), zero_communication_seconds
+    """time in which the parameters of one unit are gathered"""
+    return ring_pass(
+        data_parallel,
+        latency_seconds,
+        parameter_element_bytes * parameters / (zero_flat_tensors * link_bytes_per_second),
     )
 
 
-@formula(
-    r"T_\text{hide}",
-    "tokens/GPU",
-    source="6 operations for each parameter and token (Kaplan et al. 2020)",
-    measured_by=_HIDES,
-)
-def zero_hiding_tokens(
-    zero_traffic_element_bytes,
+@formula(r"g_\text{bwd}", "seconds")
+def unit_backward_gather_seconds(zero_backward_gatherings, unit_gather_seconds):
+    """the same in backward: nothing where the parameters are still there"""
+    return where(zero_backward_gatherings < 1, 0, unit_gather_seconds)
+
+
+@formula(r"s_\text{unit}", "seconds", source="Patarasuk and Yuan 2009")
+def unit_reduce_seconds(
+    zero_stage,
     data_parallel,
-    accumulation_steps,
-    flops_per_second,
-    utilisation,
+    latency_seconds,
+    gradient_element_bytes,
+    parameters,
+    zero_flat_tensors,
     link_bytes_per_second,
 ):
-    """fewest tokens in a microbatch of a GPU under whose computing the traffic could pass, latency
-    left out; the size of the model cancels"""
+    """time in which the gradients of one unit are reduce-scattered; in stage 0, all-reduced"""
+    return where(zero_stage < 1, 2, 1) * ring_pass(
+        data_parallel,
+        latency_seconds,
+        gradient_element_bytes * parameters / (zero_flat_tensors * link_bytes_per_second),
+    )
+
+
+@formula(r"w_\text{unit}", "seconds", source="2 operations for each parameter and token")
+def unit_forward_seconds(
+    parameters, microbatch_tokens, zero_flat_tensors, utilisation, flops_per_second
+):
+    """time that a unit computes in forward"""
+    return 2 * parameters * microbatch_tokens / (zero_flat_tensors * utilisation * flops_per_second)
+
+
+@formula(r"b_\text{unit}", "seconds", source="4 operations for each parameter and token")
+def unit_backward_seconds(unit_forward_seconds):
+    """time that a unit computes in backward"""
+    return 2 * unit_forward_seconds
+
+
+@formula(r"w_\varphi", "seconds")
+def unit_busy_forward_seconds(unit_forward_seconds, contention, unit_gather_seconds):
+    """time of a unit's forward while the next unit is gathered"""
+    return unit_forward_seconds + contention * unit_gather_seconds
+
+
+@formula(r"b_\varphi", "seconds")
+def unit_busy_backward_seconds(
+    unit_backward_seconds,
+    contention,
+    unit_backward_gather_seconds,
+    reduce_early,
+    unit_reduce_seconds,
+):
+    """time of a unit's backward while the next unit is gathered and the one before it is reduced"""
+    return unit_backward_seconds + contention * (
+        unit_backward_gather_seconds + reduce_early * unit_reduce_seconds
+    )
+
+
+# --- forward and backward -------------------------------------------------------------------------
+
+
+@formula(r"\tau_\text{gather}", "seconds")
+def zero_gathered_forward_seconds(
+    gather_ahead,
+    zero_flat_tensors,
+    unit_gather_seconds,
+    unit_forward_seconds,
+    unit_busy_forward_seconds,
+):
+    """time of a forward that gathers: the first unit waits, the others only where gathering takes
+    longer than computing; how far ahead they are asked for changes nothing"""
+    return where(
+        gather_ahead < 1,
+        zero_flat_tensors * (unit_gather_seconds + unit_forward_seconds),
+        unit_gather_seconds
+        + (zero_flat_tensors - 1) * maximum(unit_gather_seconds, unit_busy_forward_seconds)
+        + unit_forward_seconds,
+    )
+
+
+@formula(r"\tau_\text{both}", "seconds")
+def zero_gathering_backward_seconds(
+    gather_ahead,
+    reduce_early,
+    zero_flat_tensors,
+    unit_gather_seconds,
+    unit_backward_seconds,
+    unit_busy_backward_seconds,
+    unit_reduce_seconds,
+):
+    """time of a backward that gathers each unit and reduces its gradients, on one link. Reductions
+    that leave early gain nothing where each gathering waits behind them"""
+    return where(
+        gather_ahead < 1,
+        zero_flat_tensors * (unit_gather_seconds + unit_backward_seconds + unit_reduce_seconds),
+        where(
+            reduce_early < 1,
+            unit_gather_seconds
+            + (zero_flat_tensors - 1)
+            * (maximum(unit_busy_backward_seconds, unit_gather_seconds) + unit_reduce_seconds)
+            + unit_backward_seconds
+            + unit_reduce_seconds,
+            where(
+                zero_flat_tensors < 2,
+                unit_gather_seconds + unit_backward_seconds + unit_reduce_seconds,
+                unit_gather_seconds
+                + maximum(unit_busy_backward_seconds, unit_gather_seconds)
+                + (zero_flat_tensors - 2)
+                * maximum(unit_busy_backward_seconds, unit_gather_seconds + unit_reduce_seconds)
+                + maximum(unit_backward_seconds, unit_reduce_seconds)
+                + unit_reduce_seconds,
+            ),
+        ),
+    )
+
+
+@formula(r"\tau_\text{reduce}", "seconds")
+def zero_reducing_backward_seconds(
+    zero_backward_gatherings,
+    zero_gathering_backward_seconds,
+    reduce_early,
+    zero_flat_tensors,
+    unit_backward_seconds,
+    unit_busy_backward_seconds,
+    unit_reduce_seconds,
+):
+    """time of a backward whose gradients are reduced"""
+    return where(
+        zero_backward_gatherings > 0,
+        zero_gathering_backward_seconds,
+        where(
+            reduce_early < 1,
+            zero_flat_tensors * (unit_backward_seconds + unit_reduce_seconds),
+            unit_busy_backward_seconds
+            + (zero_flat_tensors - 1) * maximum(unit_busy_backward_seconds, unit_reduce_seconds)
+            + unit_reduce_seconds,
+        ),
+    )
+
+
+@formula(r"\tau_\text{quiet}", "seconds")
+def zero_quiet_backward_seconds(
+    gather_ahead, zero_flat_tensors, unit_backward_gather_seconds, unit_backward_seconds, contention
+):
+    """time of a backward that only adds up gradients"""
+    return where(
+        gather_ahead < 1,
+        zero_flat_tensors * (unit_backward_gather_seconds + unit_backward_seconds),
+        unit_backward_gather_seconds
+        + (zero_flat_tensors - 1)
+        * maximum(
+            unit_backward_seconds + contention * unit_backward_gather_seconds,
+            unit_backward_gather_seconds,
+        )
+        + unit_backward_seconds,
+    )
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+@formula(r"\tau_\text{zfwd}", "seconds")
+def zero_forward_seconds(
+    zero_forward_gatherings,
+    zero_gathered_forward_seconds,
+    accumulation_steps,
+    zero_flat_tensors,
+    unit_forward_seconds,
+):
+    """time of all forwards of a step. In stages 1 and 2 the first of them has the all-gather of
+    what was updated, or waits for it"""
+    return zero_forward_gatherings * zero_gathered_forward_seconds + (
+        accumulation_steps - zero_forward_gatherings
+    ) * (zero_flat_tensors * unit_forward_seconds)
+
+
+@formula(r"\tau_\text{zbwd}", "seconds")
+def zero_backward_seconds(
+    zero_reductions, zero_reducing_backward_seconds, accumulation_steps, zero_quiet_backward_seconds
+):
+    """time of all backwards of a step"""
     return (
-        zero_traffic_element_bytes
+        zero_reductions * zero_reducing_backward_seconds
+        + (accumulation_steps - zero_reductions) * zero_quiet_backward_seconds
+    )
+
+
+@formula(r"\tau_\text{zcomp}", "seconds")
+def zero_compute_seconds(
+    accumulation_steps, zero_flat_tensors, unit_forward_seconds, unit_backward_seconds
+):
+    """time that a rank computes in the forwards and backwards of a step"""
+    return accumulation_steps * zero_flat_tensors * (unit_forward_seconds + unit_backward_seconds)
+
+
+@formula(r"\tau_z", "seconds")
+def zero_step_seconds(zero_forward_seconds, zero_backward_seconds):
+    """time of a step without its update"""
+    return zero_forward_seconds + zero_backward_seconds
+
+
+@formula(r"\tau_\text{zexp}", "seconds")
+def zero_exposed_seconds(zero_step_seconds, zero_compute_seconds):
+    """time of a step in which the rank waits for the link"""
+    return zero_step_seconds - zero_compute_seconds
+
+
+# --- from how many tokens on a phase hides its own messages ---------------------------------------
+formula = BOOK.section(
+    source="2 and 4 operations for each parameter and token (Kaplan et al. 2020)",
+    measured_by=_HIDES,
+)
+
+
+@formula(r"T_\text{fwd}", "tokens/GPU")
+def forward_hiding_tokens(
+    zero_stage,
+    parameter_element_bytes,
+    data_parallel,
+    utilisation,
+    flops_per_second,
+    link_bytes_per_second,
+):
+    """fewest tokens in a microbatch of a GPU under whose forward the parameters can be gathered,
+    latency left out; the size of the model cancels"""
+    return where(
+        zero_stage < 1,
+        0,
+        parameter_element_bytes
         * (data_parallel - 1)
         * utilisation
         * flops_per_second
-        / (6 * accumulation_steps * data_parallel * link_bytes_per_second)
+        / (2 * data_parallel * link_bytes_per_second),
+    )
+
+
+@formula(r"\beta_\text{bwd}", "bytes")
+def zero_backward_element_bytes(
+    zero_stage, zero_backward_gatherings, parameter_element_bytes, gradient_element_bytes
+):
+    """bytes for each parameter that travel during one backward: its gradient, twice in stage 0, and
+    in stage 3 the parameter"""
+    return where(
+        zero_stage < 1,
+        2 * gradient_element_bytes,
+        gradient_element_bytes + where(zero_backward_gatherings < 1, 0, parameter_element_bytes),
+    )
+
+
+@formula(r"T_\text{bwd}", "tokens/GPU")
+def backward_hiding_tokens(
+    zero_backward_element_bytes,
+    data_parallel,
+    utilisation,
+    flops_per_second,
+    link_bytes_per_second,
+):
+    """fewest tokens in a microbatch of a GPU under whose backward its messages can pass"""
+    return (
+        zero_backward_element_bytes
+        * (data_parallel - 1)
+        * utilisation
+        * flops_per_second
+        / (4 * data_parallel * link_bytes_per_second)
+    )
+
+
+@formula(r"T_\text{hide}", "tokens/GPU")
+def zero_hiding_tokens(forward_hiding_tokens, backward_hiding_tokens):
+    """fewest tokens in a microbatch of a GPU that hide what each phase sends; messages of one phase
+    cannot hide in another"""
+    return maximum(forward_hiding_tokens, backward_hiding_tokens)
+
+
+@formula(r"T_\alpha", "tokens/GPU")
+def latency_hiding_tokens(
+    data_parallel,
+    latency_seconds,
+    utilisation,
+    flops_per_second,
+    zero_flat_tensors,
+    parameters,
+):
+    """tokens that the latency of gathering one unit asks for in addition, in forward: here the size
+    of the unit does not cancel"""
+    return (
+        (data_parallel - 1)
+        * latency_seconds
+        * utilisation
+        * flops_per_second
+        * zero_flat_tensors
+        / (2 * parameters)
     )

@@ -1,0 +1,217 @@
+"""Seconds of ZeRO by phase: closed forms against the simulator, how often a step communicates, how
+many tokens hide a phase, and the figures that the chapter prints."""
+
+import random
+
+import pytest
+
+from shardlab.formulas import evaluate, quantities
+from shardlab.formulas.events import end_seconds, exposed_seconds, operations, quantities_of, run
+from shardlab.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
+
+FIVE = quantities(
+    recipe="bf16 + fp32 master",
+    gpu="A100 SXM 80GB",
+    link="network, 400 Gbit/s",
+    latency_seconds=0,
+    parameters=5 * 10**9,
+    data_parallel=16,
+    zero_flat_tensors=32,
+    utilisation=0.4,
+)
+AS_SHOWN = dict(gather_ahead=0, reduce_early=0)
+HIDDEN = dict(gather_ahead=1, reduce_early=1)
+
+
+def random_step(draw):
+    given = dict(
+        zero_stage=draw.randrange(4),
+        accumulation_steps=draw.choice([1, 2, 7]),
+        data_parallel=draw.choice([1, 2, 16, 999]),
+        parameters=draw.choice([10**6, 7 * 10**9]),
+        zero_flat_tensors=draw.choice([1, 2, 3, draw.randint(1, 60)]),
+        parameter_element_bytes=draw.choice([2, 4]),
+        gradient_element_bytes=draw.choice([2, 4]),
+        microbatch_tokens=draw.choice([1, 2048, draw.randint(1, 10**5)]),
+        utilisation=draw.uniform(0.1, 1),
+        flops_per_second=10 ** draw.uniform(11, 16),
+        latency_seconds=draw.choice([0, 1e-5]),
+        link_bytes_per_second=10 ** draw.uniform(8, 12),
+        gather_ahead=draw.randrange(2),
+        reduce_early=draw.randrange(2),
+    )
+    if draw.randrange(2):
+        given["contention"] = draw.choice([0.16, 0.29])
+    if given["zero_stage"] == 3:
+        for switch in ("reshard_after_forward", "reshard_after_backward", "gradient_sync"):
+            if draw.randrange(2):
+                given[switch] = draw.randrange(2)
+    return given
+
+
+def test_closed_forms_are_the_simulation():
+    """1,000 random steps, any stage, switches and sides that are far slower than the other: each
+    phase of the formulas is the event list that the page draws, and the step is made of phases.
+
+    Must catch: a reduction hidden under forward; stage 3 without its first gathering or its last
+    reduction; a gathering beside a reduction on one link; one unit taken for two; stage 0 that
+    gathers parameters; k forgotten."""
+    draw = random.Random(6)
+    phases = dict(zero_gathered_forward_seconds=FORWARD, zero_reducing_backward_seconds=BACKWARD)
+    names = [*phases, *quantities_of(MICROBATCH), "zero_quiet_backward_seconds"]
+    names += ["zero_step_seconds", "zero_exposed_seconds", "zero_compute_seconds"]
+    names += ["zero_forward_gatherings", "zero_reductions", "unit_backward_gather_seconds"]
+    for _ in range(1000):
+        given = random_step(draw)
+        found = evaluate(names, **given)
+        near = dict(rel=1e-9, abs=1e-12 + 1e-9 * found["zero_step_seconds"])
+        forward = end_seconds(run(operations((FORWARD,), found)))
+        backward = end_seconds(run(operations((BACKWARD,), found)))
+        if given["zero_stage"]:
+            assert forward == pytest.approx(found["zero_gathered_forward_seconds"], **near)
+        assert backward == pytest.approx(found["zero_reducing_backward_seconds"], **near)
+        quiet = {**found, "unit_reduce_seconds": 0.0, "reduce_early": 1}
+        quiet["unit_busy_backward_seconds"] = (
+            found["unit_backward_seconds"]
+            + given.get("contention", 0) * (found["unit_backward_gather_seconds"])
+        )
+        quiet = end_seconds(run(operations((BACKWARD,), quiet)))
+        assert quiet == pytest.approx(found["zero_quiet_backward_seconds"], **near)
+        k = given["accumulation_steps"]
+        gathering, reducing = found["zero_forward_gatherings"], found["zero_reductions"]
+        plain = given["zero_flat_tensors"] * found["unit_forward_seconds"]
+        step = gathering * forward + (k - gathering) * plain
+        step += reducing * backward + (k - reducing) * quiet
+        assert found["zero_step_seconds"] == pytest.approx(step, **near)
+        exposed = exposed_seconds(run(operations(MICROBATCH, found)))
+        if k == 1 and not given.get("contention") and given.get("gradient_sync", 1):
+            assert found["zero_exposed_seconds"] == pytest.approx(sum(exposed.values()), **near)
+
+
+def test_the_depth_of_prefetch_changes_nothing():
+    """For units of one size a forward that asks for two units ahead, or for all, ends when one that
+    asks for one does: depth costs memory and buys no time.
+
+    Must catch: a first unit that computes before its parameters are there."""
+    draw = random.Random(1)
+    for _ in range(200):
+        units, gather, work = draw.randint(1, 40), draw.random(), draw.random()
+        names = ["zero_gathered_forward_seconds"]
+        found = evaluate(
+            names,
+            gather_ahead=1,
+            zero_flat_tensors=units,
+            unit_gather_seconds=gather,
+            unit_forward_seconds=work,
+        )["zero_gathered_forward_seconds"]
+        ends = [(k + 1) * gather for k in range(units)]  # all asked for at once
+        now = 0.0
+        for end in ends:
+            now = max(now, end) + work
+        assert found == pytest.approx(now, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "stage, forward, backward, sync, counts",
+    [
+        (0, None, None, None, (0, 0, 1, 2)),
+        (1, None, None, None, (1, 0, 1, 2)),
+        (2, None, None, None, (1, 0, 8, 9)),
+        (3, None, None, None, (8, 8, 8, 24)),
+        (3, 0, None, None, (8, 0, 8, 16)),
+        (3, None, 0, None, (1, 8, 8, 17)),
+        (3, 0, 0, None, (1, 0, 8, 9)),
+        (3, 0, 0, 0, (1, 0, 1, 2)),
+        (3, None, None, 0, (8, 8, 1, 17)),
+    ],
+)
+def test_how_often_a_step_communicates(stage, forward, backward, sync, counts):
+    """Forwards and backwards that gather, reductions, and their sum, in a step of 8 microbatches.
+    With parameters and gradients left whole between microbatches FSDP2 is stage 2, then stage 1.
+
+    Must catch: 3k as the only number of stage 3."""
+    switches = dict(
+        reshard_after_forward=forward, reshard_after_backward=backward, gradient_sync=sync
+    )
+    names = ["zero_forward_gatherings", "zero_backward_gatherings", "zero_reductions"]
+    found = evaluate(
+        [*names, "zero_traffic_parameters"],
+        zero_stage=stage,
+        accumulation_steps=8,
+        parameters=1,
+        **{name: value for name, value in switches.items() if value is not None},
+    )
+    assert tuple(found.values()) == counts
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_tokens_that_hide_a_phase(stage):
+    """With so many tokens, a unit computes in a phase as long as its messages of that phase travel,
+    whatever the model's size and the number of microbatches. On the chapter's machine every stage
+    asks for 2,340 tokens, for 9,360 on 100 Gbit/s; FSDP2 with reductions in fp32 for 3,510.
+
+    Must catch: traffic pooled over forward and backward (1,560 and, for k = 8, 878); 6 operations
+    instead of 2 and 4."""
+    for parameters, k in ((10**9, 1), (7 * 10**9, 8)):
+        given = {**FIVE, "zero_stage": stage, "accumulation_steps": k, "parameters": parameters}
+        names = ["forward_hiding_tokens", "backward_hiding_tokens", "zero_hiding_tokens"]
+        found = evaluate(names, **given)
+        assert found["zero_hiding_tokens"] == pytest.approx(2340)
+        bytes_of = dict(forward=2 * (stage > 0), backward=(4, 2, 2, 4)[stage])
+        for phase, count in (("forward", 2), ("backward", 4)):
+            travels = bytes_of[phase] * 15 / 16 / 50e9
+            computes = count * found[f"{phase}_hiding_tokens"] / (0.4 * 312e12)
+            assert computes == pytest.approx(travels)
+    slow = evaluate(names, **{**given, **quantities(link="network, 100 Gbit/s")})
+    assert slow["zero_hiding_tokens"] == pytest.approx(9360)
+    if stage == 3:
+        fp32 = evaluate(names, **{**given, "gradient_element_bytes": 4})
+        assert fp32["zero_hiding_tokens"] == pytest.approx(3510)
+
+
+def test_what_the_chapter_prints():
+    """Exposed milliseconds of a step of the 5 B example. All three of "stage 3 costs 1.5 times",
+    "costs nothing" and "stage 1 costs nothing" are here.
+
+    Must catch: stage 1 free as shown; stage 3 dear where each phase hides its own messages."""
+
+    def exposed(tokens, stage, k=1, **how):
+        given = {**FIVE, **how, "microbatch_tokens": tokens, "zero_stage": stage}
+        name = "zero_exposed_seconds"
+        return 1e3 * evaluate([name], accumulation_steps=k, **given)[name]
+
+    rows = {
+        (4096, 1): (12, 375, 12, 375, 12, 562, 18),
+        (4096, 8): (12, 375, 12, 1688, 53, 4500, 141),
+        (1024, 1): (216, 375, 137, 375, 137, 562, 319),
+        (1024, 8): (216, 375, 137, 1688, 336, 4500, 2551),
+    }
+    for (tokens, k), row in rows.items():
+        ways = [(0, HIDDEN)] + [(stage, how) for stage in (1, 2, 3) for how in (AS_SHOWN, HIDDEN)]
+        found = [exposed(tokens, stage, k, **how) for stage, how in ways]
+        assert found == pytest.approx(row, abs=0.51), (tokens, k)
+    first_only = dict(gather_ahead=0, reduce_early=1)
+    assert exposed(4096, 1, **first_only) == pytest.approx(193, abs=0.51)
+    assert exposed(1024, 1, **first_only) == pytest.approx(216, abs=0.51)
+    stage_1 = dict(reshard_after_forward=0, reshard_after_backward=0, gradient_sync=0)
+    assert exposed(4096, 3, 8, **HIDDEN, **stage_1) == pytest.approx(12, abs=0.51)
+    assert exposed(1024, 3, 8, **HIDDEN, **stage_1) == pytest.approx(137, abs=0.51)
+
+
+def test_latency_asks_for_tokens_of_its_own():
+    """64 ranks in 8 nodes, 297 µs for a gathering: 2,612 tokens for a unit of 7.1 M parameters, 92
+    for 202 M.
+
+    Must catch: the unit cancelled."""
+    name = "latency_hiding_tokens"
+    for unit, tokens in ((7.1e6, 2612), (202e6, 92)):
+        found = evaluate(
+            [name],
+            data_parallel=64,
+            latency_seconds=297e-6 / 63,
+            utilisation=0.4,
+            flops_per_second=312e12,
+            zero_flat_tensors=1,
+            parameters=int(unit),
+        )
+        assert found[name] == pytest.approx(tokens, rel=0.01)
