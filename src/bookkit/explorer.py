@@ -8,7 +8,8 @@ What the explorer shows is data (``shardlab.show.explorers``); what it computes 
 the formulas. This module writes the card, with everything in it that needs no script: menus and
 controls, the sentence for the start, the equations behind "Why?", and a table for print and for
 readers without JavaScript. ``static/explorer.js`` makes it live while the rest of the page is still
-being read; ``static/pictures.js``, ``static/timeline.js`` and ``static/curves.js`` draw.
+being read; ``static/pictures.js``, ``static/timeline.js``, ``static/curves.js`` and
+``static/streams.js`` draw.
 """
 
 import json
@@ -327,6 +328,7 @@ def _add_scripts(app, pagename, templatename, context, doctree):
                 ("pictures.js", {"memory"}),
                 ("timeline.js", {"timeline", "time"}),
                 ("curves.js", {"curves"}),
+                ("streams.js", {"streams"}),
             )
             if kinds & drawn
         ]

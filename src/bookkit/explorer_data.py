@@ -6,6 +6,7 @@ import re
 
 import rjsmin
 
+from shardlab.formulas.events import COMPUTE, LINK, Event, Repeat
 from shardlab.formulas.render import javascript
 from shardlab.show.palette import LINES
 from shardlab.show.spec import AtLeast, Product, Ratio, default_style
@@ -128,6 +129,8 @@ def _picture(spec, drawn):
                 for line, stroke in zip(drawn.lines, LINES)
             ],
         )
+    if drawn.kind == "streams":
+        return dict(kind="streams", step=_entries(drawn.step), colours=drawn.colours)
     if drawn.kind == "memory":
         return dict(
             kind="memory",
@@ -170,6 +173,22 @@ def _moving(spec, curves):
     given."""
     always = set.intersection(*(set(dict(line.given)) for line in curves.lines))
     return [name for name in spec.sweep(curves)[1] if name not in {curves.sweep, *always}]
+
+
+def _entries(step):
+    """Events as streams.js reads them: lists that begin with what they are and end with their
+    conditions."""
+
+    def entry(one):
+        conditions = [one.when, one.unless]
+        if isinstance(one, Event):
+            stream = [COMPUTE, LINK].index(one.stream)
+            return ["event", one.name, stream, one.seconds, one.after, *conditions]
+        if isinstance(one, Repeat):
+            return ["repeat", one.count, one.less, _entries(one.events), *conditions]
+        return ["phase", one.name, _entries(one.events), *conditions]
+
+    return [entry(one) for one in step]
 
 
 def _part(part):

@@ -879,18 +879,28 @@ CLASHES = """drawing => {
   }));
   return found; }"""
 
-WITH_CURVES = [name for name, spec in EXPLORERS.items() if spec.pictures[0].kind == "curves"]
+WITH_CURVES = [
+    name
+    for name, spec in EXPLORERS.items()
+    if "curves" in (picture.kind for picture in spec.pictures[:2])
+]
+
+
+def first_curves(spec):
+    """The place of an explorer's first picture of curves."""
+    return [picture.kind for picture in spec.pictures].index("curves")
 
 
 def places(card, values):
-    """(lines as drawn, their Python values by stop, what was drawn) of an explorer's first
-    picture."""
-    shown, curves = card.spec.compute(values), card.spec.pictures[0]
+    """(lines as drawn, their Python values by stop, what was drawn) of an explorer's first picture
+    of curves."""
+    place = first_curves(card.spec)
+    shown, curves = card.spec.compute(values), card.spec.pictures[place]
     return (
         shown,
         curves,
         list(card.spec.swept(curves, shown)),
-        card.find(".explorer-drawing >> nth=0").evaluate(CURVES),
+        card.find(f".explorer-drawing >> nth={place}").evaluate(CURVES),
     )
 
 
@@ -976,7 +986,7 @@ def test_no_words_lie_over_others(open_card, name, width):
     Mutations: labels where the lines end; all ticks whatever the width; the words of the point not
     kept inside."""
     card, chance = open_card(name, viewport={"width": width, "height": 844}), random.Random(name)
-    drawing = card.find(".explorer-drawing >> nth=0")
+    drawing = card.find(f".explorer-drawing >> nth={first_curves(card.spec)}")
     for _ in range(60):
         if chance.random() < 0.25:
             menu = chance.choice(card.spec.menus)

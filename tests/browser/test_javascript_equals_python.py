@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 
 from shardlab.formulas import BOOK, InvalidQuantity
+from shardlab.formulas.events import COMPUTE, LINK, operations, run, waiting
 from shardlab.formulas.registry import show
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
@@ -213,6 +214,49 @@ def test_the_lines_of_curves(open_page, name, place):
             assert values is None or values == pytest.approx(
                 [expected[line.name] for line in curves.lines], rel=1e-12
             )
+
+
+PLAY = """([name, place, configurations]) => {
+  const card = document.getElementById("explorer-" + name), events = BOOK.events;
+  const spec = JSON.parse(card.querySelector("script[type='application/json']").textContent);
+  return configurations.map(values => {
+    const ran = events.run(events.operations(spec.pictures[place].step, values));
+    return [ran.map(one => [one.name, one.stream, one.phase, one.start, one.end]),
+      events.waiting(ran)];
+  });
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (name, place)
+        for name, spec in EXPLORERS.items()
+        for place, picture in enumerate(spec.pictures)
+        if picture.kind == "streams"
+    ],
+)
+def test_the_events_of_streams(open_page, name, place):
+    """The page plays the same list as the simulator that the formulas are tested against, to the
+    last bit, and hatches the same spans.
+
+    Must catch: a condition read as its opposite; a phase that does not wait for the link; an event
+    that waits for the first of a name, not for the latest."""
+    spec, chance = EXPLORERS[name], random.Random(name)
+    step, configurations = spec.pictures[place].step, []
+    while len(configurations) < 60:
+        try:
+            configurations.append(spec.compute(from_the_grid(spec, chance)))
+        except InvalidQuantity:
+            continue
+    got = ask(open_page(name, "file"), PLAY, name, place, configurations)
+    for configuration, (played, idle) in zip(configurations, got, strict=True):
+        ran = run(operations(step, configuration))
+        assert [tuple(one) for one in played] == [
+            (one.name, [COMPUTE, LINK].index(one.stream), one.phase, one.start, one.end)
+            for one in ran
+        ]
+        assert [tuple(span) for span in idle] == list(waiting(ran))
 
 
 @pytest.mark.parametrize("name", EXPLORERS)

@@ -38,7 +38,7 @@ def test_importing_them_is_light():
 
 def test_everything_named_exists(explorer):
     """Mutation: misspell a quantity, a style, a colour or a preset in a specification."""
-    from shardlab.show.palette import MEMORY
+    from shardlab.show.palette import MEMORY, TIMELINE
 
     controls = [control.quantity for control in explorer.controls]
     assert len(set(controls)) == len(controls) and (2 <= len(controls) <= 6 or explorer.groups)
@@ -56,7 +56,11 @@ def test_everything_named_exists(explorer):
         BOOK.validate(**{control.quantity: control.stops[0]})
         BOOK.validate(**{control.quantity: control.stops[-1]})
     for picture in explorer.pictures:
-        assert picture.kind in ("memory", "timeline", "time", "curves")
+        assert picture.kind in ("memory", "timeline", "time", "curves", "streams")
+        for event, words, colour in getattr(picture, "colours", ()):
+            palette, _, name = colour.partition("-")
+            names = dict(memory=MEMORY, timeline=TIMELINE)[palette]
+            assert name.replace("-", "_") in names, (event, words)
         assert all(part.colour in MEMORY for part in getattr(picture, "parts", ()))
         assert all(
             part.colour in MEMORY
@@ -101,7 +105,7 @@ def test_lines_and_columns_with_a_given_value():
     Mutation: the reader's stage in all lines; one line's value in the next; the value that was
     given to a column left for the columns after it."""
     spec = EXPLORERS["zero"]
-    states, sent = spec.pictures[1:]
+    _, states, sent = spec.pictures[1:]
     names = [f"zero_states_bytes(zero_stage={stage})" for stage in range(4)]
     assert [line.name for line in states.lines] == names
     for reader in (0, 2):

@@ -2,10 +2,13 @@
 
 from .curve_figures import curves_figure
 from .figures import Bytes, columns_figure, duration_figure, memory_figure
+from .stream_figures import streams_figure
 
 
 def measurable(picture):
     """The quantities of a picture beside which a measured value can be drawn."""
+    if picture.kind == "streams":
+        return []  # of a step that ran, trace_figure draws what was measured
     if picture.kind == "timeline":
         return []  # of a whole step, step_figures.timeline_figure draws what was measured
     if picture.kind == "curves":
@@ -43,6 +46,8 @@ def explorer_figures(spec, computed, measured=None):
                     },
                 )
             )
+        elif picture.kind == "streams":
+            figures.append(streams_figure(picture, computed))
         elif picture.kind == "timeline":
             columns = [
                 (

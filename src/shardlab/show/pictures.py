@@ -1,8 +1,11 @@
 """The pictures of explorers, as data: which quantities are drawn how. The page draws them in
-static/pictures.js and static/curves.js, labs in figures.py and curve_figures.py."""
+static/pictures.js, curves.js and streams.js, labs in figures.py, curve_figures.py and
+stream_figures.py."""
 
 import re
 from dataclasses import dataclass, field
+
+from shardlab.formulas.events import quantities_of
 
 from .format import format_as
 
@@ -109,6 +112,24 @@ class TimeAxis:
     @property
     def quantities(self):
         return (self.quantity,)
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A step as two streams, computing and the link, on one axis of time; spans in which nothing
+    computes are hatched. `step` are phases of formulas/events.py: the simulator plays them, nothing
+    else is computed. `colours` are triples (event, words in the key, colour). The colour is a
+    palette and a name in it, as pages write them: "timeline-weight-gradient". An event without a
+    colour is not drawn."""
+
+    title: str
+    step: tuple
+    colours: tuple
+    kind: str = field(default="streams", init=False)
+
+    @property
+    def quantities(self):
+        return tuple(quantities_of(self.step))
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@ the number of its ranks."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line
+from shardlab.show.pictures import CurveAxis, Curves, Line, Streams
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
+from shardlab.topics.data_parallelism.timeline import COLOURS, STEP
 
 MILLISECONDS = tuple(
     float(f"{digit}e{power}") for power in range(-3, 1) for digit in (1, 1.5, 2, 3, 4, 6, 8)
@@ -19,8 +20,8 @@ STEP_TIME = Explorer(
     controls=(
         Choice(
             "strong_scaling",
-            "each rank has",
-            ((0, "the batch of one GPU: weak"), (1, "a share of it: strong scaling")),
+            "of one GPU's batch, a rank has",
+            ((0, "all"), (1, "a share")),
         ),
         Control("bucket_bytes", "bucket", powers_of_two(64 * KIB, 4 * GIB), "bytes"),
         Control("ranks", "ranks", powers_of_two(2, 4096)),
@@ -50,6 +51,7 @@ STEP_TIME = Explorer(
         )
     ),
     pictures=(
+        Streams("A step: what computes, what travels", STEP, COLOURS),
         Curves(
             title="Time of a step, by the size of its buckets",
             sweep="bucket_bytes",

@@ -28,6 +28,15 @@ STEP = (
     Phase("update", (Event("update", COMPUTE, "update_seconds"),)),
 )
 
+COLOURS = (
+    ("forward", "forward", "timeline-forward"),
+    ("backward", "backward", "timeline-backward"),
+    ("update", "update", "timeline-weight-gradient"),
+    ("head", "head", "memory-temporaries"),
+    ("bucket", "layers", "timeline-communication"),
+    ("table", "tables, ready last", "memory-gathered"),
+)
+
 
 def gradient_tensors(given: Mapping[str, int]) -> Iterator[int]:
     """Elements of each parameter tensor of the GPT of gpt.py, in the order in which backward makes

@@ -1,14 +1,15 @@
-"""The explorer of chapter 6: what each rank keeps and sends, by stage of ZeRO."""
+"""The explorer of chapter 6: what each rank keeps, sends and waits for, by stage of ZeRO."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part
-from shardlab.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
+from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, Streams
+from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
+from shardlab.topics.zero.timeline import COLOURS, MICROBATCH
 
 ZERO = Explorer(
     name="zero",
-    title="What does a rank keep, and what does it send?",
+    title="What does a rank keep, what does it send, and how long does it wait?",
     menus=(
         Menu("model", "Model"),
         Menu("recipe", "Recipe"),
@@ -20,7 +21,18 @@ ZERO = Explorer(
         Control("parameters", "parameters", steps_of_ten(6, 13), "count"),
         Control("data_parallel", "data-parallel ranks d", powers_of_two(1, 4096)),
         Control("accumulation_steps", "microbatches in a step k", powers_of_two(1, 64)),
-        Control("link_bytes_per_second", "bandwidth of the link", steps_of_ten(7, 12), "bandwidth"),
+        Control("microbatch_tokens", "tokens in a microbatch", powers_of_two(64, 65_536)),
+        Choice("gather_ahead", "gathering", ((0, "on demand"), (1, "ahead"))),
+        Choice("reduce_early", "gradients leave", ((0, "late"), (1, "early"))),
+        Control("link_bytes_per_second", "bandwidth of the ring", steps_of_ten(7, 12), "bandwidth"),
+    ),
+    groups=(
+        ControlGroup("What is sharded", ("zero_stage", "parameters", "data_parallel")),
+        ControlGroup(
+            "A step",
+            ("accumulation_steps", "microbatch_tokens", "gather_ahead", "reduce_early"),
+        ),
+        ControlGroup("Link", ("link_bytes_per_second",), folded=True),
     ),
     links=(),
     begin=MappingProxyType(
@@ -34,6 +46,10 @@ ZERO = Explorer(
             accumulation_steps=1,
             rank=0,
             zero_flat_tensors=32,
+            microbatch_tokens=2048,
+            gather_ahead=1,
+            reduce_early=1,
+            utilisation=0.4,
         )
     ),
     pictures=(
@@ -47,6 +63,7 @@ ZERO = Explorer(
             total="zero_states_bytes",
             capacity="gpu_memory_bytes",
         ),
+        Streams("A step of one microbatch, without its update", MICROBATCH, COLOURS),
         Curves(
             title="Model states by the number of ranks",
             sweep="data_parallel",
@@ -82,8 +99,10 @@ ZERO = Explorer(
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
-            "It sends {zero_sent_bytes} in a step, which a link of {link_bytes_per_second} carries"
-            " in {zero_communication_seconds:short duration}."
+            "It sends {zero_sent_bytes} in a step, which a ring of {link_bytes_per_second} carries"
+            " in {zero_communication_seconds:short duration}, and waits for"
+            " {zero_exposed_seconds:short duration} of them beside {zero_compute_seconds:short"
+            " duration} of computing."
         ),
     ),
     detail=(
@@ -92,7 +111,10 @@ ZERO = Explorer(
             " {zero_optimizer_bytes}. Gradients are reduce-scattered {zero_reductions:exact}"
             " time{zero_reductions:s} in a step, everything is gathered {zero_gatherings:exact}"
             " time{zero_gatherings:s}, in {zero_flat_tensors:exact} flat tensors with a latency of"
-            " {latency_seconds:short duration}. Activations come on top"
+            " {latency_seconds:short duration}. Each phase hides its own messages from"
+            " {zero_hiding_tokens:count} tokens in a microbatch on, latency left out. Assumed:"
+            " units of one size, {utilisation} of the GPU's arithmetic, a computing that messages"
+            " do not slow down. Activations come on top"
         ),
         Say(", and in stage 3 the units that are whole for a moment", when=(("zero_stage", 3),)),
         Say("."),
@@ -109,7 +131,12 @@ ZERO = Explorer(
             ("stage 1 fits?", "fits", "yes or no"),
         ),
     ),
-    outputs=("zero_states_bytes", "zero_sent_bytes", "zero_communication_seconds"),
+    outputs=(
+        "zero_states_bytes",
+        "zero_sent_bytes",
+        "zero_communication_seconds",
+        "zero_exposed_seconds",
+    ),
     why=(
         "zero_shard_parameters",
         "zero_states_bytes",
@@ -117,5 +144,11 @@ ZERO = Explorer(
         "zero_gatherings",
         "zero_sent_bytes",
         "zero_communication_seconds",
+        "unit_gather_seconds",
+        "unit_reduce_seconds",
+        "zero_forward_seconds",
+        "zero_backward_seconds",
+        "zero_exposed_seconds",
+        "zero_hiding_tokens",
     ),
 )

@@ -91,3 +91,9 @@ BACKWARD = Phase(
     ),
 )
 MICROBATCH = (FORWARD, BACKWARD)
+COLOURS = (
+    ("forward", "forward", "timeline-forward"),
+    ("backward", "backward", "timeline-backward"),
+    ("gather", "gather", "memory-gathered"),
+    ("reduce", "reduce", "timeline-communication"),
+)
