@@ -50,6 +50,7 @@ ZERO = Explorer(
             gather_ahead=1,
             reduce_early=1,
             utilisation=0.4,
+            contention=0,
         )
     ),
     pictures=(
