@@ -117,7 +117,7 @@
         kinds.forEach(kind => {
           set(kind.path, { d: kind.boxes });
           if (kind.boxes) place(kind.swatch, kind.text, kind.words);
-          else { set(kind.swatch, { visibility: "hidden" }); write(kind.text, ""); }
+          else { set(kind.swatch, { x: 0, y: 0, visibility: "hidden" }); set(kind.text, { x: 0, y: 0 }); write(kind.text, ""); }
           kind.boxes = "";
         });
         place(swatch, key, "exposed");
@@ -125,8 +125,7 @@
         const step = roundUp(most / (TICKS - 1)), shown = ticks.map((_, k) => k * step).filter(tick => tick <= most * 1.0001);
         set(axis, { d: "M" + LEFT + " " + AXIS + "H" + x(most) + shown.map(tick => "M" + x(tick) + " " + AXIS + "v5").join("") });
         ticks.forEach((tick, k) => {
-          if (k < shown.length) label(tick, BOOK.format(shown[k], "short duration"), x(shown[k]), width, "middle");
-          else write(tick, "");
+          label(tick, k < shown.length ? BOOK.format(shown[k], "short duration") : "", k < shown.length ? x(shown[k]) : 0, width, "middle");
         });
         set(ghost, { d: before === null ? "" : "M" + x(before) + " " + (ROWS[0] - 4) + "V" + AXIS });
       }
