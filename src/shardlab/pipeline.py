@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from . import split_backward
 from .agreement import agree
 from .backward import as_one_backward
-from .pipeline_plan import CannotPipeline, Plan
+from .pipeline_plan import CannotPipeline, PipelinePlan
 from .pipeline_wire import TiedWeights, Wire
 from .schedules import Action, Kind
 
 
-class Held(NamedTuple):
+class InFlight(NamedTuple):
     """Of a microbatch between a stage's forward and its backward."""
 
     x: Tensor  # [B/m, ...], the input
@@ -56,7 +56,7 @@ class Pipeline(nn.Module):
     def __init__(
         self,
         layers: Sequence[nn.Module],
-        plan: Plan,
+        plan: PipelinePlan,
         loss: Callable[[Tensor, Tensor], Tensor],
         group: dist.ProcessGroup | None = None,
     ):
@@ -72,8 +72,8 @@ class Pipeline(nn.Module):
         self.tied.hand_out()
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
         self.later = split_backward.WeightGradientsLater(self) if splits else None
-        self.held: dict[tuple[int, int], Held] = {}  # by stage and microbatch
-        self.put_off: dict[tuple[int, int], list[split_backward.Task]] = {}
+        self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
+        self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
             Kind.FORWARD: self.forward_of,
             Kind.BACKWARD: self.backward_of,
@@ -122,7 +122,7 @@ class Pipeline(nn.Module):
             loss = self.loss(y, self.targets[microbatch])
             self.losses.append(loss.detach())
             y = loss / self.plan.microbatches
-        self.held[stage, microbatch] = Held(x, y, sent)
+        self.held[stage, microbatch] = InFlight(x, y, sent)
 
     def backward_of(self, action: Action):
         stage, _, microbatch = action
@@ -140,12 +140,12 @@ class Pipeline(nn.Module):
         self.put_off[action.stage, action.microbatch] = self.later.take()
 
     def weight_gradients_of(self, action: Action):
-        split_backward.run(self.put_off.pop((action.stage, action.microbatch)))
+        split_backward.make_weight_gradients(self.put_off.pop((action.stage, action.microbatch)))
 
 
-def check_ranks(plan: Plan, group: dist.ProcessGroup | None):
+def check_ranks(plan: PipelinePlan, group: dist.ProcessGroup | None):
     size, wanted = dist.get_world_size(group), len(plan.schedule)
     wrong = f"the schedule is for {wanted} ranks, and the group has {size}."
-    facts = [f"stages {plan.cuts}", f"messages {plan.messages}", f"lists {plan.schedule}"]
+    facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
     rule = "all ranks run the same plan"
     agree(facts, group, CannotPipeline, rule, wrong if size != wanted else "")

@@ -3,7 +3,7 @@
     layers = [model.embedding, *model.blocks, model.head]
     plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)       # tokens: the batch of a step
     plan.cuts                        # of each stage, its first layer and the one behind its last
-    plan.messages                    # of each stage, the shape and dtype that it hands on
+    plan.outputs                     # of each stage, the shape and dtype that it hands on
 
 The layers run once on PyTorch's meta device, which computes shapes and nothing else. So everything
 that can be wrong with a model, a batch or a schedule is said here, in one sentence, and no rank
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .schedule_simulation import home_of, validate
+from .schedule_simulation import home_of, validate_schedule
 from .schedules import Action, InvalidSchedule, Kind, Schedule
 
 
@@ -25,17 +25,19 @@ class CannotPipeline(ValueError):
     """Why this model, batch or schedule cannot be a pipeline: one sentence."""
 
 
-class Message(NamedTuple):
+class StageOutput(NamedTuple):
+    """What a stage hands to the next, and the shape of the gradient that comes back."""
+
     shape: tuple[int, ...]  # [B/m, S, H]
     dtype: torch.dtype
 
 
-class Plan(NamedTuple):
+class PipelinePlan(NamedTuple):
     schedule: Schedule
     microbatches: int
     home: dict[int, int]  # stage -> its rank
     cuts: list[tuple[int, int]]
-    messages: list[Message]
+    outputs: list[StageOutput]
 
     @property
     def last(self) -> int:
@@ -48,7 +50,7 @@ def plan_pipeline(
     schedule: Schedule,
     batch: Tensor,
     layers_of_stages: Sequence[int] | None = None,
-) -> Plan:
+) -> PipelinePlan:
     """Cut the layers, which each take one tensor and return one, into as many stages as the
     schedule has. `layers_of_stages` are their numbers of layers; by itself they differ by one at
     most, the first stages having more. Raises CannotPipeline or InvalidSchedule."""
@@ -58,7 +60,7 @@ def plan_pipeline(
             " microbatches) makes the lists."
         )
     microbatches = 1 + max((a.microbatch for own in schedule for a in own), default=0)
-    validate(schedule, microbatches)
+    validate_schedule(schedule, microbatches)
     check_order_of_messages(schedule)
     home = home_of(schedule)
     cuts = cut(len(layers), len(home), layers_of_stages)
@@ -68,7 +70,7 @@ def plan_pipeline(
             " size: take a batch that is a multiple."
         )
     example = batch[: batch.shape[0] // microbatches]
-    return Plan(schedule, microbatches, home, cuts, messages_of(layers, cuts, example))
+    return PipelinePlan(schedule, microbatches, home, cuts, outputs_of(layers, cuts, example))
 
 
 def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> list[tuple[int, int]]:
@@ -88,9 +90,9 @@ def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> lis
     return list(zip([0, *ends], ends))
 
 
-def messages_of(
+def outputs_of(
     layers: Sequence[nn.Module], cuts: list[tuple[int, int]], example: Tensor
-) -> list[Message]:
+) -> list[StageOutput]:
     """What each stage makes of the example, by shape and dtype."""
     x, found = example.to("meta"), []
     for stage, (first, end) in enumerate(cuts):
@@ -109,7 +111,7 @@ def messages_of(
             raise CannotPipeline(
                 f"stage {stage} ({names}) returns {x.dtype}, through which no gradient comes back."
             )
-        found.append(Message(tuple(x.shape), x.dtype))
+        found.append(StageOutput(tuple(x.shape), x.dtype))
     return found
 
 

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .pipeline_plan import Plan, comes_from, goes_to
+from .pipeline_plan import PipelinePlan, comes_from, goes_to
 from .schedules import Action, Kind
 
 
-def wanted(action: Action) -> tuple[int, Kind, int]:
+def input_of(action: Action) -> tuple[int, Kind, int]:
     """What the action takes, under the name that goes_to gives it."""
     kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
     return action.stage, kind, action.microbatch
@@ -36,7 +36,7 @@ def wanted(action: Action) -> tuple[int, Kind, int]:
 class Wire:
     """This rank's end of all messages of a plan. All ranks of the group make it together."""
 
-    def __init__(self, plan: Plan, group: dist.ProcessGroup | None, device: torch.device):
+    def __init__(self, plan: PipelinePlan, group: dist.ProcessGroup | None, device: torch.device):
         self.plan, self.device, self.rank = plan, device, dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         ways = set()
@@ -72,16 +72,16 @@ class Wire:
     def post(self, action: Action | None):
         """Begin to receive what the action takes, if it comes from another rank."""
         source = None if action is None else comes_from(action, self.plan.last)
-        if source is None or self.plan.home[source] == self.rank or wanted(action) in self.coming:
+        if source is None or self.plan.home[source] == self.rank or input_of(action) in self.coming:
             return
-        shape, dtype = self.plan.messages[min(source, action.stage)]
+        shape, dtype = self.plan.outputs[min(source, action.stage)]
         tensor = torch.empty(shape, dtype=dtype, device=self.device)
         rank = self.plan.home[source]
-        channel = self.channel(wanted(action)[1], rank, self.rank)
-        self.coming[wanted(action)] = tensor, dist.irecv(tensor, self.ranks[rank], group=channel)
+        channel = self.channel(input_of(action)[1], rank, self.rank)
+        self.coming[input_of(action)] = tensor, dist.irecv(tensor, self.ranks[rank], group=channel)
 
     def take(self, action: Action) -> Tensor:
-        tensor, work = self.coming.pop(wanted(action))
+        tensor, work = self.coming.pop(input_of(action))
         if work is not None:
             work.wait()
         return tensor
@@ -95,7 +95,9 @@ class Wire:
 class TiedWeights:
     """The parameters that stages of several ranks have, among the layers of the whole model."""
 
-    def __init__(self, layers: Sequence[nn.Module], plan: Plan, group: dist.ProcessGroup | None):
+    def __init__(
+        self, layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None
+    ):
         self.rank, self.group = dist.get_rank(group), group
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
         holders: dict[nn.Parameter, set[int]] = {}

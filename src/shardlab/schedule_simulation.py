@@ -1,6 +1,6 @@
 """Would this schedule run, how long would it take, and what would each rank hold?
 
-    validate(plan, microbatches=4)          raises InvalidSchedule, with the grid and the bad cell
+    validate_schedule(plan, microbatches=4)         raises InvalidSchedule, with the bad cell
     timeline = simulate(plan, Costs(forward=1, input=1, weight=1, transfer=0))
     timeline.seconds                        of the whole step
     timeline.idle_of_rank                   of each rank, between its first action and its last

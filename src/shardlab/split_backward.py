@@ -2,8 +2,8 @@
 
     later = WeightGradientsLater(stage)     # from now on, backward through its linear layers leaves
     loss.backward()                         # the gradients of weights out, and
-    put_off = later.take()                  # here are tasks that make them
-    run(put_off)                            # weight.grad is what an undivided backward makes
+    put_off = later.take()                  # here are the products that make them
+    make_weight_gradients(put_off)          # weight.grad is what an undivided backward makes
 
 The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
 rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each layer
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Task(NamedTuple):
+class PutOff(NamedTuple):
     """The gradient of one weight from one product: y = x Wᵀ."""
 
     weight: nn.Parameter
@@ -35,7 +35,7 @@ class WeightGradientsLater:
     """Puts off the weight gradients of all linear layers in a module."""
 
     def __init__(self, module: nn.Module):
-        self.tasks: list[Task] = []
+        self.products: list[PutOff] = []
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.forward = partial(self.linear, layer)
@@ -45,10 +45,10 @@ class WeightGradientsLater:
             return LinearInTwoHalves.apply(x, layer.weight, layer.bias, self)
         return F.linear(x, layer.weight, layer.bias)
 
-    def take(self) -> list[Task]:
-        """The tasks so far; the next backward begins with none."""
-        tasks, self.tasks = self.tasks, []
-        return tasks
+    def take(self) -> list[PutOff]:
+        """The products so far; the next backward begins with none."""
+        products, self.products = self.products, []
+        return products
 
 
 class LinearInTwoHalves(torch.autograd.Function):
@@ -64,26 +64,27 @@ class LinearInTwoHalves(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         (x,) = ctx.saved_tensors
-        ctx.later.tasks.append(Task(ctx.weight, x.detach(), dy))
+        ctx.later.products.append(PutOff(ctx.weight, x.detach(), dy))
         dx = dy @ ctx.weight.to(dy.dtype) if ctx.needs_input_grad[0] else None
         db = dy.flatten(0, -2).sum(0) if ctx.needs_input_grad[2] else None
         return dx, None, db, None
 
 
 @torch.no_grad()
-def run(tasks: list[Task]):
+def make_weight_gradients(products: list[PutOff]):
     """Add the products to the gradients of their weights. Where a weight was used several times,
-    its products are summed first, as autograd does. What a task keeps is free once it is done."""
-    while tasks:
-        weight = tasks[0].weight
-        first, *others = (task for task in tasks if task.weight is weight)
-        tasks[:] = (task for task in tasks if task.weight is not weight)
-        gradient = product(first)
-        for task in others:
-            gradient += product(task)
+    they are summed first, as autograd does. What a product keeps is free once it is made."""
+    while products:
+        weight = products[0].weight
+        first, *others = (product for product in products if product.weight is weight)
+        products[:] = (product for product in products if product.weight is not weight)
+        gradient = product_of(first)
+        for product in others:
+            gradient += product_of(product)
         gradient = gradient.to(weight.dtype)
         weight.grad = gradient if weight.grad is None else weight.grad.add_(gradient)
 
 
-def product(task: Task) -> Tensor:
-    return task.dy.flatten(0, -2).t() @ task.x.flatten(0, -2).to(task.dy.dtype)  # [out, in]
+def product_of(product: PutOff) -> Tensor:
+    """[out, in]"""
+    return product.dy.flatten(0, -2).t() @ product.x.flatten(0, -2).to(product.dy.dtype)

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.gpt import Block, GPTConfig
 from shardlab.measure.ledger import Ledger
-from shardlab.split_backward import WeightGradientsLater, run
+from shardlab.split_backward import WeightGradientsLater, make_weight_gradients
 
 SIZES = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
 
@@ -45,8 +45,8 @@ def gradients(split, microbatches=3, **options):
         found.append(x.grad)
         if split:
             put_off = later.take()
-            assert put_off and later.tasks == []
-            run(put_off)
+            assert put_off and later.products == []
+            make_weight_gradients(put_off)
             assert put_off == []
     return {name: p.grad for name, p in model.named_parameters()}, found
 
@@ -78,7 +78,7 @@ def test_no_weight_has_a_gradient_before_its_half():
     linear = {f"{name}.weight" for name, layer in model.named_modules() if type(layer) is nn.Linear}
     assert made.isdisjoint(linear) and "first.attention_norm.weight" in made
     assert "first.attention.qkv.bias" in made
-    assert len(later.tasks) == 2 * 4 + 2  # and the shared layer's two uses, not the frozen one
+    assert len(later.products) == 2 * 4 + 2  # and the shared layer's two uses, not the frozen one
 
 
 def beside(ledger, model):
@@ -106,17 +106,17 @@ def test_what_is_kept_between_the_halves(recompute):
         del y
         put_off = later.take()
         assert beside(ledger, model) == 34 * unit
-        run(put_off)
+        make_weight_gradients(put_off)
         assert beside(ledger, model) == 3 * unit  # the input and both gradients that are not ours
 
 
 def test_evaluation_puts_nothing_off():
-    """Must catch: tasks that pile up under no_grad."""
+    """Must catch: products that pile up under no_grad."""
     model = Blocks()
     later = WeightGradientsLater(model)
     with torch.no_grad():
         model(torch.randn(2, 5, 8))
-    assert later.tasks == []
+    assert later.products == []
 
 
 def test_autocast():
@@ -132,7 +132,7 @@ def test_autocast():
             y = model(torch.randn(3, 4))
         y.float().sum().backward()
         if split:
-            run(later.take())
+            make_weight_gradients(later.take())
         return [parameter.grad for parameter in model.parameters()]
 
     for one, other in zip(trained(False), trained(True)):
