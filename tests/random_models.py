@@ -8,6 +8,7 @@ neither parity nor a typed refusal is a fault of the technique.
 """
 
 import random
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -43,8 +44,11 @@ PIECES = (
     *("layer", "layer", "tied", "shared", "frozen", "half frozen", "scale", "norm", "twice"),
     *("residual", "checkpointed", "checkpointed reentrant", "by step", "by data", "transposed"),
     *("used by another", "other method", "buffer", "single precision", "table", "nested"),
+    *("either by data", "by microbatch", "dropped", "recomputed", "recomputed reentrant"),
+    *("weight norm", "hooked"),
 )
 OUTPUTS = ("tensor", "tuple", "dict", "list", "named tuple", "dataclass", "attribute")
+SCALERS = ("none", "none", "none", "fine", "overflow")
 # relative; sums over ranks are made in another order, and single precision rounds to 1e-7
 CLOSE = {False: 1e-10, True: 2e-4}
 
@@ -66,6 +70,14 @@ class Case(NamedTuple):
     set_to_none: bool
     collectives: str
     bucket_bytes: int
+    scaler: str  # of the loss: "none", "fine", or "overflow" of rank 0's gradients in step 0
+
+
+class Moment(NamedTuple):
+    """All ranks know it."""
+
+    step: int
+    microbatch: int
 
 
 def case_of(seed: int) -> Case:
@@ -73,9 +85,9 @@ def case_of(seed: int) -> Case:
     technique = draw.choice(TECHNIQUES)
     pieces = ("layer", *draw.choices(PIECES, k=draw.randint(1, 5)))
     if technique == "stage 3":
-        # in stage 3, as in PyTorch's FSDP2, all ranks go through the same units: those that do not
-        # wait for each other until the board names them, a minute later
-        pieces = tuple("by step" if name == "by data" else name for name in pieces)
+        # In stage 3, as in FSDP2, a unit is used by all ranks or by none: see test_peer_fsdp2.py. A
+        # rank's data decides which part of a unit computes.
+        pieces = tuple("either by data" if name == "by data" else name for name in pieces)
     return Case(
         seed=seed,
         ranks=draw.choice((2, 3, 4)),
@@ -93,6 +105,7 @@ def case_of(seed: int) -> Case:
         set_to_none=draw.random() < 0.8,
         collectives=draw.choice(("default", "faster", "small parts", "native")),
         bucket_bytes=draw.choice((1, 100, 400, 10**6)),
+        scaler="none" if technique == "ParameterServer" else draw.choice(SCALERS),
     )
 
 
@@ -104,7 +117,7 @@ class Layer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         return torch.tanh(self.linear(x))
 
 
@@ -125,23 +138,23 @@ class Scale(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         return x * self.scale
 
 
 class Norm(nn.LayerNorm):
-    def forward(self, x, step):
+    def forward(self, x, moment):
         return super().forward(x)
 
 
 class Twice(Layer):
-    def forward(self, x, step):
-        return super().forward(super().forward(x, step), step)
+    def forward(self, x, moment):
+        return super().forward(super().forward(x, moment), moment)
 
 
 class Residual(Layer):
-    def forward(self, x, step):
-        return x + super().forward(x, step)
+    def forward(self, x, moment):
+        return x + super().forward(x, moment)
 
 
 class Checkpointed(nn.Module):
@@ -149,8 +162,8 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.inside, self.reentrant = Layer(width), reentrant
 
-    def forward(self, x, step):
-        return checkpoint(self.inside, x, step, use_reentrant=self.reentrant)
+    def forward(self, x, moment):
+        return checkpoint(self.inside, x, moment, use_reentrant=self.reentrant)
 
 
 class ByStep(nn.Module):
@@ -160,8 +173,8 @@ class ByStep(nn.Module):
         super().__init__()
         self.even, self.odd = Layer(width), Layer(width)
 
-    def forward(self, x, step):
-        return (self.odd if step % 2 else self.even)(x, step)
+    def forward(self, x, moment):
+        return (self.odd if moment.step % 2 else self.even)(x, moment)
 
 
 class ByData(nn.Module):
@@ -171,8 +184,58 @@ class ByData(nn.Module):
         super().__init__()
         self.sometimes = Layer(width)
 
-    def forward(self, x, step):
-        return self.sometimes(x, step) if x.detach().sum() > 0 else x
+    def forward(self, x, moment):
+        return self.sometimes(x, moment) if x.detach().sum() > 0 else x
+
+
+class EitherByData(nn.Module):
+    """Each rank takes its own way, through one of two layers."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.above, self.below = Layer(width), Residual(width)
+
+    def forward(self, x, moment):
+        return (self.above if x.detach().sum() > 0 else self.below)(x, moment)
+
+
+class ByMicrobatch(nn.Module):
+    """All ranks take the same way, another one in each microbatch."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.even, self.odd = Layer(width), Residual(width)
+
+    def forward(self, x, moment):
+        return (self.odd if moment.microbatch % 2 else self.even)(x, moment)
+
+
+class Dropped(Layer):
+    """LayerDrop: in a half of all microbatches it is not called, on all ranks alike."""
+
+    def is_dropped(self, moment):
+        return random.Random(f"{moment} {self.linear.in_features}").random() < 0.5
+
+
+class Recomputed(Layer):
+    """Called through checkpoint, as a whole."""
+
+    def __init__(self, width, reentrant):
+        super().__init__(width)
+        self.reentrant = reentrant
+
+
+class WeightNorm(nn.Linear):
+    """A weight computed from two parameters by a hook before forward."""
+
+    def forward(self, x, moment):
+        return torch.tanh(super().forward(x))
+
+
+def normed(width):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(WeightNorm(width, width))
 
 
 class Transposed(Layer):
@@ -190,12 +253,12 @@ class UsedByAnother(nn.Module):
         super().__init__()
         self.first = [first]  # not registered
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         return nn.functional.linear(x, self.first[0].linear.weight)
 
 
 class OtherMethod(Layer):
-    def encode(self, x, step):
+    def encode(self, x, moment):
         return torch.tanh(self.linear(x))
 
 
@@ -204,8 +267,8 @@ class Buffer(Layer):
         super().__init__(width)
         self.register_buffer("shift", torch.full((1,), 0.3).expand(width))
 
-    def forward(self, x, step):
-        return super().forward(x, step) + self.shift
+    def forward(self, x, moment):
+        return super().forward(x, moment) + self.shift
 
 
 class SinglePrecision(Layer):
@@ -213,8 +276,8 @@ class SinglePrecision(Layer):
         super().__init__(width)
         self.linear.float()
 
-    def forward(self, x, step):
-        return super().forward(x.float(), step).to(x.dtype)
+    def forward(self, x, moment):
+        return super().forward(x.float(), moment).to(x.dtype)
 
 
 class Table(nn.Module):
@@ -224,7 +287,7 @@ class Table(nn.Module):
         super().__init__()
         self.rows = nn.Parameter(torch.empty(3, width))
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         return self.rows[1:2]
 
 
@@ -233,10 +296,24 @@ class Nested(nn.Module):
         super().__init__()
         self.inner = nn.ModuleList([Layer(width), Residual(width)])
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         for layer in self.inner:
-            x = layer(x, step)
+            x = layer(x, moment)
         return x
+
+
+def hooked(layer: Layer) -> Layer:
+    """Hooks around it that use its weight, backward too."""
+
+    def before(module, args):
+        return (args[0] + module.linear.weight.sum(0), *args[1:])
+
+    def after(module, args, out):
+        return out * module.linear.weight.sum()
+
+    layer.register_forward_pre_hook(before)
+    layer.register_forward_hook(after)
+    return layer
 
 
 def piece(name: str, width: int, before: list[nn.Module]) -> nn.Module:
@@ -262,6 +339,13 @@ def piece(name: str, width: int, before: list[nn.Module]) -> nn.Module:
         "single precision": lambda: SinglePrecision(width),
         "table": lambda: Table(width),
         "nested": lambda: Nested(width),
+        "either by data": lambda: EitherByData(width),
+        "by microbatch": lambda: ByMicrobatch(width),
+        "dropped": lambda: Dropped(width),
+        "recomputed": lambda: Recomputed(width, False),
+        "recomputed reentrant": lambda: Recomputed(width, True),
+        "weight norm": lambda: normed(width),
+        "hooked": lambda: hooked(Layer(width)),
     }
     return make[name]()
 
@@ -286,14 +370,18 @@ class Model(nn.Module):
         if case.unused:
             self.unused = nn.Linear(case.width, 2)
 
-    def forward(self, x, step):
+    def forward(self, x, moment):
         for each in self.pieces:
             if isinstance(each, OtherMethod):
-                x = each.encode(x, step)
+                x = each.encode(x, moment)
+            elif isinstance(each, Dropped) and each.is_dropped(moment):
+                continue
+            elif isinstance(each, Recomputed):
+                x = checkpoint(each, x, moment, use_reentrant=each.reentrant)
             elif isinstance(each, Table):
-                x = x + each(x, step)
+                x = x + each(x, moment)
             else:
-                x = each(x, step)
+                x = each(x, moment)
         return self.packed(x)
 
     def packed(self, x):
@@ -331,7 +419,8 @@ def build(case: Case, seed: int) -> Model:
 def optimizer_of(case: Case) -> tuple[type, dict]:
     """Where a parameter may lack a gradient, stage 3 has zeros or none, as its unit has; plain SGD
     does the same with both."""
-    lacking = case.unused or {"by step", "by data"} & set(case.pieces)
+    ways = {"by step", "by data", "either by data", "by microbatch", "dropped"}
+    lacking = case.unused or ways & set(case.pieces)
     if case.optimizer == "SGD" or (case.technique == "stage 3" and lacking):
         return torch.optim.SGD, dict(lr=0.1)
     if case.optimizer == "momentum":
@@ -383,6 +472,8 @@ def loss_of(case: Case, model: Model, output) -> Tensor:
 
 
 def far(ours: Tensor, plain: Tensor) -> float:
+    if not plain.isfinite().all():  # a step that overflows
+        return 0.0 if torch.equal(ours.isfinite(), plain.isfinite()) else float("inf")
     scale = max(plain.abs().max().item(), 1e-3)
     return (ours.double() - plain.double()).abs().max().item() / scale
 
@@ -404,33 +495,42 @@ def trained(case: Case) -> str:
     model, optimizer = wrapped(case, ours)
     plain_optimizer = cls([p for p in plain.parameters() if p.requires_grad], **settings)
     worst = {"output": 0.0}
+    scalers = [
+        torch.amp.GradScaler("cpu", init_scale=64.0, enabled=case.scaler != "none")
+        for _ in range(2)
+    ]
     for step in range(case.steps):
         for number in range(case.microbatches):
-            parts = inputs_of(case, 10 * step + number)
+            parts, moment = inputs_of(case, 10 * step + number), Moment(step, number)
+            if case.scaler == "overflow" and step == 0:
+                parts[0][0, 0] = float("inf")
             last = number == case.microbatches - 1
             quiet = case.technique in LADDER and case.no_sync and not last
             with model.no_sync() if quiet else nullcontext():
-                output = model(parts[me], step)
-                (loss_of(case, ours, output) / case.microbatches).backward()
+                output = model(parts[me], moment)
+                loss = loss_of(case, ours, output) / case.microbatches
+                scalers[0].scale(loss).backward()
             losses = []
             for rank, part in enumerate(parts):
-                theirs = plain(part, step)
+                theirs = plain(part, moment)
                 losses.append(loss_of(case, plain, theirs) / case.microbatches)
                 if rank == me:
                     pairs = zip(values_of(output), values_of(theirs))
                     worst["output"] = max(worst["output"], *(far(a, b) for a, b in pairs))
-            (sum(losses) / case.ranks).backward()
+            scalers[1].scale(sum(losses) / case.ranks).backward()
         if case.technique in ("stage 1", "stage 2"):  # they have zeros where a gradient lacks
             for parameter in plain.parameters():
                 if parameter.requires_grad and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-        if case.clip:
-            # of parameters in two precisions, as ours: squares in the wider one
-            clip_gradients(optimizer, case.clip)
-            clip_gradients(plain_optimizer, case.clip)
-        for each in (optimizer, plain_optimizer):
-            each.step()
+        for each, scaler in zip((optimizer, plain_optimizer), scalers):
+            if case.clip:
+                scaler.unscale_(each)
+                # of parameters in two precisions, as ours: squares in the wider one
+                clip_gradients(each, case.clip)
+            scaler.step(each)
+            scaler.update()
             each.zero_grad(set_to_none=case.set_to_none)
+    worst["scale"] = abs(scalers[0].get_scale() - scalers[1].get_scale())
     if case.technique != "ParameterServer" or me == 0:
         with unsharded(ours) if case.technique == "stage 3" else nullcontext():
             found = dict(ours.named_parameters(remove_duplicate=False))

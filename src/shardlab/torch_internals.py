@@ -8,6 +8,7 @@ here and nowhere else. Tried with torch 2.6 and 2.13.
 import functools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 __all__ = [
     "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
     "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
+    "CALL",
     "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
     "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
     "tree_map",  # the same output with other tensors. Without: an output is taken as it is
@@ -31,8 +33,6 @@ __all__ = [
     "current_backward",
     "disable_modes",
     "fake_store",
-    "found_infinities",
-    "hand_scale_to",
     "hooks_of_saved_tensors",
     "local_tensor",
     "never_compiled",
@@ -45,6 +45,7 @@ __all__ = [
     "version",
     "watch_new_groups",
     "watch_resize",
+    "watch_unscaling",
     "withdraw",
 ]
 
@@ -102,17 +103,26 @@ if not TELLS_HOOKS:
 # --- loss scaling ---------------------------------------------------------------------------------
 
 
-def hand_scale_to(optimizer: torch.optim.Optimizer, itself: bool) -> None:
-    """Whether a GradScaler leaves the scale to the optimizer, by setting its `grad_scale`. Without
-    it, stages 1 and 2 cannot refuse the plain one."""
-    optimizer._step_supports_amp_scaling = itself
+def watch_unscaling(
+    tensors_of: Callable[[torch.optim.Optimizer], list[Tensor]],
+    seen: Callable[[list[Tensor], dict[torch.device, Tensor]], None],
+) -> Callable[[], None]:
+    """Every GradScaler unscales the gradients of tensors_of(optimizer), and then calls
+    `seen(tensors, found)`: device -> 1. if a gradient there is not finite, else 0. Whatever is
+    written into `found` decides about the step. Returns a function that ends the watch. Without it,
+    ranks that have shards disagree whether to step. DTensor does the same for FSDP2, in its kernel
+    of the operator that unscales."""
+    original = torch.amp.GradScaler._unscale_grads_
 
+    @functools.wraps(original)
+    def unscale(self, optimizer, *args, **named):
+        tensors = tensors_of(optimizer)
+        found = original(self, SimpleNamespace(param_groups=[{"params": tensors}]), *args, **named)
+        seen(tensors, found)
+        return found
 
-def found_infinities(scaler: torch.amp.GradScaler, optimizer) -> dict[torch.device, Tensor]:
-    """Device -> 1. if unscale_ met a gradient there that is not finite, else 0.; what is written
-    into it decides about the step. Without it, ranks that have shards disagree whether to step.
-    FSDP's scaler does the same."""
-    return scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+    torch.amp.GradScaler._unscale_grads_ = unscale
+    return lambda: setattr(torch.amp.GradScaler, "_unscale_grads_", original)
 
 
 # --- tensors, storages, modules -------------------------------------------------------------------
@@ -150,6 +160,11 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
     `setattr` takes nothing but nn.Parameter. Without it, a gathered weight needs another way into
     the module, as functional_call has one."""
     return module._parameters
+
+
+# The method by which a module is called: its hooks, and forward between them. Without it, hooks of
+# a unit of stage 3 run before its parameters are there: weight_norm's computes a weight from two.
+CALL = "_call_impl"
 
 
 def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], None]:

@@ -21,7 +21,6 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.ranks import RankError, ranks
 from shardlab.zero import flat, stage3
-from shardlab.zero.options import GradScaler
 from shardlab.zero.places import gather_in
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.whole import unsharded
@@ -109,7 +108,6 @@ def used_outside():
     tied = stage3.fully_shard(seeded(Tied), [])
     alone = seeded(Tied)
     stage3.fully_shard(alone, [alone.embedding])
-    normed = nn.utils.weight_norm(nn.Linear(8, 8, bias=False))
     return dict(
         layer=said(lambda: model[1](model[0](x))),
         matmul=said(lambda: x @ weight),
@@ -119,7 +117,6 @@ def used_outside():
         copied=said(lambda: torch.zeros(8, 8).copy_(weight)),
         tied=said(lambda: alone(torch.arange(5))),
         within=list(tied(torch.arange(5)).shape),
-        hook=said(lambda: stage3.fully_shard(normed)(x)),
         shape=(weight.shape, weight.dim(), weight.numel(), weight.dtype, weight.requires_grad),
         printed=repr(weight),
     )
@@ -132,7 +129,7 @@ def test_a_parameter_that_is_gone_refuses(pair):
 
     Must catch: a placeholder that is a plain meta tensor; one that refuses its shape."""
     found = answers(pair, used_outside)
-    for case in ("layer", "matmul", "norm", "value", "stack", "copied", "tied", "hook"):
+    for case in ("layer", "matmul", "norm", "value", "stack", "copied", "tied"):
         assert found[case].startswith("NotGathered: "), (case, found[case])
         assert "gathers this parameter only while" in found[case]
     assert found["layer"].startswith("NotGathered: linear of 0.weight [8, 8]: ")
@@ -825,10 +822,30 @@ class Encoder(nn.Module):
         return self.second(self.encode(x))
 
 
+def hooked():
+    """Its weight is seen by hooks before and after forward, in backward too."""
+    layer = nn.Linear(8, 8)
+    layer.register_forward_pre_hook(lambda module, args: (args[0] + module.weight.sum(0),))
+    layer.register_forward_hook(lambda module, args, out: out * module.weight.sum())
+    layer.register_full_backward_hook(
+        lambda module, grads, _: (grads[0] * module.weight.detach().sum(),)
+    )
+    return layer
+
+
 KINDS = {
     "calls itself": (Deep, lambda out: out.sum()),
     "recurrent": (lambda: nn.LSTM(8, 8), lambda out: out[0].sum()),
     "weight_norm": (Normed, lambda out: out.sum()),
+    "weight_norm of the unit itself": (
+        lambda: nn.utils.weight_norm(nn.Linear(8, 8)),
+        lambda out: out.tanh().sum(),
+    ),
+    "spectral_norm of the unit itself": (
+        lambda: nn.utils.spectral_norm(nn.Linear(8, 8)).eval(),
+        lambda out: out.tanh().sum(),
+    ),
+    "hooks of the unit itself": (hooked, lambda out: out.tanh().sum()),
     "parametrised": (Parametrised, lambda out: out.sum()),
     "attention": (
         lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0),
@@ -851,8 +868,11 @@ def of_a_kind(kind, compiled=False):
 
 
 def test_modules_of_every_kind(pair):
-    """Must catch: a unit that is freed by a call inside its own; parameters that are put where a
-    recurrent module does not look."""
+    """spectral_norm in eval mode: in training it counts calls, and the plain model is called for
+    each rank.
+
+    Must catch: a unit that is freed by a call inside its own; parameters that are put where a
+    recurrent module does not look; hooks of a unit that run before it is whole."""
     for kind in KINDS:
         assert answers(pair, of_a_kind, kind) <= ROUNDING, kind
 
@@ -1051,48 +1071,30 @@ def test_shards_cut_apart_by_a_rule(pair):
     ]
 
 
-def scaled_by_torch():
+def scaled():
+    """(scale, a sum of weights) after each step; the first and the third gradient are infinite, in
+    one rank's shard."""
     model = seeded(lambda: linears(8, 2))
     stage3.fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for step in range(3):
+    scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for step in range(4):
         optimizer.zero_grad()
         scaler.scale(model(torch.ones(1, 8)).sum()).backward()
-        if step == 1 and dist.get_rank() == 0:
-            next(model.parameters()).grad[0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def scaled_by_ours():
-    model = seeded(lambda: linears(8, 2))
-    stage3.fully_shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler, scales = GradScaler("cpu", init_scale=1024.0), []
-    for step in range(3):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.ones(1, 8)).sum()).backward()
-        if step == 1 and dist.get_rank() == 0:
+        if step in (0, 2) and dist.get_rank() == step // 2:
             next(model.parameters()).grad[0] = torch.inf
         scaler.step(optimizer)
         scaler.update()
         with unsharded(model):
-            scales.append((scaler.get_scale(), model[0].weight.sum().item()))
-    return scales
+            seen.append((scaler.get_scale(), model[0].weight.sum().item()))
+    return seen
 
 
 def test_loss_scaling(pair):
-    """An inf in one rank's shard: PyTorch's scaler is refused at the second step at the latest;
-    with ours no rank steps.
+    """An inf in one rank's shard, in the first step already: no rank steps, with PyTorch's own
+    scaler. FSDP2 has it as well.
 
     Must catch: scales that differ and a half-updated model."""
-    sentence = answers(pair, said_by, scaled_by_torch)
-    assert sentence.startswith("CannotShard: SGD is stepped by torch.amp.GradScaler, which looks")
-    (first, one), (second, two), (third, three) = answers(pair, scaled_by_ours)
-    assert (first, second, third) == (1024.0, 512.0, 512.0)
-    assert one == two != three
-
-
-def said_by(function):
-    return said(function)
+    scales, sums = zip(*answers(pair, scaled))
+    assert scales == (512.0, 512.0, 256.0, 256.0)
+    assert sums[1] == sums[2] and len(set(sums)) == 3

@@ -18,7 +18,7 @@ from shardlab.ranks import ranks
 from shardlab.zero import faster, stage1, stage2
 from shardlab.zero.flat import CannotShard, Ring
 from shardlab.zero.native import Native
-from shardlab.zero.options import GradScaler, clip_gradients
+from shardlab.zero.options import clip_gradients
 from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -364,19 +364,22 @@ def test_clipping_where_a_part_is_replicated(two):
         assert norm == pytest.approx(plain)
 
 
-def scaled(stage, scaler_cls):
-    """(weights after a step that meets an infinity on rank 0 and one that does not, scales)"""
+def scaled(stage, unscaled_first, **options):
+    """(weights after a step that meets an infinity on rank 0 and one that does not, scales, norms)
+    with PyTorch's own scaler."""
     torch.manual_seed(0)
     net = nn.Linear(4, 2, bias=False).double()
-    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=1.0)
-    scaler, seen = scaler_cls("cpu", init_scale=1024.0), []
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=1.0, **options)
+    scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     for infinite in (True, False):
         factor = float("inf") if infinite and dist.get_rank() == 0 else 1.0
         x = own_input(4).double()
         x[0, 0] = x[0, 0] * factor
         scaler.scale(model(x).sum()).backward()
-        scaler.unscale_(optimizer)
-        norm = clip_gradients(optimizer, 1e9).item()
+        norm = None
+        if unscaled_first:
+            scaler.unscale_(optimizer)
+            norm = clip_gradients(optimizer, 1e9).item()
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
@@ -385,32 +388,22 @@ def scaled(stage, scaler_cls):
         return net.weight.detach().clone(), seen
 
 
-def test_loss_scaling(two):
-    """An infinity in one rank's shard: no rank steps, and the scales stay alike.
+@pytest.mark.parametrize("unscaled_first", [True, False])
+def test_loss_scaling(two, unscaled_first):
+    """An infinity in one rank's shard: no rank steps, and the scales stay alike, with PyTorch's
+    scaler, as with FSDP2; also where optimizer states are on the host, or one kernel steps.
 
     Must catch: a rank that steps alone; scales that differ from now on; gradients left scaled."""
     torch.manual_seed(0)
     want = nn.Linear(4, 2, bias=False).double().weight.detach() - 1.5
-    for stage in range(4):
-        for weight, seen in two.run(scaled, stage, GradScaler):
-            assert torch.allclose(weight, want), stage
+    ways = [(stage, {}) for stage in range(4)]
+    ways += [(1, dict(offload=True)), (2, dict(offload=True)), (3, dict(fused=True))]
+    for stage, options in ways:
+        for weight, seen in two.run(scaled, stage, unscaled_first, **options):
+            assert torch.allclose(weight, want), (stage, options)
             assert [scale for scale, _ in seen] == [512.0, 512.0]
-            assert seen[1][1] == pytest.approx((8 * 1.5**2) ** 0.5)
-
-
-def test_the_plain_scaler_is_refused(two):
-    """Must catch: a rank that skips a step, for which the others wait."""
-
-    def tried(module):
-        net = layers(4, 2)
-        optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
-        scaler = torch.amp.GradScaler("cpu")
-        scaler.scale(net(own_input(4)).sum()).backward()
-        return said(lambda: scaler.step(optimizer))
-
-    for module in STAGES:
-        for sentence in two.run(tried, module):
-            assert sentence.startswith("CannotShard: torch.amp.GradScaler looks at this rank's")
+            if unscaled_first:
+                assert seen[1][1] == pytest.approx((8 * 1.5**2) ** 0.5)
 
 
 def test_the_door(two):

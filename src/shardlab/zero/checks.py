@@ -6,27 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import agree, fact
-from ..torch_internals import hand_scale_to
 from .flat import CannotShard, Group, flattened
 
 
 class Refusals:
     """What one does with an optimizer, and not with one of shards."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        hand_scale_to(self, True)  # torch.amp.GradScaler sets grad_scale before a step then
-
-    @property
-    def grad_scale(self):
-        raise AttributeError("grad_scale")
-
-    @grad_scale.setter
-    def grad_scale(self, scale):
-        raise CannotShard(
-            "torch.amp.GradScaler looks at this rank's shard alone, so that ranks would disagree"
-            " about a step: take options.GradScaler."
-        )
 
     def __getstate__(self):
         raise CannotShard(

@@ -2,7 +2,7 @@
 on the host.
 
     clip_gradients(optimizer, 1.0)                       before step(), in every stage
-    GradScaler()                                         loss scaling, in every stage
+    torch.amp.GradScaler()                               loss scaling, in every stage
     ShardedOptimizer(params, cpu_offload(AdamW), ...)    optimizer states in host memory, stages 1
                                                          and 2
     fully_shard(model, units, shard_device="cpu")        shards, their gradients and so their
@@ -16,11 +16,13 @@ on the host.
 The two arguments of fully_shard are in stage3.py, where each is a word in one line.
 """
 
+import functools
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..torch_internals import found_infinities, hand_scale_to
+from ..torch_internals import watch_unscaling
 from .flat import groups_of_shards
 
 
@@ -72,32 +74,30 @@ def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Te
     return found
 
 
-class GradScaler(torch.amp.GradScaler):
-    """PyTorch's, for shards, in every stage: where one rank has a gradient that is not finite, no
-    rank steps, and all scales stay alike."""
+# --- loss scaling ---------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def unscale_(self, optimizer):
-        updated = updated_by(optimizer)
-        super().unscale_(optimizer)
-        if not self.is_enabled():
-            return
-        found = found_infinities(self, optimizer)
-        groups = {groups_of_shards[p] for p in updated if p in groups_of_shards}
-        worst = torch.zeros((), device=updated[0].device, dtype=torch.float32)
-        for infinite in found.values():
-            worst = worst.maximum(infinite.to(worst.device))
-        for group in groups:
-            dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
-        found[worst.device] = worst
 
-    def step(self, optimizer, *args, **named):
-        takes_it_itself = hasattr(optimizer, "buckets")  # and refuses it: stages 1 and 2
-        try:
-            hand_scale_to(optimizer, False)
-            return super().step(optimizer, *args, **named)
-        finally:
-            hand_scale_to(optimizer, takes_it_itself)
+@functools.cache
+def scale_together():
+    """From now on torch.amp.GradScaler is for shards too: where one rank has a gradient that is not
+    finite, no rank steps, and all scales stay alike. FSDP2 has it by DTensor."""
+    watch_unscaling(updated_by, agree_on_infinities)
+
+
+@torch.no_grad()
+def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]):
+    """`found` is what a scaler has found in this rank's gradients, afterwards in those of all
+    ranks."""
+    groups = dict.fromkeys(groups_of_shards[p] for p in updated if p in groups_of_shards)
+    if not groups:
+        return
+    worst = torch.zeros((), dtype=torch.float32, device=updated[0].device)
+    for infinite in found.values():
+        worst = worst.maximum(infinite.to(worst.device))
+    for group in groups:
+        dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
+    for device in {*found, worst.device}:
+        found[device] = worst.to(device)
 
 
 # --- optimizer states on the host -----------------------------------------------------------------

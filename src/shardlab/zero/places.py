@@ -12,7 +12,7 @@ from functools import partial, update_wrapper
 import torch
 from torch import Tensor, nn
 
-from ..torch_internals import never_compiled, own_parameters
+from ..torch_internals import CALL, never_compiled, own_parameters
 from . import placeholders, steps
 from .flat import groups_of_shards
 from .units import Site
@@ -30,7 +30,8 @@ class UnitPlaces:
         self.backward = None  # refers weakly to the backward that it is in
         self.placeholders = placeholders.of(self)
         self.close()
-        self.gather_in("forward")
+        self.gather_in(CALL)
+        self.gather_in("forward")  # which others may call without the hooks around it
 
     @property
     def in_backward(self) -> bool:

@@ -34,6 +34,7 @@ from .checks import (
 )
 from .flat import CannotShard
 from .native import best_collectives
+from .options import scale_together
 
 
 class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
@@ -60,6 +61,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         **settings,
     ):
         check_arguments(optimizer_cls, bucket_bytes)
+        scale_together()
         self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
         self.group, self.world_size = group, dist.get_world_size(group)
         self.bucket_bytes, self.collectives = bucket_bytes, collectives

@@ -4,7 +4,7 @@ when it steps.
 It is an optimizer of PyTorch or of a user, made from model.parameters(), so there is no earlier
 moment. One that treats each element by itself is right; one that looks at rows, norms of a layer or
 a line search is not, and is found by trial. Parameter groups chosen by shape or name are empty on
-one side, and a loss scaler that knows one rank's gradients only is not for shards.
+one side.
 """
 
 from weakref import WeakSet
@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..torch_internals import hand_scale_to
 from .checks import check_elementwise
 from .flat import CannotShard
+from .options import scale_together
 
 # each element by itself, as the tests of stage 1 show; others are tried
 KNOWN = {
@@ -33,22 +33,17 @@ hook: list = []  # the handle of before_step, once there is a shard
 def watch(shard: nn.Parameter):
     if not hook:
         hook.append(register_optimizer_step_pre_hook(before_step))
+        scale_together()
     shards[shard] = True
 
 
 def before_step(optimizer: torch.optim.Optimizer, args, kwargs):
-    if optimizer not in looked_at:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if not any(parameter in shards for parameter in parameters):
-            return
+    if optimizer in looked_at:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if any(parameter in shards for parameter in parameters):
         look_at(optimizer, parameters)
-        hand_scale_to(optimizer, True)  # a scaler of gradients comes here, and says so
         looked_at.add(optimizer)
-    if getattr(optimizer, "found_inf", None) is not None:
-        raise CannotShard(
-            f"{type(optimizer).__name__} is stepped by torch.amp.GradScaler, which looks at one"
-            " rank's shards: take shardlab.zero.options.GradScaler."
-        )
 
 
 def look_at(optimizer: torch.optim.Optimizer, parameters: list):

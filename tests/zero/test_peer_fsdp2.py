@@ -1,0 +1,239 @@
+"""What PyTorch's FSDP2 does where stage 3 says that FSDP2 does it too, and where it does not."""
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab.ranks import RankDied, RankError, ranks
+from shardlab.zero import stage3
+from shardlab.zero.whole import unsharded
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with ranks(2, device="cpu", announce=False, patience_seconds=4) as world:
+        yield world
+
+
+def fsdp2(model, units=()):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for unit in dict.fromkeys([*units, model]):
+        fully_shard(unit, mesh=mesh)
+    return model
+
+
+def linears(*sizes, bias=True):
+    torch.manual_seed(0)
+    return nn.Sequential(*[nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:])])
+
+
+def whole(parameter):
+    return parameter.full_tensor()
+
+
+def said(function, *args) -> str:
+    try:
+        return f"nothing, and {function(*args)}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_what_fsdp2_refuses(pair):
+    """A list as a unit, a deep copy, a weight outside of its unit, gradients of gradients.
+
+    Must catch: a sentence of ours that says so and is out of date."""
+
+    def refusals():
+        x = torch.ones(1, 8, requires_grad=True)
+        alone = fsdp2(linears(8, 8, 8, bias=False), [])
+
+        def penalty():
+            (g,) = torch.autograd.grad(alone(x).tanh().sum(), x, create_graph=True)
+            g.pow(2).sum().backward()
+
+        return dict(
+            container=said(lambda: fsdp2(nn.ModuleList(linears(4, 4)))),
+            copied=said(lambda: copy.deepcopy(fsdp2(linears(4, 2)))),
+            outside=said(lambda: alone[1](alone[0](x))),
+            penalty=said(penalty),
+        )
+
+    for found in pair.run(refusals):
+        assert "does not support" in found["container"] and "ModuleList" in found["container"]
+        assert "FSDP does not support deepcopy" in found["copied"]
+        assert "mixed torch.Tensor and DTensor" in found["outside"]
+        assert "setStorage" in found["penalty"]
+
+
+def test_what_fsdp2_allows(pair):
+    """Initialisation after sharding, another method than forward by its name, old weight_norm on a
+    unit. Must catch: the same."""
+
+    def allowed():
+        from torch.distributed.fsdp import register_fsdp_forward_method
+
+        model = fsdp2(linears(8, 8, 2))
+        model.apply(lambda m: nn.init.zeros_(m.weight) if hasattr(m, "weight") else None)
+        zero = all(whole(layer.weight).abs().sum() == 0 for layer in model)
+
+        class Encoder(nn.Linear):
+            def encode(self, x):
+                return self(x)
+
+        encoder = fsdp2(Encoder(8, 8))
+        register_fsdp_forward_method(encoder, "encode")
+        encoded = encoder.encode(torch.ones(1, 8)).shape
+        normed = fsdp2(nn.utils.weight_norm(nn.Linear(8, 8)))
+        normed(torch.ones(1, 8)).sum().backward()
+        return zero, list(encoded), all(p.grad is not None for p in normed.parameters())
+
+    assert pair.run(allowed) == [(True, [1, 8], True)] * 2
+
+
+class Clamped(nn.Linear):
+    def forward(self, x):
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
+    """Stage 3 refuses it. Must catch: the same."""
+
+    def clamped():
+        torch.manual_seed(0)
+        model = nn.Sequential(Clamped(8, 8))
+        fsdp2(model, list(model))
+        model(torch.ones(1, 8))
+        return whole(model[0].weight).abs().max().item() > 0.2
+
+    assert pair.run(clamped) == [True] * 2
+
+
+def test_loss_scaling_is_agreed_on_by_both(pair):
+    """An infinity in one rank's shard: no rank steps, and both scales are halved.
+
+    Must catch: scales of stage 3 that are not those of FSDP2."""
+
+    def scaled(shard, full):
+        model = linears(8, 2)
+        shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 8)).sum()).backward()
+            if step == 1 and dist.get_rank() == 0:
+                gradient = next(model.parameters()).grad
+                getattr(gradient, "_local_tensor", gradient).view(-1)[0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append((scaler.get_scale(), round(full(model), 5)))
+        return seen
+
+    def full_of_ours(model):
+        with unsharded(model):
+            return model[0].weight.sum().item()
+
+    theirs = pair.run(scaled, fsdp2, lambda model: whole(model[0].weight).sum().item())
+    ours = pair.run(scaled, stage3.fully_shard, full_of_ours)
+    assert theirs[0] == theirs[1] == ours[0] == ours[1]
+    assert [scale for scale, _ in ours[0]] == [1024.0, 512.0, 512.0]
+
+
+def test_different_units_on_different_ranks(pair):
+    """FSDP2 gathers units of one size crosswise, without a word: the outputs are of neither.
+
+    Must catch: a stage 3 that does so too (it waits, and both ranks are named)."""
+
+    def crosswise(shard):
+        model, x = linears(8, 8, 8, bias=False), torch.ones(1, 8)
+        want = model[dist.get_rank()](x).sum().item()
+        shard(model, list(model))
+        dist.barrier()
+        return abs(model[dist.get_rank()](x).sum().item() - want)
+
+    assert min(pair.run(crosswise, fsdp2)) > 0.01
+    with pytest.raises(RankError, match="wait for each other") as caught:
+        pair.run(crosswise, stage3.fully_shard)
+    assert "of unit 1" in str(caught.value) and "of unit 2" in str(caught.value)
+
+
+class Maybe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, used):
+        return self.layer(x) if used else x * 1
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.maybe, self.last = nn.Linear(8, 8), Maybe(), nn.Linear(8, 8)
+
+    def forward(self, x, used):
+        return self.last(self.maybe(self.first(x), used)).pow(2).sum()
+
+
+def test_a_unit_that_one_rank_does_not_use(pair):
+    """Both call it, and the data of rank 1 leave its parameters out: its gradient is missing, in
+    FSDP2 and in stage 3. The board names it. A unit that no rank uses has none.
+
+    Must catch: a wait without an end, or gradients of other units."""
+
+    def step(shard, used):
+        model = Branches()
+        shard(model, [model.first, model.maybe, model.last])
+        model(torch.ones(1, 8), used(dist.get_rank())).backward()
+        return [p.grad is not None for p in model.maybe.parameters()]
+
+    for shard in (fsdp2, stage3.fully_shard):
+        for found in pair.run(step, shard, lambda rank: False):
+            assert not any(found)
+        with pytest.raises(RankError, match="disagree|wait for each other|ended without"):
+            pair.run(step, shard, lambda rank: rank == 0)
+
+
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.ones(9, 8))
+
+    def forward(self, length):
+        return self.rows[:length]
+
+
+class Positions(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layer = Table(), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x + self.table(3)).sum()
+
+
+def test_a_returned_parameter_ends_fsdp2(pair):
+    """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
+
+    Must catch: a sentence of ours that says so and is out of date."""
+
+    def step():
+        model = Positions()
+        fsdp2(model, [model.table])
+        model(torch.ones(3, 8)).backward()
+
+    with pytest.raises(RankDied, match="SIGSEGV"):
+        pair.run(step)
