@@ -43,6 +43,7 @@ __all__ = [
     "process_groups",
     "storage_key",
     "version",
+    "watch_clipping",
     "watch_new_groups",
     "watch_resize",
     "watch_unscaling",
@@ -100,7 +101,7 @@ def note_hooks():
 if not TELLS_HOOKS:
     note_hooks()
 
-# --- loss scaling ---------------------------------------------------------------------------------
+# --- between backward and step --------------------------------------------------------------------
 
 
 def watch_unscaling(
@@ -123,6 +124,34 @@ def watch_unscaling(
 
     torch.amp.GradScaler._unscale_grads_ = unscale
     return lambda: setattr(torch.amp.GradScaler, "_unscale_grads_", original)
+
+
+def watch_clipping(
+    norm: Callable[[list[Tensor], float, Callable], Tensor], seen: Callable[[list[Tensor]], None]
+) -> Callable[[], None]:
+    """torch.nn.utils.clip_grad_norm_ takes `norm(gradients, norm_type, its own)` for the norm of
+    all, and calls `seen(parameters)` before it scales. Returns a function that ends the watch.
+    Without it, each rank clips its shards by a norm of its own. DTensor does the same for FSDP2."""
+    module = torch.nn.utils.clip_grad
+    total, clip = module._get_total_norm, module._clip_grads_with_norm_
+
+    @functools.wraps(total)
+    def total_norm(tensors, norm_type=2.0, *args, **named):
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        return norm(tensors, float(norm_type), lambda own: total(own, norm_type, *args, **named))
+
+    @functools.wraps(clip)
+    def seen_first(parameters, *args, **named):
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        seen(parameters)
+        return clip(parameters, *args, **named)
+
+    def put(total, clip):
+        module._get_total_norm = torch.nn.utils.get_total_norm = total
+        module._clip_grads_with_norm_ = torch.nn.utils.clip_grads_with_norm_ = clip
+
+    put(total_norm, seen_first)
+    return lambda: put(total, clip)
 
 
 # --- tensors, storages, modules -------------------------------------------------------------------

@@ -140,21 +140,31 @@ def test_a_line_without_an_end_is_shown(two, capsys):
 
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_a_rank_starts_ends_with_it(method):
-    """Must catch: only the rank's own process ended: programs it has started, and processes it has
-    forked, live on."""
+    """Programs, forked processes, programs in a session of their own, programs whose parent has
+    ended: when the world is closed, and when the ranks are ended.
+
+    Must catch: only the rank's own process ended, or only its group."""
 
     def start():
         import subprocess
 
         program = subprocess.Popen(["sleep", "300"])
+        apart = subprocess.Popen(["sleep", "300"], start_new_session=True)
+        shell = "setsid sleep 300 >/dev/null 2>&1 & echo $!"
+        alone = int(subprocess.run(["sh", "-c", shell], capture_output=True).stdout)
         child = os.fork()
         if child == 0:
             time.sleep(300)
-        return program.pid, child
+        return program.pid, apart.pid, alone, child
 
     with ranks(1, device="cpu", method=method, announce=False) as world:
         [started] = world.run(start)
         assert not gone(started, seconds=0)
+        if method == "forkserver":
+            with pytest.raises(RanksTooSlow):  # it does not hear that it shall stop
+                world.run(lambda: os.kill(os.getpid(), signal.SIGSTOP), limit_seconds=0.1)
+            assert gone(started)
+            [started] = world.run(start)
     assert gone(started)
 
 
@@ -179,7 +189,8 @@ KILLED = """
 
 
 @pytest.mark.parametrize(
-    "method, work", [("forkserver", "idle"), ("forkserver", "hold"), ("spawn", "hold")]
+    "method, work",
+    [("forkserver", "idle"), ("forkserver", "hold"), ("spawn", "idle"), ("spawn", "hold")],
 )
 def test_a_killed_parent(tmp_path, method, work):
     """Must catch: a rank that never lets go of the interpreter outlives its parent, or is killed

@@ -4,6 +4,7 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 """
 
 import copy
+import gc
 import sys
 
 import cloudpickle
@@ -362,6 +363,46 @@ def test_clipping_where_a_part_is_replicated(two):
     """Must catch: squares of the replicated part added up over the ranks."""
     for norm, plain in two.run(half_replicated):
         assert norm == pytest.approx(plain)
+
+
+def clipped_by_torch(stage, norm_type):
+    """(norm, norm of what is left) by PyTorch's own clipping."""
+    net = layers(4, 2).double()
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1)
+    model(own_input(4).double()).sum().backward()
+
+    def clip(max_norm):
+        return nn.utils.clip_grad_norm_(net.parameters(), max_norm, norm_type).item()
+
+    return said(lambda: [clip(2.0), clip(1e9)])
+
+
+def test_clipping_by_torch(two):
+    """Data parallelism and stage 3 are right, as FSDP2 is; stages 1 and 2 say what to call. Once
+    their optimizer is gone, it is a plain model.
+
+    Must catch: a norm of each rank's own; clipping that finds no gradients and returns 0."""
+    gradients = torch.tensor([1.5] * 8 + [1.0] * 2, dtype=torch.float64)
+    for norm_type in (2.0, 1.0, 3.0, float("inf")):
+        norm = torch.linalg.vector_norm(gradients, norm_type).item()
+        for stage in (0, 3):
+            for found in two.run(clipped_by_torch, stage, norm_type):
+                left = min(norm, 2.0)
+                assert found == pytest.approx([norm, left], rel=1e-5), (stage, norm_type)
+        for stage in (1, 2):
+            for sentence in two.run(clipped_by_torch, stage, norm_type):
+                assert sentence.startswith("CannotShard: torch.nn.utils.clip_grad_norm_ knows")
+
+    def afterwards():
+        net = layers(4, 2)
+        _, optimizer = zero.shard(net, torch.optim.SGD, stage=1, lr=0.1)
+        del optimizer
+        gc.collect()
+        net(own_input(4)).sum().backward()
+        return nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()
+
+    first, second = two.run(afterwards)
+    assert first < second  # each rank's own
 
 
 def scaled(stage, unscaled_first, **options):

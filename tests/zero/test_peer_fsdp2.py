@@ -151,6 +151,22 @@ def test_loss_scaling_is_agreed_on_by_both(pair):
     assert [scale for scale, _ in ours[0]] == [1024.0, 512.0, 512.0]
 
 
+def test_clipping_by_torch_is_alike(pair):
+    """Must catch: a norm of stage 3's own."""
+
+    def clipped(shard):
+        model = linears(8, 2)
+        shard(model)
+        model(torch.ones(1, 8)).sum().backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        left = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        return [getattr(one, "full_tensor", lambda one=one: one)().item() for one in (norm, left)]
+
+    theirs, ours = pair.run(clipped, fsdp2), pair.run(clipped, stage3.fully_shard)
+    assert ours == [pytest.approx(theirs[0])] * 2
+    assert ours[0] == pytest.approx([18**0.5, 1.0], rel=1e-5)
+
+
 def test_different_units_on_different_ranks(pair):
     """FSDP2 gathers units of one size crosswise, without a word: the outputs are of neither.
 

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
+from glob import glob
 from multiprocessing import forkserver
 from types import ModuleType
 
@@ -62,10 +63,30 @@ def serve(place: RankPlace):
 
 
 def end(process: multiprocessing.Process):
-    """End a rank, and every process that it has started and that is still in its group."""
+    """End a rank, and every process that it has started: in its group, or in a session of its own
+    as long as the rank lives. What left the session outlives a rank that died by itself, or whose
+    parent was killed, as it asked for."""
+    started = below(process.pid)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # where it has not come to make its group yet
+    kill(started)
+
+
+def kill(pids: list[int]):
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def below(pid: int) -> list[int]:
+    """Processes that this one has started, and those that they have; nothing where there is no
+    /proc."""
+    found = []
+    for path in glob(f"/proc/{pid}/task/*/children"):
+        with suppress(OSError), open(path) as file:
+            found += map(int, file.read().split())
+    return found + [one for child in found for one in below(child)]
 
 
 def why_not(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import multiprocessing
 import os
 import signal
 import socket
@@ -23,12 +24,14 @@ class Stopped(KeyboardInterrupt):
 
 
 def end_with_parent(alive: int):
-    """Let the system kill this rank and all that it has started when nobody holds the other end of
-    the pipe `alive`, whatever the rank does then: a thread that never lets go of the interpreter
-    would hear nothing. PR_SET_PDEATHSIG would kill the rank alone, and already when the thread that
-    started it ends."""
+    """Let the system kill this rank and its group when nobody holds the other end of the pipe
+    `alive`, whatever the rank does then: a thread that never lets go of the interpreter would hear
+    nothing."""
     path = f"/proc/self/fd/{alive}"
-    if sys.platform != "linux" or not os.path.exists(path):
+    if sys.platform != "linux":
+        return
+    if not os.path.exists(path):
+        end_with_server()
         return
     own = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # an owner each: ranks share the pipe
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
@@ -37,9 +40,18 @@ def end_with_parent(alive: int):
 
 
 def end_with_server():
-    """PR_SET_PDEATHSIG: be killed when the process that forked this one ends."""
-    if sys.platform == "linux":
+    """PR_SET_PDEATHSIG: be killed when the process that forked this one ends. Only where there is
+    nothing better: it kills the rank alone, and what the rank has started lives on. Under spawn the
+    rank would end with the thread that has started it."""
+    if os.getppid() != multiprocessing.parent_process().pid:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def adopt():
+    """PR_SET_CHILD_SUBREAPER: processes whose parents end stay below this rank, so that whoever
+    ends the rank finds them."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(36, 1)
 
 
 def end_group():

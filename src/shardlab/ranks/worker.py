@@ -8,7 +8,6 @@ itself, and another one works on.
 
 import builtins
 import faulthandler
-import multiprocessing
 import os
 import queue
 import signal
@@ -34,13 +33,14 @@ from .devices import CannotBeHad, choose_device
 from .links import enter
 from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
+from .server import below, kill
 from .stopping import (
     Stopped,
     abort_groups,
+    adopt,
     cut_connections,
     end_group,
     end_with_parent,
-    end_with_server,
     is_importing,
     let_the_server_go,
     raise_in,
@@ -78,8 +78,7 @@ class Rank:
         enter(self.place.namespaces)  # before there is a second thread
         let_the_server_go()
         end_with_parent(self.place.alive.fileno())
-        if os.getppid() != multiprocessing.parent_process().pid:
-            end_with_server()
+        adopt()
         # Ctrl-C reaches every process of a terminal: the parent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGUSR1, self._interrupt)
@@ -92,6 +91,7 @@ class Rank:
         watch_new_groups(self.checks.new_group)
         with listening(self.checks):
             self.work(self.inbox)
+        kill(below(self.pid))
 
     # --- work -------------------------------------------------------------------------------------
 

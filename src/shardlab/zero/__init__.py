@@ -13,7 +13,8 @@ the diff is the idea.
     flat.py       the flat tensors that are cut, and the two collectives on them; native.py has
                   PyTorch's, faster.py a ring that is harder to read
     buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
-    options.py    clipping, loss scaling, states on the host
+    options.py    clipping, states on the host; before_step.py makes PyTorch's own clipping and loss
+                  scaling know all shards
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

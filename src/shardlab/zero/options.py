@@ -2,7 +2,8 @@
 on the host.
 
     clip_gradients(optimizer, 1.0)                       before step(), in every stage
-    torch.amp.GradScaler()                               loss scaling, in every stage
+    torch.amp.GradScaler()                               PyTorch's own, in every stage:
+                                                         before_step.py
     ShardedOptimizer(params, cpu_offload(AdamW), ...)    optimizer states in host memory, stages 1
                                                          and 2
     fully_shard(model, units, shard_device="cpu")        shards, their gradients and so their
@@ -16,13 +17,10 @@ on the host.
 The two arguments of fully_shard are in stage3.py, where each is a word in one line.
 """
 
-import functools
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..torch_internals import watch_unscaling
 from .flat import groups_of_shards
 
 
@@ -32,8 +30,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     before.
 
     Shards are counted over their ranks, what all ranks have (all of it in data parallelism) once.
-    torch.nn.utils.clip_grad_norm_ would take each rank's norm of its own shard, and every rank
-    would scale by another number. All ranks call it, between backward and step().
+    All ranks call it, between backward and step().
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
@@ -72,32 +69,6 @@ def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Te
         if group is not None:
             dist.all_reduce(squares, group=group)
     return found
-
-
-# --- loss scaling ---------------------------------------------------------------------------------
-
-
-@functools.cache
-def scale_together():
-    """From now on torch.amp.GradScaler is for shards too: where one rank has a gradient that is not
-    finite, no rank steps, and all scales stay alike. FSDP2 has it by DTensor."""
-    watch_unscaling(updated_by, agree_on_infinities)
-
-
-@torch.no_grad()
-def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]):
-    """`found` is what a scaler has found in this rank's gradients, afterwards in those of all
-    ranks."""
-    groups = dict.fromkeys(groups_of_shards[p] for p in updated if p in groups_of_shards)
-    if not groups:
-        return
-    worst = torch.zeros((), dtype=torch.float32, device=updated[0].device)
-    for infinite in found.values():
-        worst = worst.maximum(infinite.to(worst.device))
-    for group in groups:
-        dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
-    for device in {*found, worst.device}:
-        found[device] = worst.to(device)
 
 
 # --- optimizer states on the host -----------------------------------------------------------------

@@ -13,8 +13,8 @@ frozen parameters that are not given, are whoever's calls it (zero.shard hands t
 run backward equally often, each with at least one parameter in it. A gradient that a parameter does
 not have counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
 it. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip with
-options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ sees
-this rank's alone, as PyTorch says of its FSDP.
+options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
+refused.
 """
 
 import torch
@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.autograd.graph import increment_version
 
 from ..backward import BackwardListener
+from . import before_step
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
     Refusals,
@@ -34,7 +35,6 @@ from .checks import (
 )
 from .flat import CannotShard
 from .native import best_collectives
-from .options import scale_together
 
 
 class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
@@ -61,7 +61,6 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         **settings,
     ):
         check_arguments(optimizer_cls, bucket_bytes)
-        scale_together()
         self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
         self.group, self.world_size = group, dist.get_world_size(group)
         self.bucket_bytes, self.collectives = bucket_bytes, collectives
@@ -83,6 +82,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         parameters = [parameter for _, parameter in named]
         buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
         self.buckets += buckets
+        before_step.note(parameters, self)
         self.frozen += [(name, p) for name, p in named if not p.requires_grad]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:

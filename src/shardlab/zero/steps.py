@@ -14,9 +14,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import before_step
 from .checks import check_elementwise
 from .flat import CannotShard
-from .options import scale_together
 
 # each element by itself, as the tests of stage 1 show; others are tried
 KNOWN = {
@@ -27,17 +27,17 @@ shards = WeakTensorKeyDictionary()  # of stage 3
 looked_at: WeakSet = WeakSet()  # optimizers
 
 
-hook: list = []  # the handle of before_step, once there is a shard
+hook: list = []  # the handle of look, once there is a shard
 
 
 def watch(shard: nn.Parameter):
     if not hook:
-        hook.append(register_optimizer_step_pre_hook(before_step))
-        scale_together()
+        hook.append(register_optimizer_step_pre_hook(look))
+        before_step.watch()
     shards[shard] = True
 
 
-def before_step(optimizer: torch.optim.Optimizer, args, kwargs):
+def look(optimizer: torch.optim.Optimizer, args, kwargs):
     if optimizer in looked_at:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
