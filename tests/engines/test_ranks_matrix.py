@@ -234,6 +234,12 @@ FAULTS = {
         "RanksDisagree",
         ("Ranks 0 and 1 disagree with each other", "which sends [2, 4, 2] and awaits [2, 2, 2]"),
     ),
+    "an all-to-all uneven in itself": Fault(
+        "out, x = torch.empty(6), torch.ones(6 + 2 * (rank == 0))\n"
+        "dist.all_to_all_single(out, x, [2, 2, 2], [4, 2, 2] if rank == 0 else [2, 2, 2])",
+        "RanksDisagree",
+        ("Rank 0 disagrees with itself about collective ", "which sends [4, 2, 2] and awaits"),
+    ),
     "the third of three tensors at once": Fault(
         "xs = [torch.ones(2), torch.ones(3), torch.ones(4 + (rank == 1))]\n"
         "dist.all_reduce_coalesced(xs)",

@@ -77,6 +77,8 @@ class Checks:
         """Write the post, and raise if another rank has written something else for this call."""
         self.board.write(self.rank, post)
         digest = post.digest
+        if uneven(self.rank, post, {self.rank: post}):
+            raise Disagreement(f"brings {post.said}: not those that it sends itself.")
         for rank in post.ranks:
             other = self.board.same_call(rank, post, digest)
             if other is None or rank == self.rank:

@@ -135,6 +135,14 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
     tie = len(counts) > 1 and counts[0][1] == counts[1][1]
     guilty = sorted(r for r, post in posts.items() if tie or post.said != counts[0][0])
     any_post = next(iter(posts.values()))
+    if len(posts) == 1:  # an all-to-all
+        [rank] = posts
+        said = (
+            f"Rank {rank} disagrees with itself about collective {any_post.number} of"
+            f" {_ranks(any_post.ranks)}, {any_post.said}: it sends itself another number than it"
+            " awaits from itself."
+        )
+        return RanksDisagree(_lines(said, *_stands(outcome, [rank]), after), [rank])
     if len(counts) == 1:  # the difference is in what was before, and no longer on the board
         ranks = sorted(posts)
         said = (
