@@ -75,7 +75,13 @@ def small(net):
 
 
 @pytest.mark.parametrize(
-    "first, second", [(small, small), (Bucketed, small), (PerTensor, Bucketed)]
+    "first, second",
+    [
+        (small, small),
+        (Bucketed, small),
+        (PerTensor, Bucketed),
+        *((ParameterServer, kind) for kind in (small, Bucketed, PerTensor)),
+    ],
 )
 def test_replicas_made_anew(two, first, second):
     """Two replicas of one module are alive: the newest average, once.
