@@ -1,0 +1,141 @@
+"""What PyTorch's DDP, ZeroRedundancyOptimizer and first FSDP do where data parallelism and stages 1
+and 2 say that PyTorch does it too."""
+
+import copy
+import sys
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchReplicas
+
+from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
+from shardlab.ranks import ranks
+from shardlab.zero import stage1
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def two():
+    with ranks(2, device="cpu", announce=False) as world:
+        yield world
+
+
+def layers(*sizes):
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:])))
+
+
+def own_input(features):
+    return torch.full((1, features), 1.0 + dist.get_rank())
+
+
+def redundancy(params, *args, **named):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(params, *args, **named)
+
+
+def test_frozen_parameters_that_are_not_given_stay_each_ranks_own(two):
+    """ZeroRedundancyOptimizer hands out nothing at all; zero.shard hands out everything.
+
+    Must catch: a sentence of ours that says so and is out of date."""
+
+    def frozen(kind):
+        torch.manual_seed(dist.get_rank())
+        layer = nn.Linear(3, 3)
+        layer.bias.requires_grad_(False)
+        kind([layer.weight], torch.optim.SGD, lr=0.1)
+        return layer.bias.tolist()
+
+    for kind in (redundancy, stage1.ShardedOptimizer):
+        first, second = two.run(frozen, kind)
+        assert first != second
+
+
+def test_stage_1_under_data_parallelism(two):
+    """Must catch: a step that is not ZeroRedundancyOptimizer's."""
+
+    def step(replicas, kind):
+        net = layers(8, 8, 2).double()
+        model = replicas(net)
+        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(own_input(8).double()).tanh().sum().backward()
+            optimizer.step()
+        return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+    theirs = two.run(step, TorchReplicas, redundancy)
+    for replicas in (TorchReplicas, DistributedDataParallel):
+        for ours in two.run(step, replicas, stage1.ShardedOptimizer):
+            assert torch.allclose(ours, theirs[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_is_missing_counts_as_zeros(two):
+    """So the parameter decays, as in a flat parameter of PyTorch's first FSDP.
+
+    Must catch: a parameter of a shared flat tensor that decay leaves alone."""
+
+    def fsdp1(model):
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+
+    def ours(model):
+        return model, stage1.ShardedOptimizer(
+            model.parameters(), torch.optim.SGD, lr=0.1, weight_decay=0.5
+        )
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.used(x)
+
+    def decayed(shard):
+        torch.manual_seed(0)
+        net = Half()
+        norm = net.unused.weight.norm().item() ** 2 + net.unused.bias.norm().item() ** 2
+        model, optimizer = shard(net)
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        if shard is fsdp1:
+            from torch.distributed.fsdp import FullyShardedDataParallel
+
+            with FullyShardedDataParallel.summon_full_params(model):
+                after = sum(p.norm().item() ** 2 for p in net.unused.parameters())
+        else:
+            after = sum(p.norm().item() ** 2 for p in net.unused.parameters())
+        return after / norm
+
+    for shard in (fsdp1, ours):
+        assert two.run(decayed, shard) == pytest.approx([0.95**2] * 2)
+
+
+def test_copies_of_replicas(two):
+    """PyTorch's copy averages, and one with a group of its own is refused.
+
+    Must catch: a copy of ours that does otherwise."""
+
+    def copied(replicas):
+        twin = copy.deepcopy(replicas(layers(4, 2)))
+        twin(own_input(4)).sum().backward()
+        return twin.module[0].weight.grad.unique().tolist()
+
+    def of_a_group(replicas):
+        model = replicas(layers(4, 2), process_group=dist.new_group([0, 1]))
+        try:
+            copy.deepcopy(model)
+        except (TypeError, RuntimeError, CannotReplicate) as error:
+            return type(error).__name__
+
+    for replicas in (TorchReplicas, DistributedDataParallel):
+        assert two.run(copied, replicas) == [[1.5]] * 2
+    assert None not in two.run(of_a_group, TorchReplicas)
