@@ -13,11 +13,11 @@ import os
 import signal
 import sys
 from contextlib import contextmanager, suppress
-from glob import glob
 from multiprocessing import forkserver
 from types import ModuleType
 
 from .place import RankPlace
+from .started import below, kill
 
 # what a rank needs, and what is often the name of somebody's own file
 IMPORTED = ("torch", "numpy", "cloudpickle")
@@ -71,22 +71,6 @@ def end(process: multiprocessing.Process):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()  # where it has not come to make its group yet
     kill(started)
-
-
-def kill(pids: list[int]):
-    for pid in pids:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def below(pid: int) -> list[int]:
-    """Processes that this one has started, and those that they have; nothing where there is no
-    /proc."""
-    found = []
-    for path in glob(f"/proc/{pid}/task/*/children"):
-        with suppress(OSError), open(path) as file:
-            found += map(int, file.read().split())
-    return found + [one for child in found for one in below(child)]
 
 
 def why_not(error: BaseException) -> str:

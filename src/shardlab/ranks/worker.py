@@ -33,7 +33,7 @@ from .devices import CannotBeHad, choose_device
 from .links import enter
 from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
-from .server import below, kill
+from .started import below, kill
 from .stopping import (
     Stopped,
     abort_groups,
