@@ -37,10 +37,12 @@ __all__ = [
     "local_tensor",
     "never_compiled",
     "note_hooks",
+    "note_reductions",
     "next_kernel",
     "on_the_cpu",
     "own_parameters",
     "process_groups",
+    "reduction_name",
     "storage_key",
     "version",
     "watch_clipping",
@@ -284,6 +286,76 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
     """The names of an operator's arguments, in order. Without it, the log must know them by number,
     which differs between versions."""
     return [argument.name for argument in function._schema.arguments]
+
+
+def reduction_name(reduce_op: torch.ScriptObject) -> str:
+    """Which reduction an operator of c10d is asked for: sum, avg, max, ... Without it, the log and
+    the errors of ranks that disagree say all_reduce and not of what kind."""
+    if TELLS_REDUCTION:
+        return dist.ReduceOp.RedOpType(reduce_op.op()).name.lower()
+    return getattr(_reduction, "name", "sum")  # C++ that calls by itself, such as DDP's, sums
+
+
+TELLS_REDUCTION = hasattr(torch.classes.c10d.ReduceOp(), "op")  # torch 2.6 has no such method
+_reduction = threading.local()
+
+
+def note_reductions():
+    """Where the argument of an operator does not tell the reduction, the calls that lead to the
+    operator do: methods of a process group, and functional collectives, which say it as text.
+    Without it, the entry above has no answer there."""
+
+    def noting(original, name_in):
+        @functools.wraps(original)
+        def noted(*args, **named):
+            outer = getattr(_reduction, "name", "sum")
+            _reduction.name = next(filter(None, map(name_in, (*args, *named.values()))), "sum")
+            try:
+                return original(*args, **named)
+            finally:
+                _reduction.name = outer
+
+        return noted
+
+    def name_in_options(argument) -> str | None:
+        reduction = getattr(argument, "reduceOp", argument)
+        reduction = reduction.op if isinstance(reduction, dist.ReduceOp) else reduction
+        return reduction.name.lower() if isinstance(reduction, dist.ReduceOp.RedOpType) else None
+
+    def name_in_text(argument) -> str | None:
+        known = (
+            isinstance(argument, str) and argument.upper() in dist.ReduceOp.RedOpType.__members__
+        )
+        return argument.lower() if known else None
+
+    for name in REDUCING:
+        method = getattr(dist.ProcessGroup, name)
+        setattr(dist.ProcessGroup, name, noting(method, name_in_options))
+    for name in REDUCING_FUNCTIONAL:
+        function = getattr(torch.ops._c10d_functional, name).default
+        kernel = noting(functools.partial(next_kernel, function), name_in_text)
+        _functional.impl(name, kernel, "BackendSelect", with_keyset=True)
+
+
+REDUCING = (
+    "allreduce",
+    "allreduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced",
+)
+REDUCING_FUNCTIONAL = (
+    "all_reduce",
+    "all_reduce_",
+    "all_reduce_coalesced",
+    "all_reduce_coalesced_",
+    "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced",
+)
+_functional = torch.library.Library("_c10d_functional", "IMPL")
+if not TELLS_REDUCTION:
+    note_reductions()
 
 
 def withdraw(library: torch.library.Library) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..torch_internals import argument_names, next_kernel, tree_leaves, withdraw
+from ..torch_internals import argument_names, next_kernel, reduction_name, tree_leaves, withdraw
 from . import staging
 
 
@@ -155,7 +155,7 @@ def _read(operator: Operator, arguments: dict) -> CollectiveCall:
     own = () if operator.name == "barrier" else tuple(tree_leaves(arguments[operator.own]))
     reduction, contributed = "", ()
     if "reduce_op" in arguments:
-        reduction = _name_of(arguments["reduce_op"])
+        reduction = reduction_name(arguments["reduce_op"])
         brought = arguments.get(
             "input_tensors", arguments.get("input_tensor", arguments.get("inputs", own))
         )
@@ -186,7 +186,3 @@ def _splits(arguments: dict, members: int) -> tuple[tuple[int, ...], tuple[int, 
         row = tensor.numel() // tensor.shape[0] if tensor.numel() else 0
         found.append(tuple(size * row for size in sizes) or (tensor.numel() // members,) * members)
     return tuple(found)
-
-
-def _name_of(reduce_op: torch.ScriptObject) -> str:
-    return dist.ReduceOp.RedOpType(reduce_op.op()).name.lower()
