@@ -13,6 +13,7 @@ on a continuous integration machine (CI=true) a missing browser is an error.
 import os
 import re
 import shutil
+import sys
 import threading
 from contextlib import contextmanager
 from functools import partial
@@ -22,6 +23,9 @@ from pathlib import Path
 import pytest
 
 from shardlab.ranks import server
+
+# nbformat would compile 38 grammars of addresses: a second, for what no notebook of ours has
+sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = (
@@ -191,24 +195,23 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture
-def build(tmp_path):
-    """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
+def builder(folder):
+    """build(name=text, ...) builds these pages under `folder`; returns (name -> HTML, warnings)."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace
 
     def build_it(**pages):
-        source, output = tmp_path / "source", tmp_path / "html"
+        source, output = folder / "source", folder / "html"
         source.mkdir(exist_ok=True)
         for name, text in pages.items():
             (source / f"{name}.md").write_text(text, encoding="utf-8")
-        warnings = tmp_path / "warnings"
+        warnings = folder / "warnings"
         with open(warnings, "w+", encoding="utf-8") as stream, docutils_namespace():
             app = Sphinx(
                 source,
                 None,
                 output,
-                tmp_path / "doctrees",
+                folder / "doctrees",
                 "html",
                 status=None,
                 warning=stream,
@@ -238,3 +241,15 @@ def build(tmp_path):
         }, "\n".join(said)
 
     return build_it
+
+
+@pytest.fixture
+def build(tmp_path):
+    """build(name=text, ...) builds these pages; returns (name -> HTML, warnings)."""
+    return builder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def build_once(tmp_path_factory):
+    """The same for pages that several tests of a module look at."""
+    return builder(tmp_path_factory.mktemp("pages"))

@@ -95,7 +95,7 @@ def test_the_book_needs_no_torch(part):
 def loaded_by(statement: str) -> set[str]:
     """Top-level modules that a fresh Python holds after `statement`."""
     script = (
-        f"{statement}\nimport sys\nprint(*sorted({{name.partition('.')[0] for name in"
+        f"import sys\n{statement}\nprint(*sorted({{name.partition('.')[0] for name in"
         " sys.modules}))"
     )
     return set(
@@ -121,7 +121,8 @@ def test_the_books_code_loads_no_torch():
         if path.name != "__main__.py"
     ]
     assert len(modules) > 10
-    assert "torch" not in loaded_by("import " + ", ".join(modules))
+    quick = "sys.modules['rfc3987_syntax'] = None; "  # as in conftest.py
+    assert "torch" not in loaded_by(f"{quick}import {', '.join(modules)}")
 
 
 # ---------------------------------------------------------------- one version, one lock

@@ -11,6 +11,7 @@ A new command enters ``COMMANDS`` after somebody has looked at a page with it, i
 """
 
 import re
+from functools import cache
 from html import escape
 from xml.etree import ElementTree
 
@@ -66,6 +67,7 @@ TOKEN = re.compile(
 )
 
 
+@cache  # a formula is on its page, on a formula sheet and in explorers
 def to_mathml(latex: str, display: bool) -> str:
     r"""Translate a formula to one ``<math>`` element.
 

@@ -28,6 +28,21 @@ def all_exercises():
                 yield pytest.param(value, id=f"{module.__name__.split('.')[2]}.{name}")
 
 
+@pytest.fixture
+def tried_once(monkeypatch):
+    """Each judgement compares with all wrong solutions of the exercise: they answer a case once."""
+    tried, answers = Exercise.tried, {}
+
+    def remembered(self, solution, number):
+        asked = id(self), solution, number
+        if asked not in answers:
+            answers[asked] = tried(self, solution, number)
+        return answers[asked]
+
+    monkeypatch.setattr(Exercise, "tried", remembered)
+
+
+@pytest.mark.usefixtures("tried_once")
 @pytest.mark.parametrize("exercise", list(all_exercises()))
 def test_the_reference_passes_and_each_wrong_solution_gets_its_own_sentence(exercise):
     """Must catch: a case list on which a wrong solution is right by luck, or two misconceptions

@@ -190,6 +190,7 @@ def test_its_run_is_recorded(repository):
     assert printed.strip().endswith("'pretending']")
 
 
+@pytest.mark.slow
 def test_its_race_is_run(repository):
     """`python -m bench pretended` runs it, with the arguments of --quick, and records its row. Must
     catch: a list of races in bench/; --quick or --record for the book's own topics only."""

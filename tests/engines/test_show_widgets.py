@@ -383,6 +383,7 @@ def test_importing_the_widgets_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.ranks
 def test_the_figure_is_drawn_in_the_output_in_a_notebook():
     """In a real kernel, as a front end sees it. Mutations: figures displayed under the cell, where
     each redraw adds one; the old figure not cleared."""

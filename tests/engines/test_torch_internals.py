@@ -1,13 +1,13 @@
 """One file says what PyTorch calls private; what it says is there."""
 
 import ast
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 import shardlab
 from shardlab import torch_internals
@@ -53,13 +53,14 @@ def private_names(tree: ast.AST, ours: set[str]) -> list[str]:
 
 @cache
 def files():
-    trees = {
-        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+    texts = {
+        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
         for path in sorted(PACKAGE.rglob("*.py"))
     }
+    trees = {name: ast.parse(text) for name, text in texts.items()}
     door = trees.pop("torch_internals.py")
     # a printer of SymPy calls its own
-    uses_torch = {name: tree for name, tree in trees.items() if "torch" in ast.unparse(tree)}
+    uses_torch = {name: tree for name, tree in trees.items() if "torch" in texts[name]}
     return door, uses_torch, our_names(trees.values())
 
 
@@ -148,28 +149,24 @@ def test_hooks_of_saved_tensors_are_the_innermost():
     assert torch_internals.hooks_of_saved_tensors() is None
 
 
-def test_hooks_are_noted_before_torch_tells_them():
+def test_hooks_are_noted_before_torch_tells_them(monkeypatch):
     """Before torch 2.8. Must catch: hooks that stay in the stack, or are noted and not set."""
-    code = """
-import torch
-from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
-from shardlab import torch_internals
-torch_internals.TELLS_HOOKS or exit("noted already")
-torch_internals.TELLS_HOOKS = False
-torch_internals.note_hooks()
-seen, x = [], torch.ones(2, requires_grad=True)
-detach, kept = torch.Tensor.detach, lambda tensor: tensor
-assert torch_internals.hooks_of_saved_tensors() is None
-with saved_tensors_hooks(detach, kept):
-    assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
+    if torch_internals.TELLS_HOOKS:
+        for name in ("__enter__", "__exit__"):  # put back after the test
+            monkeypatch.setattr(saved_tensors_hooks, name, getattr(saved_tensors_hooks, name))
+        monkeypatch.setattr(torch_internals, "TELLS_HOOKS", False)
+        torch_internals.note_hooks()
+    seen, x = [], torch.ones(2, requires_grad=True)
+    detach, kept = torch.Tensor.detach, torch.Tensor.clone
+
     def function(x):
         seen.append(torch_internals.hooks_of_saved_tensors())
         return x.exp()
-    checkpoint(function, x, use_reentrant=False).sum().backward()
-    assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
-assert torch_internals.hooks_of_saved_tensors() is None and len(seen) == 2
-assert all(pair not in (None, (detach, kept)) for pair in seen)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 or "noted already" in done.stderr, done.stderr
+
+    assert torch_internals.hooks_of_saved_tensors() is None
+    with saved_tensors_hooks(detach, kept):
+        assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
+        checkpoint(function, x, use_reentrant=False).sum().backward()
+        assert torch_internals.hooks_of_saved_tensors() == (detach, kept)
+    assert torch_internals.hooks_of_saved_tensors() is None and len(seen) == 2
+    assert all(pair not in (None, (detach, kept)) for pair in seen)

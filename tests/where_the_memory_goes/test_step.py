@@ -4,6 +4,7 @@ and on steps of record."""
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pytest
 import torch
@@ -63,6 +64,7 @@ class Measured:
     timeline: list[TimelinePoint]
 
 
+@lru_cache(maxsize=len(POINTS))  # the steps of REAL are looked at twice
 def measure(step: Step) -> Measured:
     """Runs the step, after another one that makes the optimizer's states unless it is the first,
     with a ledger watching."""
@@ -233,17 +235,6 @@ REAL = {
     "embedding": Step(model("GPT-3 175B", layers=2), "fp32 Adam", "fused", 1, 2048),
     "optimizer": Step(model("Llama 7B", layers=2), "bf16, no master", "loop", 1, 2048),
 }
-
-
-@pytest.mark.parametrize("where", POINTS)
-def test_every_point_can_be_the_peak(where):
-    """Real widths, few layers, fake tensors: six steps whose peaks fall in the six points, each to
-    the byte.
-
-    Mutation: leave the point out of peak_bytes."""
-    failures, miss = compare(REAL[where])
-    assert not failures and miss == 0
-    assert POINTS[evaluate(["peak_point"], **REAL[where].quantities())["peak_point"] - 1] == where
 
 
 NOTED = Step(

@@ -5,7 +5,7 @@ import random
 from functools import cache
 
 import pytest
-from test_step import REAL, STEPS, Step, draw, measure
+from test_step import REAL, STEPS, Step, compare, draw, measure
 
 from shardlab.formulas import BOOK, evaluate
 from shardlab.gpt import GPTConfig
@@ -78,6 +78,17 @@ def test_categories_between_attentions_products(microbatch, attention):
         config, "fp32 SGD momentum", microbatch=microbatch, sequence=config.max_sequence, fake=False
     )
     assert compare_peak(step) == ("layers", [])
+
+
+@pytest.mark.parametrize("where", POINTS)
+def test_every_point_can_be_the_peak(where):
+    """Real widths, few layers, fake tensors: six steps whose peaks fall in the six points, each to
+    the byte.
+
+    Mutation: leave the point out of peak_bytes."""
+    failures, miss = compare(REAL[where])
+    assert not failures and miss == 0
+    assert POINTS[evaluate(["peak_point"], **REAL[where].quantities())["peak_point"] - 1] == where
 
 
 @pytest.mark.parametrize("where", POINTS)

@@ -139,7 +139,7 @@ class Rule:
         return tuple(inspect.signature(self.function).parameters)
 
     def applies(self, known):
-        return set(self.needs) <= {*known, *(name for name, _ in self.assumed)}
+        return all(name in known or name in dict(self.assumed) for name in self.needs)
 
     def check(self, values):
         values = {**dict(self.assumed), **values}
@@ -239,6 +239,8 @@ class Registry:
         self.quantities: dict[str, Quantity] = {}
         self.formulas: dict[str, Formula] = {}
         self.rules: dict[str, Rule] = {}
+        self._rules_about: dict[str, list[Rule]] = {}
+        self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):
@@ -317,7 +319,10 @@ class Registry:
         def register(function):
             check_subset(function)
             name = function.__name__
-            self.rules[name] = Rule(name, function, message, marks, tuple(assumed.items()))
+            rule = Rule(name, function, message, marks, tuple(assumed.items()))
+            self.rules[name] = rule
+            for need in rule.needs:
+                self._rules_about.setdefault(need, []).append(rule)
             return function
 
         return register
@@ -329,6 +334,7 @@ class Registry:
             raise ValueError(
                 f"{name} is a reserved word in Python or JavaScript, or no identifier."
             )
+        self._resolved.clear()
 
     def find(self, name):
         """The formula or quantity of that name."""
@@ -340,6 +346,12 @@ class Registry:
     def resolve(self, targets, given=()):
         """(formulas, inputs): the names that the targets need, dependencies first. A given name
         takes the place of its formula."""
+        asked = tuple(targets), frozenset(given)
+        if asked not in self._resolved:
+            self._resolved[asked] = self._resolve(*asked)
+        return tuple(map(list, self._resolved[asked]))
+
+    def _resolve(self, targets, given):
         formulas, inputs, path = [], [], []
 
         def visit(name):
@@ -363,9 +375,10 @@ class Registry:
             visit(target)
         return formulas, inputs
 
-    def applicable_rules(self, known):
-        """The rules all of whose quantities are known."""
-        return [rule for rule in self.rules.values() if rule.applies(known)]
+    def applicable_rules(self, known, about=None):
+        """The rules all of whose quantities are known; `about` a quantity: those that need it."""
+        rules = self.rules.values() if about is None else self._rules_about.get(about, ())
+        return [rule for rule in rules if rule.applies(known)]
 
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and
@@ -457,7 +470,7 @@ class Registry:
                     f"{name} = {show(values[name])}: what is given contradicts itself; leave out"
                     f" {', '.join(instead or inputs)}.",
                 )
-            for rule in self.applicable_rules(values):
+            for rule in self.applicable_rules(values, about=name):
                 if rule.name not in checked:
                     rule.check(values)
                     checked.add(rule.name)
