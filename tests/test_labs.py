@@ -22,6 +22,7 @@ from bookkit.learner import INSTALL_CELL, has_tag
 
 HERE = str(Path(__file__).parent)  # where nbval finds its plugin nbval_progress
 ROOT = Path(__file__).resolve().parents[1]
+HERE = str(Path(__file__).resolve().parent)
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
 CELL_TIMEOUT_SECONDS = 600  # against a cell that hangs; a busy machine may well take a tenth of it
 LAB_TIMEOUT_SECONDS = 1200
@@ -86,6 +87,8 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
                 os.devnull,
                 "-p",
                 "no:cacheprovider",
+                "-p",
+                "nbval_without_progress",
                 "--color=no",
                 "--tb=short",
                 "-q",
@@ -255,13 +258,21 @@ def test_a_large_lab_is_seen():
     assert "are the limit" in problem
 
 
+LONG_WORK = """from shardlab.ranks.output import LONG_SECONDS, Progress
+progress = Progress([])
+progress(LONG_SECONDS)
+progress.end()"""
+
+
 @pytest.mark.labs
 def test_a_different_output_is_seen(tmp_path):
     """Must catch: nbval not comparing (lax mode without the tag), or its failure not reaching our
-    test."""
-    nbformat.write(small_lab("41"), tmp_path / "lab.ipynb")
+    test; a line of progress compared, so that a lab fails on a busy machine."""
+    lab = small_lab("41")
+    lab.cells.append(new_code_cell(LONG_WORK, metadata={"tags": [COMPARED]}, execution_count=3))
+    nbformat.write(lab, tmp_path / "lab.ipynb")
     count, failed, report = rerun(tmp_path / "lab.ipynb")
-    assert (count, failed) == (2, ["Cell 1"]), report  # nbval counts code cells from 0
+    assert (count, failed) == (3, ["Cell 1"]), report  # nbval counts code cells from 0
     assert "41" in report and "42" in report, report
 
 

@@ -95,6 +95,9 @@ def write_escaped(stream, text: str):
         stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
+PROGRESS = {"shardlab": "progress"}  # tells programs that this output does not stay
+
+
 class Progress:
     """One line while work is long: how long it has run, and the last that each rank printed. It
     goes when the work has ended."""
@@ -124,9 +127,11 @@ class Progress:
             from IPython.display import display
 
             if self.display is None:
-                self.display = display({"text/plain": text}, raw=True, display_id=True)
+                self.display = display(
+                    {"text/plain": text}, raw=True, display_id=True, metadata=PROGRESS
+                )
             else:
-                self.display.update({"text/plain": text}, raw=True)
+                self.display.update({"text/plain": text}, raw=True, metadata=PROGRESS)
         elif sys.stderr is not None and sys.stderr.isatty():
             with suppress(OSError):
                 write_escaped(sys.stderr, f"\r\x1b[K{text}")
