@@ -16,7 +16,9 @@ import torch
 from shardlab import topics
 from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
 from shardlab.exercises.checker import judge
+from shardlab.gpt import next_token_loss
 from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
+from shardlab.topics.where_the_memory_goes.exercises import memory_that_grows
 from shardlab.topics.why_one_gpu.exercises import bytes_behind_tensors
 from shardlab.topics.zero.exercises import bounds_of_a_shard, weights_that_stay
 
@@ -332,6 +334,25 @@ def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     module, _, exercise = name.partition(".")
     exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
     assert sentence in check(exercise, lambda *_: None).sentence
+
+
+def test_a_loss_may_have_a_name():
+    """Must catch: a peak compared to the byte, which refuses a right loop for the 4 bytes of a loss
+    that has a name."""
+
+    def train(model, optimizer, pairs):
+        losses = []
+        for batch, held_out in pairs:
+            loss = next_token_loss(model(batch[0]), batch[1])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                held_out_loss = next_token_loss(model(held_out[0]), held_out[1])
+            losses.append(held_out_loss.item())
+        return losses
+
+    assert check(memory_that_grows, train)
 
 
 def test_a_queue_hands_over_and_waits():

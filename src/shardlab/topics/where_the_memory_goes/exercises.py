@@ -282,7 +282,7 @@ class Left(NamedTuple):
 
     losses: int
     bytes_left: int  # beyond parameters and optimizer states
-    peak_bytes: int
+    peak_kib: int  # whole KiB: the 4 bytes of a loss that has a name do no harm
     in_training_mode: bool
 
 
@@ -311,7 +311,7 @@ def watch_loop(train, steps) -> Left:
                 f"it returned {losses!r}; it is to return a list with one loss for each step."
             )
         left = ledger.bytes.total - ledger.bytes.parameters - ledger.bytes.optimizer
-    return Left(len(losses), left, ledger.peak.bytes.total, model.training)
+    return Left(len(losses), left, ledger.peak.bytes.total // 1024, model.training)
 
 
 def _train(validate):
