@@ -13,7 +13,7 @@ LINK = dict(latency_seconds=3e-6, link_bytes_per_second=25e9)
 
 
 def test_ceil_log2():
-    """Mutation: bit_length of a in the place of a - 1, which is one too many at every power of two;
+    """Mutation: bit_length of a instead of a - 1, which is one too many at every power of two;
     a float's log2."""
     for power in range(1, 33):
         assert [ceil_log2(2**power - 1), ceil_log2(2**power)] == [power if power > 1 else 0, power]
@@ -142,7 +142,7 @@ def test_hierarchical(nodes, each):
     """Bytes over a node's link are counted in the plans; the time is the sum of three clocks; a
     node's ranks share its link.
 
-    Mutation: the whole array across nodes in the place of the chunk; the bandwidths of the two
+    Mutation: the whole array across nodes instead of the chunk; the bandwidths of the two
     links exchanged."""
     n, nbytes = nodes * each, 5040 * 16
     found = evaluate(

@@ -59,7 +59,7 @@ def test_plans_of_reductions(n):
 @pytest.mark.parametrize("n", MANY)
 def test_plans_that_hand_out(n):
     """Mutations: the root forgotten in the number of the sender; a gather that does not turn the
-    scatter around; a target's own chunk sent in the place of the one that is for the other."""
+    scatter around; a target's own chunk sent instead of the one that is for the other."""
     own = [{rank: frozenset([rank])} for rank in range(n)]
     assert (
         follow(plans.ring_all_gather(n), own)[-1]
@@ -388,7 +388,7 @@ SENT = {
 
 @both
 def test_counted_bytes_are_the_formulas(world, module):
-    """Of every rank, to the byte. Mutations: ceil_div in the place of floor_div, a rank more or
+    """Of every rank, to the byte. Mutations: ceil_div instead of floor_div, a rank more or
     less in the numerator, the right neighbour of the last rank not rank 0, the parent forgotten in
     the tree."""
     n = world.world_size

@@ -149,9 +149,7 @@ def test_what_a_step_says():
         == "Sent by the rank that sends most: 1/3 of the message, in the end 4/3. 0 of 9 chunks are"
         " complete."
     )
-    assert ring[4].sentence.endswith(
-        "Each puts what arrives in the place of its own. Now all have the sum."
-    )
+    assert ring[4].sentence.endswith("Each replaces its own by what arrives. Now all have the sum.")
     assert (
         everyone[1].sentence
         == "Step 1 of 2: rank 0 sends chunk B0 to rank 1, rank 1 chunk C1 to rank 2 and rank 2"
@@ -372,7 +370,7 @@ def test_the_weight_of_a_stepper(stepper):
     ],
 )
 def test_a_wrong_directive_is_a_warning(stepper, tmp_path, text, sentence):
-    """Mutation: an exception in the place of a warning with page and line, or two cards with one
+    """Mutation: an exception instead of a warning with page and line, or two cards with one
     id."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace

@@ -189,7 +189,7 @@ def train_beside(kind, make, steps, set_to_none):
 def test_parity_with_the_plain_model(world, kind):
     """Outputs, every gradient and every update of several steps, for every trap.
 
-    Mutations: the parameter averaged in the place of its gradient; no division, or one before and
+    Mutations: the parameter averaged instead of its gradient; no division, or one before and
     one after; a broadcast left out, or only of what is trained; None taken for zeros where nobody
     has more; a rank that drops what others have used; the last bucket forgotten; a bucket that
     leaves before its last gradient; the server's parameters fetched once only, or its gradients
@@ -262,7 +262,7 @@ def one_large_batch():
 
 
 def test_the_large_batch(world):
-    """Mutation: a sum in the place of the mean, which the reference above would share if it also
+    """Mutation: a sum instead of the mean, which the reference above would share if it also
     summed."""
     assert not any(map(any, world.run(one_large_batch)))
 
@@ -522,7 +522,7 @@ def in_groups():
 
 
 def test_groups():
-    """Mutations: the world's size in the place of the group's; a broadcast from the world's rank 0;
+    """Mutations: the world's size instead of the group's; a broadcast from the world's rank 0;
     a call without the group."""
     with ranks(4, device="cpu", announce=False) as world:
         assert not any(map(any, world.run(in_groups)))
@@ -792,7 +792,7 @@ def test_trace(three):
     overlap the first is handed over before the last gradient, without it none is. No hook of the
     trace stays.
 
-    Mutations: a hook left behind; the first gradient in the place of the last."""
+    Mutations: a hook left behind; the first gradient instead of the last."""
     for overlap in (True, False):
         for trace, buckets, hooks, missing in three.run(traced, overlap):
             assert 0 < trace.forward_seconds < trace.last_gradient_seconds < trace.whole_seconds

@@ -53,7 +53,7 @@ def every_collective():
 
 
 def test_every_collective(three):
-    """Mutation: a part counted in the place of the whole; a root's number lost; a log that goes on
+    """Mutation: a part counted instead of the whole; a root's number lost; a log that goes on
     after it was left."""
     messages = three.run(every_collective)[1]
     assert [(m.operation, m.nbytes) for m in messages] == [
@@ -143,7 +143,7 @@ def padded(world_size):
 
 
 def test_fully_sharded(three):
-    """Mutation: the shard counted in the place of the gathered whole, or without its padding."""
+    """Mutation: the shard counted instead of the gathered whole, or without its padding."""
     first, second = padded(3)
     for found in three.run(fully_sharded):
         gathers = [nbytes for operation, nbytes, *_ in found if operation == "all_gather"]

@@ -301,7 +301,7 @@ def test_other_streams_hold_blocks_longer():
     PyTorch's counter of allocated bytes can lie below that of requested ones. The counter of active
     bytes cannot.
 
-    Mutation: allocated_bytes in the place of active_bytes."""
+    Mutation: allocated_bytes instead of active_bytes."""
     stats = {
         name: {"all": dict(current=value, peak=value)}
         for name, value in (

@@ -53,7 +53,7 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
 
 @pytest.mark.ranks
 def test_ranks_that_do_not_start_are_one_line(monkeypatch):
-    """Mutation: a traceback in the place of a report; the wrong sum of a broken backend taken for a
+    """Mutation: a traceback instead of a report; the wrong sum of a broken backend taken for a
     world that works."""
 
     def refuse(*_, **__):

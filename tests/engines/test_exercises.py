@@ -267,7 +267,7 @@ def test_answers_that_are_nobodys():
 
 
 def test_an_exercise_can_compare_something_else_than_the_result():
-    """Must catch: the result compared in the place of what `answer` makes of it; tensors printed
+    """Must catch: the result compared instead of what `answer` makes of it; tensors printed
     where there are words; an error that fills the screen."""
 
     def answer(solution, start):
@@ -330,7 +330,7 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     ],
 )
 def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
-    """Must catch: an error of our own making, such as len() of None, in the place of a sentence."""
+    """Must catch: an error of our own making, such as len() of None, instead of a sentence."""
     module, _, exercise = name.partition(".")
     exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
     assert sentence in check(exercise, lambda *_: None).sentence
@@ -397,7 +397,7 @@ def test_predict_first(tmp_path):
         predictions.compare("peak", 5)
     with pytest.raises(LookupError, match="peak was not predicted yet"):
         predictions.measured("peak")
-    with pytest.raises(ValueError, match="put your number in the place of the dots"):
+    with pytest.raises(ValueError, match="replace the dots by your number"):
         predictions.lock("peak", ...)
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
@@ -405,9 +405,7 @@ def test_predict_first(tmp_path):
     with pytest.raises(ValueError) as caught:
         predictions.lock("peak", ...)
     # no lines of ours
-    assert caught.value._render_traceback_() == [
-        "NoNumber: peak: put your number in the place of the dots."
-    ]
+    assert caught.value._render_traceback_() == ["NoNumber: peak: replace the dots by your number."]
     predictions.lock("locked", 1)
     with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
         predictions.lock("locked", "two")

@@ -299,7 +299,7 @@ def test_equations_keep_the_written_order():
 
 
 def test_long_equations_are_stacked():
-    """A `where` in the place of `no` is one more row; long arguments of a maximum stand one under
+    """A `where` instead of `no` is one more row; long arguments of a maximum stand one under
     the other, in the written order.
 
     Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
@@ -418,7 +418,7 @@ def test_counts_of_each_part(changes):
 
 @pytest.mark.parametrize("changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3)])
 def test_sizes_of_heads(changes):
-    """Mutation: key_value_size takes heads in the place of key_value_heads."""
+    """Mutation: key_value_size takes heads instead of key_value_heads."""
     config, model = build(**changes)
     attention, given = model.blocks[0].attention, config.quantities()
     assert formulas.head_size(**given) == attention.head_size
@@ -441,7 +441,7 @@ def test_matmul_flops(changes):
     parameter and token is what is left without attention scores and with every parameter counted,
     tables included: close for wide models, not equal.
 
-    Mutation: count the tied head's product as free, or the attention scores once in the place of
+    Mutation: count the tied head's product as free, or the attention scores once instead of
     twice (12 Lhs -> 6 Lhs)."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
@@ -463,7 +463,7 @@ def test_matmul_flops(changes):
 
 
 def test_degrees():
-    """Mutation: add the degrees in the place of multiplying them; the real grid of ranks is the
+    """Mutation: add the degrees instead of multiplying them; the real grid of ranks is the
     witness."""
     grid = [(t, p) for t in range(4) for p in range(3)]
     assert formulas.gpus_per_copy(tensor_parallel=4, pipeline_parallel=3) == len(grid)
@@ -520,7 +520,7 @@ def test_time_is_work_over_rate():
     """Dimensional truth by doubling: twice the tokens take twice as long, twice the GPUs half as
     long; a day is 86,400 s.
 
-    Mutation: multiply by the utilisation in the place of dividing, or divide days by 3600."""
+    Mutation: multiply by the utilisation instead of dividing, or divide days by 3600."""
     base = dict(
         parameters=10**9, tokens=20 * 10**9, gpus=8, flops_per_second=312e12, utilisation=0.4
     )

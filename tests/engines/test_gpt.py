@@ -175,9 +175,9 @@ def reference_logits(config, weights, tokens):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_equals_the_reference(variant, fused):
     """Outputs and every gradient, fused attention and not. Must catch: rows of qkv ordered as all
-    queries, all keys, all values; scores scaled by another size; the exact GELU in place of the
+    queries, all keys, all values; scores scaled by another size; the exact GELU instead of the
     tanh one; a wrong term in the backward of RMSNorm; sin with the other sign; pairs of neighbours
-    in place of halves; the MLP's norm after the MLP; up and gate exchanged."""
+    instead of halves; the MLP's norm after the MLP; up and gate exchanged."""
     model = small_model(**VARIANTS[variant], fused_attention=fused)
     weights, tokens = dict(model.named_parameters()), some_tokens()
     ours, theirs = model(tokens), reference_logits(model.config, weights, tokens)
@@ -535,7 +535,7 @@ def test_next_token_loss():
 # --- the config -----------------------------------------------------------------------------------
 def test_config_fills_in_what_is_left_open():
     """Must catch: defaults that are not GPT-2 124M; heads of keys, or the MLP's size, taken from
-    the default in place of the given size; a preset's changes lost."""
+    the default instead of the given size; a preset's changes lost."""
     assert GPTConfig() == GPTConfig(**quantities(model="GPT-2 124M"))
     config = GPTConfig(hidden=64, heads=8)
     assert (config.key_value_heads, config.feed_forward) == (8, 256)

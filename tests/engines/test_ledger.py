@@ -79,7 +79,7 @@ def test_ledger_equals_the_allocators_events(changes, foreach):
 
 @pytest.mark.parametrize("changes", TRAPS)
 def test_fake_tensors_give_the_same_timeline(changes):
-    """Mutation: keep only the total of a storage's shape in the place of its nbytes, or drop the
+    """Mutation: keep only the total of a storage's shape instead of its nbytes, or drop the
     check of the fake mode."""
     model, optimizer, step = training(**changes)
     with Ledger(model, optimizer) as real:

@@ -60,7 +60,7 @@ def test_rows_are_found_by_name_and_case():
 
 def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     """Must catch: a CPU's number passed off as a GPU's; another case's; recordings not found from
-    the labs' folder, or not in an installed shardlab; those of the package in the place of the
+    the labs' folder, or not in an installed shardlab; those of the package instead of the
     reader's own; other words."""
     assert recorded([], "step.peak") == "not yet recorded on a GPU"
     on_cpu = Recording(**{**GOOD, "hardware": Hardware("x86_64", "cpu", 1, 2**34)})

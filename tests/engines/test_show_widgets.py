@@ -22,7 +22,7 @@ LLAMA_STATES = states_bytes(**quantities(model="Llama 7B", recipe="bf16 + fp32 m
 
 @pytest.fixture(autouse=True)
 def drawn(monkeypatch):
-    """The figures that were displayed, in the place of a notebook: outside of one, display prints
+    """The figures that were displayed, without a notebook: outside of one, display prints
     them at length."""
     figures = []
     monkeypatch.setattr(module, "display", lambda *given: figures.append(given))

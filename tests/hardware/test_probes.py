@@ -66,7 +66,7 @@ def test_link():
 
 
 def test_fit():
-    """Mutations: errors in seconds in the place of shares, so that the largest message hides what
+    """Mutations: errors in seconds instead of shares, so that the largest message hides what
     is wrong with the small ones; seconds a byte returned for bytes a second; a line through one
     point."""
     sizes = (4, 1_000, 100_000, 16_000_000)

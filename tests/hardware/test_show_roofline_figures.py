@@ -30,7 +30,7 @@ def test_a_roof_has_a_slope_a_ridge_and_a_ceiling():
 
 def test_points_and_roofs_lie_inside_the_axes():
     """Mutations: axes that end at the roofs, so that a rate above them (a wrong measurement) is not
-    seen; a value in the place of its logarithm."""
+    seen; a value instead of its logarithm."""
     points = [Point("one row", 0.5, 1.9e10), Point("too good", 85.0, 1e15)]
     figure = roofline_figure("Roofs", [MINE], points)
     x, y = figure.layout.xaxis.range, figure.layout.yaxis.range

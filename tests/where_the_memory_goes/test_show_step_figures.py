@@ -56,7 +56,7 @@ def words(figure):
 
 def test_every_line_is_drawn_category_upon_category():
     """Mutations: a category left out of the stack, or one with another's colour; areas that overlap
-    in the place of a stack; ramps in the place of steps."""
+    instead of a stack; ramps instead of steps."""
     figure = timeline_figure(STEP)
     assert stacked(figure) == {
         k: pytest.approx(sum(found.bytes) / MIB) for k, found in enumerate(STEP)

@@ -95,7 +95,7 @@ def test_share_of_one_gpu(gpus_per_copy):
     """The flat states of a real model, dealt out as evenly as torch can: the fullest share is what
     the formula says.
 
-    Mutation: floor in the place of ceil in parameters_per_gpu (an element would belong to
+    Mutation: floor instead of ceil in parameters_per_gpu (an element would belong to
     nobody)."""
     model, optimizer = train_one_step("fp32 Adam")
     moments = [

@@ -241,7 +241,7 @@ def test_the_script_has_every_picture(shards):
     ],
 )
 def test_a_wrong_directive_is_a_warning(shards, tmp_path, text, sentence):
-    """Mutation: an exception in the place of a warning with page and line, or two cards with one
+    """Mutation: an exception instead of a warning with page and line, or two cards with one
     id."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace

@@ -502,7 +502,7 @@ def test_with_activation_checkpointing(three):
 
 
 def with_both_collectives():
-    """PyTorch's own collectives in the place of the ring: chunks of one size and, with 3 ranks,
+    """PyTorch's own collectives instead of the ring: chunks of one size and, with 3 ranks,
     others."""
     torch.set_default_dtype(torch.float64)
     n, me = dist.get_world_size(), dist.get_rank()

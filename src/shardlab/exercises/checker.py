@@ -32,7 +32,7 @@ class Misconception:
 
 
 class Failure(str):
-    """In the place of an answer: what a solution raised, in one line. Two solutions that fail alike
+    """Instead of an answer: what a solution raised, in one line. Two solutions that fail alike
     give the same answer."""
 
     @classmethod

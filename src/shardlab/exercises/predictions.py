@@ -37,7 +37,7 @@ class NotYet(_OneSentence, LookupError):
 
 def _number(name, value):
     if value is ...:
-        raise NoNumber(f"{name}: put your number in the place of the dots.")
+        raise NoNumber(f"{name}: replace the dots by your number.")
     try:
         if (
             not isinstance(value, bool)

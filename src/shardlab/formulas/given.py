@@ -22,7 +22,7 @@ learned_positions | 1_\text{pos} | count, from 0 to 1 | 1 if positions are a lea
 biases | 1_\text{bias} | count, from 0 to 1 | 1 if linear layers and norms have a bias (LayerNorm),
     0 if not (RMSNorm)
 gated_mlp | 1_\text{gate} | count, from 0 to 1 | 1 if the MLP has a gate, as SwiGLU does: three
-    matrices in the place of two
+    matrices instead of two
 tied_head | 1_\text{tied} | count, from 0 to 1 | 1 if the head shares the embedding's weight
 """
 )

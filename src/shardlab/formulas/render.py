@@ -43,7 +43,7 @@ class _Latex(LatexPrinter):
         return rf"\sqrt{{{self._print(expression.args[0])}}}"
 
     def _print_Piecewise(self, expression):
-        """One row for each condition: a `where` in the place of `no` goes on below, where a reader
+        """One row for each condition: a `where` instead of `no` goes on below, where a reader
         expects it."""
         rows = []
         while isinstance(expression, sympy.Piecewise):

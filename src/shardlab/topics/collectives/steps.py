@@ -295,7 +295,7 @@ def sentence(shown, n, moves, pictures, number):
 
 
 ADDS = "adds it to its own", "adds what arrives to its own"
-REPLACES = "puts it in the place of its own", "puts what arrives in the place of its own"
+REPLACES = "replaces its own by it", "replaces its own by what arrives"
 KEEPS = "keeps it", "keeps what arrives"
 
 
