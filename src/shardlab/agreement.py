@@ -1,10 +1,11 @@
-"""What ranks must have in common before the first step: the same model, and the same values in it.
+"""Before the first step all ranks must have the same model with the same values.
 
     agree(facts, group, error, "all ranks shard the same parameters, in the same order")
     hand_out(module.parameters(), group)
     check_replicable(module, group, options)      # what data parallelism needs
 
-Raised is on all ranks or on none: a rank that waits for one that has raised waits for ever.
+Errors are raised on all ranks or on none: a rank that waits for another one that has raised waits
+for ever.
 """
 
 from collections.abc import Iterable
@@ -27,8 +28,8 @@ def agree(
     rule: str,
     complaint: str = "",
 ):
-    """Raise the error on every rank where the facts differ between ranks, or one has a complaint:
-    what is wrong on that rank alone."""
+    """Raise the error on every rank if the facts differ between ranks or if any rank has a
+    complaint, which names a problem of that rank alone."""
     every = [[complaint, *facts]] * dist.get_world_size(group)
     dist.all_gather_object(every, every[0], group)
     for rank, (wrong, *_) in enumerate(every):
@@ -41,13 +42,13 @@ def agree(
 
 
 def fact(name: str, tensor: Tensor) -> str:
-    """A tensor as ranks compare it."""
+    """The description of a tensor that ranks compare."""
     return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
 
 
 def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
-    """Every rank gets the values of the group's rank 0, in tensors of any strides: of an expanded
-    dimension, the one element that it repeats."""
+    """Every rank gets the values of the group's rank 0. Tensors may have any strides: an expanded
+    dimension is sent once."""
     for tensor in tensors:
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
@@ -77,7 +78,7 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
 
 
 def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
-    """What is wrong on this rank alone; empty if nothing is."""
+    """The problem of this rank alone, or an empty string."""
     for name, value in options.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             return f"{name} = {value!r}: it must be a whole number of at least 1."

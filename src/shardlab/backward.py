@@ -1,4 +1,5 @@
-"""When a backward begins, which gradient came, when it ends: once, for all techniques.
+"""The beginning of a backward, the arrival of each gradient, the end: detected in one place for all
+techniques.
 
 A technique that sends gradients listens to its parameters:
 
@@ -9,18 +10,19 @@ A technique that sends gradients listens to its parameters:
 
     mine.listen_to(parameters)
 
-Autograd tells none of this by itself. It calls a hook for each parameter whose gradient is
-complete; the first call is the begin, and that call asks autograd for another one at the end.
+Autograd does not report the beginning or the end. It calls a hook for each parameter whose gradient
+is complete; the first call marks the beginning and asks autograd for a call at the end.
 
 One listener owns a parameter: the newest. Each averages gradients, so two of them would average
-twice. A listener that is gone, say because a cell ran again, is told nothing.
+twice. A listener that no longer exists, say because a cell ran again, is not called.
 
 A technique that must act before the gradients of its parameters are made (stage 3 gathers them
 first) uses two functions below: `when_gradient_comes` calls at the first gradient of some tensors,
-`when_backward_ends` at the end. `torch_internals.current_backward` tells whether one is running.
+`when_backward_ends` at the end. `torch_internals.current_backward` says whether a backward is
+running.
 
-A pipeline runs a backward for each microbatch, and makes gradients beside autograd too, so it says
-itself when they are complete: `as_one_backward`.
+A pipeline runs a backward for each microbatch, and makes some gradients without autograd, so the
+pipeline itself says when they are complete: `as_one_backward`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,16 +36,16 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .torch_internals import at_end_of_backward
 
-# parameter -> a weak reference to the listener that owns it. Beside the parameter and not in it:
-# a copied or saved parameter has neither a hook nor an owner
+# parameter -> a weak reference to the listener that owns it. The dictionary is outside of the
+# parameter, so that a copied or saved parameter has neither a hook nor an owner
 owners = WeakTensorKeyDictionary()
 
 
 class BackwardListener:
-    """Is told of each backward that comes to its parameters. A subclass says what to do at the
-    three moments; autograd records nothing of it."""
+    """Is called in each backward that reaches its parameters. A subclass defines the three methods;
+    autograd records none of their operations."""
 
-    listening = True  # False: gradients add up, and nothing is told
+    listening = True  # False: gradients add up, and no method is called
     _running: "ReferenceType | None" = None  # the backward that this listener is in
     taken_by: str | None = None  # the class of the newer listener that has a parameter of this one
 
@@ -87,9 +89,9 @@ def _tell_the_owner(parameter: nn.Parameter):
 
 
 def when_backward_ends(function: Callable[[], None]) -> ReferenceType:
-    """Calls the function after the last gradient of the backward that is running. Returns a weak
-    reference that is empty once this backward is over. Autograd alone holds what it refers to, and
-    drops it too when a backward raises, so nobody has to tidy up after one that broke off."""
+    """Calls the function after the last gradient of the running backward. Returns a weak reference
+    that is empty once this backward is over. Autograd alone holds the object, and drops it when a
+    backward raises, so an interrupted backward leaves nothing behind."""
 
     @torch.no_grad()
     def end():
@@ -100,17 +102,17 @@ def when_backward_ends(function: Callable[[], None]) -> ReferenceType:
 
 
 def when_gradient_comes(tensors: Sequence[Tensor], function: Callable[[], None]):
-    """Calls the function when a backward has the first gradient of one of these tensors, before it
-    goes on from there."""
+    """Calls the function when a backward has made the first gradient of one of these tensors,
+    before the backward goes on."""
     if tensors:
         register_multi_grad_hook(tensors, lambda _: function(), mode="any")
 
 
 @contextmanager
 def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """All backwards within, and gradients that autograd does not make, are one backward to those
-    who listen to these parameters: they are told of it at the end, the last parameter first. Within
-    no_sync() they are told nothing, as of any backward."""
+    """All backwards within, and gradients made without autograd, are one backward for the listeners
+    of these parameters. The listeners are called at the end, the last parameter first, and within
+    no_sync() not at all."""
     told: dict[BackwardListener, list[nn.Parameter]] = {}
     for parameter in parameters:
         listener = owners[parameter]() if parameter in owners else None

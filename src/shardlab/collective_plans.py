@@ -49,8 +49,8 @@ def ring_all_gather(n: int) -> Plan:
 
 
 def ring_all_reduce(n: int) -> Plan:
-    """Once around to add up, once around to hand out: Patarasuk and Yuan 2009. Nobody can send
-    less; the steps grow with n."""
+    """Once around the ring to add up, once around to hand out: Patarasuk and Yuan 2009. No
+    algorithm sends fewer bytes; the number of steps grows with n."""
     return ring_reduce_scatter(n) + ring_all_gather(n)
 
 
@@ -58,8 +58,8 @@ def ring_all_reduce(n: int) -> Plan:
 
 
 def tree_broadcast(n: int, root: int = 0) -> Plan:
-    """In each step every rank that has the message (chunk 0 is all of it) sends it to one that has
-    not."""
+    """In each step every rank that has the message (chunk 0 is the whole message) sends it to a
+    rank that does not have it yet."""
     plan, known = [], 1
     while known < n:
         plan.append(
@@ -73,7 +73,7 @@ def tree_broadcast(n: int, root: int = 0) -> Plan:
 
 
 def tree_reduce(n: int, root: int = 0) -> Plan:
-    """The broadcast, run backwards, adds up."""
+    """The broadcast, run backwards, is a sum."""
     return [
         [Move(target, source, 0, "+=") for source, target, *_ in moves]
         for moves in reversed(tree_broadcast(n, root))
@@ -81,7 +81,7 @@ def tree_reduce(n: int, root: int = 0) -> Plan:
 
 
 def tree_all_reduce(n: int) -> Plan:
-    """Few steps, but each of them carries the whole message: for small messages."""
+    """For small messages: few steps, but each step carries the whole message."""
     return tree_reduce(n) + tree_broadcast(n)
 
 
@@ -89,8 +89,8 @@ def tree_all_reduce(n: int) -> Plan:
 
 
 def naive_all_reduce(n: int) -> Plan:
-    """All send everything to rank 0, which adds it up and sends the sum to all, one after the
-    other."""
+    """All ranks send everything to rank 0. Rank 0 adds up and sends the sum to all ranks, one after
+    the other."""
     return [[Move(rank, 0, 0, "+=")] for rank in range(1, n)] + [
         [Move(0, rank, 0, "=")] for rank in range(1, n)
     ]
@@ -113,8 +113,8 @@ def gather(n: int, root: int = 0) -> Plan:
 
 
 def all_to_all(n: int) -> Plan:
-    """In step k each rank sends to the one k places to its right. Chunk n * s + t is what rank s
-    has for rank t."""
+    """In step k each rank sends to the rank k places to its right. Chunk n * s + t goes from rank s
+    to rank t."""
     return [
         [Move(rank, (rank + step) % n, n * rank + (rank + step) % n, "=") for rank in range(n)]
         for step in range(1, n)
@@ -123,8 +123,8 @@ def all_to_all(n: int) -> Plan:
 
 def barrier(n: int) -> Plan:
     """Dissemination (Hensgen, Finkel and Manber 1988): after step k a rank has heard, through
-    others, from the 2^k ranks to its left. What travels is the sender's token; that a rank sends it
-    says that all it waited for have come."""
+    others, from the 2^k ranks to its left. Each message is the sender's token: a rank that sends it
+    has heard from all ranks that it waited for."""
     plan, distance = [], 1
     while distance < n:
         plan.append([Move(rank, (rank + distance) % n, rank, "=") for rank in range(n)])
@@ -134,15 +134,15 @@ def barrier(n: int) -> Plan:
 
 # --- what a plan does -----------------------------------------------------------------------------
 
-# of each rank: its chunks, and the ranks whose parts are in each of them
+# for each rank: its chunks, and the ranks whose parts are in each chunk
 Holdings = list[dict[int, frozenset[int]]]
 
 
 def follow(plan: Plan, have: Holdings) -> list[Holdings]:
-    """What every rank holds before the first step and after each.
+    """The chunks that every rank holds before the first step and after each step.
 
     Raises ValueError, with the step and the move, if a rank sends what it does not have, sends a
-    chunk in the step in which it receives it, or adds a part that is in the sum already.
+    chunk in the step in which it receives it, or adds a part that the sum already has.
     """
     pictures = [have]
     for number, moves in enumerate(plan, 1):

@@ -1,5 +1,5 @@
-"""What collectives have in common: a rank's place in its group, the shards that fit, and tensors as
-the backend can send them."""
+"""Helpers of all collectives: a rank's place in its group, checks of shards, and copies of tensors
+that the backend can send."""
 
 import torch.distributed as dist
 from torch import Tensor
@@ -36,19 +36,19 @@ def check_shard(shard: Tensor, full: Tensor | None, n: int, me: int, times: int 
 
 
 def can_send(device_type: str, group: Group) -> bool:
-    """Whether the group's backend has send and recv for tensors there."""
+    """Whether the group's backend has send and recv for tensors on that device."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return (device_type, backends.get(device_type)) != ("cuda", "gloo") and device_type in backends
 
 
 def wire(tensor: Tensor, group: Group) -> Tensor:
-    """The elements in order and where they can be sent from: the tensor itself as a flat view if
-    that is so, else a copy."""
+    """The elements in order, in memory from which the backend can send: a flat view of the tensor
+    if possible, else a copy."""
     tensor = tensor.detach()
     return (tensor if can_send(tensor.device.type, group) else tensor.cpu()).contiguous().view(-1)
 
 
 def land(flat: Tensor, tensor: Tensor):
-    """Into the tensor what was made in a copy of it."""
+    """Copy the result back into the tensor if it was computed in a copy."""
     if flat.data_ptr() != tensor.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))

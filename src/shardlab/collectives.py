@@ -5,9 +5,9 @@
     reduce_scatter(shard, full)                shard becomes this rank's chunk of that sum
     all_gather(full, shard)                    full becomes all ranks' shards, one after the other
 
-Who sends which chunk to whom is a list, made in collective_plans.py. Here is what makes this rank's
-moves of such a list and, for each collective, which chunks there are. Sums only: for a mean,
-divide. collectives_fast.py has the same functions, faster and harder to read.
+A plan from collective_plans.py says who sends which chunk to whom. `run` makes this rank's moves of
+a plan, and each collective says which chunks there are. Sums only: for a mean, divide.
+collectives_fast.py has the same functions, faster and harder to read.
 
 Chunks. The elements of a full tensor, in order, are cut into n chunks; chunk c belongs to rank c.
 Where n does not divide their number, the first chunks have one element more: 8 elements on 3 ranks
@@ -15,16 +15,17 @@ are 3 + 3 + 2. An empty chunk is not sent.
 
 All functions work in place, on any dtype, shape and strides; autograd does not see them. `group` is
 a process group, by default the world; `root` is a rank in the group. gloo cannot send CUDA tensors:
-they are copied to the host, all moves are made there, and what changed is copied back.
+they are copied to the host, all moves are made there, and the result is copied back.
 
 Raises ValueError, one sentence, before anything is sent, for a shard that is not this rank's chunk
-in size, dtype or device. A size on which ranks disagree shows as a send and a recv that do not fit:
-on shardlab's ranks that is a RanksDisagree, which names both.
+in size, dtype or device. If ranks disagree on a size, a send and its recv do not match: shardlab's
+ranks raise RanksDisagree, which names both.
 
-Peers. gloo has a ring for all-reduce and all-gather, cut into segments so that one is added while
-the next is under way, a binomial tree for broadcast, the same barrier; PyTorch makes its
-reduce-scatter by a whole all-reduce. NCCL chooses by message size and topology among rings, double
-binary trees and switches that add (NVLS); its kernel receives, adds and sends a slice in one pass.
+Peers. gloo has a ring for all-reduce and all-gather, cut into segments so that one segment is added
+while the next travels, a binomial tree for broadcast, and the same barrier; PyTorch makes gloo's
+reduce-scatter from a whole all-reduce. NCCL chooses by message size and topology among rings,
+double binary trees and switches that add (NVLS); its kernel receives, adds and sends a slice in one
+pass.
 """
 
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ def broadcast(tensor: Tensor, root: int = 0, group: Group = None):
 
 
 def reduce(tensor: Tensor, root: int = 0, group: Group = None):
-    """The sum over all ranks, on the root. The other ranks keep what they had."""
+    """The sum over all ranks, on the root. The other ranks keep their values."""
     n, me = place(group, root)
     flat = wire(tensor, group)
     total = flat if me == root else flat.clone()
@@ -98,7 +99,7 @@ def all_reduce(tensor: Tensor, group: Group = None, plan=ring_all_reduce, run=ru
 
 
 def scatter(shard: Tensor, full: Tensor | None = None, root: int = 0, group: Group = None):
-    """This rank's chunk of the root's full tensor, which only the root gives."""
+    """This rank's chunk of the root's full tensor. Only the root passes a full tensor."""
     n, me = place(group, root)
     mine = wire(shard, group)
     chunks = {me: mine}
@@ -111,8 +112,8 @@ def scatter(shard: Tensor, full: Tensor | None = None, root: int = 0, group: Gro
 
 
 def gather(shard: Tensor, full: Tensor | None = None, root: int = 0, group: Group = None):
-    """All ranks' shards, one after the other, in the root's full tensor, which only the root
-    gives."""
+    """All ranks' shards, one after the other, in the root's full tensor. Only the root passes a
+    full tensor."""
     n, me = place(group, root)
     mine = wire(shard, group)
     if me != root:
@@ -146,8 +147,8 @@ def reduce_scatter(shard: Tensor, full: Tensor, group: Group = None):
 
 
 def all_to_all(output: Tensor, full: Tensor, group: Group = None):
-    """From each rank the chunk of its full tensor that is for this rank: n of them, one after the
-    other, all of one size."""
+    """The chunks for this rank from the full tensors of all ranks, one after the other. All n
+    chunks have the same size."""
     n, me = place(group)
     check_shard(output, full, n, me, times=n)
     flat = wire(output, group)
@@ -165,12 +166,13 @@ def barrier(group: Group = None):
     device = "cuda" if can_send("cuda", group) and not can_send("cpu", group) else "cpu"
     tokens = torch.zeros(n, 1, dtype=torch.uint8, device=device)
     run(plans.barrier(n), tokens, group)
-    tokens.cpu()  # on a GPU: until they have arrived
+    tokens.cpu()  # on a GPU: wait until the messages have arrived
 
 
 def hierarchical_all_reduce(tensor: Tensor, node: Group, across: Group):
-    """The sum over all ranks of all nodes, for slow links between nodes, which only chunks cross.
-    `node` are the ranks of this rank's node, `across` those that have its place on every node."""
+    """The sum over all ranks of all nodes, for slow links between nodes: only chunks cross them.
+    `node` is the group of this rank's node, `across` the group of the ranks with the same place on
+    each node."""
     n, me = place(node)
     flat = wire(tensor, node)
     shard = torch.empty_like(flat.tensor_split(n)[me])

@@ -1,17 +1,17 @@
-"""The collectives of collectives.py, faster. Import it in their place:
+"""The collectives of collectives.py, faster. Import this module instead:
 
     from shardlab import collectives_fast as collectives
 
 `run` makes the same moves of the same plans and differs in three ways.
 
-- Pieces. A message is sent in pieces of 4 MiB: while one is added, the next is under way. Smaller
-  pieces cost wake-ups.
-- In place. What is copied, not added, is received where it belongs.
-- No flat copy. A chunk may be a list of pieces, wherever they are. They are not written to: a sum
-  takes its piece's place in the list, and what was sent leaves it. So reduce_scatter needs no copy
+- Pieces. A message is sent in pieces of 4 MiB: one piece is added while the next travels. Smaller
+pieces cost wake-ups. - In place. A chunk that is copied, not added, is received directly into its
+memory. - No flat copy. A chunk may be a list of pieces in separate memory. The pieces are not
+overwritten: a sum replaces its piece in the list, and a piece that was sent leaves the list. So
+reduce_scatter needs no copy
   of its input, and a ring around many gradients needs no tensor that holds them all.
 
-gloo cuts its segments for the same reason, and NCCL its slices.
+gloo's segments and NCCL's slices have the same purpose.
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +86,9 @@ def run(plan: Plan, chunks: Chunks, group: Group):
         starting = [*(receive for receive, *_ in receives), *sends]
         works = dist.batch_isend_irecv(starting)
         for number, (receive, here, place) in enumerate(receives):
-            works[min(number, len(works) - 1)].wait()  # NCCL has one work for the whole batch
+            works[
+                min(number, len(works) - 1)
+            ].wait()  # NCCL returns one work object for the whole batch
             if receive.tensor is not here[place]:
                 add(receive.tensor, here, place)
         for work in works[len(receives) :]:

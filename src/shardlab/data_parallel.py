@@ -15,12 +15,12 @@ runs.
     optimizer.step()
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally
-many examples. Each rank divides its gradient by n while it copies it to where it is summed: that
-costs no pass of its own, leaves nothing to do when the last sum arrives, cannot overflow where the
-mean does not, and asks the backend for sums only.
+many examples. Each rank divides its gradient by n while copying it into the bucket. The division
+costs no pass over memory of its own, leaves nothing to do when the last sum arrives, cannot
+overflow unless the mean does, and needs only sums from the backend.
 
-A gradient is memory of its bucket, which lives as long as its gradients: `zero_grad()` frees it.
-What else is promised:
+A gradient is a view of its bucket, and a bucket lives as long as its gradients: `zero_grad()` frees
+it. Further promises:
 
     parameters   those of rank 0, handed out at the start. A frozen one stays what it is; a tied one
                  is one parameter; one that a rank has not used counts as zeros there, and one that
@@ -35,7 +35,7 @@ What else is promised:
                  module the newest do
 
 All ranks must run backward equally often, each with at least one parameter in it. Double backward
-does not pass through. The buckets are those of Li et al. 2020 (arXiv 2006.15704).
+is not supported. The buckets are as in Li et al. 2020 (arXiv 2006.15704).
 """
 
 from collections.abc import Iterable
@@ -52,14 +52,14 @@ from .backward import BackwardListener
 from .collective_plans import Move, Plan
 from .torch_internals import tree_leaves
 
-# PyTorch's: large enough that bytes count and not latency, small enough to leave early
+# PyTorch's default: large enough to make latency negligible, small enough to leave early
 BUCKET_BYTES = 25 << 20
 SERVER = 0
 
 
 class Replicas(BackwardListener, nn.Module):
-    """One copy of the module on each rank, the same at the start, and told of each backward. What
-    the four have in common."""
+    """One copy of the module on each rank, with the same values at the start. The base class of all
+    four steps; it listens to each backward."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup | None = None, **options: int):
         super().__init__()
@@ -75,14 +75,14 @@ class Replicas(BackwardListener, nn.Module):
         outputs = self.module(*inputs, **named)
         for output in tree_leaves(outputs):
             if isinstance(output, Tensor) and output.grad_fn is not None:
-                # the graph holds these replicas, should nobody else
+                # the graph keeps these replicas alive even if nothing else does
                 output.register_hook(lambda _: self and None)
         return outputs
 
     @contextmanager
     def no_sync(self):
-        """Backward adds up gradients on this rank and sends nothing; for all microbatches of a step
-        but the last."""
+        """Backward within it adds up gradients on this rank and sends nothing. For all microbatches
+        of a step except the last."""
         before, self.listening = self.listening, False
         try:
             yield
@@ -100,7 +100,7 @@ class Replicas(BackwardListener, nn.Module):
         return self.module.load_state_dict(*args, **named)
 
     def check_hooks(self):
-        """What is trained must be what these replicas listen to."""
+        """Raise an error unless the replicas listen to exactly the trained parameters."""
         if self.taken_by is not None and torch.is_grad_enabled():
             raise CannotReplicate(
                 f"a newer {self.taken_by} averages gradients of this module: call that one."
@@ -114,7 +114,7 @@ class Replicas(BackwardListener, nn.Module):
                 )
 
     def __getstate__(self):
-        """For copies and files, which get hooks of their own."""
+        """For copies and files; a copy gets hooks of its own."""
         if self.group is not None:
             raise CannotReplicate(
                 "these replicas have a process group of their own, which cannot be copied or saved:"
@@ -129,8 +129,9 @@ class Replicas(BackwardListener, nn.Module):
 
 
 class FlatBucket:
-    """What a rank sends of some parameters, in one flat tensor: its shares of their mean gradients,
-    which are `.grad` from now on, and for each parameter a 1 if this rank has used it, else a 0."""
+    """One flat tensor for some parameters: this rank's shares of their mean gradients, which are
+    `.grad` from now on, and a flag for each parameter, 1 if this rank has used the parameter, else
+    0."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int):
         sizes = [parameter.numel() for parameter in parameters]
@@ -154,7 +155,7 @@ class FlatBucket:
             parameter.grad = place
 
     def settle(self):
-        """When it is summed: a parameter that no rank has used has no gradient, and an optimizer
+        """After the sum: a parameter that no rank has used gets no gradient, so the optimizer
         leaves it alone."""
         for number, parameter in self.absent:
             if self.used[number] == 0:
@@ -162,9 +163,9 @@ class FlatBucket:
 
 
 class ParameterServer(Replicas):
-    """Rank 0 serves: before forward all ranks fetch its parameters, after backward it gets their
-    gradients. The others have none left then, so that their optimizers do nothing and keep no
-    states."""
+    """Rank 0 is the server: before forward all ranks fetch its parameters, after backward it
+    receives their gradients. The other ranks then drop their gradients, so their optimizers do
+    nothing and keep no states."""
 
     def forward(self, *inputs, **named):
         for parameter in self.trained:
@@ -175,7 +176,7 @@ class ParameterServer(Replicas):
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
-            self.add_to_a_sum(parameter)  # no gradient came
+            self.add_to_a_sum(parameter)  # no gradient arrived
             bucket = FlatBucket([parameter], self.world_size)
             self.send(
                 [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)], bucket.flat
@@ -187,14 +188,15 @@ class ParameterServer(Replicas):
 
     def listen_to(self, parameters: Iterable[nn.Parameter]):
         super().listen_to(parameters)
-        self.means: set[nn.Parameter] = set()  # whose gradient the server has as a mean
+        self.means: set[nn.Parameter] = set()  # whose gradient on the server is a mean
         hook = WeakMethod(self.add_to_a_sum)
-        for parameter in self.trained:  # before a gradient is added to the one that is there
+        for parameter in self.trained:  # before a new gradient is added to the existing one
             parameter.register_hook(lambda _, p=parameter: hook() and hook()(p))
 
     @torch.no_grad()
     def add_to_a_sum(self, parameter: nn.Parameter):
-        """The server alone has the mean, and divides it once more with what is added now."""
+        """The server alone holds the mean, which the next division includes: multiply it by n
+        first."""
         if parameter in self.means and parameter.grad is not None:
             parameter.grad.mul_(self.world_size)
         self.means.discard(parameter)
@@ -206,8 +208,7 @@ class ParameterServer(Replicas):
 
 
 class PerTensor(Replicas):
-    """After backward, an all-reduce for each parameter: all ranks do the same, and each has the
-    mean."""
+    """After backward, an all-reduce for each parameter: every rank then has the mean."""
 
     def backward_ends(self):
         for parameter in reversed(self.trained):
@@ -238,8 +239,8 @@ class Bucketed(Replicas):
 
 class DistributedDataParallel(Replicas):
     """During backward, an all-reduce for each bucket whose gradients have all arrived, in the same
-    order on all ranks; after it, those that are left, and a wait. `overlap=False` sends them all
-    after backward, to see what overlap is good for."""
+    order on all ranks. After backward the remaining buckets, and a wait for all sums.
+    `overlap=False` sends all buckets after backward, to show the benefit of overlap."""
 
     def __init__(
         self,
@@ -274,12 +275,12 @@ class DistributedDataParallel(Replicas):
             self.send_next()
 
     def backward_ends(self):
-        while len(self.under_way) < len(self.buckets):  # those where a gradient did not come
+        while len(self.under_way) < len(self.buckets):  # a gradient did not arrive
             self.send_next()
         for bucket, work in self.under_way:
             work.wait()
             bucket.settle()
-        self.under_way.clear()  # or the memory of gradients that are freed would stay
+        self.under_way.clear()  # otherwise the memory of freed gradients would stay
 
     def send_next(self):
         bucket = FlatBucket(self.buckets[len(self.under_way)], self.world_size)
@@ -289,8 +290,8 @@ class DistributedDataParallel(Replicas):
 
 
 def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """In the given order; a bucket is closed once it holds `bucket_bytes` or more. Each has one
-    dtype."""
+    """Buckets of parameters in the given order. A bucket is closed once it holds `bucket_bytes` or
+    more, and has one dtype."""
     buckets, filling = [], {}  # dtype -> the bucket that is being filled
     for parameter in parameters:
         bucket = filling.setdefault(parameter.dtype, [])

@@ -1,4 +1,4 @@
-"""Ranks on paper: what a check of an exercise runs on. Nothing that a reader writes there can
+"""Thread ranks: what a check of an exercise runs on. Nothing that a reader writes there can
 hang."""
 
 import threading
@@ -10,7 +10,7 @@ import torch
 from shardlab import collectives
 from shardlab.exercises import check
 from shardlab.exercises import thread_ranks as thread_ranks
-from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_paper
+from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads
 from shardlab.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
@@ -33,8 +33,8 @@ def test_messages_arrive_in_order_and_are_copies():
             dist.recv(y, other)
         return [y.item() for y in got]
 
-    assert on_paper(2, work) == [[1, 11], [0, 10]]
-    assert on_paper(3, lambda dist: (dist.get_rank(), dist.get_world_size())) == [
+    assert on_threads(2, work) == [[1, 11], [0, 10]]
+    assert on_threads(3, lambda dist: (dist.get_rank(), dist.get_world_size())) == [
         (0, 3),
         (1, 3),
         (2, 3),
@@ -51,7 +51,7 @@ def test_a_reduction_is_by_number():
             dist.all_reduce(part := mine[place : place + 1])
         return mine.tolist(), part.numel()
 
-    assert on_paper(2, work) == [([21, 12], 1), ([12, 21], 1)]
+    assert on_threads(2, work) == [([21, 12], 1), ([12, 21], 1)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_reduction_is_by_number():
 def test_no_fault_hangs(work, error, sentence):
     """Mutation: no look at who waits when a rank ends."""
     with pytest.raises(error, match=sentence):
-        on_paper(2, work)
+        on_threads(2, work)
 
 
 def test_what_runs_on_and_on_is_stopped(monkeypatch):
@@ -127,10 +127,10 @@ def test_what_runs_on_and_on_is_stopped(monkeypatch):
     with pytest.raises(
         TimeoutError, match="^rank 1 had not ended after 0.1 s, and did not wait for another.$"
     ):
-        on_paper(2, work)
+        on_threads(2, work)
     assert threading.active_count() == threads
     with pytest.raises(TimeoutError, match="^ranks 0, 2 had not ended"):
-        on_paper(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)
+        on_threads(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)
 
 
 def test_a_rank_that_raises_is_named():
@@ -178,13 +178,13 @@ def test_what_torch_lets_one_say():
         receive.wait()
         return x.item(), y.item(), arriving.item()
 
-    assert on_paper(3, work) == [(2, 6, 2), (2, 6, 0), (2, 6, 1)]
-    with pytest.raises(ValueError, match="an all-reduce on paper is a SUM or an AVG"):
-        on_paper(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX))
+    assert on_threads(3, work) == [(2, 6, 2), (2, 6, 0), (2, 6, 1)]
+    with pytest.raises(ValueError, match="an all-reduce of thread ranks is a SUM or an AVG"):
+        on_threads(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX))
     with pytest.raises(
-        AttributeError, match="ranks on paper have no all_gather; they have .*all_reduce, broadcast"
+        AttributeError, match="thread ranks have no all_gather; they have .*all_reduce, broadcast"
     ):
-        on_paper(2, lambda dist: dist.all_gather)
+        on_threads(2, lambda dist: dist.all_gather)
 
 
 def learners_ring(full, dist, chunks=None):

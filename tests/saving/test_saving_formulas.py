@@ -1,4 +1,4 @@
-"""How often to save: the formulas against a run of years, on a clock of paper."""
+"""How often to save: the formulas against a run of years, on a pretended clock."""
 
 import math
 import random

@@ -1,9 +1,9 @@
-"""Ranks on paper: threads of this process that send to each other. A check on them cannot hang:
+"""Thread ranks: threads of this process that send to each other. A check on them cannot hang:
 where all of them wait, all end, and the error says who waits for whom; one that runs on and on is
 stopped.
 
-    on_paper(3, lambda dist: dist.get_rank())          # [0, 1, 2]: one result a rank
-    on_paper(2, work)                                  # work(dist) may isend, recv, broadcast and
+    on_threads(3, lambda dist: dist.get_rank())        # [0, 1, 2]: one result a rank
+    on_threads(2, work)                                # work(dist) may isend, recv, broadcast and
                                                        # all_reduce as in torch
     answer_of_ranks(2, work)                           # the same for a check: a failure is an
                                                        # answer
@@ -85,7 +85,7 @@ class Sheet:
         return error, sorted(alike)
 
 
-class Paper:
+class ThreadRank:
     """One rank's view: what a reader's code calls `dist`."""
 
     ReduceOp = torch.distributed.ReduceOp
@@ -95,9 +95,9 @@ class Paper:
 
     def __getattr__(self, name: str):
         known = ", ".join(
-            sorted(word for word in vars(Paper) if not word.startswith("_") and word != "wait")
+            sorted(word for word in vars(ThreadRank) if not word.startswith("_") and word != "wait")
         )
-        raise AttributeError(f"ranks on paper have no {name}; they have {known}.")
+        raise AttributeError(f"thread ranks have no {name}; they have {known}.")
 
     def get_rank(self, group=None) -> int:
         return self._rank
@@ -105,7 +105,7 @@ class Paper:
     def get_world_size(self, group=None) -> int:
         return self._sheet.n
 
-    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Paper":
+    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "ThreadRank":
         self._peer(dst)
         with self._sheet.changed:
             self._sheet.mail[self._rank, dst].append(tensor.detach().clone())
@@ -137,9 +137,9 @@ class Paper:
 
     def all_reduce(
         self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
-    ) -> "Paper | None":
+    ) -> "ThreadRank | None":
         if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG):
-            raise ValueError(f"op = {op}: an all-reduce on paper is a SUM or an AVG.")
+            raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM or an AVG.")
         self._reductions += 1
         with self._sheet.changed:
             brought = self._sheet.brought[self._reductions]
@@ -187,7 +187,7 @@ class Later:
             receive()
 
 
-def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
+def on_threads(n: int, work: Callable[[ThreadRank], Any]) -> list:
     """What work(dist) returns on each of n ranks. Raises what a rank raised, Stuck where all wait,
     TimeoutError for work that runs on and on."""
     sheet = _followed(n, work)
@@ -197,7 +197,7 @@ def on_paper(n: int, work: Callable[[Paper], Any]) -> list:
     return sheet.results
 
 
-def answer_of_ranks(n: int, work: Callable[[Paper], Any]) -> Any:
+def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
     """The same as an answer that a check compares: a Failure that names the ranks which raised,
     unless all did; `...` for a blank that was left. Raises TimeoutError, because one such case is
     enough."""
@@ -214,14 +214,14 @@ def answer_of_ranks(n: int, work: Callable[[Paper], Any]) -> Any:
     return sheet.results
 
 
-def _followed(n: int, work: Callable[[Paper], Any]) -> Sheet:
+def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:
     """The sheet when all have ended."""
     sheet = Sheet(n)
 
     def life(rank):
         error = None
         try:
-            sheet.results[rank] = work(Paper(sheet, rank))
+            sheet.results[rank] = work(ThreadRank(sheet, rank))
         except BaseException as raised:
             error = raised
         sheet.end(rank, error)

@@ -1,5 +1,5 @@
-"""Chapter 4: collectives. Plans are followed on paper, code runs on thread ranks
-(thread_ranks.py): no check can hang."""
+"""Chapter 4: collectives. Plans are followed as data, code runs on thread ranks (thread_ranks.py):
+no check can hang."""
 
 from functools import partial
 

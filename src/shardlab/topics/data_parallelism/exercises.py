@@ -361,7 +361,7 @@ another_order_each_epoch = Exercise(
 
 
 class Replica(nn.Module):
-    """A copy of a network on a rank of paper: each backward sends its gradients, except under
+    """A copy of a network on a thread rank: each backward sends its gradients, except under
     no_sync()."""
 
     def __init__(self, net, dist):

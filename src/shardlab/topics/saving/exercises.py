@@ -1,4 +1,4 @@
-"""Chapter 6, saving: what a reader writes runs on a disk of paper that can stop after every single
+"""Chapter 6, saving: what a reader writes runs on a pretended disk that can stop after every single
 thing it does."""
 
 from shardlab.exercises.checker import Exercise, Misconception
