@@ -83,8 +83,8 @@ def make_norm(config: GPTConfig) -> nn.Module:
 
 
 class PositionIds(nn.Module):
-    """Which positions the tokens have: 0, 1, 2, ... Takes a table with a row for each position and
-    returns the rows of these tokens. A rank that has another part of the sequence replaces it."""
+    """The tokens' positions: 0, 1, 2, ... Takes a table with a row for each position and returns
+    the rows of these tokens. A rank with another part of the sequence replaces this module."""
 
     def forward(self, table: Tensor, sequence: int) -> Tensor:
         return table[:sequence]  # a slice: backward keeps no index
@@ -119,7 +119,7 @@ class Rotary(nn.Module):
 
 
 class CoreAttention(nn.Module):
-    """Attention without its weights: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D]. The one
+    """Attention without its weights: q [B, A, S, D], k and v [B, G, S, D] to [B, A, S, D]. The only
     place where tokens see each other."""
 
     def __init__(self, config: GPTConfig):
@@ -144,8 +144,8 @@ class CoreAttention(nn.Module):
 
 class Attention(nn.Module):
     """Causal self-attention. The rows of the qkv weight are ordered by group: the R queries, the
-    key and the value of one key-value head, then those of the next. So a slice of the rows can be a
-    number of whole heads."""
+    key and the value of one key-value head, then those of the next. A slice of the rows can
+    therefore be a number of whole heads."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -158,8 +158,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.hidden, config.hidden, bool(config.biases))
 
     def forward(self, x: Tensor) -> Tensor:
-        # G, here the -1, is what the weight makes it: half of the rows are half of the heads
-        # [B, S, G, R + 2, D]
+        # G, here the -1, follows from the weight: half of the rows are half of the heads [B, S, G,
+        # R + 2, D]
         qkv = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_size))
         # views: [B, S, G, R, D] and twice [B, S, G, 1, D]
         q, k, v = qkv.split([self.queries_per_group, 1, 1], dim=3)
@@ -192,7 +192,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each on a normalized copy and added to what came in."""
+    """One layer: attention, then the MLP, each on a normalized copy and added to its input."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -230,7 +230,7 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """The last norm, and one score for each token of the vocabulary."""
+    """The last norm, and a score for each token of the vocabulary."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()

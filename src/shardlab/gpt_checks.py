@@ -1,5 +1,5 @@
-"""What gpt.py refuses: sizes that no GPT has, and tokens that a GPT cannot read. One sentence with
-the value and the rule for each."""
+"""Refusals of gpt.py: sizes that no GPT has, and tokens that a GPT cannot read. Each refusal is one
+sentence with the value and the rule."""
 
 from numbers import Integral
 
@@ -10,7 +10,7 @@ SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
 
 
 class InvalidInput(ValueError):
-    """`name` is what is wrong, `value` what was given."""
+    """`name` is the wrong argument, `value` its value."""
 
     def __init__(self, name: str, value, rule: str):
         super().__init__(f"{name} = {value}: {rule}")
@@ -18,7 +18,7 @@ class InvalidInput(ValueError):
 
 
 def complete(sizes: dict[str, int | None]) -> dict[str, int]:
-    """The sizes of a GPTConfig as whole numbers, with what was left open."""
+    """The sizes of a GPTConfig as whole numbers, open ones filled in."""
     sizes = dict(sizes)
     for name in sizes:
         if name == "key_value_heads" and sizes[name] is None:

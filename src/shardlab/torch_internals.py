@@ -1,8 +1,8 @@
-"""The one door to what PyTorch calls private: names that a new version may move or drop without a
-word. No other file of shardlab says one.
+"""The only file with private names of PyTorch: a new version may move or drop them without notice.
+No other file of shardlab uses one.
 
-Each entry says what it is for and what breaks without it, so a release that moves a name is mended
-here and nowhere else. Tried with torch 2.6 and 2.13.
+Each entry says its purpose and what breaks without it, so a release that moves a name needs a
+repair here and nowhere else. Tested with torch 2.6 and 2.13.
 """
 
 import functools
@@ -57,23 +57,23 @@ __all__ = [
 
 
 def current_backward() -> int | None:
-    """The number of the backward that calls this thread, None outside of one. Without it, a forward
+    """The number of the backward that is running in this thread, or None. Without it, a forward
     inside backward (activation checkpointing) looks like a forward of its own."""
     number = torch._C._current_graph_task_id()
     return None if number == -1 else number
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Calls the function after the last gradient, before backward() returns; to be called inside
+    """Calls the function after the last gradient, before backward() returns; must be called inside
     backward. Without it, data parallelism and ZeRO do not know when a backward is over. DDP and
     FSDP2 use the same call."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
 
 
 def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:
-    """(pack, unpack) of the saved_tensors_hooks that are set here, None if none are. Autograd calls
-    the innermost ones alone. Without it, hooks of ours inside somebody else's take the tensors away
-    from them: checkpoint around a unit of stage 3 would keep every activation."""
+    """(pack, unpack) of the saved_tensors_hooks in force, or None. Autograd calls only the
+    innermost hooks. Without it, shardlab's hooks inside other hooks would hide the tensors from
+    them: checkpoint around a unit of stage 3 would keep every activation."""
     if TELLS_HOOKS:
         return torch._C._autograd._top_saved_tensors_default_hooks(False)
     stack = getattr(_hooks, "stack", ())
@@ -85,8 +85,8 @@ _hooks = threading.local()
 
 
 def note_hooks():
-    """Before torch 2.8 nobody tells which hooks are set, so whoever sets them does. Without it,
-    the entry above has no answer there."""
+    """Before torch 2.8 PyTorch does not report the hooks in force, so the code that sets them notes
+    them. Without it, the entry above has no answer there."""
     enter, leave = saved_tensors_hooks.__enter__, saved_tensors_hooks.__exit__
 
     def noted_enter(self):
@@ -160,14 +160,14 @@ def watch_clipping(
 
 
 def version(tensor: Tensor) -> int:
-    """How often the tensor was written in place. Without it, stage 3 gathers again what has not
-    changed."""
+    """How often the tensor was written in place. Without it, stage 3 gathers unchanged weights
+    again."""
     return tensor._version
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
-    """Equal for two storages if they are the same memory; the storage of a fake tensor has a key
-    although it has no address. Without it, the ledger cannot count fake tensors."""
+    """A key that is equal for two storages of the same memory. The storage of a fake tensor has a
+    key, but no address. Without it, the ledger cannot count fake tensors."""
     return storage._cdata
 
 
@@ -180,16 +180,16 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def never_compiled(function: Callable) -> Callable:
-    """The function, which torch.compile leaves alone, with all that it calls. The public
+    """The function, excluded from torch.compile together with everything that it calls. The public
     torch.compiler.disable is the same and imports the compiler at once, which takes seconds.
     Without it, a compiled model of stage 3 fails with an internal error."""
     return torch._disable_dynamo(function)
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
-    """The dictionary of the module's own parameters, in which any tensor can be put under a name:
-    `setattr` takes nothing but nn.Parameter. Without it, a gathered weight needs another way into
-    the module, as functional_call has one."""
+    """The dictionary of the module's own parameters, which can hold any tensor under a name:
+    `setattr` accepts only nn.Parameter. Without it, a gathered weight needs another way into the
+    module, as functional_call has one."""
     return module._parameters
 
 
@@ -220,8 +220,8 @@ def disable_modes():
 
 
 def clear_cublas_workspaces() -> None:
-    """Takes back the memory that cuBLAS was lent. Without it, workspaces are part of the row "not
-    explained" of an account."""
+    """Frees the workspaces of cuBLAS. Without it, workspaces are part of the row "not explained" of
+    an account."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
@@ -237,7 +237,7 @@ def fake_store():
 
 
 def process_groups() -> list[dist.ProcessGroup]:
-    """All groups of this process. Without it, a call that is stuck cannot be ended."""
+    """All process groups of this process. Without it, a stuck call cannot be ended."""
     return list(dist.distributed_c10d._world.pg_map)
 
 
@@ -269,15 +269,15 @@ def watch_new_groups(
 
 
 def next_kernel(function: torch._ops.OpOverload, keyset, *args, **named):
-    """Makes a call as if the kernel at BackendSelect that asks for it were not there. Without it,
-    there is no communication log and ranks are not checked for agreement."""
+    """Makes a call that skips the kernel registered at BackendSelect. Without it, there is no
+    communication log and ranks are not checked for agreement."""
     without = keyset.remove(torch._C.DispatchKey.BackendSelect)
     return function.redispatch(without, *args, **named)
 
 
 def on_the_cpu(function: torch._ops.OpOverload, *args, **named):
-    """Makes a call by the CPU's kernel, whatever the tensors. Without it, gloo cannot be handed
-    copies of CUDA tensors."""
+    """Makes a call with the CPU's kernel, on any tensors. Without it, gloo cannot be handed copies
+    of CUDA tensors."""
     only = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
     return function.redispatch(only, *args, **named)
 
@@ -359,6 +359,6 @@ if not TELLS_REDUCTION:
 
 
 def withdraw(library: torch.library.Library) -> None:
-    """Takes kernels of our own back at once, not when Python happens to collect them. Without it, a
-    log that has ended costs time."""
+    """Removes registered kernels at once instead of at garbage collection. Without it, a finished
+    log costs time."""
     library._destroy()

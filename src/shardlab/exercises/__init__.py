@@ -1,7 +1,8 @@
-"""What makes a lab a lab: numbers predicted before they are seen, and blanks whose check names the
-misconception.
+"""Predictions and checks of labs: a number is predicted before it is shown, and the check of a
+blank names the misconception.
 
-One module a chapter holds its exercises, each with the wrong solutions it must catch.
+Each topic has a module of exercises, each exercise with the wrong solutions that its check must
+catch.
 """
 
 from .checker import Exercise, Misconception, Verdict, check

@@ -1,5 +1,5 @@
-"""Work in a process of its own, so that nothing in it outlasts a limit: a loop in C that no thread
-and no signal can stop, a thread that swallows every exception, an exit of the interpreter.
+"""Work in a process of its own, so that nothing outlasts the limit: not a loop in C that no thread
+and no signal can stop, not a thread that swallows every exception, not an exit of the interpreter.
 
     apart(judge, exercise, solution, seconds=30)      # what judge(exercise, solution) returns
 """
@@ -19,12 +19,12 @@ import cloudpickle
 
 from shardlab.ranks.server import start_fork_server, start_method, without_main
 
-PRINTED_CHARACTERS = 20_000  # of what the work prints
+PRINTED_CHARACTERS = 20_000  # of the work's output
 PR_SET_PDEATHSIG = 1
 
 
 class CannotGoApart(RuntimeError):
-    """The work, or what it needs, cannot travel to another process, or none can be started."""
+    """The work or its arguments cannot be sent to another process, or no process can be started."""
 
 
 class Ended(RuntimeError):
@@ -32,8 +32,8 @@ class Ended(RuntimeError):
 
 
 def apart(work: Callable, *args, seconds: float):
-    """What work(*args) returns, which is printed what it prints. Raises TimeoutError after so many
-    seconds, Ended, CannotGoApart; the process is gone in any case."""
+    """The result of work(*args), whose output is printed here. Raises TimeoutError after so many
+    seconds, Ended, CannotGoApart. The process is gone in any case."""
     try:
         if start_method() != "forkserver":  # elsewhere a process costs seconds
             raise CannotGoApart("only a fork server starts a process in no time.")
@@ -47,7 +47,7 @@ def apart(work: Callable, *args, seconds: float):
         there.close()
     except CannotGoApart:
         raise
-    except Exception as error:  # whatever a pickler meets in what a reader wrote
+    except Exception as error:  # anything that a pickler can meet in a reader's code
         raise CannotGoApart(str(error)) from error
     try:
         ready = wait([here, process.sentinel], seconds)
@@ -60,7 +60,7 @@ def apart(work: Callable, *args, seconds: float):
             raise Ended(f"it ended the process with exit code {process.exitcode}.") from None
     finally:
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
+            os.killpg(process.pid, signal.SIGKILL)  # with all processes that it has started
         process.kill()
         process.join()
         here.close()
@@ -72,7 +72,8 @@ def apart(work: Callable, *args, seconds: float):
 
 
 def pack(content) -> bytes:
-    """By torch, which keeps tensors that share a storage together, where it is loaded."""
+    """Pickled content; by torch if it is loaded, because torch keeps tensors that share a storage
+    together."""
     if "torch" not in sys.modules:
         return b"plain" + cloudpickle.dumps(content)
     file = io.BytesIO()
@@ -94,7 +95,9 @@ def _live(connection, travelling: bytes):
     # small work: threads that wait for each other cost more than they give
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with the fork server
+    ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # this process ends with the fork server
     printed = io.StringIO()
     try:
         work, args = unpack(travelling)
@@ -105,4 +108,4 @@ def _live(connection, travelling: bytes):
             result = work(*args)
     connection.send_bytes(pack((printed.getvalue()[:PRINTED_CHARACTERS], result)))
     sys.stderr.flush()
-    os._exit(0)  # threads that go on do not keep it
+    os._exit(0)  # running threads do not keep the process alive

@@ -1,6 +1,6 @@
-"""Checks of what a reader wrote. A check compares it with the reference on several cases; where
-they differ, it looks whether one of the wrong solutions that are kept beside the exercise gives the
-reader's answers, and says which misconception that one stands for.
+"""Checks of a reader's solution. A check compares the solution with the reference in several cases.
+If they differ, the check looks for a wrong solution of the exercise that gives the reader's
+answers, and says its misconception.
 
     check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and
                                                        # is true or false
@@ -32,14 +32,14 @@ class Misconception:
 
 
 class Failure(str):
-    """Instead of an answer: what a solution raised, in one line. Two solutions that fail alike
-    give the same answer."""
+    """The error of a solution in one line, used as its answer. Two solutions that fail alike give
+    the same answer."""
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> "Failure":
         try:
             first = (str(error).strip().splitlines() or [""])[0][:200]
-        except Exception:  # an error of the reader's, with a __str__ of its own
+        except Exception:  # the reader's own error class, with its own __str__
             first = "its text cannot be shown"
         return cls(
             f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}"
@@ -47,7 +47,7 @@ class Failure(str):
 
 
 def is_blank(error: BaseException) -> bool:
-    """Does it come from a blank that was left, `...`?"""
+    """Whether the value comes from a blank that was not filled in, `...`."""
     try:
         return "ellipsis" in str(error).lower()
     except Exception:
@@ -55,18 +55,18 @@ def is_blank(error: BaseException) -> bool:
 
 
 def call(solution, **case):
-    """What a solution answers where nothing else is said: its own result."""
+    """The default answer of a solution: its result."""
     return solution(**case)
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function to write. `cases` are the arguments it is tried with; `right` is said when all
-    agree.
+    """A function to write. `cases` are the arguments of the check; `right` is the sentence when all
+    answers agree.
 
-    Arguments that print badly, such as tensors, have `words` instead, one for each case. Where the
-    result is not what counts, as with a training loop, `answer` (solution, **case) makes of it what
-    is compared, for example the bytes that the ledger counted.
+    Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
+    result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
+    compared value, for example the bytes that the ledger counted.
     """
 
     name: str
@@ -88,8 +88,8 @@ class Exercise:
         return [self.tried(solution, number) for number in range(len(self.cases))]
 
     def tried(self, solution: Callable, number: int) -> Any:
-        """The solution's answer in one case. It gets copies: what it changes is not there for the
-        next one."""
+        """The solution's answer in one case. The solution gets copies of the arguments, so its
+        changes do not reach the next case."""
         return self.answer(solution, **copy.deepcopy(self.cases[number]))
 
     def written(self, number: int) -> str:
@@ -102,7 +102,7 @@ class Exercise:
 
 @dataclass(frozen=True)
 class Verdict:
-    """True if the solution is right; prints as one sentence, which a notebook breaks into lines."""
+    """True if the solution is right. Prints as one sentence, which a notebook wraps."""
 
     right: bool
     sentence: str
@@ -119,8 +119,8 @@ class Verdict:
 
 
 def same(a, b) -> bool:
-    """Equal, also within lists and tuples; floats to nine digits, which no misconception
-    survives."""
+    """Whether two answers are equal, also within lists and tuples; floats to nine digits, which
+    tells every misconception apart."""
     try:
         if isinstance(a, (list, tuple)) and type(a) is type(b):
             return len(a) == len(b) and all(map(same, a, b))
@@ -137,8 +137,8 @@ def _is_number(value) -> bool:
 
 def check(exercise: Exercise, solution: Callable) -> Verdict:
     """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
-    server. Never raises for what the reader wrote, and returns within the limit: an error is part
-    of the verdict. The stop button ends it at once."""
+    server. Never raises for an error in the solution, which is part of the verdict, and returns
+    within the limit. The stop button ends the check at once."""
     if not callable(solution):
         return Verdict(
             False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
@@ -160,7 +160,9 @@ def judge(exercise: Exercise, solution: Callable) -> Verdict:
                 given.append(exercise.tried(solution, number))
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever a reader's first attempt may raise, SystemExit too
+    except (
+        BaseException
+    ) as error:  # anything that a reader's first attempt may raise, also SystemExit
         if is_blank(error):
             return Verdict(
                 False,
@@ -193,7 +195,7 @@ def _show(value):
 
 
 def _around_the_difference(*texts: str) -> list[str]:
-    """The texts; of long ones the part in which they begin to differ."""
+    """The texts, shortened to the part where they begin to differ."""
     if max(map(len, texts)) <= SHOWN_CHARACTERS:
         return list(texts)
     begin = max(0, len(os.path.commonprefix(texts)) - SHOWN_CHARACTERS // 3)

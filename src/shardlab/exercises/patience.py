@@ -1,5 +1,5 @@
-"""Work of a reader's that runs on and on is stopped, so that no check hangs and nothing goes on
-beside the next cell.
+"""A time limit for a reader's code, so that no check hangs and no code runs on during the next
+cell.
 
     with at_most(30):
         solution(...)             # TimeoutError, one sentence, if it has not ended by then
@@ -12,12 +12,12 @@ from contextlib import contextmanager
 
 
 class RunsOn(BaseException):
-    """Raised in a thread that is to end. No `except Exception` of the reader's keeps it."""
+    """Raised in a thread to end it. The reader's `except Exception` does not catch it."""
 
 
 def stop(thread: threading.Thread):
-    """Raise RunsOn in the thread at its next line of Python. One that waits in C for ever does not
-    hear it."""
+    """Raise RunsOn in the thread at its next line of Python. A thread that waits in C for ever does
+    not notice it."""
     if thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(
             ctypes.c_ulong(thread.ident), ctypes.py_object(RunsOn)
@@ -26,7 +26,7 @@ def stop(thread: threading.Thread):
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in what does not end within so many seconds, in this thread."""
+    """Raise TimeoutError if the code within does not end after so many seconds, in this thread."""
     timer = threading.Timer(seconds, stop, (threading.current_thread(),))
     timer.daemon = True
     timer.start()

@@ -1,5 +1,5 @@
-"""Predict a number, lock it, run, look. Locked predictions lie in a small JSON file beside the lab,
-so that a lost runtime loses no answer.
+"""Predict a number, lock it, run, look. Locked predictions are kept in a small JSON file beside the
+lab, so that a lost runtime loses no answer.
 
     predictions = Predictions("01-does-it-fit")           # 01-does-it-fit.predictions.json
     predictions.lock("parameters", 800_000)                # the first number stays, however often
@@ -21,18 +21,18 @@ from ..show.tables import Table
 
 
 class _OneSentence(Exception):
-    """IPython shows the sentence alone: the lines of the call say nothing to who reads a lab."""
+    """IPython shows the sentence alone: the traceback is of no use to a reader of a lab."""
 
     def _render_traceback_(self):
         return [f"{type(self).__name__}: {self}"]
 
 
 class NoNumber(_OneSentence, ValueError):
-    """What was given as a prediction is none."""
+    """The given prediction is not a number."""
 
 
 class NotYet(_OneSentence, LookupError):
-    """A cell that comes before was not run: predict first."""
+    """An earlier cell was not run: predict first."""
 
 
 def _number(name, value):
@@ -79,12 +79,12 @@ class Predictions:
         return self._locked[name]
 
     def lock(self, name: str, value: float) -> None:
-        """Keep `value` as the prediction of that name; a number that is already locked stays. Says
-        which one is kept."""
+        """Keep `value` as the prediction of that name; an already locked number stays. Prints the
+        locked number."""
         if value is not ... or name not in self._locked:
             value = _number(name, value)
         if name not in self._locked:
-            # another kernel of the same lab may have locked others meanwhile, or this one
+            # another kernel of the same lab may have locked this or another prediction meanwhile
             self._locked = {**self._locked, **self._read()}
             self._write(self._locked if name in self._locked else {**self._locked, name: value})
         locked = self._locked[name]
@@ -92,8 +92,8 @@ class Predictions:
         print(f"predicted: {name} = {locked:,}{changed}")
 
     def _write(self, locked):
-        """The whole file or none of it: a kernel killed while writing leaves the old one. Where the
-        folder cannot be written to, the predictions last as long as the kernel."""
+        """Write the whole file or nothing: a kernel killed while writing leaves the old file. If
+        the folder is read-only, the predictions last as long as the kernel."""
         self._locked = locked
         try:
             with tempfile.NamedTemporaryFile(
@@ -114,15 +114,15 @@ class Predictions:
         self._write({other: value for other, value in self._locked.items() if other != name})
 
     def compare(self, name: str, measured: float) -> Table:
-        """Beside the locked prediction what was measured. Raises LookupError when nothing was
-        predicted: predict first."""
+        """A table of the locked prediction and the measured value. Raises LookupError when nothing
+        was predicted: predict first."""
         self[name]
         self._measured[name] = _number(name, measured)
         return self._table([name])
 
     def measured(self, name: str) -> float:
-        """What `compare` was given, for a later cell that goes on from there. Raises LookupError
-        when nothing was predicted, or nothing compared since this kernel started: that cell
+        """The value given to `compare`, for a later cell that continues from it. Raises LookupError
+        when nothing was predicted, or nothing compared since this kernel started: run that cell
         first."""
         self[name]
         if name not in self._measured:

@@ -1,6 +1,6 @@
-"""Thread ranks: threads of this process that send to each other. A check on them cannot hang:
-where all of them wait, all end, and the error says who waits for whom; one that runs on and on is
-stopped.
+"""Thread ranks: threads of this process that send to each other. A check on thread ranks cannot
+hang: if all of them wait, all end, and the error says who waits for whom; a rank that does not end
+is stopped.
 
     on_threads(3, lambda dist: dist.get_rank())        # [0, 1, 2]: one result a rank
     on_threads(2, work)                                # work(dist) may isend, recv, broadcast and
@@ -28,11 +28,11 @@ STOPPED_SECONDS = 1.0  # for a rank to end when it is told to
 
 
 class Stuck(RuntimeError):
-    """Nobody can go on."""
+    """No rank can go on."""
 
 
 class Sheet:
-    """What the ranks of one piece of work share."""
+    """The shared state of the ranks of one piece of work."""
 
     def __init__(self, n: int):
         self.n, self.changed = n, threading.Condition()
@@ -42,11 +42,11 @@ class Sheet:
         self.running, self.waiting = set(range(n)), {}
         self.results: list = [None] * n
         self.trouble: BaseException | None = None
-        # of each rank's own; that it was stopped is none
+        # errors of each rank's own code; being stopped is not one
         self.errors: dict[int, BaseException] = {}
 
     def wait(self, rank: int, ready: Callable[[], bool], words: str):
-        """Until `ready`, or until nobody can be: then Stuck. The caller holds `changed`."""
+        """Wait until `ready`, or raise Stuck when no rank can go on. The caller holds `changed`."""
         self.waiting[rank] = ready, words
         while not ready() and self.trouble is None:
             if len(self.waiting) == len(self.running) and not any(
@@ -60,7 +60,7 @@ class Sheet:
             else:
                 self.changed.wait()
         del self.waiting[rank]
-        # whoever can go on does, so that the same code fails in the same way each time
+        # ranks that can go on do, so that the same code fails in the same way each time
         if not ready():
             raise Stuck(str(self.trouble))
 
@@ -73,7 +73,7 @@ class Sheet:
             self.changed.notify_all()
 
     def verdict(self) -> tuple[BaseException | None, list[int]]:
-        """What went wrong, and the ranks that raised it: of several errors the lowest rank's."""
+        """The error and the ranks that raised it; of several errors that of the lowest rank."""
         if isinstance(self.trouble, TimeoutError) or not self.errors:
             return self.trouble, []
         error = self.errors[min(self.errors)]
@@ -86,7 +86,7 @@ class Sheet:
 
 
 class ThreadRank:
-    """One rank's view: what a reader's code calls `dist`."""
+    """One rank's view, the `dist` of a reader's code."""
 
     ReduceOp = torch.distributed.ReduceOp
 
@@ -188,8 +188,8 @@ class Later:
 
 
 def on_threads(n: int, work: Callable[[ThreadRank], Any]) -> list:
-    """What work(dist) returns on each of n ranks. Raises what a rank raised, Stuck where all wait,
-    TimeoutError for work that runs on and on."""
+    """The results of work(dist) on n ranks. Raises the error of a rank, Stuck if all ranks wait,
+    TimeoutError if the work does not end."""
     sheet = _followed(n, work)
     error, _ = sheet.verdict()
     if error is not None:
@@ -198,9 +198,9 @@ def on_threads(n: int, work: Callable[[ThreadRank], Any]) -> list:
 
 
 def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
-    """The same as an answer that a check compares: a Failure that names the ranks which raised,
-    unless all did; `...` for a blank that was left. Raises TimeoutError, because one such case is
-    enough."""
+    """The same as the answer for a check: a Failure that names the ranks that raised an error,
+    unless all did; `...` for a blank that was not filled in. Raises TimeoutError, because one such
+    case is enough."""
     sheet = _followed(n, work)
     error, guilty = sheet.verdict()
     if isinstance(error, TimeoutError):
@@ -215,7 +215,7 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
 
 
 def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:
-    """The sheet when all have ended."""
+    """The sheet when all ranks have ended."""
     sheet = Sheet(n)
 
     def life(rank):
@@ -243,7 +243,7 @@ def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:
     finally:  # an interrupt comes here, too
         for rank, thread in enumerate(threads):
             if thread.is_alive():
-                sheet.end(rank, RunsOn())  # whoever waits ends
+                sheet.end(rank, RunsOn())  # waiting ranks end
                 thread.join(STOPPED_SECONDS / 4)
                 stop(thread)
         for thread in threads:

@@ -1,4 +1,5 @@
-"""Saving what lies in shards: each rank writes its own, and a save is either whole or not there.
+"""Checkpoints of sharded runs: each rank writes its own shards, and a save is either whole or
+absent.
 
     save("runs/7", model, optimizer, step=300)           # on every rank
     saved = resume("runs/7", model, optimizer)           # on every rank: as many, more or fewer, in
@@ -9,21 +10,21 @@
 How a save becomes whole: the ranks write their files into a folder named `step-300.partial-` and
 eight random digits, each flushed to the disk; rank 0 adds a manifest with every file's size and
 SHA-256; then the folder gets its name, `step-300`, in one move that a file system makes at once or
-not at all. Whatever ends the ranks before that leaves the last good save as it was, and it is only
-removed after that. If one rank cannot do its part, all of them say so: see `run_together`.
+not at all. If the ranks end before that, the last good save stays as it was. It is only removed
+afterwards. If one rank cannot do its part, all ranks raise the same error: see `run_together`.
 
-Two runs that save into one folder: while one saves, the other is refused (a lock on the folder,
-which the system releases when the process ends). Where a file system knows no locks, the random
-digits keep the two apart, and the second rename to one name fails.
+Two runs that save into one folder: while one saves, the other is refused (by a lock on the folder,
+which the system releases when the process ends). On a file system without locks the random digits
+keep the two apart, and the second rename to the same name fails.
 
-What is promised where: a local POSIX file system keeps all of this. On NFS the rename is one move
-on the server, but a client that lost the reply may report a failure for a save that is there; locks
+Limits of the promise: a local POSIX file system keeps all of it. On NFS the rename is one move on
+the server, but a client that lost the reply may report a failure for a save that is there; locks
 depend on the mount. An object store has no rename of folders: save to a local disk and copy whole
 saves from there, the manifest last.
 
-Before anything of a file is used, its checksum is compared: one flipped bit in a weight changes no
-shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass. What of a run
-goes to which file, and back to other ranks: resharding.py.
+The checksum of a file is compared before any of its contents are used: one flipped bit in a weight
+changes no shape and raises no error, so torch.load and torch.distributed.checkpoint let it pass.
+resharding.py decides which file gets which part of a run, and how other ranks read it.
 """
 
 import os
@@ -86,7 +87,7 @@ def save(
 ):
     """Save model, optimizer and random states: PyTorch's, Python's `random`, and NumPy's where it
     is loaded. A buffer that differs from rank 0's, such as a running mean, is saved by its rank.
-    All ranks call it, with the same arguments.
+    All ranks call this function with the same arguments.
 
     extra   what else is to come back, on every rank rank 0's: a scheduler's state_dict, a position
             in the data
@@ -95,7 +96,7 @@ def save(
             has a folder of its own
 
     Raises ValueError if the folder has a save of this step or a later one, or if extra could not be
-    read again; SaveFailed on all ranks, with the reason of the first that could not write.
+    read again; SaveFailed on all ranks, with the reason of the first rank that could not write.
     """
     if not is_whole(step) or step < 0:
         raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
@@ -115,7 +116,7 @@ def save(
                 f"step = {step}: {found[0].name} is there already, and nothing is written over."
                 " Resume from it, move it away, or take another folder."
             )
-        for left in folder.iterdir():  # of a save that did not come to its end
+        for left in folder.iterdir():  # of an unfinished save
             if PARTIAL.fullmatch(left.name) and is_ours(left):
                 shutil.rmtree(left)
         made = f"{whole.name}.partial-{secrets.token_hex(4)}"
@@ -175,7 +176,7 @@ def save(
         flush_folder(folder)
         with suppress(OSError):
             for old in [found for found in saves(folder) if is_ours(found, whole=True)][keep:]:
-                # never a half that looks like a whole
+                # a half save never looks like a whole one
                 shutil.rmtree(old.rename(f"{old}.partial-{secrets.token_hex(4)}"))
 
     failed, me = (SaveFailed, f"could not write to {folder}"), dist.get_rank(group)
@@ -188,21 +189,21 @@ def save(
             files[REST], *_ = run_together(write_rest, group, failed, only_rank_0=True)
             run_together(finish, group, failed, only_rank_0=True)
         finally:
-            if me == 0 and partial.exists():  # it would hold its room on a full disk
+            if me == 0 and partial.exists():  # on a full disk it would take the room
                 shutil.rmtree(partial, ignore_errors=True)
 
 
 def resume(
     folder, model: nn.Module, optimizer: torch.optim.Optimizer, *, group=None
 ) -> Saved | None:
-    """Bring back the newest save: model, optimizer with its learning rates and the like, and if
-    there are as many ranks their random states and their own buffers; on other numbers of ranks all
-    take rank 0's buffers and keep the random states that they have. All ranks call it; `group` is
-    as in save. None if there is no save.
+    """Restore the newest save: the model, the optimizer with its learning rates and other settings,
+    and on the same number of ranks their random states and their own buffers. On another number of
+    ranks all take rank 0's buffers and keep their random states. All ranks call this function;
+    `group` is as in save. None if there is no save.
 
-    Raises Damaged if a file is not what was saved, ValueError if it is of another model or
-    optimizer; nothing is changed then. An older save is never taken by itself: move the newest
-    away.
+    Raises Damaged if a file differs from the saved one, ValueError if the save is of another model
+    or optimizer; then nothing is changed. An older save is never used automatically: move the
+    newest save away.
     """
     folder, group = Path(folder), sharding_group(model, optimizer) or group
     flats, loaded = list(flats_of(model, optimizer, group)), []
@@ -269,5 +270,5 @@ def resume(
 
 
 def is_whole(value) -> bool:
-    """A whole number. True is none: `step-True` would never be found again."""
+    """Whether the value is a whole number. True is not: `step-True` would never be found again."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -1,10 +1,9 @@
-"""Files that are on the disk when they are said to be, and that are what was written when they are
-used.
+"""Files that are really on the disk after `write`, and unchanged when `read` returns.
 
     written = write(path, content)         # [size, SHA-256]
     content = read(path, *written)         # Damaged, if one bit is another
 
-A file is on the disk when it was flushed, its name when the folder was.
+A file is on the disk once it is flushed, its name once the folder is flushed.
 """
 
 import hashlib
@@ -18,12 +17,12 @@ import torch
 
 
 class Damaged(RuntimeError):
-    """A file is not what was saved, or cannot be read."""
+    """A file differs from the saved one, or cannot be read."""
 
 
 class Hashed:
-    """A file, with the size and SHA-256 of what was to be written. A file read again would bless
-    what went wrong on its way."""
+    """A file with the size and SHA-256 of the data given to it. Hashing the file after the write
+    would accept an error made by the write."""
 
     def __init__(self, file):
         self.file, self.size, self.sha256, self.flush = file, 0, hashlib.sha256(), file.flush
@@ -35,7 +34,7 @@ class Hashed:
 
 
 def write(path: Path, content) -> list:
-    """[size, SHA-256] of the file, which is on the disk when this returns."""
+    """Write the content; the file's [size, SHA-256]. The file is on the disk when this returns."""
     with open(path, "xb") as file:
         torch.save(content, hashed := Hashed(file))
         flush(file)
@@ -43,11 +42,11 @@ def write(path: Path, content) -> list:
 
 
 def read(path: Path, size: int, sha256: str):
-    """What is in the file. It is read once: what is used is what was compared."""
+    """The file's content. The file is read once, so the content used is the content compared."""
     if not path.exists():
         raise Damaged(f"{path.parent.name}/{path.name} is missing.")
     name = f"{path.parent.name}/{path.name}"
-    if path.stat().st_size != size:  # before it takes memory
+    if path.stat().st_size != size:  # before the file takes memory
         raise Damaged(f"{name} has {path.stat().st_size:,} bytes, {size:,} were saved.")
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -65,7 +64,7 @@ def read(path: Path, size: int, sha256: str):
 
 
 def write_json(path: Path, content: dict):
-    """It carries its own checksum."""
+    """Write JSON that carries its own checksum."""
     with open(path, "x") as file:
         json.dump(content | {"sha256": digest(content)}, file)
         flush(file)
@@ -90,7 +89,7 @@ def digest(content: dict) -> str:
 
 
 def make_folder(folder: Path):
-    """With those around it, so that their names are on the disk."""
+    """Make the folder and its parents, with their names on the disk."""
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
@@ -103,8 +102,8 @@ def flush(file):
 
 
 def flush_folder(folder: Path):
-    """So that the names in it are on the disk, too."""
-    if os.name == "nt":  # opens no folder; not tried there
+    """Flush the folder, so that the names in it are on the disk."""
+    if os.name == "nt":  # Windows opens no folder
         return
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,5 @@
-"""The folders of saves: which are whole, which a save made, how files in them are named."""
+"""The folders of saves: which of them are whole, which of them save() made, and the names of their
+files."""
 
 import os
 import re
@@ -10,16 +11,16 @@ OUR_FILES = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
 
 
 def saves(folder: Path) -> list[Path]:
-    """Whole saves, the newest first."""
-    # not glob: to that a folder that may not be read is empty
+    """The whole saves, the newest first."""
+    # not glob: glob takes an unreadable folder for an empty one
     names = os.listdir(folder) if folder.exists() else []
     found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
     return sorted(found, key=step_of, reverse=True)
 
 
 def is_ours(place: Path, whole: bool = False) -> bool:
-    """Whether save() made this folder: a link, a file, or a folder with anything else in it is a
-    reader's, and is left alone. With `whole`, it has a manifest."""
+    """Whether save() made this folder. A link, a file, or a folder with other files belongs to the
+    reader and is left alone. With `whole`, the folder must have a manifest."""
     if place.is_symlink() or not place.is_dir():
         return False
     names = os.listdir(place)
@@ -27,7 +28,7 @@ def is_ours(place: Path, whole: bool = False) -> bool:
 
 
 def older(folder: Path) -> str:
-    """What there is beside the newest."""
+    """The folders besides the newest."""
     try:
         newest, *others = [path.name for path in saves(folder)]
     except (OSError, ValueError):

@@ -1,19 +1,19 @@
-"""The same run in other shards: which elements of a saved run are whose now. saving.py brings them
-to the disk and back.
+"""The same run in other shards: which rank holds which elements of a saved run now. checkpoint.py
+writes and reads the files.
 
-What a rank has of a run are flat tensors: buckets in stages 1 and 2, units in stage 3 (see
-zero/flat.py), and what all ranks have whole: every parameter of a plain model, and what is not
-trained in stages 1 and 2. Each is cut into chunks as flat.py cuts, one for each rank, and beside
-the parameters' chunk lie those of the optimizer's states.
+A rank holds parts of flat tensors: buckets in stages 1 and 2, units in stage 3 (see zero/flat.py).
+Some tensors are whole on all ranks: every parameter of a plain model, and the frozen parameters in
+stages 1 and 2. Each flat tensor is cut into chunks as in flat.py, one for each rank. The chunks of
+the optimizer's states belong to the parameters' chunk.
 
-A save knows the parameters of its flat tensors by name, in order. So an element is found in three
-steps:
+A save lists the parameters of its flat tensors by name, in order. An element is therefore found in
+three steps:
 
     in my flat tensor  ->  in which parameter  ->  in which flat tensor of the save  ->  in whose
                        chunk
 
-whatever the numbers of ranks, the stages, units and buckets. Where both are cut alike, my chunk is
-one piece of one file.
+for any number of ranks, any stages, units and buckets. If both runs are cut alike, my chunk is one
+piece of one file.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,13 +30,13 @@ from shardlab.saving.durable import Damaged
 from shardlab.zero.flat import chunk_of
 from shardlab.zero.stage3 import sharded_units
 
-VALUE = "value"  # the key of the parameters, beside those of their states
+VALUE = "value"  # the key of the parameters; the other keys are their states
 
 
 class FlatParameters(NamedTuple):
-    """Parameters one after the other, as [name in the plain model, shape]; `tensors`, one after the
-    other, have the `held` ones of all their elements. `numbers` are their places in the optimizer,
-    if they have any, and `group` their parameter group."""
+    """Parameters one after the other, as [name in the plain model, shape]. Of all their elements,
+    `tensors`, one after the other, hold the range `held`. `numbers` are the parameters' places in
+    the optimizer, if they have any, and `group` is their parameter group."""
 
     parameters: list
     tensors: list[Tensor]
@@ -46,14 +46,15 @@ class FlatParameters(NamedTuple):
 
 
 def sharding_group(model: nn.Module, optimizer):
-    """The process group that shares a sharded model or optimizer; None for the world, and for a
-    plain one."""
+    """The process group of a sharded model or optimizer; None for the world, and for a plain
+    model."""
     units = sharded_units(model)
     return units[0].sharded_unit.group if units else getattr(optimizer, "group", None)
 
 
 def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
-    """All parameters, in an order that the ranks share. ValueError if the optimizer has others."""
+    """All parameters, in the same order on all ranks. ValueError if the optimizer has other
+    parameters."""
     if any(module.sharded_unit.open for module in sharded_units(model)):
         raise ValueError(
             "the model is unsharded: save and resume outside of `with unsharded(...)`."
@@ -93,7 +94,7 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
         yield flat([[names.pop(id(p)), list(p.shape)] for p in bucket.parameters], *bucket.shards)
     paths = {module: f"{path}." * bool(path) for path, module in model.named_modules()}
     for unit in (module.sharded_unit for module in sharded_units(model)):  # stage 3
-        # a tied one by its first name
+        # a tied parameter by its first name
         called = {number: f"{paths[place]}{name}" for place, name, number in reversed(unit.sites)}
         parameters = iter(
             [called[number], list(shape)]
@@ -102,7 +103,7 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
         for each in unit.flats:
             names.pop(id(each.shard))
             yield flat([next(parameters) for _ in each.shapes], each.shard)
-    for name, p in model.named_parameters():  # what all ranks have whole
+    for name, p in model.named_parameters():  # parameters that all ranks hold whole
         if id(p) in names:
             yield flat([[name, list(p.shape)]], p, whole=True)
 
@@ -116,9 +117,10 @@ def buffers_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def contents(model: nn.Module, flats: list[FlatParameters], optimizer) -> dict[str, str]:
-    """What the run is, whatever its shards: two that differ here are not the same."""
+    """A description of the run that does not depend on its shards: runs with different descriptions
+    are different runs."""
     inner = getattr(optimizer, "inner", optimizer)
-    name = type(inner).__name__.removesuffix("Offloaded")  # where it computes is nobody's business
+    name = type(inner).__name__.removesuffix("Offloaded")  # the device does not matter
     found = {"the optimizer": f"{name} with {len(optimizer.param_groups)} parameter groups"}
     for flat in flats:
         place = f"in group {flat.group}" if flat.tensors[0].requires_grad else "not trained"
@@ -135,8 +137,8 @@ def contents(model: nn.Module, flats: list[FlatParameters], optimizer) -> dict[s
 
 
 def own_parts(flat: FlatParameters, states: dict, group) -> dict[str, Tensor]:
-    """Copies of what this rank writes: its chunk of the parameters, and of each state that goes
-    with them element by element."""
+    """Copies of the data that this rank writes: its chunk of the parameters, and of each state that
+    has an element for each of their elements."""
     part = common(
         flat.held,
         chunk_of(dist.get_rank(group), size_of(flat.parameters), dist.get_world_size(group)),
@@ -154,8 +156,8 @@ def own_parts(flat: FlatParameters, states: dict, group) -> dict[str, Tensor]:
 
 
 def state_types(flat: FlatParameters, states: dict) -> dict:
-    """Its states: those in chunks as an empty tensor of their type, others, such as a step counter,
-    as they are."""
+    """The states of a flat tensor: an empty tensor of the same type for a state in chunks, the
+    value itself for other states, such as a step counter."""
     found = {}
     for key, state in first_states(flat, states).items():
         chunk = is_chunk(key, state, flat.tensors[0])
@@ -169,14 +171,14 @@ def state_types(flat: FlatParameters, states: dict) -> dict:
 
 
 def is_large(state) -> bool:
-    """A state that holds several numbers, as the directions that LBFGS remembers do."""
+    """Whether a state holds several numbers, such as the directions that LBFGS remembers."""
     if isinstance(state, Tensor):
         return state.numel() > 1
     return isinstance(state, list | tuple) and any(isinstance(each, Tensor) for each in state)
 
 
 def first_states(flat: FlatParameters, states: dict) -> dict:
-    """Of its first tensor; the others were updated in the same steps."""
+    """The states of the first tensor; the other tensors were updated in the same steps."""
     return states.get(flat.numbers[0], {}) if flat.numbers else {}
 
 
@@ -192,8 +194,8 @@ def is_chunk(key: str, state, tensor: Tensor) -> bool:
 
 
 class Piece(NamedTuple):
-    """Elements next to each other: from `begin` in the rank's chunk of flat tensor `number`, to
-    `to` in what is held here."""
+    """Adjacent elements: from `begin` in the rank's chunk of flat tensor `number`, to `to` in the
+    elements held here."""
 
     rank: int
     number: int
@@ -203,8 +205,8 @@ class Piece(NamedTuple):
 
 
 class Layout:
-    """Of a save: its flat tensors, each as [[name, shape], ...], and the ranks among which they
-    were cut."""
+    """The layout of a save: its flat tensors, each as [[name, shape], ...], and the number of ranks
+    among which they were cut."""
 
     def __init__(self, flats: list[list], ranks: int):
         self.ranks, self.sizes, self.places = (
@@ -217,7 +219,7 @@ class Layout:
             self.places |= {name: (number, begin) for (name, _), begin in zip(parameters, begins)}
 
     def pieces(self, flat: FlatParameters) -> Iterator[Piece]:
-        """Where the elements held here are."""
+        """The places of the elements held here."""
         begin = 0
         for name, shape in flat.parameters:
             number, begin_there = self.places[name]
@@ -238,8 +240,8 @@ class Layout:
     def restored(
         self, flat: FlatParameters, files: dict[int, list], kinds: list[dict]
     ) -> tuple[list[Tensor], list[dict]]:
-        """(parameters, states) held here, of each tensor. `files` has what own_parts gave on each
-        rank, `kinds` what kinds_of gave."""
+        """(parameters, states) held here, of each tensor. `files` has the result of own_parts on
+        each rank, `kinds` the result of state_types."""
         numbers = sorted({self.places[name][0] for name, _ in flat.parameters})
         first, *others = [kinds[number] for number in numbers]
         if any(str(other) != str(first) for other in others):
@@ -267,7 +269,7 @@ class Layout:
         for rank, number, begin, to, elements in self.pieces(flat):
             result[to : to + elements] = files[rank][number][key][begin : begin + elements]
             found += elements
-        if found != len(result):  # else the rest would be whatever memory held
+        if found != len(result):  # otherwise the rest would be arbitrary memory
             raise Damaged(f"{flat.parameters[0][0]}: {len(result) - found:,} elements are nowhere.")
         parts = result.split([tensor.numel() for tensor in flat.tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, flat.tensors)]

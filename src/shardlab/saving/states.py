@@ -1,4 +1,4 @@
-"""What of a run is saved beside its shards, and what a manifest must say before it is believed."""
+"""The saved parts of a run besides its shards, and the checks of a manifest."""
 
 import hashlib
 import random
@@ -15,7 +15,7 @@ FORMAT = 1
 
 
 def settings(optimizer) -> list[dict]:
-    """Learning rates and the like, of each parameter group."""
+    """Learning rates and other settings of each parameter group."""
     return [
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -34,7 +34,8 @@ def refuse_another(manifest: dict, here: dict[str, str]):
 
 
 def check_manifest(manifest: dict, place: Path):
-    """Raise Damaged for a manifest that this code did not write: nothing in it is used before."""
+    """Raise Damaged for a manifest that this code did not write. Nothing in a manifest is used
+    before this check."""
     name = f"{place.name}/{MANIFEST}"
     if manifest.get("format", FORMAT) != FORMAT:
         raise Damaged(
@@ -65,8 +66,8 @@ def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
 
 
 def random_states() -> dict:
-    """The states of the generators that training draws from, in types that torch.load reads
-    without trust."""
+    """The states of the random generators of training, in types that torch.load reads with
+    weights_only."""
     states = {"cpu": torch.get_rng_state(), "python": random.getstate()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

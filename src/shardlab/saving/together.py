@@ -1,4 +1,5 @@
-"""All ranks or none: a save that one rank cannot write is none, and every rank says why."""
+"""All ranks or none: if one rank cannot write its part of a save, the save fails and every rank
+says why."""
 
 import os
 from collections.abc import Callable
@@ -11,12 +12,13 @@ from shardlab.saving.durable import Damaged, make_folder
 
 
 class SaveFailed(RuntimeError):
-    """A rank could not write. The saves from before are as they were."""
+    """A rank could not write. Earlier saves are unchanged."""
 
 
 @contextmanager
 def only_run(folder: Path, group, failed):
-    """Within, no other run saves into the folder. Raises SaveFailed on all ranks if one does."""
+    """A context in which no other run saves into the folder. Raises SaveFailed on all ranks if
+    another run does."""
 
     def lock():
         nonlocal handle
@@ -47,8 +49,9 @@ def only_run(folder: Path, group, failed):
 def run_together(
     work: Callable, group, failed: tuple[type, str], only_rank_0: bool = False
 ) -> list:
-    """What work() returns on each rank. Where it raises on one, all raise: what the first in
-    trouble says. No work communicates, so that a rank in trouble leaves nobody waiting."""
+    """The results of work() on all ranks. If work() raises on a rank, all ranks raise the error of
+    the first such rank. work() must not communicate, so that a rank with an error leaves no rank
+    waiting."""
     (kind, could_not), result, trouble, me = failed, None, None, dist.get_rank(group)
     try:
         if me == 0 or not only_rank_0:
@@ -66,7 +69,7 @@ def run_together(
 
 
 def reason(error: BaseException) -> str:
-    """In a line. torch.save hides what the system says behind an error of its own."""
+    """The reason in one line. torch.save hides the system's message behind an error of its own."""
     within, seen = error, set()
     while within is not None and id(within) not in seen:  # `raise e from e` makes a circle
         seen.add(id(within))
