@@ -1,2 +1,2 @@
-"""Counts what a run really holds and sends. Import the parts: `from shardlab.measure.ledger import
-Ledger`."""
+"""Counts the bytes that a run holds and sends. Import the parts: `from shardlab.measure.ledger
+import Ledger`."""

@@ -1,5 +1,5 @@
-"""Parts of `make gpu`, each on its own: one that fails leaves a row with its name, and the others
-go on."""
+"""The parts of `make gpu`, independent of each other: a part that fails leaves a row with its name,
+and the others go on."""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ def failure(part: str, error: str) -> Row:
 
 
 def attempt(part: str, rows: Iterable[Row]) -> Iterator[Row]:
-    """The rows, as they come; where they break off, one that says which part it was and the first
-    line of what went wrong. Memory that is free goes back to the driver, so that the next part
-    finds the GPU as this one did."""
+    """The rows, one by one; after an error, a row with the part's name and the first line of the
+    error. Free memory goes back to the driver, so that the next part starts with the same GPU
+    memory."""
     try:
         yield from rows
     except Exception as error:

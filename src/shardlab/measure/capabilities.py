@@ -1,5 +1,5 @@
-"""What this machine can do for a lab, found by trying it: a visible GPU that cannot compute is no
-GPU."""
+"""The abilities of this machine that a lab needs, found by trying: a visible GPU that cannot
+compute does not count."""
 
 import os
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from shardlab.measure.recordings import NOT_RECORDED, Recording
 
 
 class Capability(NamedTuple):
-    """One row of the table a lab opens with: what was asked, what this machine has, what follows
-    for the lab."""
+    """One row of the first table of a lab: the question, this machine's answer, the consequence for
+    the lab."""
 
     question: str
     here: str
@@ -62,10 +62,9 @@ def capabilities(
 ) -> list[Capability]:
     """Rows for a lab on `device`; `why_not` is find_device's reason.
 
-    `run` says what of the lab is run, `needs_gpu` names the parts of it that a CPU cannot run,
-    `recordings` are those it can replay, `ranks` is how many processes it starts (a lab of one
-    process says nothing about ranks), `types` what it computes with, `on_cpu` that its ranks stay
-    on the CPU.
+    `run` names the cells that are run, `needs_gpu` the parts that a CPU cannot run. `recordings`
+    can be replayed. `ranks` is the number of processes (the table of a lab of one process does not
+    mention ranks), `types` names the number types, `on_cpu` says that the ranks stay on the CPU.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""

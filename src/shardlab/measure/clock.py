@@ -1,5 +1,5 @@
-"""How long something takes: warm up, repeat, take the median, and on a GPU let the GPU's own clock
-tell.
+"""The duration of some work: warm up, repeat, take the median. On a GPU the GPU's own clock is
+read.
 
 CUDA calls return before the work is done, so a clock on the CPU, read too early, measures how fast
 work is handed over.

@@ -6,14 +6,14 @@
                            # dtype="float32", ...)
     log.totals()           # {"all_reduce": Total(messages=3, nbytes=...), ...}
 
-It sees our own code, DistributedDataParallel, FSDP2, DTensor and pipelining alike, on any backend
-and under the fake process group, because it stands where PyTorch hands a collective to the backend
-(see ranks/calls.py).
+The log sees shardlab's code, DistributedDataParallel, FSDP2, DTensor and pipelining alike, on any
+backend and under the fake process group, because it listens where PyTorch hands a collective to the
+backend (see ranks/calls.py).
 
-Logical bytes are those of the whole array as nccl-tests count it: what each rank has before an
-all-reduce, what each rank has after an all-gather, what each rank had before a reduce-scatter. How
-many of them cross a link is the backend's affair; gloo, for one, reduce-scatters by an all-reduce.
-Padding counts: it is sent.
+Logical bytes are the bytes of the whole array, as in nccl-tests: a rank's array before an
+all-reduce, after an all-gather, before a reduce-scatter. The number of bytes that cross a link
+depends on the backend; gloo, for example, makes a reduce-scatter from an all-reduce. Padding is
+sent and therefore counts.
 
 Peer: PyTorch's CommDebugMode (torch.distributed.tensor.debug) counts the same collectives by
 module; the log has send and recv too, and the bytes and seconds of each message.
@@ -43,21 +43,20 @@ class Message:
     # the tag of a send or recv: our ring algorithms number their chunks by it
     chunk: int
     began_seconds: float  # since the log began
-    # until the backend had done it; None until then, and for gloo's send and recv, which do not
-    # tell
+    # until the backend was done; None before, and for gloo's send and recv, which do not tell
     seconds: float | None
 
 
 class Total(NamedTuple):
     messages: int
     nbytes: int
-    # of those messages whose seconds are known; where they overlap, more than passed
+    # of the messages with known seconds; overlapping messages add up to more than the elapsed time
     seconds: float
 
 
 class CommunicationLog:
-    """Messages since it was entered, until it is left, in the order in which they were handed to
-    the backend."""
+    """The messages between entering and leaving the log, in the order in which the backend got
+    them."""
 
     def __init__(self):
         self.messages: list[Message] = []

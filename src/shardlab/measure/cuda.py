@@ -8,12 +8,12 @@
 PyTorch's caching allocator rounds every request up to 512 bytes, cuts blocks out of segments of 2
 MiB, 20 MiB or more, leaves the end of a large block uncut if it is 1 MiB or less, and keeps freed
 segments; libraries such as cuBLAS take workspaces from it; the CUDA context and its kernels lie
-outside it. The rows add up to what the driver says is in use, so whatever is not explained stands
-in a row of its own and is not hidden in another.
+outside it. The rows add up to what the driver says is in use, so unexplained bytes have a row of
+their own and are not hidden in another one.
 
-Each counter of the allocator has its peak at a point of its own: at the ledger's peak another
-operation may hold less scratch than a later one. So the account reads the counters twice, at the
-ledger's peak and, each for itself, at the counters' own peaks.
+The counters of the allocator peak at different points: the operation at the ledger's peak may hold
+less scratch memory than a later operation. So the account reads the counters at the ledger's peak,
+and each counter at its own peak.
 """
 
 from typing import NamedTuple
@@ -30,14 +30,14 @@ UNEXPLAINED = "not explained; below 0: counted twice"
 class Reading(NamedTuple):
     """Bytes of the caching allocator, at one point or at the peak of each."""
 
-    requested: int  # what was asked for
+    requested: int  # requested bytes
     # blocks in use, or freed while another stream may still use them: at least what was asked for
     active: int
     reserved: int  # segments held
 
 
 class CachingAllocator:
-    """PyTorch's, on one GPU, and the driver's word on that GPU."""
+    """PyTorch's caching allocator on one GPU, and the driver's view of that GPU."""
 
     def __init__(self, device: torch.device):
         if device.type != "cuda":
@@ -62,24 +62,24 @@ class CachingAllocator:
         )
 
     def start(self):
-        """From here on, peaks are new."""
+        """Reset the peaks."""
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def used(self) -> int:
-        """Bytes in use on the whole device, by everybody."""
+        """Bytes in use on the whole device, by all processes."""
         torch.cuda.synchronize(self.device)
         free, total = torch.cuda.mem_get_info(self.device)
         return total - free
 
     def clear_workspaces(self):
-        """Take back what cuBLAS and cuBLASLt were lent, one for each thread and stream; their next
-        product takes it anew."""
+        """Free the workspaces of cuBLAS and cuBLASLt, one for each thread and stream; the next
+        product allocates them again."""
         clear_cublas_workspaces()
 
     def lend_workspaces(self):
-        """Let this thread and backward's multiply once, unseen by the ledger: they have workspaces
-        then, as after any earlier step."""
+        """Multiply once in this thread and in backward's, unseen by the ledger, so that both
+        threads have workspaces, as after an earlier step."""
         unseen = saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
         with disable_modes(), unseen, torch.enable_grad():
             x = torch.ones(16, 16, device=self.device, requires_grad=True)
@@ -90,8 +90,8 @@ class CudaAccount:
     """Reads the allocator over the same span that a ledger watches. Enter it inside the ledger; one
     GPU, one process.
 
-    cuBLAS gives its workspaces back at the beginning, so that what else is there is known, and at
-    the end, so that they are. In between it has them, in a first step too.
+    The workspaces of cuBLAS are freed at the beginning, to know the other bytes, and at the end, to
+    know the workspaces. In between cuBLAS has them, also in a first step.
     """
 
     def __init__(self, ledger: Ledger, allocator: CachingAllocator | None = None):
@@ -141,7 +141,8 @@ class CudaAccount:
 def account_rows(
     ledger_bytes: int, others: int, workspaces: int, then: Reading, peak: Reading, outside: int
 ) -> list[tuple[str, int]]:
-    """The rows whose sum is the most that the driver had to give: peak.reserved + outside.
+    """The rows that add up to the most bytes that the driver had to provide: peak.reserved +
+    outside.
 
     others      requested at the ledger's peak and not in the ledger: the batch, say
     workspaces  of cuBLAS when all was over; at the ledger's peak there were as many or fewer

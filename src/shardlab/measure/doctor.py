@@ -1,6 +1,6 @@
-"""What this machine can do for the labs: everything is tried, nothing is guessed from a version.
+"""Whether this machine can run the labs: everything is tried, nothing is guessed from a version.
 
-A lab says in its notebook's metadata what it needs; without that it is one process that runs
+The metadata of a lab's notebook name its needs; a lab without them is one process that runs
 anywhere:
 
     "shardlab": {"ranks": 4, "needs_gpu": ["the allocator's account"]}
@@ -33,8 +33,8 @@ ENOUGH = "nothing to do"
 
 
 class Diagnosis(NamedTuple):
-    """One row: what was tried, what was found, what to do about it. Where `fit` is False a lab that
-    needs it cannot run."""
+    """One row: the test, its result, the advice. If `fit` is False, a lab that needs this cannot
+    run."""
 
     question: str
     here: str
@@ -43,7 +43,7 @@ class Diagnosis(NamedTuple):
 
 
 class Lab(NamedTuple):
-    """What a lab says that it needs."""
+    """The needs of a lab."""
 
     name: str
     ranks: int
@@ -51,7 +51,7 @@ class Lab(NamedTuple):
 
 
 class DamagedLab(NamedTuple):
-    """A file that has the name of a lab, and what is wrong with it."""
+    """A file with the name of a lab, and its problem."""
 
     name: str
     problem: str
@@ -102,7 +102,7 @@ def python() -> Diagnosis:
 
 
 def packages() -> Iterator[Diagnosis]:
-    """One row for all that is as it should be, and one for each that is not."""
+    """One row for all packages that are right, and one for each package that is not."""
     fine = []
     for line in requires("shardlab") or ():
         wanted = Requirement(line)
@@ -229,7 +229,7 @@ def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
         try:
             needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
             yield Lab(path.stem, int(needs.get("ranks", 1)), tuple(needs.get("needs_gpu", ())))
-        except Exception as error:  # whatever text that is no notebook may bring about
+        except Exception as error:  # any error that text other than a notebook can cause
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             yield DamagedLab(path.stem, f"the file is not a notebook ({said}): download it again")
 

@@ -1,13 +1,13 @@
-"""One rank of a thousand, without the others and without memory: the real code on fake tensors and
-a fake process group.
+"""One rank of a thousand, without the other ranks and without memory: the real code on fake tensors
+and a fake process group.
 
     step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), world_size=1024)
     step.peak.bytes.gathered       # bytes of gathered parameters at the fullest point of rank 0's
                                    # training step
 
-Fake tensors have shapes and no contents, PyTorch's fake process group returns at once without
-sending; the ledger and the communication log see what they would see on a real rank. Numbers that
-depend on contents do not exist: there is no loss.
+Fake tensors have shapes and no contents; PyTorch's fake process group returns at once without
+sending. The ledger and the communication log see the same as on a real rank. Values that depend on
+contents, such as the loss, do not exist.
 """
 
 from contextlib import contextmanager
@@ -28,7 +28,8 @@ from .ledger import Counts, Ledger, TimelinePoint
 
 @contextmanager
 def fake_ranks(world_size: int, rank: int = 0):
-    """Within, this process is `rank` of a fake world; torch.distributed must not be in use here."""
+    """A context in which this process is `rank` of a fake world. torch.distributed must not be in
+    use in this process."""
     if not 0 <= rank < world_size:
         raise ValueError(f"rank = {rank}: a world of {world_size} has ranks 0 to {world_size - 1}.")
     if dist.is_initialized():
@@ -69,9 +70,9 @@ def sharded_step(
 ) -> ShardedStep:
     """One step of ZeRO stage 3 with AdamW over fp32 shards, a unit for each block, embedding and
     head, on this rank, real or fake; with `recompute`, PyTorch's activation checkpointing around
-    each block. It is any step but the first: Adam's states are there. The model is never whole: it
-    is built on the meta device and sharded unit by unit. Nobody fills it, because only bytes are
-    asked for."""
+    each block. The step is not the first one: Adam's states exist. The model is never whole: it is
+    built on the meta device and sharded unit by unit. Its weights are not initialised, because only
+    bytes are counted."""
     with torch.device("meta"):
         model = GPT(config)
     fully_shard(

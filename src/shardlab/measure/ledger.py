@@ -9,13 +9,13 @@ allocated it.
                            # operation="_log_softmax_backward_data")
 
 A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new
-storage gets one entry and a weak reference; when the storage dies, the entry goes. What a storage
-is *for* becomes known later than it is made: it is a temporary until autograd keeps it for backward
+storage gets one entry and a weak reference; when the storage dies, the entry goes. The purpose of a
+storage becomes known after its allocation: it is a temporary until autograd keeps it for backward
 (an activation), it becomes a parameter's gradient, or the optimizer keeps it.
 
-What it does not see: scratch memory inside one operation; the 8 bytes of a plain number that
-autograd keeps, such as the divisor of x / 3; what an allocator rounds up or holds back (see
-cuda.py).
+The ledger does not see scratch memory inside one operation; the 8 bytes of a plain number that
+autograd keeps, such as the divisor of x / 3; bytes that an allocator adds by rounding up or holds
+back (see cuda.py).
 
 Peer: PyTorch's MemTracker (torch.distributed._tools.mem_tracker) counts the same bytes by module;
 the ledger keeps every point with its operation, and says what is gathered.
@@ -46,7 +46,7 @@ from ..torch_internals import (
     watch_resize,
 )
 
-# what made a buffer of the model; it stays one, also when batch norm keeps it for backward
+# the origin of a model's buffer; it stays a buffer, also when batch norm keeps it for backward
 BUFFER = "buffer"
 
 
@@ -87,14 +87,14 @@ class Entry:
 
 
 def storages(tensor: Tensor):
-    """The storages behind a tensor: of its shard for a DTensor, of its result for a collective that
-    has not been waited for."""
+    """The storages behind a tensor: the shard's for a DTensor, the result's for a collective that
+    nothing has waited for yet."""
     tensor = local_tensor(tensor)
     return (tensor.untyped_storage(),) if tensor.layout is torch.strided else ()
 
 
 class Ledger(TorchDispatchMode):
-    """Counts live bytes while it is entered. Leaves nothing patched behind, also when the step
+    """Counts live bytes within its context. Removes all its hooks at the end, also when the step
     raises."""
 
     def __init__(
@@ -103,8 +103,8 @@ class Ledger(TorchDispatchMode):
         optimizer: torch.optim.Optimizer | None = None,
         device: str | torch.device | None = None,
     ):
-        """`device`: count what lies on devices of this type only, such as "cuda" or "cpu"; by
-        default what lies anywhere."""
+        """`device`: count only bytes on devices of this type, such as "cuda" or "cpu"; by default
+        on all devices."""
         super().__init__()
         devices = sorted({str(t.device) for t in (*model.parameters(), *model.buffers())})
         if len(devices) > 1:
@@ -148,7 +148,7 @@ class Ledger(TorchDispatchMode):
         return found
 
     def met(self) -> int:
-        """Live bytes that were there before this ledger, and that it met only since: a batch that
+        """Live bytes that existed before this ledger and that it has seen since: a batch that
         autograd has kept."""
         return sum(
             entry.nbytes for entry in self._live.values() if not entry.operation and entry.born
@@ -160,7 +160,7 @@ class Ledger(TorchDispatchMode):
         return storages(tensor) if self.only in (None, tensor.device.type) else ()
 
     def _record(self, category, tensor, operation=""):
-        """Enter the tensor's storage; if it has an entry, leave that as it is."""
+        """Enter the tensor's storage unless it has an entry."""
         for storage in self._storages(tensor):
             if storage_key(storage) not in self._live:
                 self._enter(storage, category, operation)
@@ -209,8 +209,8 @@ class Ledger(TorchDispatchMode):
                 self.when_fuller()
 
     def _restate(self, operation):
-        """A storage was found to be for something else: say so in the line of the operation that
-        made it, if that was the last."""
+        """A storage has another purpose than noted: correct the line of the operation that made it,
+        if that line is the last."""
         if self.timeline[-1].bytes.total == sum(self._now.values()):
             self.timeline[-1] = self.timeline[-1]._replace(bytes=self.bytes)
             self._changed = False
@@ -252,8 +252,8 @@ class Ledger(TorchDispatchMode):
             self._detaching = False
 
     def _give_back(self, kept):
-        """What backward asks for. With hooks, autograd leaves it to them to see whether the tensor
-        was written since."""
+        """Unpack a tensor for backward. With hooks in force, autograd leaves to them the check that
+        the tensor was not written since."""
         tensor, saved = kept
         if version(tensor) != saved:
             raise RuntimeError(
@@ -265,7 +265,7 @@ class Ledger(TorchDispatchMode):
         return tensor
 
     def _keep_gradient(self, parameter):
-        if parameter.grad is not None:  # it is where a hook before this one has sharded it
+        if parameter.grad is not None:  # its storage was sharded by an earlier hook
             self._move("gradients", [parameter.grad])
             self._restate("accumulate gradient")
 
@@ -286,7 +286,7 @@ class Ledger(TorchDispatchMode):
         self._stepping -= 1
 
     def _keep_states(self, optimizer):
-        """What the optimizer holds after a step it made during it."""
+        """The optimizer made its new tensors during the step."""
         self._found(
             "optimizer",
             [
@@ -298,7 +298,7 @@ class Ledger(TorchDispatchMode):
         )
 
     def _found(self, category, held):
-        """These have been of the category since they were made. Put that right in the lines since
+        """These storages have been of the category since they were made. Correct the lines since
         then."""
         born = [0] * (len(self.timeline) + 1)
         for entry in {
@@ -376,8 +376,8 @@ class Ledger(TorchDispatchMode):
         self._modules.pop()
 
     def _watch_resize(self):
-        """FSDP and zero/stage3.py free and refill the storage of what they gather; nothing else
-        resizes one, so that is what it is."""
+        """FSDP and zero/stage3.py free and refill the storages of gathered parameters. Nothing else
+        resizes a storage, so a resized storage is a gathered parameter."""
 
         def resized(storage):
             if self.only not in (None, storage.device.type):

@@ -1,4 +1,4 @@
-"""Out of memory without harm: run something under a limit, and see where it ends.
+"""Running out of memory without harm: run something under a limit, and see how far it gets.
 
     limit = 900 * 2**20
     cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first
@@ -7,7 +7,7 @@
     # [Attempt(case, error), ...]
 
 On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs
-in a process of its own, which the system allows no more than the limit.
+in a process of its own, which the system holds to the limit.
 """
 
 import gc
@@ -50,8 +50,8 @@ class Attempt(NamedTuple):
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that the device, or on a CPU the machine or its container, has to give; None where the
-    system does not tell."""
+    """Free memory of the device, or on a CPU of the machine or its container; None if the system
+    does not report it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:
@@ -69,7 +69,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def cannot_try(limit_bytes: int, device: torch.device) -> str:
-    """Why try_within is not to be used here, in one sentence; empty if it is."""
+    """One sentence that says why try_within cannot be used here; empty if it can."""
     if device.type == "cpu" and sys.platform != "linux":
         return "not tried: on this system a process cannot be held to a limit of memory."
     free = free_bytes(device)
@@ -99,7 +99,7 @@ def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
     """The attempts up to the first that finds no memory, without a limit of its own."""
     attempts = []
     for case in cases:
-        gc.collect()  # what the case before left behind in circles of references is not this one's
+        gc.collect()  # garbage in reference cycles of the case before does not belong to this case
         try:
             work(**case)
         except (RuntimeError, MemoryError) as error:
@@ -119,7 +119,7 @@ def _on_gpu(limit_bytes, device, work, cases):
         torch.cuda.get_device_properties(device).total_memory,
         torch.cuda.memory_reserved(device),
     )
-    # older versions do not tell: all of it
+    # older versions do not report it: the whole GPU
     tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
     before = tell(device)
     torch.cuda.set_per_process_memory_fraction(

@@ -1,5 +1,5 @@
-"""How fast the links between ranks are: latency and bandwidth of a message, and what a collective
-makes of them. Runs on a rank.
+"""The speed of the links between ranks: latency and bandwidth of a message, and the times of
+collectives. Runs on a rank.
 
     with ranks(2) as world:
         link = world.run(measure_link)[0]       # Link(latency_seconds=..., bytes_per_second=...)
@@ -25,7 +25,7 @@ REPEATS, WARM_UP = 21, 3
 
 class Link(NamedTuple):
     latency_seconds: float  # of a message of 4 bytes
-    bytes_per_second: float  # of one of 16 MB, less the latency
+    bytes_per_second: float  # of a message of 16 MB, without the latency
 
 
 class Timing(NamedTuple):
@@ -43,8 +43,8 @@ def time_message(
     device: str | torch.device = "cpu",
     repeats: int = REPEATS,
 ) -> float:
-    """Median seconds of one message between two ranks of the group. All its ranks call it, and all
-    get what was measured."""
+    """Median seconds of one message between two ranks of the group. All ranks of the group call
+    this function, and all get the result."""
     me, n = dist.get_rank(group), dist.get_world_size(group)
     if not (0 <= here < n and 0 <= there < n and here != there):
         raise ValueError(f"a link joins two ranks of the group's {n}: {here} and {there} are none.")
@@ -87,9 +87,9 @@ def measure_link(
 
 
 def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
-    """Latency and bandwidth of the line seconds = latency + bytes / bandwidth that lies nearest to
-    what was measured, where all errors count as shares: a line through seconds themselves would be
-    drawn by the largest message alone.
+    """Latency and bandwidth of the line seconds = latency + bytes / bandwidth nearest to the
+    measured times, with relative errors: absolute errors would fit the line to the largest message
+    alone.
 
     Raises ValueError for fewer than two sizes, or for messages that do not take longer when they
     are larger.

@@ -7,8 +7,8 @@
         times = world.run(train_in_turns, WAYS, TASK)[0]
     ratio(times, "ours", fastest(times, WAYS["ours"].peers))
 
-Turns, because whatever else the machine does meets all ways alike; ratios within a turn, and their
-median. One work runs twice in each turn: its ratio to itself is what ratios differ by anyway.
+In turns, so that other load on the machine meets all ways alike; ratios within a turn, and their
+median. One work runs twice in each turn: the ratio to itself shows the noise of all ratios.
 
 A topic's runs.py has RUNS, which `make gpu` records, and BENCHES, which `make bench` runs.
 """
@@ -39,7 +39,7 @@ class Run(NamedTuple):
 
     order: int
     measure: Callable[..., Iterable[Row]]
-    quick: dict[str, Any] = {}  # its arguments when it is only tried: little of everything
+    quick: dict[str, Any] = {}  # its arguments for a quick trial: little of everything
 
     @property
     def name(self) -> str:
@@ -55,9 +55,8 @@ class Bench(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One number of `make bench`. `most` is the figure that it should not exceed, None where it is
-    only reported. `row` and `case` are its name and case in a recording; what has no name stays out
-    of it."""
+    """One number of `make bench`. `most` is its upper limit, None if it is only reported. `row` and
+    `case` are its name and case in a recording; a result without a name is not recorded."""
 
     part: str
     what: str
@@ -76,12 +75,14 @@ class Result(NamedTuple):
 
 
 class Way(NamedTuple):
-    """wrap(net, optimizer_cls, **options, **settings) makes of a network what is called, and its
+    """wrap(net, optimizer_cls, **options, **settings) returns the model to call and its
     optimizer."""
 
     wrap: Callable[..., tuple[Callable, Any]]
     options: dict[str, Any] = {}
-    peers: tuple[str, ...] = ()  # of ours: PyTorch's ways, of which the fastest is the peer
+    peers: tuple[
+        str, ...
+    ] = ()  # for shardlab's ways: PyTorch's ways, the fastest of which is the peer
     most: float | None = None  # of the peer's time
 
     def build(self, net: nn.Module, optimizer_cls: type, **settings):
@@ -89,7 +90,8 @@ class Way(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What all ways train: a GPT in fp32 on random tokens, of which each rank has a part."""
+    """The training task of all ways: a GPT in fp32 on random tokens, a part of them on each
+    rank."""
 
     name: str
     sizes: dict[str, int]  # of GPTConfig
@@ -210,7 +212,8 @@ class Weighed(NamedTuple):
 
     @property
     def sent_bytes(self) -> int:
-        """Of ours; PyTorch's messages do not pass by here: the logical bytes of its collectives."""
+        """Bytes that shardlab's way sends. PyTorch's messages are not visible: for its ways the
+        logical bytes of the collectives."""
         if "send" in self.messages:
             return self.messages["send"].nbytes
         return sum(total.nbytes for total in self.messages.values())
@@ -223,8 +226,8 @@ def weighed(
     device: str = "cpu",
     kind: str | None = None,
 ) -> Weighed:
-    """The last step of a warm-up; its peak on devices of this kind. The model is wrapped under the
-    ledger, which then knows what the wrapping keeps."""
+    """The last step of a warm-up, with its peak on devices of this kind. The model is wrapped under
+    the ledger, which therefore knows the tensors that the wrapper keeps."""
     net, tokens = task.model(device), task.tokens(device)
     with Ledger(net, device=kind or device) as ledger:
         model, optimizer = way.build(net, optimizer_cls, lr=1e-3)
@@ -234,7 +237,7 @@ def weighed(
                 torch.cuda.reset_peak_memory_stats()
             with CommunicationLog() as log:
                 train_step(model, optimizer, tokens)
-    # nothing came or went on devices of this kind
+    # no change on devices of this kind
     points = ledger.timeline[line:] or ledger.timeline[-1:]
     return Weighed(
         max(point.bytes.total for point in points),
@@ -272,8 +275,8 @@ def step_result(
     most: float | None = None,
     shown: str = "",
 ) -> Result:
-    """The time of one way over its peer's. `shown` is what pages call it, who show the rows of
-    `<group>_race`; without it the ratio is only reported."""
+    """The time of one way over its peer's. `shown` is its name on the pages, which show the rows of
+    `<group>_race`; without a name the ratio is only reported."""
     low, high = identical(times)
     case = dict(what=shown, peer=peer, identical_low=round(low, 3), identical_high=round(high, 3))
     return Result(
@@ -292,7 +295,7 @@ def step_result(
 def share_result(
     group: str, what: str, row: str, peer: str, mine: int, theirs: int, most: float | None = None
 ) -> Result:
-    """Bytes of ours over a peer's."""
+    """Bytes of shardlab's way over a peer's."""
     return Result(
         group.replace("_", " "),
         f"{what}: {row}, ours / {peer}",

@@ -1,5 +1,4 @@
-"""Run everything that `make gpu` measures on this machine and write one recording, anew after each
-row.
+"""Run all measurements of `make gpu` on this machine and write one recording, again after each row.
 
     python -m shardlab.measure.record measured --apart  # on the first GPU
     python -m shardlab.measure.record --cpu FOLDER      # to try it where there is none
@@ -35,19 +34,19 @@ from .recordings import Hardware, InvalidRecording, Recording, read_all
 
 ALL_GROUPS_SECONDS = 570  # for all groups together
 GROUP_SECONDS = 180  # for one
-# what topics have in RUNS; lower orders come first, so that a run that is cut short has them
+# RUNS of all topics; lower orders come first, so that an interrupted run has them
 ALL = tuple(
     sorted(
         (run for module in topics.modules("runs") for run in getattr(module, "RUNS", ())),
         key=lambda run: run.order,
     )
 )
-READ_EVERY_SECONDS = 1.0  # between two looks at what a group has written
+READ_EVERY_SECONDS = 1.0  # between two reads of a group's output
 Keep = Callable[[Recording], object]
 
 
 def hardware(device: torch.device) -> Hardware:
-    """The machine in the words of the schema."""
+    """The machine as the schema describes it."""
     if device.type == "cuda":
         return Hardware(
             torch.cuda.get_device_name(device),
@@ -85,8 +84,9 @@ def record(
     keep: Keep = lambda recording: None,
     quick: bool = False,
 ) -> Recording | None:
-    """Measure these groups; says what it is doing, one line a group. After each row, `keep` gets
-    all that there are. `quick` tries them with little of everything. None for no rows."""
+    """Measure these groups; prints one line for each group. After each row, `keep` gets the
+    recording with all rows so far. `quick` runs each group with little of everything. None if there
+    are no rows."""
     about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
     rows, recording = [], None
     for group in groups:
@@ -151,8 +151,8 @@ def run_for(
     look: Callable[[], object],
     look_seconds: float = READ_EVERY_SECONDS,
 ) -> str:
-    """Run it for so long at most, and look now and then. Why it did not end well, or nothing. It
-    and what it started are gone then."""
+    """Run the command for so many seconds at most, and poll its output. Returns the reason for a
+    bad end, or nothing. The process and its children are gone afterwards."""
     if seconds <= 0:
         return "not begun: the time was up"
     end = time.monotonic() + seconds
@@ -200,7 +200,7 @@ def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
     asked = tried + (["--only", *parsed.only] if parsed.only != names else [])
     command = " ".join(["python -m shardlab.measure.record", *asked]) if asked else "make gpu"
     device = torch.device("cpu" if parsed.cpu else "cuda")
-    # to look closer would take memory on the GPU
+    # a closer look would take memory on the GPU
     if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):
         device, why_not = find_device()
         if device.type == "cpu":

@@ -1,4 +1,4 @@
-"""What was measured on a machine that the reader may not have: one JSON file a run, in measured/,
+"""Measurements from machines that a reader may not have: one JSON file for each run, in measured/,
 validated when written and when read.
 
     {"schema": 1,
@@ -9,9 +9,9 @@ validated when written and when read.
      "bytes",
                "formula": "peak_bytes", "predicted": 536550616}]}
 
-A row is one number: what (`name`, dotted, the part before the dot is its group), under which
-`case`, how much in which unit. `formula` and `predicted` stand where a formula says what it should
-be; the difference is shown, never tuned away. Imports no torch: pages read recordings too.
+A row is one number: its `name` (dotted, the part before the dot is its group), its `case`, its
+value and unit. A row with a prediction has `formula` and `predicted`; the difference is shown,
+never tuned away. Imports no torch: pages read recordings too.
 """
 
 import datetime
@@ -160,7 +160,7 @@ class Recording:
 
     @property
     def label(self) -> str:
-        """How pages name it: "recorded on NVIDIA H200, 2026-11-21"."""
+        """The name on pages: "recorded on NVIDIA H200, 2026-11-21"."""
         return (
             "recorded on"
             f" {f'{self.hardware.count} x ' * (self.hardware.count > 1)}{self.hardware.device},"
@@ -173,8 +173,8 @@ class Recording:
         return f"{'-'.join(filter(None, words.split('-')))}-{self.date}.json"
 
     def write(self, folder: Path) -> Path:
-        """Write it as `folder`/<device>-<date>.json and return that path. What stood there stays
-        until the new one is whole."""
+        """Write the recording as `folder`/<device>-<date>.json and return that path. An old file
+        stays until the new one is whole."""
         path = Path(folder) / self.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
@@ -200,7 +200,7 @@ def read_recording(path: Path) -> Recording:
         return Recording(hardware=Hardware(**content.pop("hardware")), rows=rows, **content)
     except OSError:
         raise
-    except Exception as error:  # whatever text that is no recording may bring about
+    except Exception as error:  # any error that text other than a recording can cause
         said = str(error) or type(error).__name__
         raise InvalidRecording(f"{Path(path).name}: {said}") from None
 
@@ -216,8 +216,8 @@ def read_all(folder: Path) -> list[Recording]:
 
 def nearby(start: Path | str = ".") -> list[Recording]:
     """Every recording in the folder `measured` of `start` or of the folder around it, newest first:
-    in the repository labs run beside that folder. Else those that came with an installed shardlab,
-    as on Colab. A file that is no recording is named, and a lab goes on without it."""
+    in the repository labs run beside that folder. Otherwise the recordings of an installed
+    shardlab, as on Colab. A file that is not a recording is named and left out."""
     for folder in (Path(start), Path(start).resolve().parent, SHIPPED):
         found = []
         for path in sorted((folder / "measured").glob("*.json")):
@@ -231,8 +231,8 @@ def nearby(start: Path | str = ".") -> list[Recording]:
 
 
 def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
-    """What the first recording on a GPU says that has such a row, and where: "536,550,616 bytes on
-    NVIDIA H200, 2026-11-21"."""
+    """The value and device of the first GPU recording with such a row: "536,550,616 bytes on NVIDIA
+    H200, 2026-11-21"."""
     for recording in recordings:
         rows = recording.find(name, **case) if recording.hardware.kind == "gpu" else []
         if rows:
@@ -246,9 +246,9 @@ def recorded(recordings: Iterable[Recording], name: str, /, **case) -> str:
 def measured_or_recorded(
     measure: Callable[[], Iterable[Row]] | None, recordings: Iterable[Recording], why_not: str
 ) -> tuple[list[Row], str]:
-    """(rows, where they were measured): those of measure() on this machine; without it those of the
-    first recording on a GPU. Without either there are no rows, and `why_not` says why nothing was
-    measured."""
+    """(rows, where they were measured): the rows of measure() on this machine, or if it is None the
+    rows of the first recording on a GPU. Without either there are no rows, and `why_not` says why
+    nothing was measured."""
     if measure is not None:
         return list(measure()), "measured on this machine, now"
     for recording in recordings:

@@ -1,5 +1,5 @@
-"""What ran when in a training step of this rank: forward, backward until its last gradient, and
-each message beside it.
+"""The timeline of a training step of this rank: forward, backward until its last gradient, and each
+message.
 
     trace = trace_step(model, lambda: mean_loss(model(inputs), targets))
     trace.whole_seconds - trace.last_gradient_seconds           # what backward() waited for
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .communication import CommunicationLog
 
-LATE_SECONDS = 1.0  # for the backend to tell that a message is done that was waited for already
+LATE_SECONDS = 1.0  # for the backend to report the end of a message that was waited for already
 
 
 class Trace(NamedTuple):
@@ -23,7 +23,7 @@ class Trace(NamedTuple):
     forward_seconds: float  # forward has ended
     last_gradient_seconds: float  # the last gradient of backward is complete
     whole_seconds: float  # backward() has returned
-    # when it was handed to the backend, and how long until it was done; those that tell
+    # when each message was handed to the backend, and its duration; messages with known ends
     messages: list[tuple[float, float]]
 
 

@@ -1,5 +1,5 @@
-"""Weigh any nn.Module: what its parameters and buffers take, and what one forward pass keeps for
-backward, module by module.
+"""Weigh any nn.Module: the bytes of its parameters and buffers, and the bytes that one forward pass
+keeps for backward, module by module.
 
     weigh(model, images)      # fake tensors weigh the same and take no memory
 """
@@ -25,8 +25,8 @@ class Weight(NamedTuple):
 
 
 def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
-    """One line for each module that holds or keeps something, in the order of named_modules; an
-    input counts where it is kept."""
+    """One line for each module that holds or keeps bytes, in the order of named_modules; an input
+    counts in the module that keeps it."""
     with Ledger(module) as ledger:
         result = module(*inputs, **keyword_inputs)
     kept = ledger.by_module("activations")
@@ -46,12 +46,12 @@ def weigh(module: nn.Module, *inputs, **keyword_inputs) -> list[Weight]:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of memory behind the tensors; what several of them look at counts once."""
+    """Bytes of memory behind the tensors; memory shared by several tensors counts once."""
     return _new_bytes(tensors, set())
 
 
 def _new_bytes(tensors, seen):
-    # all at once: of two that come and go, the second could lie where the first lay
+    # all at once: of two short-lived tensors, the second could get the address of the first
     tensors = list(tensors)
     found = {
         key: s.nbytes()

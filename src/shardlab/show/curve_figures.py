@@ -1,5 +1,5 @@
 """plotly figure of quantities along a swept one (pictures.Curves), as static/curves.js draws it on
-the pages; measured points stand beside the lines.
+the pages; measured points are drawn beside the lines.
 
     curves_figure(curves, computed, swept, measured={"ring_all_reduce_seconds": [(65_536, 210e-6),
     (1_048_576, 1.9e-3)]})
@@ -14,17 +14,17 @@ from .format import format_as
 from .palette import LINES
 from .spec import fill_in
 
-# pixels; two words at the ends of lines stand at least so far apart
+# pixels; labels at the ends of lines are at least so far apart
 HEIGHT, FOOT, LABELS_APART = 430, 64, 17
 LETTER = 7.2
 
 
 def curves_figure(curves, computed, swept, measured=None):
-    """`computed` is what the explorer's compute() returned, `swept` what its swept() gives for this
-    picture. `measured`: a line's quantity -> pairs (value of the swept quantity, measured value),
-    drawn as filled marks beside the line.
+    """`computed` is the result of the explorer's compute(), `swept` the result of its swept() for
+    this picture. `measured`: a line's quantity -> pairs (value of the swept quantity, measured
+    value), drawn as filled marks beside the line.
 
-    Raises ValueError for a measured point that a logarithmic axis has no place for.
+    Raises ValueError for a measured point that a logarithmic axis cannot show.
     """
     swept, measured, shown = list(swept), measured or {}, curves.shown(computed)
     points = [(quantity, x, y) for quantity, pairs in measured.items() for x, y in pairs]
@@ -171,7 +171,8 @@ def _place(value, span, log):
 
 
 def _words_at_the_ends(curves, shown, labels, swept, span, pixels):
-    """The words of each line where it ends, pushed apart where lines end close together."""
+    """The label at the end of each line; labels of lines that end close together are pushed
+    apart."""
     log, ends, last = curves.y.scale == "log", [], swept[-1][1] if swept else {}
     for place, line in shown:
         if last and (last[line.name] > 0 or not log):
@@ -198,8 +199,8 @@ def _words_at_the_ends(curves, shown, labels, swept, span, pixels):
 
 
 def _point(curves, computed, width, span, ring):
-    """Where the reader is, with its number: a disc, or a ring where something was measured; an
-    arrow where that is beyond the axis."""
+    """The reader's point, with its number: a disc, or a ring if something was measured; an arrow if
+    the point is beyond the axis."""
     here, size = computed[curves.sweep], computed[curves.point]
     symbol = (
         "triangle-right"

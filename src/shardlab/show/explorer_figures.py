@@ -10,7 +10,7 @@ def measurable(picture):
     if picture.kind == "streams":
         return []  # of a step that ran, trace_figure draws what was measured
     if picture.kind == "timeline":
-        return []  # of a whole step, step_figures.timeline_figure draws what was measured
+        return []  # a measured step is drawn by timeline_figure in the topic's figures.py
     if picture.kind == "curves":
         return [line.name for line in picture.lines]
     return (
@@ -21,9 +21,9 @@ def measurable(picture):
 
 
 def explorer_figures(spec, computed, measured=None):
-    """One figure for each picture of an Explorer, from what its compute() returned; `measured`
-    gives measured values by quantity, for those that are measurable; for a line of curves, pairs
-    (value of the swept quantity, measured value)."""
+    """One figure for each picture of an Explorer, from the result of its compute(). `measured` has
+    measured values by quantity, for measurable quantities; for a line of curves, pairs (value of
+    the swept quantity, measured value)."""
     measured = measured or {}
     figures = []
     for picture in spec.pictures:

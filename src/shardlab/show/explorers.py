@@ -1,6 +1,6 @@
 """The explorers of the book by name, as data (spec.py): the page draws them as SVG
-(bookkit/explorer.py), labs as ipywidgets (widgets.py); neither holds a formula or a number of its
-own. A topic's `explorer.py` defines them; this module finds them.
+(bookkit/explorer.py), labs as ipywidgets (widgets.py); neither has formulas or numbers of its own.
+A topic's `explorer.py` defines them; this module finds them.
 
     EXPLORERS["does-it-fit"]
 """

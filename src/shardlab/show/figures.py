@@ -1,9 +1,9 @@
-"""plotly figures of formulas and of what was measured.
+"""plotly figures of formulas and measurements.
 
-Predicted is an outline, measured a fill, what finds no room a hatch; bytes start at zero, and the
-words beside a bar say what its colour says. Paper is transparent and ink a grey that can be read on
-a light and on a dark page (the book puts its own there). The JSON is small and the same for the
-same numbers: plain lists, no template, no ids.
+Predicted values are outlines, measured values fills, bytes beyond the capacity hatches. Bytes start
+at zero, and the words beside a bar say the same as its colour. The background is transparent, and
+text is a grey that is readable on a light and on a dark page (the book sets its own colours). The
+JSON is small and the same for the same numbers: plain lists, no template, no ids.
 """
 
 import math
@@ -18,8 +18,7 @@ CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
 LINE = TIMELINE["forward"].light
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
-# a capacity this many times the bytes would leave nothing of the bars: it is named at the edge
-# instead
+# with a capacity this many times the bytes the bars would vanish: it is named at the edge instead
 FAR = 20
 FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
 
@@ -87,8 +86,8 @@ def round_up(value):
 
 @dataclass(frozen=True)
 class Bytes:
-    """One row of a figure of bytes: what it is, its colour's name in palette.MEMORY, and the bytes;
-    None where nothing is predicted, or nothing measured."""
+    """One row of a figure of bytes: its label, its colour's name in palette.MEMORY, and the bytes;
+    None if nothing is predicted, or nothing measured."""
 
     label: str
     colour: str
@@ -113,7 +112,7 @@ def states_figure(predicted, measured, title="Model states"):
     """Bytes of model states, formula -> bytes, predicted and measured: the keys are names of
     STATES.
 
-    Raises TypeError for another name, or when the two do not name the same.
+    Raises TypeError for another name, or if the two have different names.
     """
     for name in [*predicted, *measured]:
         if name not in STATES:
@@ -138,8 +137,7 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
     `capacity_bytes`, a line for the card, hatched bars beyond it and a dotted frame around what is
     left.
 
-    A predicted bar is an outline where a measured one stands inside it, and filled where nothing
-    was measured.
+    A predicted bar is an outline around a measured bar, and filled if nothing was measured.
     """
     compared = any(row.measured is not None for row in rows)
     together = Bytes(
@@ -203,7 +201,7 @@ def unit_of(most, units):
 
 
 def _words(row, style):
-    """What stands beside a bar: its name, its bytes, and the prediction where that was another."""
+    """The words beside a bar: its name, its bytes, and the prediction if it differs."""
     shown = row.measured if row.measured is not None else row.predicted
     differs = (
         row.measured is not None and row.predicted is not None and row.measured != row.predicted
@@ -238,8 +236,8 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
 
 
 def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
-    """The card's capacity as a line, or words at the edge where it is too far away to be drawn, and
-    what that leaves."""
+    """The card's capacity as a line, or words at the edge if it is too far away to be drawn, and
+    the room left."""
     left = capacity_bytes - together.predicted
     card, rest = format_as(capacity_bytes, "decimal bytes"), format_as(abs(left), "decimal bytes")
     words = f"{card} card, {rest} {'free' if left >= 0 else 'too much'}"
@@ -384,8 +382,8 @@ def columns_figure(title, columns, capacity_bytes=None):
 
 def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
     """One duration on a logarithmic axis from `least` to `most` seconds; `ticks` are pairs (name,
-    seconds). A ring is predicted, a disc measured; a lone prediction is a disc. What lies beyond an
-    end is an arrow there."""
+    seconds). A ring is predicted, a disc measured; a lone prediction is a disc. A duration beyond
+    an end is an arrow there."""
     figure = new_figure(title, 132)
     figure.update_xaxes(
         axis(
@@ -427,7 +425,7 @@ def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
 
 
 def _beside(value, least, most, side):
-    """Where the words go so that they stay inside: plotly's names for the corner."""
+    """The corner for the words, by plotly's name, so that they stay inside."""
     share = math.log(min(max(value, least), most) / least) / math.log(most / least)
     return f"{side} {'right' if share < 0.15 else 'left' if share > 0.85 else 'center'}"
 

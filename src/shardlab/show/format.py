@@ -2,7 +2,7 @@
 
 GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and
 3.14e23; durations run from microseconds to years of 365 days. bookkit/static/formulas.js writes the
-same strings; a test holds the two against each other.
+same strings; a test compares the two.
 """
 
 import re
@@ -102,8 +102,7 @@ def format_percent(value):
 
 
 def format_bytes(value, unit=None):
-    """Bytes in the unit that is asked for, or in the largest binary unit that holds at least
-    one."""
+    """Bytes in the given unit, or in the largest binary unit of which there is at least one."""
     if unit is None:
         return _scaled(value, BINARY)
     return f"{format_number(value / dict(DECIMAL + BINARY)[unit])} {unit}"
@@ -111,7 +110,7 @@ def format_bytes(value, unit=None):
 
 def format_duration(seconds, unit=None):
     """28.5 days, 357 years, 1 hour; in the largest unit of which there is at least one, or in the
-    one asked for."""
+    given one."""
     if unit is None and seconds == 0:
         unit = "second"
     text = _scaled(seconds, ((unit, dict(DURATIONS)[unit]),) if unit else DURATIONS)
@@ -188,8 +187,8 @@ UNITS = {
 
 def parse_number(text, style=None):
     """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units of a
-    style 64 MiB, 3.4 µs, 450 GB/s. What is no number comes back as text, for the registry to refuse
-    with its own sentence."""
+    style 64 MiB, 3.4 µs, 450 GB/s. Other text comes back as text, for the registry to refuse with
+    its own sentence."""
     text = text.strip()
     for unit, power, factor in [*UNITS.get(style, ()), ("", 0, 1)]:
         match = TYPED.fullmatch(text.removesuffix(unit).rstrip())

@@ -1,10 +1,10 @@
 """The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by
 bookkit) read them here.
 
-Fills are those of Okabe and Ito (2008), "Color Universal Design": they stay apart for every kind of
-colour blindness. The line around a fill has a contrast of at least 3:1 against the light and
-against the dark page, so one figure can stand on either. A label always says what the colour says;
-the hatch says it once more where colour is missing (print).
+Fills are from Okabe and Ito (2008), "Color Universal Design": they can be told apart with every
+kind of colour blindness. The line around a fill has a contrast of at least 3:1 against the light
+and against the dark page, so one figure works on either. A label always says the same as the
+colour; the hatch repeats it without colour (print).
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Swatch:
 class Stroke:
     """How one of several lines is drawn: its colour, the same on both pages; its dashes in pixels
     (line, gap, ...; () is a solid line); and the mark at the value that is looked at, by plotly's
-    name. Dashes and marks say once more what the colour says."""
+    name. Dashes and marks repeat the meaning of the colour."""
 
     colour: str
     dash: tuple

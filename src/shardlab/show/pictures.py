@@ -22,9 +22,9 @@ class Part:
 
 @dataclass(frozen=True)
 class MemoryBar:
-    """Bytes end to end from zero; on a GPU the card's capacity as a line, what it leaves outlined,
-    what is too much hatched. The axis is as long as the bar and the card need, and at least `least`
-    bytes."""
+    """Bytes end to end from zero; on a GPU the card's capacity as a line, free room outlined, bytes
+    beyond the capacity hatched. The axis is as long as the bar and the card need, and at least
+    `least` bytes."""
 
     title: str
     parts: tuple
@@ -39,8 +39,8 @@ class MemoryBar:
         return (*(part.quantity for part in self.parts), self.total, *card)
 
     def room(self, values):
-        """What the card has left, what it is short of, and whether it holds the bar: the names that
-        an explorer's sentences may use."""
+        """The card's free room, its missing room, and whether the card holds the bar: the names
+        that an explorer's sentences may use."""
         left = values[self.capacity] - values[self.total]
         return dict(free_bytes=max(left, 0), missing_bytes=max(-left, 0), fits=int(left >= 0))
 
@@ -161,7 +161,7 @@ class Line:
 
 @dataclass(frozen=True)
 class CurveAxis:
-    """What stands along it, and how its numbers are printed, without `unit` where the words say it.
+    """Its title, and how its numbers are printed, without `unit` if the title names the unit.
     `scale` is "log", or "linear" from zero. Where there are no ticks, they are made for what is
     drawn."""
 

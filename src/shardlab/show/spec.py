@@ -1,5 +1,5 @@
-"""What an explorer is made of, as data: which quantities can be moved, what follows, what is drawn,
-what is said. The explorers of the book are in explorers.py.
+"""The parts of an explorer, as data: the quantities that can be moved, the quantities that follow,
+the pictures, the sentences. The explorers of the book are in explorers.py.
 
     values = explorer.start()                                # every input, from the presets it
     # starts with
@@ -23,7 +23,7 @@ from .pictures import MemoryBar
 
 
 def as_code(value):
-    """A value as Python code; what a reader typed and is no number, as it was typed."""
+    """A value as Python code; text that is not a number, as the reader typed it."""
     return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
 
 
@@ -167,22 +167,22 @@ PLACE = re.compile(r"\{(\w+)")
 
 @dataclass(frozen=True)
 class ExplorerTable:
-    """What stands in the picture's place in print and without JavaScript: one row for each preset
-    of a kind, the rest as at the start. Columns are (head, quantity, style), and a fourth thing
-    where some inputs have other values: pairs (quantity, value)."""
+    """The table that replaces the picture in print and without JavaScript: one row for each preset
+    of a kind, the other inputs as at the start. Columns are (head, quantity, style), and a fourth
+    thing where some inputs have other values: pairs (quantity, value)."""
 
     caption: str
     kind: str
     columns: tuple
 
 
-# What a bar with a capacity says of it (MemoryBar.room), and how that is printed.
+# The names of MemoryBar.room, and how they are printed.
 ROOM = {"free_bytes": "decimal bytes", "missing_bytes": "decimal bytes", "fits": "exact"}
 
 
 def default_style(name):
-    """How a quantity is printed when nobody says how. Bytes are GB here, since they are compared
-    with a card's GB."""
+    """The default style of a quantity. Bytes are GB here, since they are compared with a card's
+    GB."""
     if name in ROOM:
         return ROOM[name]
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
@@ -197,7 +197,7 @@ def lines_by_given(lines):
 
 
 def _without_unit(text, head):
-    """The number alone where the head of the column names the unit."""
+    """The number alone if the head of the column names the unit."""
     number, _, unit = text.rpartition(" ")
     return number if number and head.endswith(f", {unit}") else text
 
@@ -268,8 +268,8 @@ class Explorer:
         return [name for name in self.formulas if name in self.why or not self.why]
 
     def preset(self, kind, name):
-        """What a choice in a menu sets: those of the preset's quantities that are inputs, and
-        inputs that follow from it alone (a model sets `parameters` where that is an input)."""
+        """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
+        inputs that follow from the preset alone (a model sets `parameters` if that is an input)."""
         given = PRESETS[kind][name].quantities
         follows = [
             name
@@ -296,7 +296,7 @@ class Explorer:
         return {name: values[name] for name in self.inputs}
 
     def choose(self, values, kind, name):
-        """The inputs after a choice in a menu, with what is linked to it."""
+        """The inputs after a choice in a menu, with linked quantities."""
         preset = self.preset(kind, name)
         values = {**values, **preset}
         for link in self.links:
@@ -305,8 +305,8 @@ class Explorer:
         return values
 
     def move(self, values, quantity, value, chosen=None):
-        """The inputs after one of them moved, with what is linked to it. `chosen` has the last
-        choice of each menu."""
+        """The inputs after one of them moved, with linked quantities. `chosen` has the last choice
+        of each menu."""
         preset = {}
         for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
             preset.update(self.preset(kind, name))
@@ -329,8 +329,8 @@ class Explorer:
         return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
 
     def swept(self, curves, computed):
-        """What the picture's lines are drawn from: pairs (value of the swept quantity, quantity ->
-        value), without those refused."""
+        """The points of the picture's lines: pairs (value of the swept quantity, quantity ->
+        value), without refused ones."""
         needed = {name: computed[name] for name in self.sweep(curves)[1]}
         stops = curves.stops
         if curves.corners:
@@ -351,7 +351,7 @@ class Explorer:
             yield stop, found
 
     def say(self, computed):
-        """The sentence for what compute() returned: the picture in words."""
+        """The sentence for a result of compute(): the picture in words."""
         return "".join(piece.said(computed) for piece in self.sentence)
 
     def say_detail(self, computed):
@@ -359,8 +359,8 @@ class Explorer:
         return "".join(piece.said(computed) for piece in self.detail)
 
     def marks(self, quantity, changed=None):
-        """The control to mark when `quantity` is refused: its own, that of the quantity it follows,
-        or the one that moved."""
+        """The control to mark when `quantity` is refused: its own control, the control of the
+        quantity that it follows, or the one that moved."""
         controls = [control.quantity for control in self.controls]
         leaders = [
             link.leader

@@ -4,13 +4,13 @@ import re
 
 from .format import format_exact
 
-# how a cell starts that is set to the right; a dash stands for "none"
+# the beginning of a cell that is aligned to the right; a dash means "none"
 NUMBER = re.compile(r"[-–(]?[\d.]|[-–]$")
 
 
 class Table:
     """`rows` under `heads`. Whole numbers are printed with all their digits, text as it is; columns
-    of numbers, whose cells all start with a digit, stand to the right.
+    of numbers, whose cells all start with a digit, are aligned to the right.
 
     Raises ValueError for a row that has more or fewer cells than there are heads.
     """

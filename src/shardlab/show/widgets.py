@@ -4,8 +4,7 @@
     explorer("does-it-fit")                                # as it starts in the book
     explorer("does-it-fit", model="GPT-2 1.5B", gpu="T4")  # from other presets
 
-    # beside what was just measured
-    explorer("does-it-fit", measured=weighed, **config.quantities())
+    # beside a fresh measurement explorer("does-it-fit", measured=weighed, **config.quantities())
 
     # points beside a line
     points = [(intensity, flops_per_second), ...]
@@ -27,7 +26,7 @@ from .explorers import EXPLORERS
 from .format import format_to_type, parse_number
 from .spec import PRESETS, Choice
 
-OWN = "own values"  # what a menu shows when the values are no preset's
+OWN = "own values"  # shown by a menu when the values are not those of a preset
 LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = (
     "17em",
     "10em",
@@ -38,12 +37,12 @@ LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = (
 def explorer(name_or_spec, measured=None, **start):
     """An explorer to display: of EXPLORERS by name, or an Explorer of your own.
 
-    `start` says where it starts: presets (model="GPT-2 1.5B", recipe=..., gpu=...) and quantities
-    (layers=3), which win. `measured` gives measured values, quantity -> number, for the parts of
-    the picture: they are drawn filled, and what the formula says as an outline around them. For a
-    line, quantity -> pairs (value of what is swept, measured value).
+    `start` has the first values: presets (model="GPT-2 1.5B", recipe=..., gpu=...) and quantities
+    (layers=3), which win. `measured` has measured values, quantity -> number, for the parts of the
+    picture: they are drawn filled, with the formula's value as an outline around them. For a line,
+    quantity -> pairs (value of the swept quantity, measured value).
 
-    Raises TypeError for a name it does not know, InvalidQuantity for a start that breaks a rule.
+    Raises TypeError for an unknown name, InvalidQuantity for a start that breaks a rule.
     """
     if isinstance(name_or_spec, str):
         if name_or_spec not in EXPLORERS:
@@ -215,7 +214,7 @@ class ExplorerWidget(widgets.VBox):
             self._refresh()
 
     def reset(self):
-        """Back to where it started."""
+        """Back to the start."""
         self.values, self.chosen = map(dict, self._begin)
         self._refresh()
 
@@ -225,8 +224,8 @@ class ExplorerWidget(widgets.VBox):
     # --- what follows -----------------------------------------------------------------------------
 
     def _refresh(self, changed=None):
-        """Compute and show; or, where a rule is broken, say so beside the control and keep the last
-        valid picture."""
+        """Compute and show; if a rule is broken, say so beside the control and keep the last valid
+        picture."""
         refused = None
         try:
             self.shown = self.spec.compute(self.values)
@@ -259,7 +258,7 @@ class ExplorerWidget(widgets.VBox):
                 if name == marked
                 else ""
             )
-            # what is no number stays as it was typed
+            # other text stays as it was typed
             if isinstance(value, (int, float)) and math.isfinite(value):
                 slider, options = (
                     self.choices.get(name) or self.sliders[name],
