@@ -11,8 +11,8 @@
         world.run(mean_of_ranks)          # [1.5, 1.5, 1.5, 1.5]: one result a rank, in rank order
 
 In a notebook, `%load_ext shardlab.ranks` adds `%%ranks 4`: the cell runs on four ranks, which keep
-its variables for the next. When something fails, the error names the rank that began it and not the
-ones that were waiting for it: see faults.py.
+its variables for the next. When something fails, the error names the rank that failed first and not
+the ranks that waited for it: see faults.py.
 
     launching    launch.py    ranks(...); asked.py checks what it is given
                  server.py    starts processes: a fork server that never touches CUDA, or spawn
@@ -72,5 +72,5 @@ def load_ipython_extension(shell):
     from .magic import RanksMagic
     from .server import start_fork_server
 
-    start_fork_server()  # torch is imported there while the reader reads on
+    start_fork_server()  # the server imports torch while the reader reads on
     shell.register_magics(RanksMagic(shell))

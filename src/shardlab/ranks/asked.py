@@ -1,4 +1,4 @@
-"""What somebody asks of ranks, looked at before any rank is started."""
+"""The arguments of ranks(), checked before any rank is started."""
 
 from math import isfinite
 from numbers import Real

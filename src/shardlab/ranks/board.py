@@ -5,13 +5,13 @@ what the rank brings. A channel is a process group, or a direction between two o
 and recv. The members of a channel make the same calls in the same order, so the posts with the same
 number belong to one collective: posts that differ, or a post that never comes, tell who is wrong.
 
-Each rank writes its own part and nobody waits for a lock. The part has a row for each channel: how
-many calls there were, and the last posts. A channel is found by its key, not by its key modulo
-something, so that two channels never share a row. Where a rank has more channels than rows, the
-channel it has not used for longest gives up its row.
+Each rank writes only its own part, so no lock is needed. The part has a row for each channel: the
+number of calls, and the last posts. A channel is found by its key, not by its key modulo something,
+so that two channels never share a row. If a rank has more channels than rows, the least recently
+used channel gives up its row.
 
 A post carries a digest of all earlier posts of its channel. Two ranks that differed once differ for
-ever, however many calls are under way and even where the posts themselves were overwritten.
+ever, with any number of calls under way and even after the posts themselves were overwritten.
 """
 
 import mmap
@@ -48,8 +48,8 @@ class Post(NamedTuple):
     # "all_reduce sum of float32 [4, 3]"; the same for all members, or they disagree
     what: str
     inbox: int = 0  # of send and recv: the channel of a recv from anybody that may take the message
-    blocking: bool = False  # the rank waits in it, and does nothing else
-    history: int = 0  # a digest of what came before in this channel
+    blocking: bool = False  # the rank waits in this call and does nothing else
+    history: int = 0  # a digest of the earlier posts of this channel
     # of an all-to-all: elements to each member and from each member
     sends: tuple[int, ...] = ()
     receives: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Post(NamedTuple):
 
     @property
     def said(self) -> str:
-        """For a reader: also what need not be the same for all."""
+        """The post in words, also with the parts that may differ between ranks."""
         if not self.sends:
             return self.what
         sends, receives = list(self.sends), list(self.receives)
@@ -75,19 +75,19 @@ class Post(NamedTuple):
 
 
 class ChannelRow(NamedTuple):
-    """A channel as one rank has used it."""
+    """One rank's use of a channel."""
 
     channel: int
     inbox: int
     members: int
     seconds: float  # of the last call
-    first: int  # the first call since the channel has this row
+    first: int  # the first call since the channel got this row
     count: int  # the number of the last call
     kind: CallKind
 
 
 class Unfinished(NamedTuple):
-    """The first call of a channel to which some members have come and others have not."""
+    """The first call of a channel that some members have reached and others have not."""
 
     post: Post
     came: list[int]
@@ -99,7 +99,7 @@ def members_of(bits: int) -> list[int]:
 
 
 def shortened(text: str) -> str:
-    """At most as long as a post has room for, and still different for different texts."""
+    """The text shortened to the room of a post, still different for different texts."""
     if len(text.encode()) <= TEXT:
         return text
     text = text.encode("ascii", "replace").decode()
@@ -107,7 +107,7 @@ def shortened(text: str) -> str:
 
 
 class Board:
-    """`visible` are the ranks that write here: under torchrun those of this machine."""
+    """`visible` are the ranks that write here; under torchrun the ranks of this machine."""
 
     def __init__(self, file: SharedFile, world_size: int, visible: Iterable[int] | None = None):
         self.world_size = world_size
@@ -118,7 +118,7 @@ class Board:
         self.forget()
 
     def forget(self):
-        """Look for every row anew: the board was cleared."""
+        """Forget the places of all rows: the board was cleared."""
         self.rows: dict[tuple[int, int], int] = {}  # (rank, channel) -> where, once found
         self.mine: dict[
             int, tuple[int, int]
@@ -133,7 +133,8 @@ class Board:
         self.memory.close()
 
     def clear(self):
-        """While no rank is at work. A post counts by what its row says, so the rows are enough."""
+        """Call while no rank is at work. A row decides which of its posts count, so clearing the
+        rows is enough."""
         for rank in range(self.world_size):
             begin = rank * self.rank_size
             self.memory[begin : begin + FLAGS + CHANNELS * ROW.size] = bytes(
@@ -144,7 +145,8 @@ class Board:
     # --- writing ----------------------------------------------------------------------------------
 
     def write(self, rank: int, post: Post):
-        """The numbers come last: whoever reads them finds the rest of the post written."""
+        """The numbers are written last: a reader that sees them finds the rest of the post
+        complete."""
         index, first = self.mine.get(post.channel) or self._claim(rank, post)
         at = self._post_at(rank, index, post.number)
         struct.pack_into("<I", self.memory, at, 0)
@@ -174,8 +176,8 @@ class Board:
         )
 
     def _claim(self, rank: int, post: Post) -> tuple[int, int]:
-        """A row for a new channel: the first free one from where its key points, else the one that
-        was not used for longest. Also says with which call the channel begins there."""
+        """A row for a new channel: the first free row after the place of its key, else the least
+        recently used row. Also returns the first call of the channel in that row."""
         indices = [(post.channel + step) % CHANNELS for step in range(CHANNELS)]
         for index in indices:
             if not self._row(rank, index).channel:
@@ -191,7 +193,7 @@ class Board:
     # --- reading ----------------------------------------------------------------------------------
 
     def post(self, rank: int, channel: int, number: int) -> Post | None:
-        """That call of `rank`, if it has made it and the post still stands."""
+        """That call of `rank`, if the rank has made it and the post is not overwritten."""
         index = self._index(rank, channel)
         if index is None:
             return None
@@ -199,7 +201,7 @@ class Board:
         written, _, history, seconds, kind, blocking, parts, what = POST.unpack_from(
             self.memory, at
         )
-        if written != number or not row.first <= number <= row.count:  # of before the last clear
+        if written != number or not row.first <= number <= row.count:  # from before the last clear
             return None
         counts = struct.unpack_from(f"<{2 * parts}I", self.memory, at + POST.size)
         return Post(
@@ -217,8 +219,8 @@ class Board:
         )
 
     def same_call(self, rank: int, post: Post, digest: int) -> Post | None:
-        """The post of `rank` for the same call, if it is there and says something else, or is one
-        of an all-to-all."""
+        """The post of `rank` for the same call, if it exists and differs, or if the call is an
+        all-to-all."""
         index = self._index(rank, post.channel)
         if index is None:
             return None
@@ -230,7 +232,7 @@ class Board:
             return None
         found = self.post(rank, post.channel, post.number)
         if found is not None and found.differs(post):
-            time.sleep(0.002)  # it may be half written: look again
+            time.sleep(0.002)  # the post may be half written: read it again
             found = self.post(rank, post.channel, post.number)
         return found
 

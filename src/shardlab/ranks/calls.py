@@ -24,8 +24,8 @@ from . import staging
 
 
 class Operator(NamedTuple):
-    """How to read one operator of c10d. `own` is its argument with what this rank has or gets; the
-    message is that, or one such part for each rank. `alike` says whether its shape must be the same
+    """How to read one operator of c10d. `own` is the argument with this rank's data; the message is
+    that argument, or one such part for each rank. `alike` says whether the shape must be the same
     on all ranks."""
 
     name: str
@@ -68,8 +68,8 @@ class CollectiveCall:
 
     name: str  # all_reduce, reduce_scatter, send, ...
     group: dist.ProcessGroup
-    own: tuple[Tensor, ...]  # what this rank has (or, for a scatter, gets)
-    # what of its own goes into a reduction; empty where nothing is reduced
+    own: tuple[Tensor, ...]  # this rank's data (for a scatter, the received data)
+    # this rank's data in a reduction; empty if nothing is reduced
     contributed: tuple[Tensor, ...]
     parts: bool
     alike: bool
@@ -77,18 +77,19 @@ class CollectiveCall:
     peer: int | None
     tag: int
     reduction: str  # "sum", "avg", ...; empty where nothing is reduced
-    asynchronous: bool  # the caller goes on and waits for it later
+    asynchronous: bool  # the caller continues and waits for the call later
     # of an all-to-all: elements to each member, and elements from each member
     splits: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     @property
     def chunk(self) -> int:
-        """Our rings number the chunks of a tensor by the tag."""
+        """Shardlab's rings number the chunks of a tensor by the tag."""
         return self.tag & (1 << UNIT_BITS) - 1
 
     @property
     def unit(self) -> int:
-        """Those of several units (layers of a model) have the unit's number above; 0 for none."""
+        """The unit (a layer of the model) whose chunk is sent, from the bits of the tag above the
+        chunk's number; 0 for none."""
         return self.tag >> UNIT_BITS
 
     @property
@@ -105,8 +106,8 @@ _listeners: list[Listener] = []  # one list, as there is one dispatcher in a pro
 
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Calls of `listener` before each collective of this process; what it raises is raised in the
-    place of the collective."""
+    """Calls `listener` before each collective of this process; an error of the listener is raised
+    instead of making the collective."""
     if not _listeners:
         _install()
     _listeners.append(listener)
@@ -124,7 +125,7 @@ _library: list[torch.library.Library] = []
 def _install():
     library = torch.library.Library("c10d", "IMPL")
     for name, operator in OPERATORS.items():
-        if hasattr(torch.ops.c10d, name):  # not every version of PyTorch has all of them
+        if hasattr(torch.ops.c10d, name):  # some versions of PyTorch lack some operators
             library.impl(
                 name,
                 _kernel(getattr(torch.ops.c10d, name).default, operator),

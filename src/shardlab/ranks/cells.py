@@ -5,7 +5,7 @@ import linecache
 
 
 def run_source(source: str, name: str, variables: dict):
-    """As in a notebook: the last line's value is shown, here printed."""
+    """Run as in a notebook; the last line's value is printed."""
     linecache.cache[name] = (len(source), None, source.splitlines(True), name)
     tree = ast.parse(source, name)
     ends_in_a_value = tree.body and isinstance(tree.body[-1], ast.Expr)

@@ -1,9 +1,10 @@
 """Ranks that disagree about a collective, found before it runs.
 
-A backend believes its callers: gloo all-reduces three elements with four and returns wrong numbers
-to all. So each rank writes on the board what it brings, and looks at what the others have written
-for the same collective; a rank that sees a difference raises instead of making the collective.
-Under `forbid_nan` a rank also refuses to bring a NaN to a sum, which would spread it to everyone.
+A backend trusts its callers: gloo all-reduces three elements with four and returns wrong numbers to
+all. So each rank writes the shape and type of its data on the board and compares them with the
+posts of the other ranks for the same collective. A rank that sees a difference raises instead of
+making the collective. Under `forbid_nan` a rank also refuses to add a NaN to a sum, which would
+spread it to all ranks.
 """
 
 import sys
@@ -42,7 +43,7 @@ class Checks:
         self.forget()
 
     def forget(self):
-        """Count from the beginning: the process group was made anew."""
+        """Count from zero again: the process group was made anew."""
         self.board.forget()
         self.made: dict[int, tuple[int, int]] = {}  # calls and digest of a channel
         self.groups: dict[str, GroupMembers] = {}
@@ -62,8 +63,8 @@ class Checks:
                     )
 
     def new_group(self, ranks: list[int] | None, among_themselves: bool):
-        """A process group is about to be made: all ranks of the world must do so, or all of its
-        members where they were asked to be `among_themselves`."""
+        """A process group is about to be made: all ranks of the world must make it, or with
+        `among_themselves` all of its members."""
         everyone = list(range(dist.get_world_size()))
         ranks = everyone if ranks is None else sorted(ranks)
         taking_part = ranks if among_themselves else everyone
@@ -74,7 +75,7 @@ class Checks:
             self.compare(self.counted(channel, members, CallKind.collective, what, blocking=True))
 
     def compare(self, post: Post):
-        """Write the post, and raise if another rank has written something else for this call."""
+        """Write the post, and raise if another rank has a different post for this call."""
         self.board.write(self.rank, post)
         digest = post.digest
         if uneven(self.rank, post, {self.rank: post}):
@@ -94,8 +95,8 @@ class Checks:
                 raise Disagreement(f"brings {post.said}, rank {rank} {other.said}.")
 
     def by_anybody(self, post: Post) -> bool:
-        """Has the receiver of this message taken some from anybody? Then nobody knows which send
-        belongs to which recv."""
+        """Whether the receiver of this message has received from any source. Then the matching of
+        sends and recvs is unknown."""
         return bool(post.inbox) and any(self.board.has(r, post.inbox) for r in post.ranks)
 
     def post(self, call: CollectiveCall) -> Post | None:
@@ -137,7 +138,7 @@ class Checks:
         )
 
     def look_up(self, group: dist.ProcessGroup) -> GroupMembers:
-        fake = dist.get_backend(group) == "fake"  # its other members do not exist
+        fake = dist.get_backend(group) == "fake"  # the other members of the group do not exist
         ranks = [] if fake else dist.get_process_group_ranks(group)
         members = sum(1 << rank for rank in ranks)
         return GroupMembers(ranks, members, self.key(group.group_name, members))
@@ -168,7 +169,7 @@ class Checks:
         )
 
     def describe(self, call: CollectiveCall, group: GroupMembers) -> str:
-        """One line that must be the same on all members."""
+        """A line that must be the same on all members."""
         parts = [_shape(tensor) if call.alike else _dtype(tensor) for tensor in call.own]
         if len(parts) > 1:
             runs = [(part, len(list(same))) for part, same in groupby(parts)]
@@ -179,7 +180,7 @@ class Checks:
 
 
 def is_waited_for() -> bool:
-    """Is this message made by `dist.send` or `dist.recv`, which wait for it?"""
+    """Whether `dist.send` or `dist.recv` makes this message and waits for it."""
     frame = sys._getframe(2)
     for _ in range(CALLERS):
         frame = frame.f_back
@@ -195,7 +196,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _shape(tensor: torch.Tensor) -> str:
-    """A backend sends memory as it lies: strides are as important as the shape."""
+    """A backend sends raw memory: strides are as important as the shape."""
     text = f"{_dtype(tensor)} {list(tensor.shape)}"
     if tensor.layout is not torch.strided or tensor.is_contiguous():
         return text

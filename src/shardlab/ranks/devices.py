@@ -1,16 +1,16 @@
-"""Which device a rank has, and by which backend it talks."""
+"""The device of a rank, and its backend."""
 
 import os
 
 import torch
 
-# the first that lets several ranks share a GPU, as an experiment; not yet seen to work here
+# the first version that lets several ranks share a GPU, as an experiment; not yet tested here
 SHARING_NCCL = "2.30"
 FEW_BLOCKS = "4"
 
 
 class CannotBeHad(ValueError):
-    """This machine cannot do what was asked for: one sentence."""
+    """This machine cannot provide the requested device or backend: one sentence."""
 
 
 def choose_device(
@@ -21,8 +21,8 @@ def choose_device(
     backend: str | None,
     share_gpus: bool = False,
 ) -> tuple[torch.device, str]:
-    """(device, backend) of a rank. A GPU for each: NCCL. More ranks than GPUs: gloo, or NCCL by
-    `share_gpus`. No GPU: gloo."""
+    """(device, backend) of a rank. With a GPU for each rank: NCCL. With more ranks than GPUs: gloo,
+    or NCCL by `share_gpus`. Without a GPU: gloo."""
     if device == "cuda" and not gpus:
         raise CannotBeHad("device is cuda, but this machine shows no CUDA GPU.")
     if share_gpus and backend != "gloo" and gpus and device != "cpu":
@@ -40,9 +40,9 @@ def choose_device(
 
 
 def allow_shared_gpus(ranks_per_gpu: int):
-    """NCCL reads these variables when its first communicator is made. Its multicast does not go
-    with shared GPUs, and the blocks of all ranks' kernels must fit on a GPU at once, or they wait
-    for each other for ever."""
+    """NCCL reads these variables when its first communicator is made. Its multicast does not work
+    with shared GPUs, and the blocks of all ranks' kernels must fit on a GPU at once, or the kernels
+    wait for each other for ever."""
     found = torch.cuda.nccl.version()
     if found[:2] < tuple(map(int, SHARING_NCCL.split("."))):
         raise CannotBeHad(

@@ -1,4 +1,4 @@
-"""Which rank is guilty, and how to say it.
+"""Which rank is to blame, and the message that says so.
 
 When one rank fails, all fail: the others wait for it in a collective, and their errors are echoes.
 The rank to name is
@@ -26,14 +26,14 @@ OF_CHECKS = (BringsNaN.__name__, Disagreement.__name__)
 
 
 class RankError(RuntimeError):
-    """What went wrong on ranks, in a few lines. `ranks` are those to blame."""
+    """An error on ranks, in a few lines. `ranks` are the ranks to blame."""
 
     def __init__(self, message: str, ranks: list[int]):
         super().__init__(message)
         self.ranks = ranks
 
     def _render_traceback_(self):
-        """IPython shows this: the lines of the parent that waited would say nothing."""
+        """The traceback for IPython: the lines of the waiting parent would not help."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -46,7 +46,7 @@ class RankDied(RankError):
 
 
 class RankAbsent(RankError):
-    """A rank did not come to a collective in which others waited for it."""
+    """A rank did not reach a collective in which other ranks waited for it."""
 
 
 class RanksDeadlocked(RankAbsent):
@@ -73,7 +73,7 @@ class RanksInterrupted(KeyboardInterrupt):
 
 
 def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
-    """The error to raise. `after` is the last line: how things stand now."""
+    """The error to raise. `after` is its last line: the state of the ranks now."""
     ends, trouble = outcome.ends, outcome.trouble
     if isinstance(trouble, Interrupted):
         return RanksInterrupted(_lines("The ranks were interrupted.", *_others(outcome, []), after))
@@ -85,7 +85,7 @@ def verdict(outcome: Outcome, after: str) -> Exception | KeyboardInterrupt:
     died = {r: end for r, end in enumerate(ends) if isinstance(end, Died)}
     first = min({**own, **died}.items(), key=lambda pair: pair[1].seconds, default=None)
     if isinstance(trouble, NOTICED):
-        # this was noticed before any error; those that came when the ranks were stopped say nothing
+        # this was noticed before any error; errors raised when the ranks were stopped do not count
         first = None
     if outcome.posts and (first is None or getattr(first[1], "error", "") == Disagreement.__name__):
         return _disagreement(outcome, after)
@@ -170,12 +170,12 @@ def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
 
 
 def sentence_of(found: Finding) -> str:
-    """What the board has told, in words."""
+    """The board's finding, in words."""
     return "\n".join(_circle(found)) if isinstance(found, Circle) else _absent(found)
 
 
 def ranks_of(found: Finding) -> list[int]:
-    """Who is to blame."""
+    """The ranks to blame."""
     return sorted(found.waits) if isinstance(found, Circle) else found.absent
 
 
@@ -186,7 +186,7 @@ def waiting_in(found: Finding) -> list[int]:
 
 
 def _absent(trouble: Skipped | Awaited) -> str:
-    """One sentence: who did not come to what."""
+    """One sentence: which rank did not reach which collective."""
     post, absent = trouble.post, trouble.absent
     waiting = waiting_in(trouble)
     if post.kind is CallKind.receive_from_any:
@@ -214,7 +214,7 @@ def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAb
 
 
 def _circle(trouble: Circle) -> list[str]:
-    """Who waits for whom."""
+    """Which rank waits for which."""
     ranks = sorted(trouble.waits)
     lines = [f"{_ranks(ranks).capitalize()} wait for each other, so none of them can go on:"]
     for rank, (post, absent) in sorted(trouble.waits.items()):
@@ -248,7 +248,7 @@ def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
 
 
 def _silence(outcome: Outcome, rank: int) -> str:
-    """Why a rank says nothing, as far as it can be known."""
+    """The reason for a rank's silence, as far as it is known."""
     if rank in outcome.frozen:
         return "gave no answer: its process was stopped, as by SIGSTOP"
     if outcome.seen[rank] is None:
@@ -257,7 +257,7 @@ def _silence(outcome: Outcome, rank: int) -> str:
 
 
 def _others(outcome: Outcome, guilty: list[int]) -> list[str]:
-    """A line for each kind of end of the ranks that are not to blame, in rank order."""
+    """A line for each kind of end of the other ranks, in rank order."""
     found: dict[str, list[int]] = {}
     for rank in range(len(outcome.ends)):
         if rank not in guilty:

@@ -1,9 +1,9 @@
-"""What the board tells about ranks that do not go on: who has not come, who waits for whom, who
-brought something else.
+"""The board's findings about ranks that do not continue: absent ranks, ranks that wait for each
+other, ranks that disagree.
 
-A rank that does not come need not be guilty: it may wait itself, for a third one. So the ranks that
-wait are followed to one that does not wait, and that rank is named. Where this leads back to the
-beginning, the ranks wait for each other, and all of them are named.
+An absent rank need not be guilty: it may wait for a third rank itself. So waiting ranks are
+followed to a rank that does not wait, and that rank is named. If this leads back to the beginning,
+the ranks wait for each other, and all of them are named.
 """
 
 from typing import NamedTuple
@@ -11,18 +11,18 @@ from typing import NamedTuple
 from .board import DEPTH, Board, CallKind, ChannelRow, Post, Unfinished, members_of
 from .messages import Returned
 
-STILL_SECONDS = 1.0  # for which ranks must have waited for each other before this is said
+STILL_SECONDS = 1.0  # ranks must have waited for each other for so long before a circle is reported
 
 
 class Skipped(NamedTuple):
-    """A rank has ended its work without a collective in which others are."""
+    """A rank has ended its work without a collective in which others wait."""
 
     post: Post
     absent: list[int]
 
 
 class Awaited(NamedTuple):
-    """A rank has let others wait in a collective for longer than the world's patience."""
+    """A rank has kept others waiting in a collective for longer than the world's patience."""
 
     post: Post
     absent: list[int]
@@ -30,7 +30,8 @@ class Awaited(NamedTuple):
 
 
 class Circle(NamedTuple):
-    """Ranks that wait for each other: for each of them the call in which it waits, and for whom."""
+    """Ranks that wait for each other: for each rank the call in which it waits, and the rank that
+    it waits for."""
 
     waits: dict[int, tuple[Post, list[int]]]
 
@@ -39,8 +40,8 @@ Finding = Skipped | Awaited | Circle
 
 
 def first_finding(board: Board, ends: list, patience_seconds: float, now: float) -> Finding | None:
-    """The first call to which a rank will not come, or has not come for too long. `ends` holds for
-    each rank how its work ended, and None where it has not."""
+    """The first call that a rank will not reach, or has not reached for too long. `ends` has the
+    end of each rank's work, None if it has not ended."""
     calls = sorted(unfinished(board), key=lambda call: call.post.seconds)
     for call in calls:
         never = [r for r in call.absent if isinstance(ends[r], Returned)]
@@ -58,7 +59,7 @@ def first_finding(board: Board, ends: list, patience_seconds: float, now: float)
 
 
 def waiting_ranks(board: Board, calls: list[Unfinished], ends: list) -> dict[int, Unfinished]:
-    """For each rank at work whose last call, of all its channels, has not ended: that call."""
+    """For each rank at work, the last call of all its channels if that call has not ended."""
     waits = {}
     for rank in board.visible:
         rows = board.rows_of(rank).values()
@@ -71,7 +72,8 @@ def waiting_ranks(board: Board, calls: list[Unfinished], ends: list) -> dict[int
 
 
 def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
-    """Ranks that cannot go on for certain: each waits, doing nothing else, for one of them."""
+    """Ranks that certainly cannot continue: each of them waits, doing nothing else, for another one
+    of them."""
     stuck = {
         r: call
         for r, call in waits.items()
@@ -93,7 +95,7 @@ def closed(waits: dict[int, Unfinished], now: float) -> Circle | None:
 
 
 def circle_in(waits: dict[int, Unfinished], rank: int) -> Circle:
-    """The circle to which `rank` leads, where each rank waits for one that waits."""
+    """The circle that starts at `rank`, if each rank waits for a waiting one."""
     path: list[int] = []
     while rank not in path:
         path.append(rank)
@@ -103,10 +105,10 @@ def circle_in(waits: dict[int, Unfinished], rank: int) -> Circle:
 
 
 def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float) -> Finding:
-    """Follow those who do not come to those who do not wait either."""
+    """Follow absent ranks to ranks that do not wait."""
     seen: list[int] = []
     ahead = [(call, rank) for rank in call.absent]
-    guilty: dict[int, list[int]] = {}  # by the call in which they are missed
+    guilty: dict[int, list[int]] = {}  # by the call in which they are absent
     found: dict[int, Unfinished] = {}
     while ahead:
         missed, rank = ahead.pop(0)
@@ -128,8 +130,8 @@ def root(call: Unfinished, waits: dict[int, Unfinished], patience_seconds: float
 
 
 def unfinished(board: Board) -> list[Unfinished]:
-    """Of each channel the first call that only some of its members have made. A channel that some
-    rank had to forget tells nothing."""
+    """For each channel the first call that only some of its members have made. A channel that lost
+    its row on some rank is left out."""
     rows = {rank: board.rows_of(rank) for rank in board.visible}
     inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
     found = [_of_inbox(board, rows, inbox) for inbox in inboxes]
@@ -158,14 +160,14 @@ def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinishe
         return None
     posts = [_post_from(board, rank, rows[rank][channel], number) for rank in came]
     posts = [post for post in posts if post is not None]
-    if not posts:  # it was overwritten at this moment
+    if not posts:  # it was overwritten just now
         return None
     absent = [rank for rank in counts if rank not in came]
     return Unfinished(min(posts, key=lambda post: post.seconds), came, absent)
 
 
 def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
-    """Of messages that a rank receives from anybody only the number is known, not who sent them."""
+    """Of messages received from any source only the number is known, not the sender."""
     [(receiver, own)] = [(r, rows[r][inbox]) for r in rows if inbox in rows[r]]
     theirs = [(r, row) for r in rows for row in rows[r].values() if row.inbox == inbox]
     sent = [(r, row) for r, row in theirs if row.kind is CallKind.send]
@@ -185,13 +187,12 @@ def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
 
 
 def _post_from(board: Board, rank: int, row: ChannelRow, number: int) -> Post | None:
-    """That call, or the earliest after it whose post still stands."""
+    """That call, or the earliest later call whose post is not overwritten."""
     return board.post(rank, row.channel, max(number, row.first, row.count - DEPTH + 1))
 
 
 def disagreement(board: Board) -> dict[int, Post]:
-    """The earliest call whose members brought different things: their posts. Empty if there is
-    none."""
+    """The posts of the earliest call whose members disagree. Empty if there is none."""
     rows = {rank: board.rows_of(rank) for rank in board.visible}
     inboxes = {row.channel for own in rows.values() for row in own.values() if _is_any(row)}
     found = []
@@ -219,8 +220,8 @@ def _first_difference(board: Board, used: dict[int, ChannelRow]) -> dict[int, Po
 
 
 def uneven(rank: int, post: Post, posts: dict[int, Post]) -> list[int]:
-    """Members of an all-to-all that await another number of elements from `rank` than it sends
-    them, or send it another number than it awaits."""
+    """Members of an all-to-all that expect a different number of elements from `rank` than it
+    sends, or send a different number than `rank` expects."""
     if not post.sends:
         return []
     place = {member: index for index, member in enumerate(post.ranks)}

@@ -35,8 +35,8 @@ def ranks(
     method            "forkserver" or "spawn"; by itself what this system can do
     announce          print one line that says what was started
 
-    Under torchrun this process is one of the ranks already: the world is torchrun's, and the same
-    code runs on. Raises ValueError, one sentence, where this cannot be had.
+    Under torchrun this process is a rank already: ranks() returns torchrun's world, and the same
+    code works. Raises ValueError, one sentence, if this machine cannot provide the request.
     """
     asked = Asked(
         world_size,

@@ -3,11 +3,11 @@
     with two_hosts(megabits_per_second=1000) as hosts, ranks(4, hosts=hosts) as world:
         world.run(...)                      # ranks 0 and 1 on the first host, 2 and 3 on the second
 
-A host is a network namespace: it has its own interfaces and addresses, and sees nobody but the
-other host. The link is a pair of virtual Ethernet devices; a token bucket lets so many bits through
-a second, each way. Ranks of one host talk at full speed. No right beyond an ordinary user's is
-needed where the system allows user namespaces. Nothing is left when the `with` ends, or when this
-process does: a namespace goes with the last process in it.
+A host is a network namespace: it has its own interfaces and addresses, and reaches only the other
+host. The link is a pair of virtual Ethernet devices; a token bucket lets so many bits through a
+second, each way. Ranks of one host talk at full speed. An ordinary user's rights are enough if the
+system allows user namespaces. Nothing is left when the `with` or this process ends: a namespace
+ends with the last process in it.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
 
-# a network set aside for documentation: nobody has it (RFC 5737)
+# a network reserved for documentation, unused elsewhere (RFC 5737)
 ADDRESSES = ("192.0.2.1/24", "192.0.2.2/24")
 INTERFACES = ("near", "far")
 # of full speed may pass at once, so that the timer's grain does not slow the link down
@@ -40,8 +40,8 @@ class Host(NamedTuple):
 
 @contextmanager
 def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
-    """Two hosts and the link between them. Raises LinksUnavailable where this system does not let
-    us make them."""
+    """Two hosts and the link between them. Raises LinksUnavailable if this system does not allow
+    them."""
     if not megabits_per_second > 0:
         raise ValueError(
             f"megabits_per_second = {megabits_per_second!r}: a link's speed is above 0."
@@ -105,8 +105,8 @@ def two_hosts(megabits_per_second: float) -> Iterator[tuple[Host, Host]]:
 
 @contextmanager
 def holding(command: list[str]) -> Iterator[int]:
-    """A process that holds a namespace open and does nothing: its id. It ends when its input does,
-    so with us in any case."""
+    """The id of a process that holds a namespace open and does nothing else. It ends when its input
+    closes, so at the latest with this process."""
     process = subprocess.Popen(
         [*command, "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,
@@ -150,6 +150,6 @@ def enter(namespaces: tuple[str, ...]):
             )
         os.close(descriptor)
     if len(namespaces) > 1:
-        # PR_SET_DUMPABLE: entering a user namespace takes from us the right to open our own files
-        # in /proc
+        # PR_SET_DUMPABLE: entering a user namespace removes the right to open the process's own
+        # files in /proc
         libc.prctl(4, 1)

@@ -13,7 +13,7 @@ from .world import World
 
 @magics_class
 class RanksMagic(Magics):
-    """Holds the notebook's world from one cell to the next."""
+    """Keeps the notebook's world from one cell to the next."""
 
     def __init__(self, shell):
         super().__init__(shell)
@@ -48,13 +48,13 @@ class RanksMagic(Magics):
     @argument("--close", action="store_true", help="end the ranks")
     @line_cell_magic("ranks")
     def run(self, line: str, cell: str | None = None):
-        """Run the cell on every rank. Its variables live there until another number of ranks, or
-        other options, are asked for."""
+        """Run the cell on every rank. Its variables live there until a cell asks for another number
+        of ranks or other options."""
         asked = parse_argstring(self.run, line)
         if asked.close:
             return self.close()
         if cell is not None:
-            # a misspelt cell is the notebook's error, not that of a rank
+            # a syntax error is the notebook's error, not a rank's
             compile(cell, "<this cell>", "exec")
         options = dict(
             device=asked.device,

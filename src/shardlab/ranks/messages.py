@@ -1,4 +1,4 @@
-"""What a world says to a rank, what a rank answers, and what became of it."""
+"""The messages from a world to a rank, the rank's answers, and the outcomes."""
 
 import sys
 from collections.abc import Iterator
@@ -41,8 +41,8 @@ class Quit(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Say where you are, cut your connections so that nobody waits for you, and leave what you are
-    doing."""
+    """Report your place in the code, cut your connections so that no rank waits for you, and stop
+    your work."""
 
 
 # --- from a rank: how a piece of work ended -------------------------------------------------------
@@ -57,27 +57,27 @@ class Raised(NamedTuple):
     error: str
     message: str
     frames: tuple[Frame, ...]
-    seconds: float  # when, on the clock that all processes of a machine share
-    echo: bool  # a collective that failed because another rank had left it
+    seconds: float  # the time, on the clock that all processes of a machine share
+    echo: bool  # the error of a collective that another rank has left
     stopped: bool  # it was told to stop
-    cause: str = ""  # "KeyError: 'x'", where another error led to this one
+    cause: str = ""  # "KeyError: 'x'", if another error led to this one
 
 
 class Refused(NamedTuple):
-    """What was asked for cannot be had here: one sentence."""
+    """This machine cannot provide the request: one sentence."""
 
     sentence: str
 
 
 class Died(NamedTuple):
-    """Found by the parent: the process is gone."""
+    """Noticed by the parent: the process is gone."""
 
     how: str
     seconds: float
 
 
 class Seen(NamedTuple):
-    """Where a rank was when it was told to stop; its work has not ended yet."""
+    """The rank's place in the code when it was told to stop; its work has not ended yet."""
 
     frames: tuple[Frame, ...]
 
@@ -86,12 +86,12 @@ class Seen(NamedTuple):
 
 
 class Disagreement(RuntimeError):
-    """This rank brings something else than another. What the reader sees is RanksDisagree, made of
-    all posts."""
+    """This rank's call differs from another rank's. The reader sees RanksDisagree, made from all
+    posts."""
 
 
 class BringsNaN(RuntimeError):
-    """This rank brings a NaN to a reduction, where that was forbidden."""
+    """This rank's data for a reduction have a NaN, and NaNs are forbidden."""
 
 
 # --- functions of a notebook or a script ----------------------------------------------------------
@@ -114,8 +114,8 @@ def function_name(function) -> str:
 
 @contextmanager
 def by_value(function) -> Iterator[None]:
-    """A script that `runpy` runs is not a module that ranks could import: its functions travel as
-    those of a notebook do."""
+    """Ranks cannot import a script that `runpy` runs: its functions are sent by value, like a
+    notebook's."""
     module = sys.modules.get(getattr(function, "__module__", None))
     by_name = module is None or module.__name__ == "__main__" or module.__spec__ is not None
     if by_name or module.__name__ in cloudpickle.list_registry_pickle_by_value():

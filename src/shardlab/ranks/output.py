@@ -1,7 +1,7 @@
-"""What ranks print: kept by rank, and shown in rank order, so that the same run shows the same.
+"""The output of ranks: kept by rank, and shown in rank order, so that equal runs show equal output.
 
-A rank prints into a pipe that its parent empties while it waits. So a rank that prints without end
-is held up by the pipe and fills no memory; of what it printed the beginning and the end are kept.
+A rank prints into a pipe that its parent empties while it waits. A rank that prints without end is
+therefore held up by the pipe and fills no memory; the beginning and the end of its output are kept.
 """
 
 import os
@@ -19,20 +19,20 @@ CHUNKS_AT_ONCE = 16
 
 
 class Printed:
-    """What has come out of one rank's stdout or stderr and was not shown yet. `fd` is where the
-    parent reads."""
+    """The output of one rank's stdout or stderr that was not shown yet. The parent reads from
+    `fd`."""
 
     def __init__(self, fd: int):
         self.fd = fd
         os.set_blocking(fd, False)
-        self.ended = False  # nobody can print there any more
+        self.ended = False  # nothing can be printed there any more
         self._forget()
 
     def _forget(self):
         self.nbytes, self.head, self.tail = 0, bytearray(), bytearray()
 
     def drain(self):
-        """Take what is in the pipe now."""
+        """Read the current content of the pipe."""
         with suppress(BlockingIOError):
             for _ in range(CHUNKS_AT_ONCE):
                 if not (chunk := os.read(self.fd, CHUNK_BYTES)):
@@ -46,7 +46,7 @@ class Printed:
                 self.nbytes += len(chunk)
 
     def take(self) -> str:
-        """All that is to be shown, which is forgotten."""
+        """The output to show; it is removed here."""
         self.drain()
         head, tail = bytes(self.head), bytes(self.tail[-KEPT_BYTES:])
         left_out = self.nbytes - len(head) - len(tail)
@@ -67,9 +67,9 @@ class Printed:
 
 
 def pipe() -> tuple[Printed, Connection]:
-    """What a rank prints: where the parent reads, and where the rank writes."""
+    """A pipe for a rank's output: the parent's end and the rank's end."""
     ours, theirs = os.pipe()
-    with suppress(ImportError, AttributeError, OSError):  # not on this system, or not so much
+    with suppress(ImportError, AttributeError, OSError):  # no such call, or a lower limit
         import fcntl
 
         fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -87,7 +87,7 @@ def show_printed(printed: list[Printed], stream):
 
 
 def write_escaped(stream, text: str):
-    """What the stream's encoding does not know is written as an escape."""
+    """Characters that the stream's encoding lacks are written as escapes."""
     try:
         stream.write(text)
     except UnicodeEncodeError:
@@ -99,8 +99,8 @@ PROGRESS = {"shardlab": "progress"}  # tells programs that this output does not 
 
 
 class Progress:
-    """One line while work is long: how long it has run, and the last that each rank printed. It
-    goes when the work has ended."""
+    """One line of progress for long work: its duration so far and the last line of each rank. The
+    line disappears when the work has ended."""
 
     def __init__(self, printed: list[Printed]):
         self.printed, self.drawn_at, self.display = printed, LONG_SECONDS - BETWEEN_SECONDS, None

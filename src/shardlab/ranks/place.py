@@ -1,4 +1,4 @@
-"""What a rank is given at its start."""
+"""The arguments of a rank at its start."""
 
 from multiprocessing.connection import Connection
 from typing import NamedTuple
@@ -12,7 +12,7 @@ class RankPlace(NamedTuple):
     connection: Connection
     store: SharedPath
     board: SharedFile
-    out: Connection  # pipes for what it prints
+    out: Connection  # pipes for its output
     err: Connection
     alive: Connection  # a pipe whose other end closes when the parent is gone
     device: str | None
@@ -22,5 +22,5 @@ class RankPlace(NamedTuple):
     threads: int
     forbid_nan: bool
     interface: str | None  # the network interface of this rank's host; None is the loopback
-    namespaces: tuple[str, ...]  # those of its host, to be entered
+    namespaces: tuple[str, ...]  # the namespaces of its host, to be entered
     environment: dict[str, str]

@@ -1,8 +1,8 @@
-"""What the fork server imports, once for all ranks: the rank, and with it torch.
+"""The imports of the fork server, made once for all ranks: the rank's code, and with it torch.
 
-An import makes objects that stay. Looking for garbage among them costs a seventh of its time; and a
-rank that looks there later writes to the pages it shares with the others, so they are left out of
-its search for good.
+An import makes permanent objects. Garbage collection among them costs a seventh of the import's
+time, and a later collection in a rank would write to memory pages that the ranks share. So these
+objects are frozen out of collection.
 """
 
 import gc

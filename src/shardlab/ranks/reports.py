@@ -1,4 +1,4 @@
-"""What a rank tells about itself: the error it met, and where it is."""
+"""A rank's report about itself: its error, and its place in the code."""
 
 import os
 import threading
@@ -20,7 +20,7 @@ MOST_CAUSES = 1000
 
 
 def raised(error: BaseException, seconds: float, stopped: type[BaseException]) -> Raised:
-    """`stopped` is what a rank raises when it was told to stop."""
+    """`stopped` is the exception of a rank that was told to stop."""
     first = origin(error)
     return Raised(
         str.__str__(type(error).__name__),
@@ -34,13 +34,13 @@ def raised(error: BaseException, seconds: float, stopped: type[BaseException]) -
 
 
 def stopped_at_last() -> Raised:
-    """Of a thread that hears nothing: it counts as stopped."""
+    """The report of a thread that does not respond: it counts as stopped."""
     return Raised("Stopped", "", (), time.monotonic(), echo=False, stopped=True)
 
 
 def origin(error: BaseException) -> BaseException:
-    """The error that led to this one, through all the errors between them. It may be among its own
-    causes, as after `raise error from error`."""
+    """The error that led to this one, through all errors between them. An error may be its own
+    cause, as after `raise error from error`."""
     seen: list[int] = []
     while id(error) not in seen and len(seen) < MOST_CAUSES:
         seen.append(id(error))
@@ -59,8 +59,8 @@ def named(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """The error's text, of which very long ones keep beginning and end. It is of the reader's
-    class, which can fail at this too."""
+    """The error's text; a very long text keeps its beginning and end. The text comes from the
+    reader's class, which may raise an error as well."""
     try:
         text = str.__str__(str(error))  # a plain string, also of a class of strings
     except BaseException as failed:
@@ -73,7 +73,7 @@ def message_of(error: BaseException) -> str:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Is this what a collective raises when another rank has left it?"""
+    """Whether a collective raised this because another rank has left it."""
     return (
         type(error) is RuntimeError
         and any(word in message_of(error) for word in ECHOES)
@@ -84,7 +84,8 @@ def is_echo(error: BaseException) -> bool:
 def readers_frames(frames) -> tuple[Frame, ...]:
     """(file, line, function), outermost first, without the frames of this package and of torch.
 
-    Python 3.11 has no line for the jump that ends a loop: the function's first line is given."""
+    Python 3.11 has no line for the jump that ends a loop: then the function's first line is
+    used."""
     found = (
         (frame.f_code.co_filename, line or frame.f_code.co_firstlineno, frame.f_code.co_name)
         for frame, line in frames

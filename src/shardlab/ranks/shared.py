@@ -1,5 +1,5 @@
-"""Files without a name, shared by a world and its ranks: nothing to leave behind, nothing that
-somebody could delete."""
+"""Files without a name, shared by a world and its ranks: they leave nothing behind, and nobody can
+delete them."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ class SharedFile:
     last process closes it."""
 
     def __init__(self, nbytes: int = 0, path: str = ""):
-        """A new one, or that which another process has open at `path`."""
+        """A new file, or the file that another process has open at `path`."""
         if path:
             self.fd = os.open(path, os.O_RDWR)
             return
@@ -31,12 +31,11 @@ class SharedFile:
 
 
 class SharedPath:
-    """A file that ranks open by its path, each for itself: the store through which they find each
-    other."""
+    """A file that each rank opens by its path: the store through which ranks find each other."""
 
     def __init__(self):
         self.file, self.named = SharedFile(), None
-        # elsewhere a path to an open file shares its position, which the store cannot have
+        # on other systems a path to an open file shares its position, which breaks the store
         if sys.platform != "linux" or not os.path.exists(f"/proc/self/fd/{self.file.fd}"):
             handle, self.named = tempfile.mkstemp(prefix="shardlab-")
             os.close(handle)

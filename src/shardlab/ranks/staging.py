@@ -1,8 +1,8 @@
-"""send and recv of CUDA tensors by gloo, which has them for the CPU only: through the host's
-memory, on both sides.
+"""send and recv of CUDA tensors by gloo, through the host's memory on both sides. gloo itself sends
+CPU tensors only.
 
 Where there are more ranks than GPUs the backend is gloo, and without this a plain `dist.send` of a
-CUDA tensor would hand gloo an address that it cannot read. What was received is on its device when
+CUDA tensor would hand gloo an address that it cannot read. A received tensor is on its device when
 `wait()` returns, as with any backend.
 """
 
@@ -15,8 +15,8 @@ NOT_SENT_BY_GLOO = ("cuda",)
 
 
 def wanted(call) -> bool:
-    """Is this a send or recv that the group's backend cannot make from where the tensors are? A
-    call is one of calls.py."""
+    """Whether the call is a send or recv of tensors on a device that the group's backend does not
+    support. `call` is from calls.py."""
     if call.name not in ("send", "recv") or call.own[0].device.type not in NOT_SENT_BY_GLOO:
         return False
     backends = dict(pair.split(":") for pair in dist.get_backend_config(call.group).split(","))
@@ -40,9 +40,9 @@ def through_the_host(function, call, *rest, **named):
 
 
 class Arriving(dist.Work):
-    """A recv into copies on the host. Who waits for it gets them where they belong."""
+    """A recv into copies on the host. wait() moves them to the tensors."""
 
-    under_way: set["Arriving"] = set()  # PyTorch holds the C++ half of it alone
+    under_way: set["Arriving"] = set()  # PyTorch holds only its C++ half
 
     def __init__(
         self, work: dist.Work, copies: list[torch.Tensor], tensors: tuple[torch.Tensor, ...]

@@ -1,4 +1,4 @@
-"""What a rank prints, also from C++ and from programs it starts, goes to its parent."""
+"""A rank's output, also from C++ and from programs that it starts, goes to its parent."""
 
 import os
 import sys
@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 
 
 class Streams:
-    """The two pipes to the parent, and what writes into them."""
+    """The two pipes to the parent, and the streams that write into them."""
 
     def __init__(self, out: Connection, err: Connection):
         self.pipes = {1: out, 2: err}
@@ -24,7 +24,7 @@ class Streams:
         setattr(sys, {1: "stdout", 2: "stderr"}[number], stream)
 
     def restore(self):
-        """Open again what earlier work has closed."""
+        """Open the streams again that earlier work has closed."""
         for number, pipe in self.pipes.items():
             ours = self.opened[number]
             shown = sys.stdout if number == 1 else sys.stderr
@@ -32,9 +32,9 @@ class Streams:
                 self._open(number)
 
     def flush(self):
-        """Lines without an end too."""
+        """Flush also incomplete lines."""
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # the reader's own, or closed
+            with suppress(Exception):  # the reader's own stream, or a closed one
                 stream.flush()
 
 

@@ -6,14 +6,13 @@ that torchrun made.
     torchrun --nnodes 2 --node-rank 0 --master-addr A --master-port P \\
         --nproc-per-node 2 train.py                     # of two; --node-rank 1 on the other
 
-`world.run(fn, ...)` calls fn here and returns the results of all ranks to each of them. What is
-printed is torchrun's affair, and a rank that fails ends all: there is no parent to keep the others
-alive.
+`world.run(fn, ...)` calls fn here and returns the results of all ranks to each of them. torchrun
+handles the output, and a failing rank ends all ranks: no parent keeps the others alive.
 
-Ranks of one machine are compared as in a world of our own (see checks.py): one that brings another
-shape, type or operation to a collective than its neighbours raises RanksDisagree. Ranks on
-different machines share no memory and are not compared. A rank that keeps others waiting says on
-stderr where it is, one of those that wait says for whom, and those that wait are ended.
+Ranks of one machine are compared as in shardlab's own world (see checks.py): a rank with another
+shape, type or operation than its neighbours raises RanksDisagree. Ranks on different machines share
+no memory and are not compared. A rank that keeps others waiting prints its place in the code on
+stderr, a waiting rank prints which rank it waits for, and waiting ranks are ended.
 """
 
 import os
@@ -42,7 +41,7 @@ from .shared import SharedFile
 from .watch import LOOK_SECONDS
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-LEAVE_SECONDS = 2.0  # after the connections were cut: a rank that is stuck even then is ended
+LEAVE_SECONDS = 2.0  # after the connections were cut: a rank that is still stuck is ended
 
 
 def started_us() -> bool:
@@ -110,8 +109,8 @@ class Torchrun:
         threading.Thread(target=self._watch, args=(ended,), daemon=True).start()
 
     def _board(self, local: int, here: int) -> Board:
-        """One file for the ranks of this machine: the first makes it, and the others open it by the
-        first's descriptor."""
+        """One file for the ranks of this machine: the first rank makes it, and the others open it
+        by the first rank's descriptor."""
         import torch.distributed as dist
 
         made = SharedFile(Board.nbytes(self.world_size)) if local == 0 else None
@@ -141,7 +140,7 @@ class Torchrun:
             raise kind(f"Rank {self.rank} {error}", [self.rank]) from None
 
     def _watch(self, ended: threading.Event):
-        """Say who keeps others waiting, and end what waits."""
+        """Report the rank that keeps others waiting, and end waiting ranks."""
         from .stopping import abort_groups, cut_connections
 
         while not ended.wait(LOOK_SECONDS):
@@ -173,7 +172,7 @@ class Torchrun:
             print(f"Rank {self.rank} is in {line.strip()}", file=sys.stderr, flush=True)
 
     def _blame(self, error: BaseException) -> Finding | None:
-        """Where a collective failed because another rank has left it: which one."""
+        """The rank that has left a collective and so made it fail."""
         from .reports import is_echo
 
         return self._look(0.0) if self.board is not None and is_echo(error) else None
@@ -186,14 +185,14 @@ class Torchrun:
         return self
 
     def __exit__(self, *error):
-        # after an error the others may be anywhere: leave, and torchrun ends them
+        # after an error the other ranks may be anywhere: exit, and torchrun ends them
         if error[0] is None:
             self.close()
         elif found := self._blame(error[1]):
             print(sentence_of(found), file=sys.stderr, flush=True)
 
     def run(self, function, *args, limit_seconds: float | None = None, **kwargs) -> list:
-        """Call `function(*args, **kwargs)` here, as every other rank does there: all results, in
+        """Call `function(*args, **kwargs)` here, as every other rank does. Returns all results, in
         rank order, on every rank."""
         import torch.distributed as dist
 

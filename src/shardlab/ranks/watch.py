@@ -1,4 +1,4 @@
-"""Waiting for a piece of work to end on every rank, and noticing when it will not."""
+"""Waiting for a piece of work to end on every rank, and noticing if it cannot end."""
 
 import select
 import signal
@@ -18,15 +18,15 @@ from .wire import ParentsEnd, packed
 
 TICK_SECONDS = 0.1
 LOOK_SECONDS = 0.3  # between two looks at the board
-# after something failed: how long the other ranks may still fail, or end, of themselves
+# after a failure: time for the other ranks to fail or end by themselves
 SETTLE_SECONDS = 1.0
-GRACE_SECONDS = 2.0  # after they were told to stop: how long they may take
+GRACE_SECONDS = 2.0  # time to stop after the order to stop
 
 End = Returned | Raised | Refused | Died
 
 
 class Member(NamedTuple):
-    """A rank as its parent holds it."""
+    """The parent's handle of a rank."""
 
     process: Process
     wire: ParentsEnd
@@ -35,13 +35,13 @@ class Member(NamedTuple):
 
 
 class OverTime(NamedTuple):
-    """The whole work took longer than it was given."""
+    """The whole work took longer than its limit."""
 
     limit_seconds: float
 
 
 class Flooded(NamedTuple):
-    """A rank printed more than anybody can read."""
+    """A rank printed more than a person can read."""
 
     ranks: list[int]
 
@@ -51,33 +51,33 @@ class Interrupted(NamedTuple):
 
 
 Trouble = Raised | Refused | Died | Finding | OverTime | Flooded | Interrupted
-# these are noticed by the parent: no other rank needs time to fail of itself
+# the parent notices these: no other rank needs time to fail by itself
 NOTICED = (*Finding.__args__, OverTime, Flooded, Interrupted)
 
 
 @dataclass
 class Outcome:
-    """What became of one piece of work. An end is None where a rank was still stuck after the
-    grace; `seen` is None where it did not even answer."""
+    """The outcome of one piece of work. An end is None if the rank was still stuck after the grace;
+    `seen` is None if the rank did not even answer."""
 
     ends: list[End | None]
     seen: list[tuple[Frame, ...] | None]
     trouble: Trouble | None = None
-    # of a collective about which the ranks disagreed
+    # of a collective on which the ranks disagreed
     posts: dict[int, Post] = field(default_factory=dict)
     frozen: list[int] = field(default_factory=list)  # ranks whose process is stopped by a signal
 
 
 @dataclass
 class Limits:
-    """Of one piece of work."""
+    """The limits of one piece of work."""
 
     patience_seconds: float
     seconds: float | None = None
 
 
 class Watch:
-    """One piece of work, from its sending to its end on each rank. `interrupts` grows when the
+    """One piece of work, from sending it to its end on each rank. `interrupts` grows when the
     reader presses stop."""
 
     def __init__(self, members: list[Member], number: int, board: Board, interrupts: list):
@@ -86,7 +86,8 @@ class Watch:
         self.outcome = Outcome([None] * len(members), [None] * len(members))
 
     def run(self, command, limits: Limits, on_tick: Callable[[float], None]) -> Outcome:
-        """Send the work to all; return when each rank has ended it, or is beyond waiting for."""
+        """Send the work to all ranks; return when each rank has ended it or cannot be waited
+        for."""
         outcome = self.outcome
         begin = looked_at = time.monotonic()
         told_at = settled_at = None
@@ -132,7 +133,7 @@ class Watch:
         return None
 
     def conclude(self, limits: Limits):
-        """What the board says about it, now that no rank is at work."""
+        """The board's finding, now that no rank is at work."""
         outcome = self.outcome
         failed = [end for end in outcome.ends if isinstance(end, (Raised, Died, Refused))]
         if outcome.trouble is None:  # all have ended, but perhaps not with the same collectives
@@ -141,7 +142,7 @@ class Watch:
             )
         elif isinstance(outcome.trouble, Raised) and all(
             isinstance(end, Raised) and (end.echo or end.stopped) for end in failed
-        ):  # they have only waited for one that raised nothing itself
+        ):  # these ranks have only waited for a rank that raised nothing itself
             ends = [end if isinstance(end, Returned) else None for end in outcome.ends]
             found = first_finding(self.board, ends, 0.0, time.monotonic())
             outcome.trouble = found or outcome.trouble
@@ -161,7 +162,7 @@ class Watch:
             self.members[rank].wire.send(frame)
 
     def exchange(self):
-        """Send and take what goes and comes within a tick."""
+        """Exchange the messages of one tick."""
         poll, owners = select.poll(), {}
         for rank, (process, wire, out, err) in enumerate(self.members):
             sources = [(one.fd, select.POLLIN) for one in (out, err) if not one.ended]
@@ -218,7 +219,7 @@ def how_it_ended(exitcode: int) -> str:
 
 
 def is_frozen(pid: int) -> bool:
-    """Was the process stopped by a signal, as by SIGSTOP? Where there is no /proc nobody knows."""
+    """Whether a signal such as SIGSTOP has stopped the process. Unknown without /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "Tt"
@@ -228,11 +229,11 @@ def is_frozen(pid: int) -> bool:
 
 @contextmanager
 def counting_interrupts() -> Iterator[list]:
-    """Ctrl-C, and the stop button of a notebook, counted: an exception in the middle of something
-    would leave ranks of which nobody knows."""
+    """Counts Ctrl-C and the notebook's stop button. An exception at an arbitrary place would leave
+    unknown ranks behind."""
     interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield interrupts  # Python delivers signals to the main thread alone
+        yield interrupts  # Python delivers signals to the main thread only
         return
     before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
     try:

@@ -4,7 +4,7 @@ Each message carries the number of the piece of work it belongs to. An answer to
 work, or one from a process that the rank has forked, is never taken for an answer to this one.
 
 The parent never blocks: a rank may be stopped in the middle of a message, or not read at all. So
-the parent's end sends what the socket takes and keeps the rest.
+the parent's end sends as much as the socket accepts and keeps the rest.
 """
 
 import os
@@ -13,7 +13,7 @@ import socket
 import struct
 
 HEADER = struct.Struct("!QQ")  # number of the work, bytes that follow
-MOST_AT_ONCE = 64 << 20  # bytes after which the parent looks at other ranks again
+MOST_AT_ONCE = 64 << 20  # bytes after which the parent serves other ranks again
 
 
 def packed(number: int, message) -> bytes:
@@ -22,11 +22,12 @@ def packed(number: int, message) -> bytes:
 
 
 class RanksEnd:
-    """It waits: a rank has nothing else to do. The thread that listens is the one that reads."""
+    """The rank's end, which blocks: a rank has nothing else to do. Only the listening thread
+    reads."""
 
     def __init__(self, fd: int):
         self.fd = fd
-        os.set_inheritable(fd, False)  # a program that takes the rank's place does not answer
+        os.set_inheritable(fd, False)  # a program that replaces the rank by exec does not answer
 
     def send(self, number: int, message):
         view = memoryview(packed(number, message))
@@ -48,7 +49,7 @@ class RanksEnd:
 
 
 class ParentsEnd:
-    """It never waits. `closed` is true when nobody is at the other end."""
+    """The parent's end, which never blocks. `closed` is true when the other end is closed."""
 
     def __init__(self, fd: int):
         self.socket = socket.socket(fileno=fd)
@@ -70,7 +71,7 @@ class ParentsEnd:
         self.write()
 
     def write(self):
-        """Send what the other end takes now."""
+        """Send as much as the other end accepts now."""
         try:
             while self.waiting:
                 sent = self.socket.send(self.waiting[0])
@@ -79,11 +80,11 @@ class ParentsEnd:
                     self.waiting.pop(0)
         except BlockingIOError:
             pass
-        except OSError:  # it has died: that will be noticed
+        except OSError:  # the rank has died, which will be noticed
             self.waiting.clear()
 
     def read(self) -> list[tuple[int, object]]:
-        """The messages that have come in whole."""
+        """The messages that have arrived completely."""
         messages, left = [], MOST_AT_ONCE
         while left > 0 and not self.closed:
             try:

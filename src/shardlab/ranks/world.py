@@ -25,7 +25,7 @@ from .shared import SharedFile, SharedPath
 from .watch import Flooded, Limits, Member, Outcome, Watch, counting_interrupts
 from .wire import ParentsEnd, packed
 
-START_SECONDS = 120.0  # a cold machine imports torch in a few
+START_SECONDS = 120.0  # importing torch takes a few on a cold machine
 QUIT_SECONDS = 1.0
 GONE_SECONDS = 10.0  # for a killed process to be gone
 SETTLED_SECONDS = 0.1
@@ -53,8 +53,8 @@ class World:
             self._start(interrupts)
 
     def __del__(self):
-        """Nobody has a name for it any more, as when the cell that made it runs again: its ranks
-        go."""
+        """No name refers to the world any more, for example because its cell ran again: end its
+        ranks."""
         if not sys.is_finalizing():
             self._kill()
             atexit.unregister(self.at_exit)
@@ -70,8 +70,9 @@ class World:
     def run(self, function, *args, limit_seconds: float | None = None, **kwargs) -> list:
         """Call `function(*args, **kwargs)` on every rank: its results, in rank order.
 
-        The function may be defined in a cell; what it needs of the notebook goes along. Raises a
-        RankError that names the guilty rank, or TypeError if the arguments cannot be sent.
+        The function may be defined in a cell; the objects of the notebook that it uses are sent
+        along. Raises a RankError that names the guilty rank, or TypeError if the arguments cannot
+        be sent.
         """
         check_limit(limit_seconds)
         ends = self._do(call_of(function, args, kwargs), limit_seconds)
@@ -99,7 +100,7 @@ class World:
         self._do(Cell(source, name), limit_seconds)
 
     def close(self):
-        """End the ranks. What they hold is lost."""
+        """End the ranks. Their variables are lost."""
         mine = self.lock.acquire(timeout=QUIT_SECONDS)  # another thread may wait for ever
         try:
             deadline = time.monotonic() + QUIT_SECONDS
@@ -107,7 +108,7 @@ class World:
                 member.wire.send(packed(self.number, Quit()))
             for member in self.members:
                 while member.process.is_alive() and time.monotonic() < deadline:
-                    member.out.drain()  # or it waits to print its last
+                    member.out.drain()  # or the rank waits to print its last output
                     member.err.drain()
                     member.process.join(0.01)
             self._kill()
@@ -125,14 +126,14 @@ class World:
             limits = Limits(self.patience_seconds, limit_seconds)
             outcome = self._watch(command, interrupts, limits)
             if outcome.trouble is not None:
-                interrupts.clear()  # a second one ends what follows
+                interrupts.clear()  # a second interrupt ends the rest
                 raise verdict(outcome, self._mend(outcome, interrupts)) from None
             if any(end.ungrouped for end in outcome.ends):
                 anew = self._regroup(interrupts)
                 if anew.trouble is not None:
                     self._kill()
                     raise verdict(anew, NOT_ANEW) from None
-        if interrupts:  # it came when all had ended
+        if interrupts:  # the interrupt came after all ranks had ended
             raise RanksInterrupted("The ranks were interrupted; their work had ended.")
         return outcome.ends
 
@@ -152,8 +153,8 @@ class World:
         return outcome
 
     def _mend(self, outcome: Outcome, interrupts: list) -> str:
-        """After a fault: a new process group if all ranks have come back, else no ranks. Says
-        which."""
+        """After a fault: a new process group if all ranks have responded, else no ranks. Returns
+        the sentence that says which."""
         if any(
             end is None or not member.process.is_alive()
             for end, member in zip(outcome.ends, self.members)
@@ -169,7 +170,7 @@ class World:
         return ALIVE
 
     def _still_prints(self, ranks: list[int]) -> bool:
-        """Does a program that a rank has started print on, although the rank was stopped?"""
+        """Whether a program that a rank has started still prints, although the rank was stopped."""
         time.sleep(SETTLED_SECONDS)
         printed = [
             one for rank in ranks for one in (self.members[rank].out, self.members[rank].err)
@@ -260,14 +261,14 @@ class World:
         self.members.append(Member(process, wire, out, err))
 
     def _kill(self):
-        with counting_interrupts():  # in the middle of this nobody would know of the rest
+        with counting_interrupts():  # an interrupt here would leave unknown ranks behind
             members, self.members = self.members, []
             shared, self.shared = self.shared, []
             for member in members:
                 server.end(member.process)
             for process, wire, out, err in members:
                 process.join(GONE_SECONDS)
-                with suppress(ValueError):  # it hangs in the system, as one can whose GPU does
+                with suppress(ValueError):  # it hangs in the system, say because its GPU does
                     process.close()
                 for one in (wire, out, err):
                     one.close()

@@ -3,7 +3,8 @@ them.
 
     list(stage_2(units=2, microbatches=1))    # [Forward(unit=0), Forward(unit=1), Backward(unit=1),
                                               # ReduceScatter(unit=1), ...]
-    follow(2, units=2, microbatches=1)[4]     # after four moves: of each unit, what every rank has
+    follow_moves(2, units=2, microbatches=1)[4]     # after four moves: of each unit, what every
+    rank has
 
 The four functions are data parallelism and the three stages. Each differs from the one before in a
 few lines: these lines are ZeRO. data_parallel.py, stage1.py, stage2.py and stage3.py make these
