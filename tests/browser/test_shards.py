@@ -20,7 +20,7 @@ from visit import (
     until,
 )
 
-from shardlab.topics.zero.moves import AllGather, AllReduce, Held, Update
+from shardlab.topics.zero.moves import AllGather, AllReduce, HeldPart, Update
 from shardlab.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
@@ -165,7 +165,7 @@ DRAWN = """n => [...document.querySelectorAll(".stepper svg g[transform]")].map(
 def wanted(has, column, rank, n):
     """[above, below]: of each chunk 2 if it is solid, 1 if it is hatched."""
     shard = [2 * (chunk == rank) for chunk in range(n)]
-    amounts = {Held.NOTHING: [0] * n, Held.SHARD: shard, Held.WHOLE: [2] * n}
+    amounts = {HeldPart.NOTHING: [0] * n, HeldPart.SHARD: shard, HeldPart.WHOLE: [2] * n}
     if column == "parameters" and has.old:
         return [[2 if chunk == rank else 1 for chunk in range(n)]] * 2
     if column == "gradients" and has.own:

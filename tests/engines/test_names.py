@@ -19,6 +19,7 @@ A_ROLE_IN_EVERY_TOPIC = {
     "SIZES": "the sizes of a topic's GPT",
     "build_model": "the model of a lab",
     "count_sent": "what a rank of a lab sends",
+    "COLOURS": "the colours of what a timeline shows",
     "RANKS": "how many ranks a stepper can show",
     "Step": "what a stepper shows of one step",
     "sentence": "what a step does, in words",
@@ -37,6 +38,7 @@ THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(("equal", "where"), "of numbers, and as SymPy writes it"),
     "ShardedOptimizer": "of stage 1, and its subclass of stage 2",
     "BUCKET_BYTES": "the default of replicas and of stages 1 and 2, which are compared",
+    "Plan": "what ranks do, as data: of a collective, of a pipeline",
     "UNIT_BITS": "how a message's tag names a unit; ranks read tags without loading ZeRO",
     "main": "a command",
 }

@@ -30,7 +30,7 @@ def test_what_is_staged(monkeypatch):
             (name, where)
             for name in ("send", "recv", "all_reduce")
             for where in ("cpu", "cuda")
-            if staging.wanted(call(name, where))
+            if staging.must_stage(call(name, where))
         ]
 
     assert staged("cpu:gloo,cuda:gloo") == [("send", "cuda"), ("recv", "cuda")]

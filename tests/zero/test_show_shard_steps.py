@@ -12,7 +12,7 @@ from shardlab.topics.zero.moves import (
     AllGather,
     AllReduce,
     Has,
-    Held,
+    HeldPart,
     ReduceScatter,
     Update,
     follow_moves,
@@ -137,7 +137,7 @@ def test_what_a_move_says():
     )
 
 
-W, S, N = Held.WHOLE, Held.SHARD, Held.NOTHING
+W, S, N = HeldPart.WHOLE, HeldPart.SHARD, HeldPart.NOTHING
 
 
 @pytest.mark.parametrize(

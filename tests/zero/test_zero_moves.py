@@ -23,7 +23,7 @@ from shardlab.topics.zero.moves import (
     Forward,
     Free,
     Has,
-    Held,
+    HeldPart,
     ReduceScatter,
     Update,
     follow_moves,
@@ -254,7 +254,8 @@ def world(request):
 def said(pictures, field, n):
     """Bytes of float32 that every rank has of it, over all units."""
     return sum(
-        {Held.NOTHING: 0, Held.SHARD: size // n, Held.WHOLE: size}[getattr(has, field)] * 4
+        {HeldPart.NOTHING: 0, HeldPart.SHARD: size // n, HeldPart.WHOLE: size}[getattr(has, field)]
+        * 4
         for has, size in zip(pictures, SIZES)
     )
 
@@ -295,7 +296,7 @@ def test_the_moves_are_what_the_code_does(world, stage, microbatches):
                 said(now, field, n) for field in ("parameters", "optimizer", "gathered")
             ), move
             own, mean = said(now, "own", n), said(now, "gradients", n)
-            averaged = flags * sum(has.gradients == Held.WHOLE for has in now)
+            averaged = flags * sum(has.gradients == HeldPart.WHOLE for has in now)
             if stage < 3:
                 assert gradients == own + mean + averaged, move
             else:  # whole gradients are on their way to the shards: nobody's .grad
@@ -345,7 +346,7 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
     ]
     want = evaluate(targets, **given)
     assert sum(sent.get(type(move), 0) for move in moves) == want["zero_traffic_parameters"]
-    elements = {Held.NOTHING: 0, Held.SHARD: size // n, Held.WHOLE: size}
+    elements = {HeldPart.NOTHING: 0, HeldPart.SHARD: size // n, HeldPart.WHOLE: size}
     done = pictures[moves.index(Update()) - units * (stage == 1)]
     kept = [
         sum(elements[part] for has in done for part in parts(has))
@@ -359,13 +360,13 @@ def test_the_moves_add_up_to_the_formulas(stage, units, microbatches):
         want[f"zero_kept_{what}"] for what in ("parameters", "gradients", "optimizer_states")
     ]
     assert all(
-        (has.own, has.gathered, has.old) == (Held.NOTHING, Held.NOTHING, False)
+        (has.own, has.gathered, has.old) == (HeldPart.NOTHING, HeldPart.NOTHING, False)
         for has in pictures[-1]
     )
     assert pictures[0] == [AT_REST[stage]] * units
 
 
-WHOLE, SHARD = Held.WHOLE, Held.SHARD
+WHOLE, SHARD = HeldPart.WHOLE, HeldPart.SHARD
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class Way(NamedTuple):
         return self.wrap(net, optimizer_cls, **self.options, **settings)
 
 
-class Task(NamedTuple):
+class TrainingTask(NamedTuple):
     """The training task of all ways: a GPT in fp32 on random tokens, a part of them on each
     rank."""
 
@@ -113,19 +113,19 @@ class Task(NamedTuple):
 
 
 TASKS = (
-    Task(
+    TrainingTask(
         "5.3M parameters",
         dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64),
     ),
-    Task(
+    TrainingTask(
         "27.3M parameters",
         dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
     ),
 )
-GPU_TASK = Task(
+GPU_TASK = TrainingTask(
     "16.9M parameters", dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
 )
-TINY = Task("tiny", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
+TINY = TrainingTask("tiny", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
 
 
 def layouts(device: torch.device) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -186,7 +186,7 @@ def in_turns(
 
 def train_in_turns(
     ways: dict[str, Way],
-    task: Task,
+    task: TrainingTask,
     turns: int = TURNS,
     optimizer_cls: type = torch.optim.AdamW,
     device: str = "cpu",
@@ -221,7 +221,7 @@ class Weighed(NamedTuple):
 
 def weighed(
     way: Way,
-    task: Task,
+    task: TrainingTask,
     optimizer_cls: type = torch.optim.AdamW,
     device: str = "cpu",
     kind: str | None = None,

@@ -141,7 +141,7 @@ def _kernel(function, operator: Operator):
     def kernel(keyset, *args, **kwargs):
         call = _read(operator, {**dict(zip(names, args)), **kwargs})
         after = [done for listener in tuple(_listeners) if (done := listener(call))]
-        if staging.wanted(call):
+        if staging.must_stage(call):
             result = staging.through_the_host(function, call, *args[1:], **kwargs)
         else:
             result = next_kernel(function, keyset, *args, **kwargs)

@@ -14,7 +14,7 @@ from ..torch_internals import on_the_cpu
 NOT_SENT_BY_GLOO = ("cuda",)
 
 
-def wanted(call) -> bool:
+def must_stage(call) -> bool:
     """Whether the call is a send or recv of tensors on a device that the group's backend does not
     support. `call` is from calls.py."""
     if call.name not in ("send", "recv") or call.own[0].device.type not in NOT_SENT_BY_GLOO:

@@ -115,7 +115,7 @@ class TimeAxis:
 
 
 @dataclass(frozen=True)
-class Streams:
+class StreamsPicture:
     """A step as two streams, computing and the link, on one axis of time; spans in which nothing
     computes are hatched. `step` are phases of formulas/events.py: the simulator plays them, nothing
     else is computed. `colours` are triples (event, words in the key, colour). The colour is a

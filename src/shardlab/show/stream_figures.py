@@ -9,7 +9,7 @@ from .figures import FOOT_PIXELS, HEAD_PIXELS, INK, axis, new_figure, round_up
 from .format import format_as
 from .palette import MEMORY, TIMELINE
 
-ROW_PIXELS = 52
+STREAM_ROW_PIXELS = 52
 PALETTES = dict(memory=MEMORY, timeline=TIMELINE)
 
 
@@ -22,7 +22,7 @@ def streams_figure(picture, computed):
     words = f"{format_as(exposed, 'short duration')} of {format_as(end, 'short duration')} exposed"
     figure = new_figure(
         f"{picture.title}<br><span style='font-size:13px'>{words}</span>",
-        HEAD_PIXELS + FOOT_PIXELS + 28 + 2 * ROW_PIXELS,
+        HEAD_PIXELS + FOOT_PIXELS + 28 + 2 * STREAM_ROW_PIXELS,
         barmode="overlay",
         bargap=0,
     )

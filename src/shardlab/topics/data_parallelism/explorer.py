@@ -3,7 +3,7 @@ the number of its ranks."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line, Streams
+from shardlab.show.pictures import CurveAxis, Curves, Line, StreamsPicture
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
 from shardlab.topics.data_parallelism.timeline import COLOURS, STEP
@@ -51,7 +51,7 @@ STEP_TIME = Explorer(
         )
     ),
     pictures=(
-        Streams("A step: what computes, what travels", STEP, COLOURS),
+        StreamsPicture("A step: what computes, what travels", STEP, COLOURS),
         Curves(
             title="Time of a step, by the size of its buckets",
             sweep="bucket_bytes",

@@ -24,7 +24,7 @@ from shardlab.measure.races import (
     Bench,
     Result,
     Run,
-    Task,
+    TrainingTask,
     Way,
     fastest,
     identical,
@@ -74,13 +74,15 @@ WAYS = {
 # --- make gpu -------------------------------------------------------------------------------------
 
 
-def data_parallel(device: torch.device, task: Task = GPU_TASK, turns: int = 11) -> Iterator[Row]:
+def data_parallel(
+    device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11
+) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
     for count, case in layouts(device):
         yield from attempt(f"data_parallel, {count} ranks", on_ranks(case, task, turns))
 
 
-def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
+def on_ranks(case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
     given = {**GPTConfig(**task.sizes).quantities(), **RECIPES["fp32 Adam"].quantities}
     want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
@@ -101,7 +103,7 @@ def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
     yield from step_rows("data_parallel", WAYS, times, case)
 
 
-def right_gradients(way: Way, task: Task, device: str) -> int:
+def right_gradients(way: Way, task: TrainingTask, device: str) -> int:
     """On a rank: how many parameters have the gradient of all ranks' batches."""
     batch, plain = task.batches(device)[0], task.model(device)
     next_token_loss(plain(batch.flatten(0, 1)), batch.flatten(0, 1)).backward()
@@ -119,7 +121,7 @@ def right_gradients(way: Way, task: Task, device: str) -> int:
 
 
 def bench(
-    tasks: Sequence[Task] = TASKS,
+    tasks: Sequence[TrainingTask] = TASKS,
     counts: Sequence[int] = (2, 4),
     turns: int = TURNS,
     megabits_per_second: int = 1000,
@@ -133,7 +135,7 @@ def bench(
         return results
 
 
-def race(tasks: Sequence[Task], counts: Sequence[int], turns: int) -> list[Result]:
+def race(tasks: Sequence[TrainingTask], counts: Sequence[int], turns: int) -> list[Result]:
     """Step times in turns, peak bytes, bytes brought to all-reduces: the faster of our two bucket
     sizes beside the fastest of PyTorch's ways."""
     ways = {name: way for name, way in WAYS.items() if "overlap" not in way.options}
@@ -165,7 +167,7 @@ def race(tasks: Sequence[Task], counts: Sequence[int], turns: int) -> list[Resul
     return results
 
 
-SLOW_TASK = Task(
+SLOW_TASK = TrainingTask(
     "slow link", dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128), 8
 )
 HIDDEN = 0.6  # of communication, at least
@@ -176,7 +178,7 @@ OVERLAP = {
 }
 
 
-def overlap(task: Task, megabits_per_second: int, turns: int) -> list[Result]:
+def overlap(task: TrainingTask, megabits_per_second: int, turns: int) -> list[Result]:
     """How much of communication backward does not hide. Raises LinksUnavailable."""
     with (
         two_hosts(megabits_per_second) as hosts,

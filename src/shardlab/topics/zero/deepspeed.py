@@ -17,7 +17,7 @@ from shardlab.measure.races import (
     TASKS,
     TURNS,
     Result,
-    Task,
+    TrainingTask,
     Way,
     step_result,
     train_in_turns,
@@ -31,7 +31,7 @@ LOSSES_APART = 1e-6  # of the losses, in fp32
 
 
 def race(
-    ours: dict[int, Way], task: Task = TASKS[0], count: int = 2, turns: int = TURNS
+    ours: dict[int, Way], task: TrainingTask = TASKS[0], count: int = 2, turns: int = TURNS
 ) -> list[Result]:
     """Beside our way to each stage. No results where DeepSpeed is not installed."""
     if find_spec("deepspeed") is None:
@@ -111,7 +111,7 @@ def loaded(configuration: dict) -> int:
     return DeepSpeedConfig(configuration).train_batch_size
 
 
-def losses(way: Way, task: Task) -> list[float]:
+def losses(way: Way, task: TrainingTask) -> list[float]:
     """Of each step, by plain SGD: Adam makes noise of a gradient that is zero but for rounding, the
     key bias's."""
     model, optimizer = way.build(task.model(), torch.optim.SGD, lr=0.1)

@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, Streams
+from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
 from shardlab.topics.zero.timeline import COLOURS, MICROBATCH
@@ -64,7 +64,7 @@ ZERO = Explorer(
             total="zero_states_bytes",
             capacity="gpu_memory_bytes",
         ),
-        Streams("A step of one microbatch, without its update", MICROBATCH, COLOURS),
+        StreamsPicture("A step of one microbatch, without its update", MICROBATCH, COLOURS),
         Curves(
             title="Model states by the number of ranks",
             sweep="data_parallel",

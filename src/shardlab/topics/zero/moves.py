@@ -23,7 +23,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 
-class Held(IntEnum):
+class HeldPart(IntEnum):
     """How much of something a rank has."""
 
     NOTHING = 0
@@ -31,17 +31,17 @@ class Held(IntEnum):
     WHOLE = 2
 
 
-NOTHING, SHARD, WHOLE = Held
+NOTHING, SHARD, WHOLE = HeldPart
 
 
 class Has(NamedTuple):
     """What every rank has of one unit."""
 
-    parameters: Held
-    optimizer: Held  # states
-    own: Held = NOTHING  # gradients of its own examples, which no other rank has seen
-    gradients: Held = NOTHING  # their mean over all ranks
-    gathered: Held = NOTHING  # parameters that are whole for a moment, beside the shard
+    parameters: HeldPart
+    optimizer: HeldPart  # states
+    own: HeldPart = NOTHING  # gradients of its own examples, which no other rank has seen
+    gradients: HeldPart = NOTHING  # their mean over all ranks
+    gathered: HeldPart = NOTHING  # parameters that are whole for a moment, beside the shard
     old: bool = False  # of the parameters only the own shard is updated yet
 
 

@@ -16,7 +16,17 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.measure import races
 from shardlab.measure.attempts import FAILED, attempt
-from shardlab.measure.races import GPU_TASK, TASKS, TINY, TURNS, Bench, Result, Run, Task, Way
+from shardlab.measure.races import (
+    GPU_TASK,
+    TASKS,
+    TINY,
+    TURNS,
+    Bench,
+    Result,
+    Run,
+    TrainingTask,
+    Way,
+)
 from shardlab.measure.recordings import Row
 from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
@@ -95,14 +105,17 @@ WAYS = {
 
 
 def zero(
-    device: torch.device, task: Task = GPU_TASK, turns: int = 7, names: Iterable[str] = tuple(WAYS)
+    device: torch.device,
+    task: TrainingTask = GPU_TASK,
+    turns: int = 7,
+    names: Iterable[str] = tuple(WAYS),
 ) -> Iterator[Row]:
     """Right parameters, bytes on the GPU and on the host, messages and times of these ways."""
     for count, case in races.layouts(device):
         yield from attempt(f"zero, {count} ranks", on_ranks(case, task, turns, names))
 
 
-def on_ranks(case: dict, task: Task, turns: int, names: Iterable[str]) -> Iterator[Row]:
+def on_ranks(case: dict, task: TrainingTask, turns: int, names: Iterable[str]) -> Iterator[Row]:
     count, device, works = case["ranks"], case["device"], {}
     with ranks(count, device=device, announce=False) as world:
         for name, way in ((name, WAYS[name]) for name in names):
@@ -116,12 +129,14 @@ def on_ranks(case: dict, task: Task, turns: int, names: Iterable[str]) -> Iterat
         yield from attempt(f"zero, times, {count} ranks", times_of(world, works, task, turns, case))
 
 
-def times_of(world, works: dict[str, Way], task: Task, turns: int, case: dict) -> Iterator[Row]:
+def times_of(
+    world, works: dict[str, Way], task: TrainingTask, turns: int, case: dict
+) -> Iterator[Row]:
     times = world.run(races.train_in_turns, works, task, turns, device=case["device"])[0]
     yield from races.step_rows("zero", works, times, case)
 
 
-def rows_of(world, way: Way, task: Task, case: dict) -> Iterator[Row]:
+def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
     """Of one way. A formula where there is one: of what rests on rank 0 after a step, without
     gradients and step counters."""
     device, ours = case["device"], bool(way.peers)
@@ -195,7 +210,7 @@ def states_of_way(way: Way, flats: list[int], count: int) -> dict[str, int]:
 
 
 def race(
-    tasks: Sequence[Task] = TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
+    tasks: Sequence[TrainingTask] = TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each stage, beside the faster of PyTorch's
     ways that keep no more."""
@@ -212,7 +227,12 @@ def race(
 
 
 def beside_torch(
-    world, task: Task, ours: list[str], peers: Sequence[str], theirs: Sequence[str], turns: int
+    world,
+    task: TrainingTask,
+    ours: list[str],
+    peers: Sequence[str],
+    theirs: Sequence[str],
+    turns: int,
 ) -> list[Result]:
     ways = {name: WAYS[name] for name in (*ours, *theirs)}
     steps = {name: world.run(races.weighed, way, task)[0] for name, way in ways.items()}
@@ -237,7 +257,7 @@ def beside_torch(
 # --- on a rank ------------------------------------------------------------------------------------
 
 
-def right_parameters(way: Way, task: Task, device: str) -> tuple[int, int]:
+def right_parameters(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
     """(how many parameters are the plain model's after two steps of SGD over all ranks' batches,
     how many there are)"""
     plain, net = task.model(device), task.model(device)
@@ -257,7 +277,7 @@ def right_parameters(way: Way, task: Task, device: str) -> tuple[int, int]:
 
 
 def bytes_at_rest(
-    way: Way, task: Task, device: str
+    way: Way, task: TrainingTask, device: str
 ) -> tuple[dict[str, int], list[int], dict[str, int]]:
     """After a step of AdamW, (bytes of parameters and optimizer states by kind of device, elements
     of our flat tensors, bytes of pinned memory). Numbers, such as step counters, are left out."""

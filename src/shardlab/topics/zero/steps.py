@@ -24,7 +24,7 @@ from shardlab.topics.zero.moves import (
     Forward,
     Free,
     Has,
-    Held,
+    HeldPart,
     ReduceScatter,
     ShardMove,
     Update,
@@ -105,7 +105,7 @@ def held_bytes(picture: list[Has], ranks: int) -> float:
     """Bytes that a rank holds for each parameter of the model."""
     parameter, gradient, optimizer = per_element()
     # of a unit that has one for each rank
-    elements = {Held.NOTHING: 0, Held.SHARD: 1, Held.WHOLE: ranks}
+    elements = {HeldPart.NOTHING: 0, HeldPart.SHARD: 1, HeldPart.WHOLE: ranks}
     return sum(
         parameter * (elements[has.parameters] + elements[has.gathered])
         + gradient * (elements[has.own] + elements[has.gradients])
@@ -249,7 +249,7 @@ def encode(step: Step) -> str:
     cells = [
         *(5 if has.old else has.parameters for has in step.picture),
         *(
-            (3 + (has.gradients == Held.SHARD) if has.own else has.gradients)
+            (3 + (has.gradients == HeldPart.SHARD) if has.own else has.gradients)
             for has in step.picture
         ),
         *(has.optimizer for has in step.picture),
@@ -269,7 +269,7 @@ def marked(step: Step) -> set[int]:
         return set()
     if move.unit is None:
         return set(range(count))  # it changes parameters
-    weights = move.unit + (0 if step.picture[move.unit].parameters == Held.WHOLE else 3 * count)
+    weights = move.unit + (0 if step.picture[move.unit].parameters == HeldPart.WHOLE else 3 * count)
     gradients = move.unit + count
     return {
         Forward: {weights},

@@ -4,7 +4,7 @@ that gathers, the backward one that reduces; shardlab/formulas/events.py plays t
 
 from shardlab.formulas.events import COMPUTE, LINK, Event, Phase, Repeat
 
-UNITS = "zero_flat_tensors"
+TIMELINE_UNITS = "zero_flat_tensors"
 AHEAD, WAITS = ("gather_ahead", 1), ("gather_ahead", 0)
 EARLY, LATE = ("reduce_early", 1), ("reduce_early", 0)
 NOTHING_GATHERED, KEPT = ("zero_stage", 0), ("zero_backward_gatherings", 0)
@@ -26,7 +26,9 @@ def ahead(name, busy, alone, seconds, begins_after, reduce=()):
     begin = Event("begin", COMPUTE, after=begins_after)
     return (
         gather(seconds),
-        Repeat(UNITS, (begin, gather(seconds, "begin"), work(name, busy), *reduce), less=1),
+        Repeat(
+            TIMELINE_UNITS, (begin, gather(seconds, "begin"), work(name, busy), *reduce), less=1
+        ),
         begin,
         work(name, alone),
         *reduce,
@@ -36,9 +38,11 @@ def ahead(name, busy, alone, seconds, begins_after, reduce=()):
 FORWARD = Phase(
     "forward",
     (
-        Repeat(UNITS, (work("forward", "unit_forward_seconds"),), when=(NOTHING_GATHERED,)),
         Repeat(
-            UNITS,
+            TIMELINE_UNITS, (work("forward", "unit_forward_seconds"),), when=(NOTHING_GATHERED,)
+        ),
+        Repeat(
+            TIMELINE_UNITS,
             (
                 gather("unit_gather_seconds", "forward"),
                 work("forward", "unit_forward_seconds", "gather"),
@@ -62,12 +66,16 @@ BACKWARD = Phase(
     "backward",
     (
         # parameters are there: stages 0 to 2
-        Repeat(UNITS, (work("backward", "unit_backward_seconds"),), when=(KEPT, LATE)),
-        Repeat(UNITS, (REDUCE,), when=(KEPT, LATE)),
-        Repeat(UNITS, (work("backward", "unit_busy_backward_seconds"), REDUCE), when=(KEPT, EARLY)),
+        Repeat(TIMELINE_UNITS, (work("backward", "unit_backward_seconds"),), when=(KEPT, LATE)),
+        Repeat(TIMELINE_UNITS, (REDUCE,), when=(KEPT, LATE)),
+        Repeat(
+            TIMELINE_UNITS,
+            (work("backward", "unit_busy_backward_seconds"), REDUCE),
+            when=(KEPT, EARLY),
+        ),
         # parameters are gathered: stage 3
         Repeat(
-            UNITS,
+            TIMELINE_UNITS,
             (
                 gather("unit_gather_seconds", "backward"),
                 work("backward", "unit_backward_seconds", "gather"),
