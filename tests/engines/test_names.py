@@ -38,7 +38,6 @@ THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(("equal", "where"), "of numbers, and as SymPy writes it"),
     "ShardedOptimizer": "of stage 1, and its subclass of stage 2",
     "BUCKET_BYTES": "the default of replicas and of stages 1 and 2, which are compared",
-    "Plan": "what ranks do, as data: of a collective, of a pipeline",
     "UNIT_BITS": "how a message's tag names a unit; ranks read tags without loading ZeRO",
     "main": "a command",
 }
