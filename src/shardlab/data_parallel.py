@@ -130,8 +130,7 @@ class Replicas(BackwardListener, nn.Module):
 
 class FlatBucket:
     """One flat tensor for some parameters: this rank's shares of their mean gradients, which are
-    `.grad` from now on, and a flag for each parameter, 1 if this rank has used the parameter, else
-    0."""
+    `.grad` from now on, and a flag for each parameter: 1 if this rank has used it, else 0."""
 
     def __init__(self, parameters: list[nn.Parameter], world_size: int):
         sizes = [parameter.numel() for parameter in parameters]
@@ -195,8 +194,7 @@ class ParameterServer(Replicas):
 
     @torch.no_grad()
     def add_to_a_sum(self, parameter: nn.Parameter):
-        """The server alone holds the mean, which the next division includes: multiply it by n
-        first."""
+        """Only the server holds the mean, and the next division includes it: multiply it first."""
         if parameter in self.means and parameter.grad is not None:
             parameter.grad.mul_(self.world_size)
         self.means.discard(parameter)
