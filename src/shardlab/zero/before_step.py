@@ -28,7 +28,7 @@ sharded = WeakTensorKeyDictionary()
 
 
 @functools.cache
-def watch():
+def watch_steps():
     """Once there is a shard in this process."""
     watch_unscaling(updated_by, agree_on_infinities)
     watch_clipping(norm_over_ranks, refuse_clipping)
@@ -36,7 +36,7 @@ def watch():
 
 def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
     """This optimizer shards these parameters."""
-    watch()
+    watch_steps()
     for parameter in parameters:
         sharded[parameter] = ref(optimizer)
 

@@ -33,7 +33,7 @@ hook: list = []  # the handle of look, once there is a shard
 def watch(shard: nn.Parameter):
     if not hook:
         hook.append(register_optimizer_step_pre_hook(look))
-        before_step.watch()
+        before_step.watch_steps()
     shards[shard] = True
 
 

@@ -41,7 +41,7 @@ def starts_of(count: int, device: torch.device, starts: int) -> Iterator[Row]:
     for _ in range(starts):
         begin = perf_counter()
         with ranks(count, device=device.type, announce=False) as world:
-            found = world.run(look, device.type)
+            found = world.run(look_around, device.type)
             taken.append(perf_counter() - begin)
     case = dict(ranks=count, backend=found[0][1])
     # the first may find the fork server cold
@@ -62,12 +62,12 @@ def shared_by_nccl(count: int) -> Iterator[Row]:
     """Two ranks on each GPU by NCCL, an experiment of its version 2.30: how many had the right sum.
     An older one says so in one sentence."""
     with ranks(count, share_gpus=True, patience_seconds=20, announce=False) as world:
-        found = world.run(look, "cuda")
+        found = world.run(look_around, "cuda")
     right = sum(total == sum(range(count)) for total, *_ in found)
     yield Row("ranks.right_sums", right, "count", dict(ranks=count, backend="nccl", gpus="shared"))
 
 
-def look(kind: str) -> tuple[float, str, int, float]:
+def look_around(kind: str) -> tuple[float, str, int, float]:
     """On a rank: (the sum of all ranks' numbers, the backend, how many of the GPU's files the fork
     server has open, the number that the rank before sent)."""
     x = torch.tensor([float(dist.get_rank())], device=kind)
