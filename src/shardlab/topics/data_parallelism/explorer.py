@@ -45,7 +45,7 @@ STEP_TIME = Explorer(
             bucket_bytes=25 * MIB,
             ranks=8,
             forward_seconds=0.08,
-            backward_seconds=0.15,
+            backward_seconds=0.16,
             update_seconds=0.01,
             sequence=1024,
         )
