@@ -31,6 +31,7 @@ class GPTConfig:
     layers: int = 12
     hidden: int = 768
     heads: int = 12
+    head_size: int = 0  # 0: hidden / heads
     key_value_heads: int | None = None  # None: as many as heads
     feed_forward: int | None = None  # None: 4 * hidden
     vocabulary: int = 50_257
@@ -149,13 +150,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.head_size = config.hidden // config.heads
+        self.head_size = config.head_size or config.hidden // config.heads
         self.queries_per_group = config.heads // config.key_value_heads
         columns = (config.heads + 2 * config.key_value_heads) * self.head_size
         self.qkv = nn.Linear(config.hidden, columns, bool(config.biases))
         self.rotary = None if config.learned_positions else Rotary(config)
         self.core = CoreAttention(config)
-        self.output = nn.Linear(config.hidden, config.hidden, bool(config.biases))
+        self.output = nn.Linear(config.heads * self.head_size, config.hidden, bool(config.biases))
 
     def forward(self, x: Tensor) -> Tensor:
         # G, here the -1, follows from the weight: half of the rows are half of the heads [B, S, G,

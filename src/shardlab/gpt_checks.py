@@ -25,18 +25,21 @@ def complete(sizes: dict[str, int | None]) -> dict[str, int]:
             sizes[name] = sizes["heads"]
         if name == "feed_forward" and sizes[name] is None:
             sizes[name] = 4 * sizes["hidden"]
-        sizes[name] = whole_number(name, sizes[name], *((0, 1) if name in SWITCHES else (1, None)))
+        limits = (0, 1) if name in SWITCHES else (0 if name == "head_size" else 1, None)
+        sizes[name] = whole_number(name, sizes[name], *limits)
     hidden, heads, key_value_heads = (
         sizes[name] for name in ("hidden", "heads", "key_value_heads")
     )
-    if hidden % heads:
+    if hidden % heads and not sizes["head_size"]:
         raise InvalidInput("heads", heads, f"heads must divide hidden = {hidden}.")
     if heads % key_value_heads:
         rule = f"key_value_heads must divide heads = {heads}."
         raise InvalidInput("key_value_heads", key_value_heads, rule)
-    if not sizes["learned_positions"] and hidden // heads % 2:
-        rule = "rotary positions turn pairs of elements, so hidden / heads must be even."
-        raise InvalidInput("heads", heads, rule)
+    if not sizes["learned_positions"] and (sizes["head_size"] or hidden // heads) % 2:
+        rule = "rotary positions turn pairs of elements, so {} must be even."
+        if sizes["head_size"]:
+            raise InvalidInput("head_size", sizes["head_size"], rule.format("head_size"))
+        raise InvalidInput("heads", heads, rule.format("hidden / heads"))
     return sizes
 
 

@@ -15,6 +15,7 @@ PLACES = range(len(BEFORE["given"]["layers"]))
 
 # A formula that is gone -> the one that says the same, with what else is given to it.
 SAID_OTHERWISE = {
+    "head_size": ("head_columns", {}),
     **{
         f"zero_bytes_in_stage_{stage}": ("zero_states_bytes", dict(zero_stage=stage))
         for stage in range(4)

@@ -22,8 +22,11 @@ from shardlab.formulas import (
     quantities,
     render,
 )
+from shardlab.show.explorers import EXPLORERS
 
 ROOT = Path(__file__).resolve().parents[2]
+# models that gpt.py can be: the others have norms of queries, four norms in a layer, or experts
+OURS = EXPLORERS["where-the-memory-goes"].menus[0].names
 SMALL = dict(
     layers=3,
     hidden=24,
@@ -400,6 +403,7 @@ def build(**changes):
         dict(biases=0, gated_mlp=1),
         dict(learned_positions=0, tied_head=1),
         dict(gated_mlp=1, learned_positions=0, biases=1, key_value_heads=6),
+        dict(head_size=10, heads=5, key_value_heads=5),
     ],
 )
 def test_counts_of_each_part(changes):
@@ -416,16 +420,21 @@ def test_counts_of_each_part(changes):
     assert formulas.parameters(**given) == count(model)
 
 
-@pytest.mark.parametrize("changes", [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3)])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, dict(key_value_heads=6), dict(key_value_heads=1, heads=3), dict(head_size=9)],
+)
 def test_sizes_of_heads(changes):
     """Mutation: key_value_size takes heads instead of key_value_heads."""
     config, model = build(**changes)
     attention, given = model.blocks[0].attention, config.quantities()
-    assert formulas.head_size(**given) == attention.head_size
-    assert config.hidden + 2 * formulas.key_value_size(**given) == attention.qkv.weight.shape[0]
+    assert formulas.head_columns(**given) == attention.head_size
+    assert formulas.query_size(**given) == attention.output.weight.shape[1]
+    columns = formulas.query_size(**given) + 2 * formulas.key_value_size(**given)
+    assert columns == attention.qkv.weight.shape[0]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", OURS)
 def test_parameter_tensors(name):
     """Mutation: forget the bias of the gate, of the last norm, or the tied head."""
     config, model = build(**MODELS[name].quantities)
@@ -434,7 +443,12 @@ def test_parameter_tensors(name):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, dict(gated_mlp=1, biases=0, learned_positions=0), dict(tied_head=1, key_value_heads=6)],
+    [
+        {},
+        dict(gated_mlp=1, biases=0, learned_positions=0),
+        dict(tied_head=1, key_value_heads=6),
+        dict(head_size=10, heads=3, key_value_heads=1),
+    ],
 )
 def test_matmul_flops(changes):
     """PyTorch's own counter sees every matrix product of forward and backward. 6 FLOPs per
@@ -455,6 +469,10 @@ def test_matmul_flops(changes):
         next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
     per_token = formulas.matmul_flops_per_token(**config.quantities(), sequence=sequence)
     assert counter.get_total_flops() == per_token * batch * sequence
+    half = formulas.matmul_flops_per_token(**config.quantities(), sequence=sequence, causal_half=1)
+    assert per_token - half == 6 * config.layers * formulas.query_size(**config.quantities()) * (
+        sequence
+    )
     wide = quantities(model="GPT-3 175B")
     ratio = formulas.training_flops(
         parameters=formulas.parameters(**wide), tokens=1

@@ -93,10 +93,15 @@ PUBLISHED = {
     "Llama 7B": 6_738_415_616,
     "Llama 13B": 13_015_864_320,
     "Llama 2 70B": 68_976_648_192,
+    "Llama 3 8B": 8_030_261_248,
+    "Llama 3 70B": 70_553_706_496,
+    "Llama 3 405B": 405_853_388_800,
+    "Mistral 7B": 7_241_732_096,
+    "Gemma 7B": 8_537_680_896,
 }
 
 
-@pytest.mark.parametrize("name", formulas.MODELS)
+@pytest.mark.parametrize("name", [*PUBLISHED, "GPT-3 175B"])
 def test_parameter_counts(name):
     """Model, formula and published number agree. Must catch: a head with a bias, a norm with a bias
     in Llama, keys and values of as many heads as queries in Llama 2 70B."""
@@ -540,7 +545,8 @@ def test_config_fills_in_what_is_left_open():
     config = GPTConfig(hidden=64, heads=8)
     assert (config.key_value_heads, config.feed_forward) == (8, 256)
     given = quantities(model="Llama 2 70B", layers=2)
-    assert GPTConfig(**given, dropout=0.1).quantities() == given
+    assert GPTConfig(**given, dropout=0.1).quantities() == {**given, "head_size": 0}
+    GPTConfig(hidden=10, heads=4, head_size=3)  # heads of their own size need not divide hidden
     assert GPTConfig(hidden=64.0, heads=8).hidden == 64 and isinstance(
         GPTConfig(hidden=64.0, heads=8).hidden, int
     )
@@ -554,6 +560,8 @@ def test_config_fills_in_what_is_left_open():
         (dict(heads=5), "heads", 5, "heads must divide hidden"),
         (dict(key_value_heads=5), "key_value_heads", 5, "must divide heads = 12"),
         (dict(key_value_heads=24), "key_value_heads", 24, "must divide heads = 12"),
+        (dict(head_size=3, learned_positions=0), "head_size", 3, "head_size must be even"),
+        (dict(head_size=-1), "head_size", -1, "at least 0"),
         (dict(layers=0), "layers", 0, "at least 1"),
         (dict(vocabulary=-1), "vocabulary", -1, "at least 1"),
         (dict(hidden=76.8), "hidden", 76.8, "whole number"),

@@ -122,6 +122,7 @@ def draw(generator: random.Random, fake: bool) -> Step:
         hidden=hidden,
         heads=groups * in_group,
         key_value_heads=groups,
+        head_size=pick([0, 0, 2, 6, 10]),
         vocabulary=spread(1, 10),
         feed_forward=pick([4 * hidden, 8 * hidden // 3, max(1, hidden * spread(0, 6) // 8)]),
         max_sequence=sequence + pick([0, 7, 40]),

@@ -10,6 +10,7 @@ from shardlab import topics
 from . import given  # quantities of more than one chapter
 from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
 from .explain import explain
+from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import (
@@ -52,6 +53,7 @@ __all__ = [
     "PRESETS",
     "RECIPES",
     "Formula",
+    "InvalidModelConfig",
     "InvalidQuantity",
     "Preset",
     "Quantity",
@@ -71,6 +73,7 @@ __all__ = [
     "maximum",
     "minimum",
     "quantities",
+    "read_config",
     "square_root",
     "validate",
     "where",

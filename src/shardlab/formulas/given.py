@@ -3,7 +3,7 @@ unit, meaning and range, and the rules between them. A topic declares its own be
 """
 
 from .registry import BOOK
-from .subset import equal, floor_div
+from .subset import equal, floor_div, maximum, minimum, where
 
 # --- the model ------------------------------------------------------------------------------------
 BOOK.given(
@@ -11,6 +11,8 @@ BOOK.given(
 layers | L | count | transformer layers
 hidden | h | count | hidden size: the length of one token's vector
 heads | a | count | attention heads
+head_size | h_\text{own} | count, from 0, usually 0 | columns of one attention head where they are
+    given; 0 where they are hidden / heads
 key_value_heads | a_\text{kv} | count | heads of keys and values; fewer than heads in grouped-query
     attention
 feed_forward | f | count | inner size of the MLP; 4h in GPT-2
@@ -24,6 +26,14 @@ biases | 1_\text{bias} | count, from 0 to 1 | 1 if linear layers and norms have 
 gated_mlp | 1_\text{gate} | count, from 0 to 1 | 1 if the MLP has a gate, as SwiGLU does: three
     matrices instead of two
 tied_head | 1_\text{tied} | count, from 0 to 1 | 1 if the head shares the embedding's weight
+query_key_norms | 1_\text{qk} | count, from 0 to 1, usually 0 | 1 if queries and keys have a norm of
+    their own, with a weight for each column of a head (Qwen3, Gemma 3)
+norms_per_layer | n_\text{norm} | count, usually 2 | norms of the hidden size in a layer: 2 in GPT-2
+    and Llama, 4 in Gemma 2
+experts | n_\text{exp} | count, from 0, usually 0 | experts of a layer, each an MLP of its own; 0 in
+    a dense model
+experts_per_token | n_\text{exp}^\text{tok} | count, from 0, usually 0 | experts that one token goes
+    through; 0 in a dense model
 """
 )
 
@@ -101,9 +111,21 @@ update_seconds | \tau_\text{upd} | seconds, from 0 | time of the optimizer's ste
     "heads = {heads} does not divide hidden = {hidden}: every head takes hidden / heads columns, so"
     " heads must divide hidden.",
     marks="heads",
+    head_size=0,
 )
-def heads_divide_hidden(hidden, heads):
-    return equal(heads * floor_div(hidden, heads), hidden)
+def heads_divide_hidden(hidden, heads, head_size):
+    return equal(where(head_size > 0, hidden, heads * floor_div(hidden, heads)), hidden)
+
+
+@BOOK.rule(
+    "experts_per_token = {experts_per_token} of experts = {experts}: a token goes through at least"
+    " one expert and at most all of them, and through none where there are none.",
+    marks="experts_per_token",
+)
+def a_token_has_experts(experts, experts_per_token):
+    return equal(
+        maximum(minimum(experts_per_token, experts), where(experts > 0, 1, 0)), experts_per_token
+    )
 
 
 @BOOK.rule(

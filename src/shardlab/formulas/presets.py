@@ -9,9 +9,10 @@ source.
 import csv
 import importlib.resources
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+from . import given as _quantities_of_models  # noqa: F401 - declares what presets give
 from .registry import BOOK
 
 
@@ -47,7 +48,7 @@ def _table(text):
     return _by_name(presets)
 
 
-MODELS = _table(
+_SHAPES = _table(
     r"""
 layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
     gated_mlp tied_head
@@ -59,8 +60,40 @@ GPT-3 175B | 96 12288 96 96 49152 50257 2048 1 1 0 1 | Brown et al. 2020, Table 
 Llama 7B | 32 4096 32 32 11008 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
 Llama 13B | 40 5120 40 40 13824 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
 Llama 2 70B | 80 8192 64 8 28672 32000 4096 0 0 1 0 | Touvron et al. 2023b, Table 1 and section 2.2
+Llama 3 8B | 32 4096 32 8 14336 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
+Llama 3 70B | 80 8192 64 8 28672 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
+Llama 3 405B | 126 16384 128 8 53248 128256 131072 0 0 1 0 | Grattafiori et al. 2024, Table 3
+Mistral 7B | 32 4096 32 8 14336 32000 32768 0 0 1 0 | Jiang et al. 2023, Table 1
 """
 )
+_OWN_HEADS = _table(  # models with what GPT-2 and Llama do not have
+    r"""
+layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
+    gated_mlp tied_head head_size query_key_norms norms_per_layer experts experts_per_token
+Gemma 7B | 28 3072 16 16 24576 256000 8192 0 0 1 1 256 0 2 0 0 | Gemma Team 2024a, Table 1
+Gemma 2 9B | 42 3584 16 8 14336 256000 8192 0 0 1 1 256 0 4 0 0 | Gemma Team 2024b, Table 1
+Qwen3 0.6B | 28 1024 16 8 3072 151936 40960 0 0 1 1 128 1 2 0 0 | Qwen Team 2025, Table 1, and
+    config.json of Qwen/Qwen3-0.6B
+Qwen3 8B | 36 4096 32 8 12288 151936 40960 0 0 1 0 128 1 2 0 0 | Qwen Team 2025, Table 1, and
+    config.json of Qwen/Qwen3-8B
+Qwen3 32B | 64 5120 64 8 25600 151936 40960 0 0 1 0 128 1 2 0 0 | Qwen Team 2025, Table 1, and
+    config.json of Qwen/Qwen3-32B
+Mixtral 8x7B | 32 4096 32 8 14336 32000 32768 0 0 1 0 0 0 2 8 2 | Jiang et al. 2024, Table 1
+Qwen3 30B-A3B | 48 2048 32 4 768 151936 40960 0 0 1 0 128 1 2 128 8 | Qwen Team 2025, Table 2, and
+    config.json of Qwen/Qwen3-30B-A3B
+"""
+)
+
+
+def _without_usual(preset):
+    """The preset without quantities that have their usual value: what a model does not have."""
+    had = preset.quantities.items()
+    kept = {name: value for name, value in had if value != BOOK.quantities[name].usual}
+    return replace(preset, quantities=MappingProxyType(kept))
+
+
+# Each count of parameters equals the published one: tests/engines/test_model_config.py
+MODELS = _by_name([*_SHAPES.values(), *map(_without_usual, _OWN_HEADS.values())])
 
 RECIPES = _table(
     r"""

@@ -74,10 +74,20 @@ class Menu:
 
     kind: str
     label: str
+    without: tuple = ()  # presets that set one of these quantities are not offered
 
     @property
     def names(self):
-        return tuple(PRESETS[self.kind])
+        return tuple(
+            name
+            for name, preset in PRESETS[self.kind].items()
+            if not set(self.without) & set(preset.quantities)
+        )
+
+    @property
+    def family(self):
+        """Every quantity that some preset of the kind sets, in the order of the presets."""
+        return tuple(dict.fromkeys(n for p in PRESETS[self.kind].values() for n in p.quantities))
 
 
 @dataclass(frozen=True)
@@ -249,7 +259,12 @@ class Explorer:
     def inputs(self):
         """The quantities that have to be given, those with a control first."""
         moved = [control.quantity for control in self.controls]
-        return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, moved)[1]]))
+        chosen = [  # a default that a preset of a menu replaces
+            name
+            for name in BOOK.resolve(self.targets, moved)[0]
+            if BOOK.formulas[name].choice and any(name in menu.family for menu in self.menus)
+        ]
+        return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, [*moved, *chosen])[1]]))
 
     @cached_property
     def asked(self):
@@ -270,7 +285,9 @@ class Explorer:
     def preset(self, kind, name):
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
         inputs that follow from the preset alone (a model sets `parameters` if that is an input)."""
-        given = PRESETS[kind][name].quantities
+        menu = next(menu for menu in self.menus if menu.kind == kind)
+        usual = BOOK.assumed(menu.family, ())
+        given = {**usual, **PRESETS[kind][name].quantities}
         follows = [
             name
             for name in self.inputs
@@ -293,6 +310,7 @@ class Explorer:
         for kind, name in self.chosen_at_start().items():
             values.update(self.preset(kind, name))
         values.update({name: value for name, value in self.begin.items() if name not in PRESETS})
+        values = {**BOOK.assumed(self.inputs, values), **values}
         return {name: values[name] for name in self.inputs}
 
     def choose(self, values, kind, name):
@@ -392,7 +410,8 @@ class Explorer:
         """The table's rows: (preset's name, texts of the columns). A preset that is refused shows
         the reason in one cell."""
         start = self.start()
-        for name in PRESETS[self.table.kind]:
+        menu = next(menu for menu in self.menus if menu.kind == self.table.kind)
+        for name in menu.names:
             chosen, texts = self.choose(start, self.table.kind, name), []
             try:
                 for head, quantity, style, *given in self.table.columns:

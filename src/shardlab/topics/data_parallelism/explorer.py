@@ -16,7 +16,7 @@ LATENCIES = tuple(float(f"{digit}e{power}") for power in range(-6, -2) for digit
 STEP_TIME = Explorer(
     name="step-time",
     title="How long is a step, and how much of it is waiting?",
-    menus=(Menu("model", "Model"), Menu("link", "Link")),
+    menus=(Menu("model", "Model", without=("experts",)), Menu("link", "Link")),
     controls=(
         Choice(
             "strong_scaling",

@@ -45,7 +45,11 @@ def _column(point):
 WHERE_THE_MEMORY_GOES = Explorer(
     name="where-the-memory-goes",
     title="Where does the memory go?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
+    menus=(
+        Menu("model", "Model", without=("query_key_norms", "norms_per_layer", "experts")),
+        Menu("recipe", "Recipe"),
+        Menu("gpu", "GPU"),
+    ),
     controls=(
         Control("microbatch", "sequences in a microbatch", powers_of_two(1, 1024)),
         Control("sequence", "tokens in a sequence", powers_of_two(128, 131_072)),

@@ -66,7 +66,7 @@ DOES_IT_FIT = Explorer(
     detail=(
         Say(
             "{parameters} parameters: {layers:exact} layer{layers:s} of hidden size {hidden:exact},"
-            " each with {heads:exact} head{heads:s} of {head_size:exact} columns. "
+            " each with {heads:exact} head{heads:s} of {head_columns:exact} columns. "
         ),
         *PARTS_IN_WORDS,
     ),
@@ -86,7 +86,11 @@ DOES_IT_FIT = Explorer(
 FITS_AND_HOW_LONG = Explorer(
     name="fits-and-how-long",
     title="Does it fit, and how long will it take?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe"), Menu("gpu", "GPU")),
+    menus=(
+        Menu("model", "Model", without=("experts",)),
+        Menu("recipe", "Recipe"),
+        Menu("gpu", "GPU"),
+    ),
     controls=(
         Control("parameters", "parameters", steps_of_ten(6, 13), "count"),
         Control("tokens", "tokens", steps_of_ten(9, 14), "count"),

@@ -100,9 +100,15 @@ def mask_bytes(has_dropout, microbatch_tokens, hidden):
 
 
 @formula(r"h_\text{qkv}", "count", source=_GPT)
-def query_key_value_size(hidden, key_value_size):
+def query_key_value_size(query_size, key_value_size):
     """columns of queries, keys and values together; 3h without grouping"""
-    return hidden + 2 * key_value_size
+    return query_size + 2 * key_value_size
+
+
+@formula(r"A_\text{q}", "bytes")
+def query_bytes(microbatch_tokens, query_size, compute_element_bytes):
+    """bytes of the queries, and of what attention makes of them"""
+    return compute_element_bytes * microbatch_tokens * query_size
 
 
 @formula(r"A_\text{qkv}", "bytes")
@@ -130,11 +136,11 @@ def score_dropout_bytes(has_dropout, score_bytes, heads, sequence, microbatch_to
 
 
 @formula(r"A_\text{split}", "bytes", source=_GPT)
-def query_copy_bytes(learned_positions, key_value_heads, heads, linear_input_bytes):
+def query_copy_bytes(learned_positions, key_value_heads, heads, query_bytes):
     """bytes of the copy that brings the queries of several groups together; rotary has made a new
     tensor of them anyway"""
     return learned_positions * where(
-        key_value_heads > 1, where(key_value_heads < heads, linear_input_bytes, 0), 0
+        key_value_heads > 1, where(key_value_heads < heads, query_bytes, 0), 0
     )
 
 
@@ -154,23 +160,23 @@ def fused_attention_bytes(query_key_value_bytes, query_copy_bytes, heads, microb
 
 @formula(r"A_\text{unfused}", "bytes")
 def unfused_attention_bytes(
-    query_key_value_bytes, keeps_whole_product, linear_input_bytes, score_bytes, score_dropout_bytes
+    query_key_value_bytes, keeps_whole_product, query_bytes, score_bytes, score_dropout_bytes
 ):
     """bytes unfused attention keeps: queries (scaled, so beside the others), keys, values, scores
     after the softmax, dropout"""
     return (
         query_key_value_bytes
-        + keeps_whole_product * linear_input_bytes
+        + keeps_whole_product * query_bytes
         + score_bytes
         + score_dropout_bytes
     )
 
 
 @formula(r"A_\text{rot}", "bytes", source="Su et al. 2021")
-def rotation_bytes(learned_positions, sequence, head_size, compute_element_bytes):
+def rotation_bytes(learned_positions, sequence, head_columns, compute_element_bytes):
     """bytes of the cosines and sines of rotary positions, one for each position and column of a
     head"""
-    return (1 - learned_positions) * compute_element_bytes * sequence * head_size
+    return (1 - learned_positions) * compute_element_bytes * sequence * head_columns
 
 
 @formula(r"A_\text{core}", "bytes")
@@ -188,20 +194,23 @@ def attention_core_bytes(
 def attention_activation_bytes(
     norm_activation_bytes,
     linear_input_bytes,
+    query_bytes,
     attention_core_bytes,
     mask_bytes,
     weight_copy_element_bytes,
     hidden,
     query_key_value_size,
+    query_size,
 ):
     """bytes attention keeps: norm, input and output of the core, the core, mask, copies of the
     weights"""
     return (
         norm_activation_bytes
-        + 2 * linear_input_bytes
+        + linear_input_bytes
+        + query_bytes
         + attention_core_bytes
         + mask_bytes
-        + weight_copy_element_bytes * hidden * (query_key_value_size + hidden)
+        + weight_copy_element_bytes * hidden * (query_key_value_size + query_size)
     )
 
 
@@ -251,6 +260,29 @@ def layer_activation_bytes(attention_activation_bytes, mlp_activation_bytes):
     """bytes one layer keeps for backward; b s h (34 + 5 a s / h) in 16 bits with dropout, and the
     statistics of the norms"""
     return attention_activation_bytes + mlp_activation_bytes
+
+
+@BOOK.rule(
+    "experts = {experts}, query_key_norms = {query_key_norms}, norms_per_layer = {norms_per_layer}:"
+    " what eager PyTorch keeps is known for this book's GPT, with 0, 0 and 2; ask for parameters"
+    " and states, or for other kernels.",
+    marks="experts",
+    experts=0,
+    query_key_norms=0,
+    norms_per_layer=2,
+    library_kernels=0,
+)
+def eager_activations_are_of_our_gpt(
+    layer_activation_bytes, experts, query_key_norms, norms_per_layer, library_kernels
+):
+    return equal(
+        where(
+            library_kernels > 0,
+            2,
+            where(experts > 0, 1, where(query_key_norms > 0, 1, norms_per_layer)),
+        ),
+        2,
+    )
 
 
 @formula(r"A_V", "bytes")

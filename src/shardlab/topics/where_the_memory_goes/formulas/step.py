@@ -59,6 +59,7 @@ def optimizer_loop_elements(
     hidden,
     tied_head,
     query_key_value_size,
+    query_size,
     biases,
     feed_forward,
 ):
@@ -69,7 +70,7 @@ def optimizer_loop_elements(
         learned_positions * max_sequence * hidden + 2 * vocabulary * hidden,
         (1 - tied_head) * (hidden + 2 * vocabulary * hidden),
         hidden + 2 * hidden * query_key_value_size,
-        (1 - biases) * hidden * (query_key_value_size + 2 * hidden),
+        (1 - biases) * hidden * (query_key_value_size + 2 * query_size),
         2 * hidden * feed_forward
         + where(equal(biases, 1), maximum(hidden, feed_forward), hidden * feed_forward),
     )

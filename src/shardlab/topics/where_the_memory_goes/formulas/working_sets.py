@@ -104,7 +104,7 @@ def moved_query_bytes(
     moves_keys,
     learned_positions,
     query_key_value_bytes,
-    linear_input_bytes,
+    query_bytes,
     key_value_heads,
     heads,
 ):
@@ -112,21 +112,17 @@ def moved_query_bytes(
     moved so that a group is one matrix"""
     return query_copy_bytes + where(
         equal(moves_keys, 1),
-        (2 - learned_positions) * query_key_value_bytes + linear_input_bytes,
-        (1 - learned_positions) * (query_key_value_bytes + linear_input_bytes)
-        + where(key_value_heads < heads, linear_input_bytes, 0),
+        (2 - learned_positions) * query_key_value_bytes + query_bytes,
+        (1 - learned_positions) * (query_key_value_bytes + query_bytes)
+        + where(key_value_heads < heads, query_bytes, 0),
     )
 
 
 @formula(r"A_{qk}", "bytes", measured_by=_LEDGER)
-def scored_bytes(
-    linear_input_bytes, moves_keys, learned_positions, query_key_value_bytes, key_bytes
-):
+def scored_bytes(query_bytes, moves_keys, learned_positions, query_key_value_bytes, key_bytes):
     """bytes the product of queries and keys saves: scaled queries, and keys; or all that lies with
     keys that were not moved"""
-    return linear_input_bytes + where(
-        learned_positions > moves_keys, query_key_value_bytes, key_bytes
-    )
+    return query_bytes + where(learned_positions > moves_keys, query_key_value_bytes, key_bytes)
 
 
 @formula(r"A_{wv}", "bytes", measured_by=_LEDGER)
@@ -161,13 +157,11 @@ def softmax(
 
 
 @SCORES.place("weighted", symbol=r"_{wv}^\text{fwd}")
-def weighted(
-    attention_saved_bytes, weighted_bytes, score_bytes, moved_query_bytes, linear_input_bytes
-):
+def weighted(attention_saved_bytes, weighted_bytes, score_bytes, moved_query_bytes, query_bytes):
     """at the product with the values: the scores that it takes and what it makes"""
     return live(
         activations=attention_saved_bytes + weighted_bytes,
-        temporaries=score_bytes + moved_query_bytes + linear_input_bytes,
+        temporaries=score_bytes + moved_query_bytes + query_bytes,
     )
 
 
@@ -248,9 +242,9 @@ def mlp_side_parameters(mlp_parameters, norm_parameters):
 
 
 @formula(r"n_\text{out}", "count")
-def attention_side_parameters(mlp_side_parameters, hidden, biases):
+def attention_side_parameters(mlp_side_parameters, hidden, query_size, biases):
     """parameters that are done when attention's output product is: its own too"""
-    return mlp_side_parameters + hidden * (hidden + biases)
+    return mlp_side_parameters + hidden * (query_size + biases)
 
 
 LAYER = Places("layer_work", r"_\ell^\prime", "in one layer, where it needs most", _GPT, _LEDGER)
@@ -403,7 +397,7 @@ def between_products(
     first_product_bytes,
     attention_core_bytes,
     keeps_scores,
-    linear_input_bytes,
+    query_bytes,
     new_gradient_element_bytes,
     attention_side_parameters,
     key_bytes,
@@ -415,17 +409,15 @@ def between_products(
     """between attention's products: the gradients of queries, keys and values, or of the scores.
     Fused attention's kernel saves its output too"""
     return live(
-        activations=first_product_bytes
-        + attention_core_bytes
-        + (1 - keeps_scores) * linear_input_bytes,
+        activations=first_product_bytes + attention_core_bytes + (1 - keeps_scores) * query_bytes,
         gradients=new_gradient_element_bytes * attention_side_parameters,
         temporaries=where(
             equal(keeps_scores, 1),
             maximum(
-                linear_input_bytes + key_bytes + score_bytes,
+                query_bytes + key_bytes + score_bytes,
                 (1 - has_dropout) * (2 * score_bytes + keeps_whole_product * key_bytes),
             ),
-            linear_input_bytes + query_key_value_bytes,
+            query_bytes + query_key_value_bytes,
         ),
     )
 

@@ -9,6 +9,8 @@ BOOK.given(
     r"""
 tokens_per_second | v_\text{tok} | tokens/s, above 0 | tokens that a run was measured to train on in
     a second, all its GPUs together
+causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if of the attention scores only the
+    half that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all are
 """
 )
 
@@ -34,12 +36,13 @@ def training_flops(parameters, tokens):
 @formula(
     r"C_\text{token}",
     "FLOP",
-    source="Narayanan et al. 2021, appendix; counted without the causal half",
+    source="Narayanan et al. 2021, appendix, which counts all scores",
     measured_by="tests/engines/test_formulas.py::test_matmul_flops",
 )
-def matmul_flops_per_token(matrix_parameters, layers, hidden, sequence):
-    """operations of all matrix products of a training step, per token, attention scores included"""
-    return 6 * matrix_parameters + 12 * layers * hidden * sequence
+def matmul_flops_per_token(matrix_parameters, causal_half, layers, query_size, sequence):
+    """operations of all matrix products of a training step, per token, attention scores included:
+    all of them, or the half that a causal mask leaves"""
+    return 6 * matrix_parameters + 6 * (2 - causal_half) * layers * query_size * sequence
 
 
 @formula(r"F_n", "FLOP/s")

@@ -1,0 +1,174 @@
+"""A model's sizes out of its Hugging Face `config.json`, under the names that formulas take.
+
+    parameters(**read_config("config.json"))
+
+What an architecture has beside its sizes (biases, norms, gates) is in the table ARCHITECTURES; what
+the table cannot say is refused, never guessed.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from .asking import close_names
+from .registry import BOOK, InvalidQuantity
+
+LLAMA_NAMES = dict(
+    layers="num_hidden_layers",
+    hidden="hidden_size",
+    heads="num_attention_heads",
+    key_value_heads="num_key_value_heads",
+    head_size="head_dim",
+    feed_forward="intermediate_size",
+    vocabulary="vocab_size",
+    max_sequence="max_position_embeddings",
+)
+MIXTRAL_NAMES = dict(
+    LLAMA_NAMES, experts="num_local_experts", experts_per_token="num_experts_per_tok"
+)
+QWEN_EXPERT_NAMES = dict(
+    LLAMA_NAMES,
+    feed_forward="moe_intermediate_size",
+    experts="num_experts",
+    experts_per_token="num_experts_per_tok",
+)
+GPT2_NAMES = dict(
+    layers="n_layer",
+    hidden="n_embd",
+    heads="n_head",
+    feed_forward="n_inner",
+    vocabulary="vocab_size",
+    max_sequence="n_positions",
+)
+
+
+class InvalidModelConfig(ValueError):
+    """Why a file is not the config.json of a model that the formulas know: one sentence."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a `model_type` has. `names` are the fields of its sizes. `fixed` are quantities that the
+    architecture alone decides. `tied` says whether the head is tied where the file is silent.
+    `only` are the values of fields without which the formulas would be wrong."""
+
+    fixed: dict
+    names: dict = field(default_factory=lambda: LLAMA_NAMES)
+    tied: bool = False
+    head_size: int = 0
+    only: dict = field(default_factory=dict)
+
+
+_LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1)
+_NO_BIASES = dict(attention_bias=False, mlp_bias=False)
+_ALL_SPARSE = dict(decoder_sparse_step=1, mlp_only_layers=[])
+
+ARCHITECTURES = MappingProxyType(
+    {
+        "gpt2": Architecture(
+            dict(learned_positions=1, biases=1, gated_mlp=0),
+            GPT2_NAMES,
+            tied=True,
+            only=dict(add_cross_attention=False),
+        ),
+        "gpt_neox": Architecture(
+            dict(learned_positions=0, biases=1, gated_mlp=0), only=dict(attention_bias=True)
+        ),
+        "llama": Architecture(_LLAMA, only=_NO_BIASES),
+        "mistral": Architecture(_LLAMA),
+        "phi3": Architecture(_LLAMA),
+        "qwen2": Architecture({**_LLAMA, "query_key_value_biases": 1}),
+        "qwen3": Architecture({**_LLAMA, "query_key_norms": 1}, only=dict(attention_bias=False)),
+        "gemma": Architecture(_LLAMA, tied=True, head_size=256, only=dict(attention_bias=False)),
+        "gemma2": Architecture(
+            {**_LLAMA, "norms_per_layer": 4},
+            tied=True,
+            head_size=256,
+            only=dict(attention_bias=False),
+        ),
+        "gemma3_text": Architecture(
+            {**_LLAMA, "norms_per_layer": 4, "query_key_norms": 1},
+            tied=True,
+            head_size=256,
+            only=dict(attention_bias=False),
+        ),
+        "mixtral": Architecture(_LLAMA, MIXTRAL_NAMES),
+        "qwen3_moe": Architecture(
+            {**_LLAMA, "query_key_norms": 1},
+            QWEN_EXPERT_NAMES,
+            only=dict(attention_bias=False, **_ALL_SPARSE),
+        ),
+    }
+)
+OPTIONAL = ("key_value_heads", "head_size", "feed_forward")  # of these the formulas know a default
+
+
+def read_config(source) -> dict[str, int]:
+    """The quantities of a model. `source` is the path of a config.json, or what is in one. Raises
+    InvalidModelConfig with one sentence for a file that is missing, is no JSON, is no model's
+    configuration, or is of an architecture that the formulas do not know."""
+    config, name = (source, "the config") if isinstance(source, dict) else _loaded(Path(source))
+    kind = config.get("model_type")
+    if not isinstance(kind, str):
+        raise InvalidModelConfig(
+            f"{name} has no model_type: it is not the config.json of a model on Hugging Face; take"
+            " the file of that name beside the model's weights."
+        )
+    if kind not in ARCHITECTURES:
+        part = "text_config" in config
+        raise InvalidModelConfig(
+            f"{name}: model_type {kind!r} is an architecture that the formulas do not know"
+            + (", a model of several parts: give its text_config" if part else "")
+            + f"{close_names(kind, ARCHITECTURES) or ';'} there are {', '.join(ARCHITECTURES)}."
+        )
+    return _quantities(config, ARCHITECTURES[kind], name)
+
+
+def _loaded(path):
+    try:
+        config = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InvalidModelConfig(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError):
+        raise InvalidModelConfig(
+            f"{path} is not JSON: it is not the config.json of a model on Hugging Face."
+        ) from None
+    if not isinstance(config, dict):
+        raise InvalidModelConfig(
+            f"{path} holds a {type(config).__name__}, not an object with names: it is not the"
+            " config.json of a model on Hugging Face."
+        )
+    return config, str(path)
+
+
+def _quantities(config, architecture, name):
+    for field_name, wanted in architecture.only.items():
+        found = config.get(field_name, wanted)
+        if found not in (wanted, None):
+            raise InvalidModelConfig(
+                f"{name}: {field_name} = {json.dumps(found)}: the formulas know"
+                f" {config['model_type']} with {json.dumps(wanted)} alone."
+            )
+    sizes = {}
+    for quantity, field_name in architecture.names.items():
+        value = config.get(field_name)
+        if value is None and quantity not in OPTIONAL:
+            raise InvalidModelConfig(
+                f"{name} has no {field_name}, which {config['model_type']} needs: it is not a"
+                " complete config.json."
+            )
+        if value is not None:
+            sizes[quantity] = value
+    sizes.setdefault("key_value_heads", sizes["heads"])
+    sizes.setdefault("head_size", architecture.head_size)
+    if "feed_forward" not in sizes:
+        if "n_inner" not in architecture.names.values():
+            raise InvalidModelConfig(f"{name} has no {architecture.names['feed_forward']}.")
+        sizes["feed_forward"] = 4 * sizes["hidden"] if isinstance(sizes["hidden"], int) else 0
+    tied = config.get("tie_word_embeddings")
+    sizes |= {**architecture.fixed, "tied_head": architecture.tied if tied is None else tied}
+    try:
+        return BOOK.validate(**{**sizes, "tied_head": int(bool(sizes["tied_head"]))})
+    except InvalidQuantity as refused:
+        raise InvalidModelConfig(f"{name}: {refused}") from None

@@ -1,0 +1,119 @@
+"""Published models: their sizes out of a config.json, and their parameters to the last one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardlab.formulas import BOOK, MODELS, evaluate, parameters, read_config
+from shardlab.formulas.model_config import ARCHITECTURES, InvalidModelConfig
+
+# The values of each config.json that decide its size, written down by hand on 22 November 2026, and
+# the count of parameters that others publish, with where it was read.
+PUBLISHED = {
+    model["name"]: model
+    for model in json.loads(Path(__file__).with_name("published_models.json").read_text())
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name):
+    """Seventeen models of twelve architectures.
+
+    Must catch: queries of h columns where heads have a size of their own; norms of queries and keys
+    forgotten; two norms in a layer of Gemma 2; a bias of Qwen2 left out; the router left out."""
+    model = PUBLISHED[name]
+    assert parameters(**read_config(model["config"])) == model["parameters"]
+
+
+def test_every_architecture_has_a_published_model():
+    """Must catch: an architecture that nobody has counted."""
+    assert {model["config"]["model_type"] for model in PUBLISHED.values()} == set(ARCHITECTURES)
+
+
+def test_presets_are_these_models():
+    """Must catch: a preset with another size than the config.json of that name."""
+    both = [name for name in MODELS if name in PUBLISHED]
+    assert len(both) >= 12
+    for name in both:
+        read = read_config(PUBLISHED[name]["config"])
+        had = {quantity: value for quantity, value in MODELS[name].quantities.items()}
+        wanted = {quantity: value for quantity, value in read.items() if quantity in had or value}
+        for quantity in set(wanted) | set(had):
+            if quantity not in ("max_sequence", "head_size", "experts", "experts_per_token"):
+                assert had.get(quantity) == wanted.get(quantity), (name, quantity)
+        targets = ["parameters", "active_parameters", "query_size", "matrix_parameters"]
+        assert evaluate(targets, model=name) == evaluate(targets, **read)
+
+
+def test_active_parameters():
+    """Mixtral's report says 12.9 B of 47 B, Qwen3's 3.3 B of 30.5 B.
+
+    Must catch: experts that no token uses counted; the router dropped with them."""
+    for name in ("Mixtral 8x7B", "Qwen3 30B-A3B"):
+        found = evaluate(["active_parameters"], model=name)["active_parameters"]
+        assert found == PUBLISHED[name]["active"]
+    assert evaluate(["active_parameters"], model="Llama 7B")["active_parameters"] == parameters(
+        model="Llama 7B"
+    )
+
+
+def test_from_a_file(tmp_path):
+    """Must catch: a path as text refused."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["Qwen3 0.6B"]["config"]))
+    assert parameters(**read_config(str(path))) == parameters(**read_config(path)) == 596_049_920
+
+
+LLAMA = PUBLISHED["Llama 3 8B"]["config"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("hello", "is not JSON: it is not the config.json of a model"),
+        ("[" * 100_000, "is not JSON"),
+        ("[1, 2]", "holds a list, not an object with names"),
+        ('{"do_lower_case": true}', "has no model_type: it is not the config.json of a model"),
+        ('{"model_type": 7}', "has no model_type"),
+        (
+            json.dumps({**LLAMA, "model_type": "lama"}),
+            "'lama' is an architecture that the formulas do not know; did you mean llama?",
+        ),
+        (
+            json.dumps({"model_type": "gemma3", "text_config": {}}),
+            "a model of several parts: give its text_config",
+        ),
+        ('{"model_type": "llama"}', "has no num_hidden_layers, which llama needs"),
+        (json.dumps({**LLAMA, "num_attention_heads": 7}), "heads = 7 does not divide hidden"),
+        (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden = wide: hidden must be a whole"),
+        (json.dumps({**LLAMA, "num_hidden_layers": 0}), "layers = 0: layers must be a whole"),
+        (
+            json.dumps({**LLAMA, "attention_bias": True}),
+            "attention_bias = true: the formulas know llama with false alone.",
+        ),
+    ],
+)
+def test_what_is_no_model(content, sentence, tmp_path):
+    """One sentence that names the file. Must catch: a KeyError out of the middle; a guess."""
+    path = tmp_path / "config.json"
+    path.write_text(content)
+    with pytest.raises(InvalidModelConfig) as refused:
+        read_config(path)
+    said = str(refused.value)
+    assert sentence in said and said.startswith(str(path)) and "\n" not in said
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    """Must catch: an OSError's own words, which begin with a number."""
+    with pytest.raises(InvalidModelConfig, match="cannot be read: No such file or directory"):
+        read_config(tmp_path / "config.json")
+
+
+def test_a_model_beyond_our_gpt_has_no_eager_activations():
+    """Must catch: a peak of Qwen3 without its norms of queries and keys."""
+    with pytest.raises(ValueError, match="query_key_norms = 1, .* known for this book's GPT"):
+        evaluate(
+            ["activation_bytes"], model="Qwen3 8B", recipe="fp32 Adam", microbatch=1, sequence=128
+        )
+    assert BOOK.quantities["query_key_norms"].usual == 0
