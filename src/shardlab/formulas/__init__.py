@@ -11,7 +11,7 @@ from . import given  # quantities of more than one chapter
 from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
 from .explain import explain
 from .model_config import InvalidModelConfig, read_config
-from .presets import GPUS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
+from .presets import GPUS, KERNELS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
 from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
 from .subset import (
     EXACT_LIMIT,
@@ -46,6 +46,7 @@ __all__ = [
     "BOOK",
     "EXACT_LIMIT",
     "GPUS",
+    "KERNELS",
     "LINKS",
     "MODELS",
     "OPERATIONS",

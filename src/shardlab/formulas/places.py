@@ -38,7 +38,9 @@ LETTERS = {
     "optimizer": "O",
     "gradients": "G",
     "activations": "A",
+    "gathered": "F",
     "temporaries": "U",
+    "workspaces": "K",
 }
 
 

@@ -117,6 +117,20 @@ bf16, no master | 2 2 0 2 2 4 2 2 | torch.optim.AdamW on a bf16 model | everythi
 """
 )
 
+KERNELS = _table(
+    r"""
+library_kernels loss_logit_bytes kept_gated_tensors kept_attention_outputs workspace_bytes
+PyTorch eager | 0 12 4 1 67108864 | gpt.py of this book; cuBLAS keeps 32 MiB from Hopper on for each
+    thread that multiplies (torch, CUDABlas.cpp) | tensors to the byte by the ledger; the workspace
+    as its source states it
+Megatron-LM with Transformer Engine | 1 6 3 2 100663296 | Megatron-LM, theoretical_memory_usage.py
+    and vocab_parallel_cross_entropy; Transformer Engine, 32 MiB beside cuBLAS | not compared with a
+    run here
+Megatron-LM, fused loss | 1 2 3 2 100663296 | the same, with a loss fused into the head's product |
+    not compared with a run here
+"""
+)
+
 OPERATIONS = _table(
     r"""
 matrix_product operation_rows operation_columns operation_depth
@@ -212,6 +226,7 @@ BOOK.presets = PRESETS = MappingProxyType(
     dict(
         model=MODELS,
         recipe=RECIPES,
+        kernels=KERNELS,
         gpu=GPUS,
         link=LINKS,
         node_link=NODE_LINKS,

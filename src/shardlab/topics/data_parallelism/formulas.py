@@ -21,7 +21,8 @@ from shardlab.formulas.subset import (
 
 BOOK.given(
     r"""
-bucket_bytes | S_\text{bkt} | bytes | bytes of gradients at which a bucket is closed and may leave
+bucket_bytes | S_\text{bkt} | bytes, usually 26214400 | bytes of gradients at which a bucket is
+    closed and may leave
 strong_scaling | 1_\text{strong} | count, from 0 to 1, usually 0 | 1 if the ranks share the batch
     of one GPU, 0 if each rank has a microbatch as large as that of one GPU
 """
