@@ -9,7 +9,7 @@ import torch
 from shardlab.formulas import RECIPES, UnusedQuantity, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.measure.ledger import Ledger, Moment
+from shardlab.measure.ledger import Ledger, TimelinePoint
 from shardlab.topics.where_the_memory_goes.formulas.rank import RANK
 from shardlab.zero import checks
 from shardlab.zero.door import shard
@@ -18,7 +18,7 @@ from shardlab.zero.native import Native
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def fullest_moment(config: GPTConfig, given: dict) -> Moment:
+def fullest_moment(config: GPTConfig, given: dict) -> TimelinePoint:
     """Of a step that is not the first, on rank 0 of ranks that do not exist."""
     stage = given["zero_stage"]
     with fake_ranks(given["data_parallel"]):

@@ -402,6 +402,7 @@ class Registry:
             return
         others = {other: value for other, value in values.items() if other != name}
         formulas, inputs = self.resolve([name], others)
+        others |= self.assumed(inputs, others)
         if not set(inputs) <= set(others) or not set(inputs) & set(used):
             return
         found = dict(others)

@@ -125,7 +125,7 @@ def rank_bucket_parameters(bucket_bytes, parameter_element_bytes, parameters):
     return minimum(parameters, floor_div(bucket_bytes, parameter_element_bytes))
 
 
-@formula(r"n_\text{last}", "parameters")
+@formula(r"n_\text{close}", "parameters")
 def last_reduced_parameters(
     zero_stage,
     parameters,
@@ -271,7 +271,7 @@ RANK = Places(
 )
 
 
-@RANK.place("rank_attention", phase="forward", symbol="_1", when="eager_kernels")
+@RANK.place("rank_attention", phase="forward", symbol=r"_1^r", when="eager_kernels")
 def rank_attention(
     activations_at_attention_bytes,
     gathered_layer_bytes,
@@ -286,7 +286,7 @@ def rank_attention(
     )
 
 
-@RANK.place("rank_loss", phase="backward", symbol="_2", when="eager_kernels")
+@RANK.place("rank_loss", phase="backward", symbol=r"_2^r", when="eager_kernels")
 def rank_loss(activations_at_loss_bytes, temporaries_at_loss_bytes):
     """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
     return live(
@@ -295,7 +295,7 @@ def rank_loss(activations_at_loss_bytes, temporaries_at_loss_bytes):
     )
 
 
-@RANK.place("rank_head", phase="backward", symbol="_3", when="eager_kernels")
+@RANK.place("rank_head", phase="backward", symbol=r"_3^r", when="eager_kernels")
 def rank_head(
     rank_earlier_gradient_bytes,
     gradients_at_head_work_bytes,
@@ -312,7 +312,7 @@ def rank_head(
     )
 
 
-@RANK.place("rank_head_reduced", phase="backward", symbol="_4", when="eager_kernels")
+@RANK.place("rank_head_reduced", phase="backward", symbol=r"_4^r", when="eager_kernels")
 def rank_head_reduced(
     batch_bytes,
     mask_bytes,
@@ -343,7 +343,7 @@ def rank_head_reduced(
     )
 
 
-@RANK.place("rank_last_layer", phase="backward", symbol="_5", when="eager_kernels")
+@RANK.place("rank_last_layer", phase="backward", symbol=r"_5^r", when="eager_kernels")
 def rank_last_layer(
     rank_earlier_gradient_bytes,
     finished_head_bytes,
@@ -386,7 +386,7 @@ def rank_last_layer(
     )
 
 
-@RANK.place("rank_first_layer", phase="backward", symbol="_6", when="eager_kernels")
+@RANK.place("rank_first_layer", phase="backward", symbol=r"_6^r", when="eager_kernels")
 def rank_first_layer(
     rank_earlier_gradient_bytes,
     finished_layers_bytes,
@@ -424,7 +424,7 @@ def rank_first_layer(
     )
 
 
-@RANK.place("rank_layer_reduced", phase="backward", symbol="_7", when="eager_kernels")
+@RANK.place("rank_layer_reduced", phase="backward", symbol=r"_7^r", when="eager_kernels")
 def rank_layer_reduced(
     rank_earlier_gradient_bytes,
     finished_head_bytes,
@@ -458,7 +458,7 @@ def rank_layer_reduced(
     )
 
 
-@RANK.place("rank_embedding", phase="backward", symbol="_8", when="eager_kernels")
+@RANK.place("rank_embedding", phase="backward", symbol=r"_8^r", when="eager_kernels")
 def rank_embedding(
     rank_earlier_gradient_bytes,
     zero_stage,
@@ -484,7 +484,7 @@ def rank_embedding(
     )
 
 
-@RANK.place("rank_reduced", phase="backward", symbol="_9", when="eager_kernels")
+@RANK.place("rank_reduced", phase="backward", symbol=r"_9^r", when="eager_kernels")
 def rank_reduced(
     zero_stage,
     gradient_element_bytes,
@@ -525,7 +525,7 @@ def rank_reduced(
     )
 
 
-@RANK.place("rank_library_loss", phase="backward", symbol="_{10}", when="library_kernels")
+@RANK.place("rank_library_loss", phase="backward", symbol=r"_{10}^r", when="library_kernels")
 def rank_library_loss(
     zero_gradient_bytes,
     library_saved_bytes,
@@ -545,7 +545,7 @@ def rank_library_loss(
     )
 
 
-@RANK.place("rank_library_layer", phase="backward", symbol="_{11}", when="library_kernels")
+@RANK.place("rank_library_layer", phase="backward", symbol=r"_{11}^r", when="library_kernels")
 def rank_library_layer(
     zero_gradient_bytes,
     library_saved_bytes,
@@ -568,7 +568,7 @@ def rank_library_layer(
     )
 
 
-@RANK.place("rank_optimizer", phase="optimizer", symbol="_{12}")
+@RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{12}^r")
 def rank_optimizer(
     rank_optimizer_bytes,
     zero_gradient_bytes,
