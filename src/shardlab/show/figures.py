@@ -71,6 +71,25 @@ def axis(**given):
     }
 
 
+def draw_line(figure, x=None, y=None, **line):
+    """A line across the figure: at x from bottom to top, or at y from left to right."""
+    ends = dict(x0=x, x1=x, y0=0, y1=1, yref="paper")
+    if x is None:
+        ends = dict(x0=0, x1=1, y0=y, y1=y, xref="paper")
+    figure.add_shape(type="line", line=dict(color=INK, **line), **ends)
+
+
+def write_words(figure, words, **place):
+    """Words without an arrow, above their place."""
+    figure.add_annotation(text=words, yanchor="bottom", showarrow=False, **place)
+
+
+def legend_below(y):
+    """The layout of a legend in one row below the figure."""
+    legend = dict(orientation="h", x=0, xanchor="left", y=y, yanchor="top", traceorder="normal")
+    return dict(showlegend=True, legend=dict(font=dict(size=12), itemclick=False, **legend))
+
+
 def round_up(value):
     """The smallest round number that is not below value."""
     scale = 10.0 ** math.floor(math.log10(value))
@@ -214,25 +233,33 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
     """The bar of one row, in two pieces where it crosses the card's capacity."""
     swatch = MEMORY.get(row.colour)
     fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
-    inside = size if capacity_bytes is None else max(0, min(size, capacity_bytes - base))
     words = f"{row.label}, {kind}: {format_bytes(size)} = {format_exact(size)} B"
-    for offset, piece, over in ((0, inside, False), (inside, size - inside, True)):
+    for offset, piece, over in _pieces(size, base, capacity_bytes):
         if piece or (not over and not size):
-            marker = dict(color=fill if filled else CLEAR, line=dict(color=line, width=2))
-            if over:
-                marker["pattern"] = dict(
-                    shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4
-                )
             yield go.Bar(
                 orientation="h",
                 x=[piece / scale],
                 base=[(base + offset) / scale],
                 y=[place],
-                marker=marker,
+                marker=_filling(fill if filled else CLEAR, line, 2, over),
                 width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
                 name=f"{row.label}, {kind}",
                 hovertemplate=f"{words}<extra></extra>",
             )
+
+
+def _pieces(size, base, capacity_bytes):
+    """(where it begins, bytes, over?) of a bar from `base` on: below the capacity and beyond it."""
+    inside = size if capacity_bytes is None else max(0, min(size, capacity_bytes - base))
+    return (0, inside, False), (inside, size - inside, True)
+
+
+def _filling(fill, line, width, over):
+    """A bar's colours; bytes beyond the capacity are hatched."""
+    hatch = dict(shape="/", fillmode="replace", fgcolor=line, size=7, solidity=0.4)
+    return dict(
+        color=fill, line=dict(color=line, width=width), **dict(pattern=hatch) if over else {}
+    )
 
 
 def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
@@ -241,14 +268,12 @@ def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
     left = capacity_bytes - together.predicted
     card, rest = format_as(capacity_bytes, "decimal bytes"), format_as(abs(left), "decimal bytes")
     words = f"{card} card, {rest} {'free' if left >= 0 else 'too much'}"
-    above = dict(y=1, yref="paper", yanchor="bottom", showarrow=False)
+    above = dict(y=1, yref="paper")
     if not near:
-        figure.add_annotation(text=f"{words} →", x=1, xref="paper", xanchor="right", **above)
+        write_words(figure, f"{words} →", x=1, xref="paper", xanchor="right", **above)
         return
     at = capacity_bytes / scale
-    figure.add_shape(
-        type="line", x0=at, x1=at, y0=0, y1=1, yref="paper", line=dict(color=INK, width=2)
-    )
+    draw_line(figure, x=at, width=2)
     if left > 0:
         figure.add_shape(
             type="rect",
@@ -258,12 +283,8 @@ def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
             y1=place + 0.28,
             line=dict(color=INK, width=1, dash="dot"),
         )
-    figure.add_annotation(
-        text=words,
-        x=at,
-        xanchor="right" if at > 0.4 * figure.layout.xaxis.range[1] else "left",
-        **above,
-    )
+    side = "right" if at > 0.4 * figure.layout.xaxis.range[1] else "left"
+    write_words(figure, words, x=at, xanchor=side, **above)
 
 
 def columns_figure(title, columns, capacity_bytes=None):
@@ -275,20 +296,7 @@ def columns_figure(title, columns, capacity_bytes=None):
     most = max(*totals, capacity_bytes if near else 1)
     unit, scale = unit_of(most, DECIMAL)
     figure = new_figure(title, 380, barmode="overlay", bargap=0)
-    figure.update_layout(
-        margin_t=HEAD_PIXELS + 20,
-        showlegend=True,
-        legend=dict(
-            orientation="h",
-            x=0,
-            xanchor="left",
-            y=-0.14,
-            yanchor="top",
-            traceorder="normal",
-            font=dict(size=12),
-            itemclick=False,
-        ),
-    )
+    figure.update_layout(margin_t=HEAD_PIXELS + 20, **legend_below(-0.14))
     figure.update_xaxes(
         axis(
             tickmode="array",
@@ -314,24 +322,16 @@ def columns_figure(title, columns, capacity_bytes=None):
     for place, (name, parts) in enumerate(columns):
         start = 0
         for part in parts:
-            swatch, inside = (
-                MEMORY[part.colour],
-                max(0, min(part.size, capacity_bytes - start)) if near else part.size,
-            )
-            for offset, piece, over in ((0, inside, False), (inside, part.size - inside, True)):
+            swatch = MEMORY[part.colour]
+            for offset, piece, over in _pieces(part.size, start, capacity_bytes if near else None):
                 if piece:
-                    marker = dict(color=swatch.light, line=dict(color=swatch.line, width=1))
-                    if over:
-                        marker["pattern"] = dict(
-                            shape="/", fillmode="replace", fgcolor=swatch.line, size=7, solidity=0.4
-                        )
                     figure.add_trace(
                         go.Bar(
                             x=[place],
                             y=[round(piece / scale, 4)],
                             base=[round((start + offset) / scale, 4)],
                             width=[0.76],
-                            marker=marker,
+                            marker=_filling(swatch.light, swatch.line, 1, over),
                             name=part.label,
                             legendgroup=part.label,
                             showlegend=part.label not in named,
@@ -344,36 +344,18 @@ def columns_figure(title, columns, capacity_bytes=None):
                     named.add(part.label)
             start += part.size
     highest = max(range(len(totals)), key=totals.__getitem__)
-    figure.add_annotation(
-        text=f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>",
-        x=highest,
-        y=totals[highest] / scale,
-        yanchor="bottom",
-        showarrow=False,
-    )
+    peak = f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>"
+    write_words(figure, peak, x=highest, y=totals[highest] / scale)
     if capacity_bytes is not None:
         words = f"{format_as(capacity_bytes, 'decimal bytes')} card"
         if near:
-            figure.add_shape(
-                type="line",
-                x0=0,
-                x1=1,
-                xref="paper",
-                y0=capacity_bytes / scale,
-                y1=capacity_bytes / scale,
-                line=dict(color=INK, width=2),
-            )
+            draw_line(figure, y=capacity_bytes / scale, width=2)
         left = highest >= len(columns) / 2
-        figure.add_annotation(
-            text=words if near else f"{words}: far above",
-            x=0 if left else 1,
-            xref="paper",
-            xanchor="left" if left else "right",
-            y=capacity_bytes / scale if near else 1,
-            yref="y" if near else "paper",
-            yanchor="bottom",
-            showarrow=False,
-        )
+        side = dict(x=0 if left else 1, xref="paper", xanchor="left" if left else "right")
+        if near:
+            write_words(figure, words, y=capacity_bytes / scale, yref="y", **side)
+        else:
+            write_words(figure, f"{words}: far above", y=1, yref="paper", **side)
     return figure
 
 
@@ -455,24 +437,9 @@ def loss_figure(losses, levels=(), title="Loss on the batch of each step"):
         )
     )
     for words, level in levels:
-        figure.add_shape(
-            type="line",
-            x0=0,
-            x1=1,
-            xref="paper",
-            y0=level,
-            y1=level,
-            line=dict(color=INK, width=1, dash="dash"),
-        )
-        figure.add_annotation(
-            text=f"{words}: {level:.2f}",
-            x=1,
-            xref="paper",
-            xanchor="right",
-            y=level,
-            yanchor="bottom",
-            showarrow=False,
-        )
+        draw_line(figure, y=level, width=1, dash="dash")
+        side = dict(x=1, xref="paper", xanchor="right")
+        write_words(figure, f"{words}: {level:.2f}", y=level, **side)
     figure.add_trace(
         go.Scatter(
             x=list(range(1, len(losses) + 1)),

@@ -16,8 +16,10 @@ from shardlab.show.figures import (
     INK,
     ROW_PIXELS,
     axis,
+    draw_line,
     new_figure,
     round_up,
+    write_words,
 )
 from shardlab.show.format import format_as
 from shardlab.show.palette import TIMELINE
@@ -70,25 +72,10 @@ def message_figure(title, sizes, seconds, latency_seconds, bytes_per_second):
     )
     equal = latency_seconds * bytes_per_second
     if min(sizes) < equal < max(sizes):
-        figure.add_shape(
-            type="line",
-            x0=equal,
-            x1=equal,
-            y0=0,
-            y1=1,
-            yref="paper",
-            line=dict(color=INK, width=1, dash="dot"),
-        )
-        left = math.log10(equal) > (low + high) / 2
-        figure.add_annotation(
-            text=f"{format_as(equal, 'decimal bytes')}: latency = bytes",
-            x=math.log10(equal),
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            xanchor="right" if left else "left",
-            showarrow=False,
-        )
+        draw_line(figure, x=equal, width=1, dash="dot")
+        side = "right" if math.log10(equal) > (low + high) / 2 else "left"
+        words = f"{format_as(equal, 'decimal bytes')}: latency = bytes"
+        write_words(figure, words, x=math.log10(equal), y=1, yref="paper", xanchor=side)
     figure.update_xaxes(
         axis(type="log", showgrid=True, showline=True, **_ticks(sizes, "decimal bytes"))
     )

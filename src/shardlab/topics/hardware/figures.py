@@ -9,7 +9,7 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 
 from shardlab.formulas import evaluate
-from shardlab.show.figures import INK, LINE, axis, new_figure
+from shardlab.show.figures import INK, LINE, axis, new_figure, write_words
 from shardlab.show.format import format_as, format_number
 
 
@@ -76,16 +76,9 @@ def roofline_figure(
                 line=dict(color=LINE if number == 0 else INK, width=3 if number == 0 else 1.25),
             )
         )
-        figure.add_annotation(
-            text=f"<b>{roof.name}</b>" if number == 0 else roof.name,
-            x=math.log10(most),
-            y=math.log10(heights[-1]),
-            xanchor="right",
-            yanchor="bottom",
-            yshift=1,
-            showarrow=False,
-            font=dict(size=12),
-        )
+        name = f"<b>{roof.name}</b>" if number == 0 else roof.name
+        place = dict(x=math.log10(most), y=math.log10(heights[-1]), xanchor="right")
+        write_words(figure, name, yshift=1, font=dict(size=12), **place)
     for point in points:
         figure.add_trace(
             go.Scatter(

@@ -6,7 +6,16 @@ operation, the peak named, and what the formulas say of its points as rings.
 
 import plotly.graph_objects as go
 
-from shardlab.show.figures import INK, axis, new_figure, round_up, unit_of
+from shardlab.show.figures import (
+    INK,
+    axis,
+    draw_line,
+    legend_below,
+    new_figure,
+    round_up,
+    unit_of,
+    write_words,
+)
 from shardlab.show.format import BINARY, format_bytes, format_exact
 from shardlab.show.palette import MEMORY
 
@@ -48,20 +57,7 @@ def timeline_figure(timeline, predicted=None, title="The bytes of a training ste
     # below the title, where a phone has room for the words too
     figure = new_figure("<br>".join(said), 420)
     figure.update_layout(
-        showlegend=True,
-        hovermode="x",
-        margin_t=104 if expected else 88,
-        margin_b=76,
-        legend=dict(
-            orientation="h",
-            x=0,
-            xanchor="left",
-            y=-0.16,
-            yanchor="top",
-            traceorder="normal",
-            font=dict(size=12),
-            itemclick=False,
-        ),
+        hovermode="x", margin_t=104 if expected else 88, margin_b=76, **legend_below(-0.16)
     )
     figure.update_xaxes(
         axis(
@@ -135,23 +131,8 @@ def _mark_phases(figure, timeline):
     for start, end in zip(starts, [*starts[1:], len(timeline)]):
         if end - start >= NARROW * len(timeline):
             if start:
-                figure.add_shape(
-                    type="line",
-                    x0=start,
-                    x1=start,
-                    y0=0,
-                    y1=1,
-                    yref="paper",
-                    line=dict(color=INK, width=1, dash="dot"),
-                )
-            figure.add_annotation(
-                text=timeline[start].phase,
-                x=(start + end) / 2,
-                y=1,
-                yref="paper",
-                yanchor="bottom",
-                showarrow=False,
-            )
+                draw_line(figure, x=start, width=1, dash="dot")
+            write_words(figure, timeline[start].phase, x=(start + end) / 2, y=1, yref="paper")
 
 
 def _peak(totals):
@@ -172,14 +153,8 @@ def _peak_in_words(timeline, totals):
 
 def _mark_peak(figure, totals, scale):
     at = _peak(totals)
-    figure.add_annotation(
-        text="▼",
-        x=at,
-        y=totals[at] / scale,
-        yanchor="bottom",
-        showarrow=False,
-        hovertext=f"peak: {format_exact(totals[at])} B",
-    )
+    hover = f"peak: {format_exact(totals[at])} B"
+    write_words(figure, "▼", x=at, y=totals[at] / scale, hovertext=hover)
 
 
 def _rings(timeline, totals, expected, scale):
