@@ -1,5 +1,5 @@
-"""ZeRO: what data parallelism keeps on every rank is kept once, in shards. Each stage is one file;
-the diff is the idea.
+"""ZeRO: tensors that data parallelism keeps on every rank are kept once, in shards. Each stage is
+one file; the diff is the idea.
 
     model, optimizer = zero.shard(model, torch.optim.AdamW, stage=2, lr=1e-3)     # the one door
 

@@ -1,4 +1,4 @@
-"""What users call of PyTorch's between backward and step, and what it must know of other ranks.
+"""PyTorch's functions between backward and step, made aware of the shards on other ranks.
 
     scaler = torch.amp.GradScaler()                      where one rank has a gradient that is not
                                                          finite, no rank steps: all stages
@@ -7,7 +7,7 @@
                                                          1 and 2 refuse it: gradients of parameters
                                                          are this rank's own, or gone
 
-FSDP2 has both by DTensor. Neither is changed for tensors that are no shards.
+FSDP2 has both by DTensor. Both stay as they are for tensors that are not shards.
 """
 
 import functools
@@ -23,13 +23,13 @@ from ..torch_internals import watch_clipping, watch_unscaling
 from .flat import CannotShard, Group, groups_of_shards
 from .options import updated_by
 
-# parameter -> weakly, the optimizer of stage 1 or 2 that shards it
+# parameter -> a weak reference to the optimizer of stage 1 or 2 that shards it
 sharded = WeakTensorKeyDictionary()
 
 
 @functools.cache
 def watch_steps():
-    """Once there is a shard in this process."""
+    """Watch from the first shard of this process on."""
     watch_unscaling(updated_by, agree_on_infinities)
     watch_clipping(norm_over_ranks, refuse_clipping)
 
@@ -43,8 +43,8 @@ def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
 
 @torch.no_grad()
 def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]):
-    """`found` is what a scaler has found in this rank's gradients, afterwards in those of all
-    ranks."""
+    """`found` has a scaler's result for this rank's gradients, afterwards the result for the
+    gradients of all ranks."""
     groups = dict.fromkeys(groups_of_shards[p] for p in updated if p in groups_of_shards)
     if not groups:
         return
@@ -60,8 +60,8 @@ def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]
 def norm_over_ranks(
     gradients: list[Tensor], norm_type: float, norm: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
-    """The norm of these gradients together: of shards over the ranks of their group, of what every
-    rank has whole once."""
+    """The norm of all these gradients: shards count over the ranks of their group, whole gradients
+    count once."""
     of_shards = {id(shard.grad): group for shard, group in groups_of_shards.items()}
     of_shards.pop(id(None), None)
     piles: dict[Group, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Buckets of parameters for stages 1 and 2: what travels together, in one flat tensor."""
+"""Buckets of parameters for stages 1 and 2: parameters that travel together, in one flat tensor."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,10 @@ BUCKET_BYTES = 25 << 20
 
 
 class Bucket:
-    """Parameters moved into one flat tensor [E], in which they are views from now on. What the
-    optimizer gets is `shards`: this rank's chunk of that tensor [about E/n], in as many parts as
-    the collectives reduce it to. To update them is to update these elements of the parameters. All
-    ranks begin with rank 0's values."""
+    """Parameters moved into one flat tensor [E], of which they are views from now on. The optimizer
+    gets `shards`: this rank's chunk of that tensor [about E/n], in the parts that the collectives
+    reduce. An update of the shards updates these elements of the parameters. All ranks begin with
+    rank 0's values."""
 
     def __init__(self, parameters: list[nn.Parameter], group: Group, collectives: Ring):
         self.parameters, self.group = parameters, group
@@ -29,7 +29,7 @@ class Bucket:
         self.shards = [as_shard(part, group) for part in own_chunk(self.flat, group).split(sizes)]
 
     def take_gradients(self) -> list[Tensor]:
-        """This rank's gradients; the parameters have none any more."""
+        """Take this rank's gradients away from the parameters."""
         gradients = [parameter.grad for parameter in self.parameters]
         for gradient in gradients:
             if gradient is not None and gradient.layout is not torch.strided:
@@ -51,7 +51,7 @@ class Bucket:
         return any(parameter.grad is not None for parameter in self.parameters)
 
     def holds(self, parameter: nn.Parameter) -> bool:
-        """Whether it still lies in the flat tensor."""
+        """Whether the parameter is still a view of the flat tensor."""
         return storage_key(parameter.untyped_storage()) == storage_key(self.flat.untyped_storage())
 
     def check(self):
@@ -74,7 +74,7 @@ def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
 ) -> list[Bucket]:
     """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
-    Frozen parameters stay out, but they too get rank 0's values."""
+    Frozen parameters stay out, but get rank 0's values as well."""
     piles: dict[tuple, list[list[nn.Parameter]]] = {}
     for parameter in parameters:
         if not parameter.requires_grad:

@@ -1,4 +1,4 @@
-"""What stages 1 and 2 refuse, before anything is moved or sent: one sentence each."""
+"""Refusals of stages 1 and 2, before anything is moved or sent: one sentence each."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ from .flat import CannotShard, Group, flattened
 
 
 class Refusals:
-    """What one does with an optimizer, and not with one of shards."""
+    """Uses of an optimizer that an optimizer of shards refuses."""
 
     def __getstate__(self):
         raise CannotShard(
@@ -30,7 +30,7 @@ def check_arguments(optimizer_cls, bucket_bytes: int):
 
 
 def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter), with a number for a name where there is none."""
+    """(name, parameter), with a number for a missing name."""
     if isinstance(parameters, (set, frozenset)):
         raise TypeError(
             "the parameters are a set, whose order differs from rank to rank and from run to run:"
@@ -55,7 +55,7 @@ def check_parameters(
 
 
 def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:
-    """What is wrong on this rank; empty if nothing is."""
+    """The problem of this rank, or an empty string."""
     if not any(parameter.requires_grad for _, parameter in named):
         return (
             f"a group of {len(named)} parameters of which none is trained: there is nothing to"
@@ -105,8 +105,8 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
 
 
 def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
-    """Raise TypeError unless the optimizer treats each element by itself. It is tried: two steps of
-    a matrix, and of the same elements as two runs of unequal length."""
+    """Raise TypeError unless the optimizer treats each element by itself. This is tried with two
+    steps of a matrix, and of the same elements as two runs of unequal length."""
     draw = torch.Generator().manual_seed(0)
     values = torch.randn(3, 6, 5, generator=draw) * torch.logspace(-2, 2, 6).view(6, 1)
     settings = {**settings, "lr": 0.1} if "lr" in settings else settings

@@ -1,4 +1,4 @@
-"""The one door to the stages: for labs, tests and races."""
+"""The entry to all stages: for labs, tests and races."""
 
 from collections.abc import Iterable
 
@@ -35,7 +35,7 @@ def shard(
     device=None,
     **settings,
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """(what is called, what steps) of the model under a stage; 0 is data parallelism.
+    """(the model to call, its optimizer) under a stage; stage 0 is data parallelism.
 
     optimizer_cls   torch.optim.AdamW, ...; **settings are its arguments
     group           the process group whose ranks share the model; by default the world
@@ -46,9 +46,8 @@ def shard(
     compute_dtype   stage 3: see fully_shard
     device          stage 3: see fully_shard
 
-    All ranks begin with rank 0's parameters and buffers. Raises CannotShard for a stage that there
-    is not or an option that the stage does not have, TypeError for an optimizer that looks at
-    shapes.
+    All ranks begin with rank 0's parameters and buffers. Raises CannotShard for an unknown stage or
+    an option that the stage does not have, TypeError for an optimizer that looks at shapes.
     """
     if stage not in range(len(OPTIONS)):
         raise CannotShard(f"stage = {stage!r}: there are 0, 1, 2 and 3.")
@@ -87,14 +86,15 @@ def shard(
 
 
 def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, **options):
-    """Of all parameters, under their names, which ranks compare."""
+    """The optimizer of all parameters, under their names, which ranks compare."""
     optimizer = kind(list(model.named_parameters()), optimizer_cls, group, **options)
     hand_out(model.buffers(), group)
     return optimizer
 
 
 def default_units(model: nn.Module) -> Iterable[nn.Module]:
-    """The model's children; of a list of modules, which computes nothing itself, its members."""
+    """The model's children. A list of modules computes nothing itself, so its members replace
+    it."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from default_units(child)

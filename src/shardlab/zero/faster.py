@@ -1,13 +1,12 @@
-"""The ring of flat.py, faster and harder to read: gradients travel from where they are, and the
+"""The ring of flat.py, faster and harder to read: gradients are sent from their own memory, and the
 optimizer updates a shard in the parts in which it travels.
 
     ShardedOptimizer(model.parameters(), AdamW, collectives=faster.Ring())
     zero.shard(model, AdamW, stage=1, collectives=faster.Ring())
 
-What it saves, on CPU ranks: the flat copy of all gradients, in fresh memory for each bucket, of
-which the kernel must find and clear each page; and the way from the memory to the cache, which a
-part of a few megabytes has made when it is added and not again when it is updated. Results differ
-by rounding only. Both are raced in `python -m bench zero`.
+Savings on CPU ranks: no flat copy of all gradients in fresh memory, whose pages the kernel must
+find and clear; and fewer cache misses, because a part of a few megabytes is still in the cache when
+it is updated. Results differ by rounding only. Both are raced in `python -m bench zero`.
 """
 
 from itertools import groupby
@@ -27,8 +26,8 @@ PIECE_BYTES = 4 << 20  # while one piece is added, the next is under way
 
 
 class Ring(flat.Ring):
-    """Parts below `small_bytes` are copied and sent together, those above are sent from where they
-    are, in pieces of at most `piece_bytes`."""
+    """Parts below `small_bytes` are copied and sent together, larger parts are sent from their own
+    memory, in pieces of at most `piece_bytes`."""
 
     run = staticmethod(collectives_fast.run)
 
@@ -40,7 +39,7 @@ class Ring(flat.Ring):
     ) -> list[Tensor]:
         n, me = place(group)
         device = tensors[0].device
-        # themselves, unless the backend cannot send them from where they are
+        # the tensors themselves, unless the backend cannot send from their memory
         flats = [wire(tensor, group) for tensor in tensors]
         chunks = [self.cut(flats, rank, n) for rank in range(n)]
         # shares are added where 16-bit sums could overflow; else the sum is multiplied: no copy
@@ -57,7 +56,9 @@ class Ring(flat.Ring):
             messages += [send(part, leaving, group) for part in sent]
             works = dist.batch_isend_irecv(messages) if messages else []
             for number, (part, own) in enumerate(zip(arriving, chunks[coming.chunk])):
-                works[min(number, len(works) - 1)].wait()  # NCCL has one work for the whole batch
+                works[
+                    min(number, len(works) - 1)
+                ].wait()  # NCCL returns one work object for the whole batch
                 part.add_(own, alpha=before)
             chunks[coming.chunk] = arriving
             for work in works[len(arriving) :]:
@@ -72,8 +73,8 @@ class Ring(flat.Ring):
         return [part.numel() for part in self.cut(tensors, me, n)] or [0]
 
     def cut(self, tensors: list[Tensor], rank: int, n: int) -> list[Tensor]:
-        """The rank's chunk of the flat tensor that these would make: views of them, or, where they
-        are small, copies of several together."""
+        """The rank's chunk of the flat tensor of these tensors: views of them, or copies of several
+        small ones together."""
         chunk, begin, parts = chunk_of(rank, sum(tensor.numel() for tensor in tensors), n), 0, []
         for tensor in tensors:
             start, stop = max(chunk.start - begin, 0), max(chunk.stop - begin, 0)

@@ -1,5 +1,5 @@
-"""What the stages of ZeRO share: flat tensors, of which each rank owns one chunk, and the two
-collectives on them.
+"""The common ground of all stages of ZeRO: flat tensors, one chunk of which each rank owns, and the
+two collectives on them.
 
 Many tensors are laid one after the other in one flat tensor, which is cut into n chunks as
 collectives.py cuts: chunk r belongs to rank r, and where n does not divide the elements, the first
@@ -31,11 +31,11 @@ from ..collectives import run
 
 
 class CannotShard(ValueError):
-    """Why this cannot be sharded, or cannot be done with shards: one sentence."""
+    """One sentence that says why something cannot be sharded, or cannot be done with shards."""
 
 
 class Ring:
-    """Our ring of sends and receives: (n - 1)/n of the bytes cross each link."""
+    """A ring of sends and receives: (n - 1)/n of the bytes cross each link."""
 
     run = staticmethod(run)  # makes the moves
 
@@ -73,31 +73,32 @@ def own_chunk(flat: Tensor, group: Group = None) -> Tensor:
 
 
 def chunk_of(rank: int, elements: int, n: int) -> range:
-    """The elements of a flat tensor that belong to the rank, as tensor_split cuts it: the first
+    """The elements of a flat tensor that belong to the rank, cut as tensor_split does: the first
     chunks have one more."""
     start = rank * (elements // n) + min(rank, elements % n)
     return range(start, start + len(range(rank, elements, n)))
 
 
 def first_rank(group: Group = None) -> int:
-    """The number in the world of the group's rank 0, whose values all ranks begin with."""
+    """The global rank of the group's rank 0, whose values all ranks begin with."""
     return dist.get_global_rank(group or dist.group.WORLD, 0)
 
 
 def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor) -> list[Tensor]:
-    """None stands for zeros of the shape that belongs there."""
+    """None means zeros of the expected shape."""
     return [
         like.new_zeros(shape) if tensor is None else tensor
         for tensor, shape in zip(tensors, shapes)
     ]
 
 
-# shard -> the group among which its flat tensor is cut: what is in here differs from rank to rank
+# shard -> the group among which its flat tensor is cut: these tensors differ from rank to rank
 groups_of_shards = WeakTensorKeyDictionary()
 
 
 def as_shard(tensor: Tensor, group: Group, requires_grad: bool = True) -> torch.nn.Parameter:
-    """A shard as an optimizer takes it. `groups_of_shards` knows it from what all ranks have."""
+    """A shard that an optimizer accepts. `groups_of_shards` tells shards from tensors that all
+    ranks have."""
     shard = torch.nn.Parameter(tensor, requires_grad)
     groups_of_shards[shard] = group or dist.group.WORLD
     return shard

@@ -9,8 +9,8 @@ from .flat import Ring, flattened, own_chunk
 
 
 class Native(Ring):
-    """PyTorch's own, which want chunks of one size: where n does not divide, they get a padded
-    copy."""
+    """PyTorch's own collectives. They need chunks of one size: if n does not divide the elements,
+    they get a padded copy."""
 
     def reduce_scatter(
         self, tensors: list[Tensor], group: Group = None, share: float = 1.0
@@ -45,7 +45,7 @@ class Native(Ring):
 
 
 def best_collectives(device: torch.device, group: Group = None) -> Ring:
-    """What is fastest there. gloo reduce-scatters by an all-reduce, so our ring wins; NCCL has
-    rings of its own."""
+    """The fastest collectives for the group. gloo makes a reduce-scatter from an all-reduce, so
+    Ring is faster; NCCL has rings of its own."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
     return Ring() if backends.get(device.type) == "gloo" else Native()

@@ -1,5 +1,4 @@
-"""What one wants of ZeRO in practice, beside the idea: clipping by the norm of all shards, states
-on the host.
+"""Practical options of ZeRO: clipping by the norm of all shards, states on the host.
 
     clip_gradients(optimizer, 1.0)                       before step(), in every stage
     torch.amp.GradScaler()                               PyTorch's own, in every stage:
@@ -29,14 +28,14 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     """Scale all gradients so that their norm, together, is at most max_norm. Returns the norm
     before.
 
-    Shards are counted over their ranks, what all ranks have (all of it in data parallelism) once.
+    Shards count over their ranks, whole gradients (all gradients in data parallelism) count once.
     All ranks call it, between backward and step().
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
     updated = updated_by(optimizer)
     norm = sum(squares.sum() for squares in squares_by_group(updated).values()).sqrt()
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as PyTorch's has it
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as in PyTorch
     for parameter in updated:
         if parameter.grad is not None:
             parameter.grad.mul_(scale.to(parameter.grad.device))
@@ -44,7 +43,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
 
 
 def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What the optimizer updates: shards, and what every rank has whole. Their gradients are there
+    """The tensors that the optimizer updates: shards, and whole tensors. Their gradients exist
     afterwards."""
     if hasattr(optimizer, "reduce_gradients"):  # stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
@@ -54,8 +53,8 @@ def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Tensor]:
-    """The sum of the squares of all gradients, of the shards of each group over its ranks; None is
-    what is no shard."""
+    """The sum of the squares of all gradients, by group: shards count over the ranks of their
+    group; None is the key of whole gradients."""
     found: dict[dist.ProcessGroup | None, Tensor] = {}
     for parameter in updated:
         group, gradient = groups_of_shards.get(parameter), parameter.grad
@@ -76,8 +75,8 @@ def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Te
 
 def cpu_offload(optimizer_cls: type) -> type:
     """The same optimizer, with its states and a copy of its parameters in host memory, where it
-    also computes: what ZeRO-Offload (Ren et al. 2021) does. Each step copies gradients to the host
-    and parameters back. On a GPU the host's copies are pinned."""
+    also computes, as in ZeRO-Offload (Ren et al. 2021). Each step copies gradients to the host and
+    parameters back. On a GPU the host's copies are pinned."""
 
     class Offloaded(optimizer_cls):
         def add_param_group(self, param_group):
@@ -103,7 +102,7 @@ def cpu_offload(optimizer_cls: type) -> type:
 
         @torch.no_grad()
         def load_state_dict(self, state_dict):
-            """Parameters come back before their states: the copies that are updated have to be
+            """Parameters are restored before their states, so that the updated copies are
             theirs."""
             super().load_state_dict(state_dict)
             for device, host in self.pairs:
@@ -120,7 +119,7 @@ def cpu_offload(optimizer_cls: type) -> type:
 
 def host_copy(tensor: Tensor) -> Tensor:
     """A copy in host memory; pinned if it comes from a GPU, because then the copy engine can fetch
-    it by itself. It is there on return, and so is all that was on its way to that GPU before: one
+    it by itself. The copy is complete on return, and so is every earlier transfer to that GPU: one
     stream does one thing after the other."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
     return copy.copy_(tensor.detach())

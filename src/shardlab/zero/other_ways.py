@@ -1,5 +1,5 @@
-"""How backward comes to a unit of stage 3 in another way than through an output, and still finds
-its parameters.
+"""How backward reaches a unit of stage 3 other than through an output, and still finds its
+parameters.
 
     saved            what the unit's operations keep for backward says when backward comes for it:
                      a loss that uses an attribute, a tensor in a container that nobody knows
@@ -32,15 +32,16 @@ from ..torch_internals import (
 
 
 class NoSecondGradient(RuntimeError):
-    """Why gradients of gradients cannot pass a unit."""
+    """Gradients of gradients cannot pass a unit: one sentence."""
 
 
 # --- what autograd keeps --------------------------------------------------------------------------
 
 
 def saved(unit) -> saved_tensors_hooks:
-    """Within, what operations keep for backward brings the unit's parameters back when backward
-    wants it. Hooks that are set around it, such as checkpoint's or the ledger's, get it as well."""
+    """A context in which every tensor that operations keep for backward brings the unit's
+    parameters back when backward needs it. Outer hooks, such as checkpoint's or the ledger's, get
+    the tensor as well."""
     outer_pack, outer_unpack = hooks_of_saved_tensors() or (Tensor.detach, None)
     lies_in_parameters = own_memory(unit)
 
@@ -54,7 +55,7 @@ def saved(unit) -> saved_tensors_hooks:
         if outer_unpack is not None:
             return outer_unpack(packed)
         if not is_parameter and version(packed) != before:
-            raise RuntimeError(  # with hooks, autograd leaves this to them
+            raise RuntimeError(  # with hooks in force, autograd leaves this check to them
                 "one of the variables needed for gradient computation has been modified by an"
                 f" inplace operation: a tensor of shape {list(packed.shape)} in"
                 f" {type(unit.module).__name__} is at version {version(packed)}, expected"
@@ -66,7 +67,7 @@ def saved(unit) -> saved_tensors_hooks:
 
 
 def own_memory(unit):
-    """A function that tells whether a tensor lies in the unit's parameters."""
+    """A function that says whether a tensor is memory of the unit's parameters."""
     own = {storage_key(flat.full.untyped_storage()) for flat in unit.flats}
     return lambda tensor: (
         tensor.layout is torch.strided and storage_key(tensor.untyped_storage()) in own
@@ -74,7 +75,7 @@ def own_memory(unit):
 
 
 def come_back(unit):
-    """Backward wants a parameter."""
+    """Backward needs a parameter."""
     if not unit.whole and current_backward() is None:
         raise RuntimeError(
             f"a tensor that autograd keeps for {type(unit.module).__name__} is read outside of"
@@ -112,12 +113,14 @@ def leaves_of(output, depth: int = 4) -> list[Tensor]:
 
 
 def inside(leaf) -> list:
-    """What is in an object that PyTorch's trees take for a leaf."""
+    """The contents of an object that PyTorch's trees take for a leaf."""
     if isinstance(leaf, Mapping):
         return list(leaf.values())
     if isinstance(leaf, nn.Module | type | Callable):
         return []
-    return list(getattr(leaf, "__dict__", {}).values())  # a dataclass, or what works like one
+    return list(
+        getattr(leaf, "__dict__", {}).values()
+    )  # a dataclass, or a class that works like one
 
 
 def without_views(unit, output):
@@ -155,7 +158,7 @@ def refuse_changes(unit):
 
 
 def for_recomputation(unit) -> list[Tensor]:
-    """The parameters, as leaves beside the graph that backward is in."""
+    """The parameters, as leaves outside of the graph of the running backward."""
     return [
         view.requires_grad_() if flat.shard.requires_grad else view
         for flat in unit.flats
@@ -164,8 +167,7 @@ def for_recomputation(unit) -> list[Tensor]:
 
 
 def with_recomputed(unit, gradients: Sequence[Tensor | None] | None):
-    """The gradients that autograd brings (None: it brings none), and with them what came to the
-    leaves."""
+    """The gradients that autograd brings (None: no gradient), plus the gradients of the leaves."""
     leaves = unit.placed if unit.in_backward else ()
     if all(leaf.grad is None for leaf in leaves):
         return gradients
@@ -179,7 +181,8 @@ def with_recomputed(unit, gradients: Sequence[Tensor | None] | None):
 
 
 def deliver(unit, gradients: Sequence[Tensor | None] | None):
-    """To the shards, where autograd does it not: it has seen no use of the parameters."""
+    """Deliver gradients to the shards if autograd does not, because it has seen no use of the
+    parameters."""
     if gradients is None:
         return
     for flat, gradient in zip(unit.flats, unit.reduce(gradients)):

@@ -1,8 +1,8 @@
-"""What a module of stage 3 has under a parameter's name while the parameter is gone.
+"""The object under a parameter's name in a module of stage 3 while the parameter is gone.
 
-A placeholder has the parameter's name, shape and dtype, and no values. To compute with it would
-give garbage, so it refuses, in a sentence that says when the parameter is there. What FSDP2 allows
-is allowed: to write to it, as initialisation does.
+A placeholder has the parameter's name, shape and dtype, and no values. Computing with it would give
+garbage, so it refuses, in a sentence that says when the parameter is available. Writing to it, as
+initialisation does, is allowed, as in FSDP2.
 
     nn.init.zeros_(model.head.weight); model.apply(initialise); block.reset_parameters()
 
@@ -16,7 +16,7 @@ from ..torch_internals import disable_modes, tree_leaves, tree_map
 
 
 class NotGathered(RuntimeError):
-    """A parameter is used while it is not there."""
+    """A parameter is used while it is not gathered."""
 
 
 class Placeholder(Tensor):
@@ -41,8 +41,8 @@ class Placeholder(Tensor):
         raise here[0].refusal(function)
 
     def written(self, function, args, kwargs):
-        """Itself, when the function has changed the whole parameter and its shards have the new
-        values."""
+        """The placeholder itself, after the function has changed the whole parameter and its shards
+        have the new values."""
         from .whole import unsharded  # which needs units, which have placeholders
 
         module, name = self.site

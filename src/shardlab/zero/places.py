@@ -1,8 +1,8 @@
-"""Where a module of stage 3 has its parameters, and what is there: placeholders while they are
-gone, the gathered ones while it computes.
+"""The attributes of a module of stage 3 that hold parameters: placeholders while the parameters are
+gone, gathered parameters while the module computes.
 
-A user can put something else there, replace the shards, copy the module, compile it, call another
-method than forward. Each has an effect, or is refused.
+A user can assign other tensors, replace the shards, copy the module, compile it, call another
+method than forward. Each of these works or is refused.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from .units import Site
 
 
 class UnitPlaces:
-    """What a unit has besides its three phases. `sites` are (module, name, number) of each place;
-    numbers are in the order of the unit's flat tensors."""
+    """The part of a unit besides its three phases. `sites` are (module, name, number) of each
+    place; numbers are in the order of the unit's flat tensors."""
 
     def __init__(self, module: nn.Module, sites: list[Site], kinds: dict[str, list[nn.Parameter]]):
         self.module, self.names, self.open = module, list(kinds), False
@@ -31,7 +31,7 @@ class UnitPlaces:
         self.placeholders = placeholders.of(self)
         self.close()
         self.gather_in(CALL)
-        self.gather_in("forward")  # which others may call without the hooks around it
+        self.gather_in("forward")  # other code may call the method without the hooks around it
 
     @property
     def in_backward(self) -> bool:
@@ -64,7 +64,7 @@ class UnitPlaces:
         self.open, self.exposed = False, None
 
     def ready(self) -> Sequence[Tensor]:
-        """What is in the places before the unit computes, if that is what stage 3 put there."""
+        """The content of the places before the unit computes, if stage 3 put it there."""
         if self.placed is not self.placeholders:
             if self.in_backward:
                 return self.placed
@@ -80,8 +80,8 @@ class UnitPlaces:
         return self.placeholders
 
     def follow(self):
-        """What was done to the module's shards is done to the unit: load_state_dict(assign=True)
-        gives others, .double() another dtype."""
+        """Follow changes of the module's shards: load_state_dict(assign=True) gives other shards,
+        .double() another dtype."""
         for name, flat in zip(self.names, self.flats):
             shard = own_parameters(self.module).get(name)
             if shard is flat.shard and flat.full.dtype == flat.how.computes_in(shard.dtype):
@@ -135,7 +135,7 @@ def shallow_copy(thing):
 
 
 def gather_in(module: nn.Module, method: str):
-    """A unit's parameters are whole in this method, too, as they are in forward. FSDP2 calls it
+    """A unit's parameters are whole in this method as well, as in forward. FSDP2 calls this
     register_fsdp_forward_method."""
     if not hasattr(module, "sharded_unit"):
         raise ValueError(

@@ -5,7 +5,7 @@
     prefetch.close()
 
 A thread gathers the unit that came after this one in the step before, over connections of its own.
-What the link needs hides behind computing; the price is the memory of one unit more.
+The time of the link hides behind computing, at the price of the memory of one more unit.
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,8 +19,8 @@ from .stage3 import Unit, sharded_units
 
 
 class Prefetch:
-    """On CPU ranks. On CUDA gathering would need a stream of its own, which nobody has tried:
-    refused. `close()` ends it."""
+    """On CPU ranks. On CUDA gathering would need a stream of its own, which is untested and
+    therefore refused. `close()` ends it."""
 
     def __init__(self, module: nn.Module):
         self.units = [unit.sharded_unit for unit in sharded_units(module)]
@@ -47,7 +47,7 @@ class Prefetch:
             self.after[self.last] = unit
         expected = self.take()
         if expected is not unit:
-            if expected is not None:  # it will be wanted another time
+            if expected is not None:  # it will be needed again
                 Unit.reshard(expected)
             Unit.gather(unit)
         self.last, following = key, self.after.get(key)
@@ -59,13 +59,13 @@ class Prefetch:
             self.under_way = following, versions(following), filling
 
     def reshard(self, unit: Unit):
-        """Instead of Unit.reshard: not while the thread is at it."""
+        """Instead of Unit.reshard: not while the thread gathers the unit."""
         if self.under_way is not None and self.under_way[0] is unit:
             self.take()
         Unit.reshard(unit)
 
     def take(self) -> Unit | None:
-        """The unit that was prefetched, when it is there; None if its shards have changed since."""
+        """The prefetched unit, once it has arrived; None if its shards have changed since."""
         if self.under_way is None:
             return None
         (unit, before, filling), self.under_way = self.under_way, None
@@ -89,5 +89,5 @@ def fill(unit: Unit, group):
 
 
 def versions(unit: Unit) -> list[int]:
-    """Of its shards: each change of a tensor in place counts one up."""
+    """The versions of its shards: each change of a tensor in place counts one up."""
     return [version(flat.shard) for flat in unit.flats]

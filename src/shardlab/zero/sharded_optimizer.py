@@ -1,4 +1,4 @@
-"""What stages 1 and 2 have in common: an optimizer of which each rank has a shard.
+"""The base of stages 1 and 2: an optimizer, each rank of which has a shard.
 
 A step makes three moves, all of them bucket by bucket:
 
@@ -8,12 +8,12 @@ A step makes three moves, all of them bucket by bucket:
 
 The stages differ in when the first of them happens.
 
-To be made after the model is where it stays. All ranks begin with rank 0's parameters; buffers, and
-frozen parameters that are not given, are whoever's calls it (zero.shard hands them out). All ranks
-run backward equally often, each with at least one parameter in it. A gradient that a parameter does
-not have counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
-it. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip with
-options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
+Make the optimizer after the model has its final device and dtype. All ranks begin with rank 0's
+parameters; the caller hands out buffers, and frozen parameters that are not given (zero.shard
+does). All ranks run backward equally often, each with at least one parameter in it. A missing
+gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
+such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
+with options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
 refused.
 """
 
@@ -95,7 +95,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
 
     @torch.no_grad()
     def reduce_scatter(self, bucket: Bucket):
-        """The shard gets the mean gradient; no rank has the bucket's gradients whole any more."""
+        """The shard gets the mean gradient. Afterwards no rank has the bucket's gradients whole."""
         if self.stepped:
             raise CannotShard(
                 "the shards still have the gradients of the step before: call zero_grad() of the"
@@ -106,7 +106,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         bucket.add_to_shards(mean)
 
     def reduce_gradients(self):
-        """Before the update, unless clipping has asked for it: what backward has not reduced."""
+        """Reduce the remaining gradients before the update, unless clipping has done so."""
 
     def all_gather(self, bucket: Bucket):
         self.collectives.all_gather(bucket.flat, self.group)
@@ -114,7 +114,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure=None):
-        """Reduce, update, gather. Returns what the closure does, if there is one."""
+        """Reduce, update, gather. Returns the closure's result, if there is a closure."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -152,8 +152,8 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
             )
 
     def state_dict(self) -> dict:
-        """Of this rank's shards. saving.py brings the shards of all ranks to disk, and back to
-        another number of ranks."""
+        """The state of this rank's shards. shardlab.saving writes the shards of all ranks to disk,
+        and restores them on another number of ranks."""
         return self.inner.state_dict()
 
     def load_state_dict(self, state_dict: dict):

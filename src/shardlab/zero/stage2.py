@@ -40,8 +40,8 @@ class ShardedOptimizer(OptimizerOfShards):
             self.reduce_scatter(self.waiting.pop())
 
     def backward_ends(self):
-        while self.waiting:  # buckets where a gradient did not come
+        while self.waiting:  # buckets for which a gradient did not arrive
             self.reduce_scatter(self.waiting.pop())
         for bucket in reversed(self.buckets):
-            if bucket.has_gradients:  # more came after it had left
+            if bucket.has_gradients:  # more gradients arrived after the bucket had left
                 self.reduce_scatter(bucket)

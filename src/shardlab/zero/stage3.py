@@ -106,14 +106,14 @@ class Flat:
 
 
 class Gathered(torch.autograd.Function):
-    """Forward: shards become the unit's whole parameters. Backward: the gradients of these become
-    gradients of the shards."""
+    """Forward: shards become the unit's whole parameters. Backward: the gradients of the whole
+    parameters become gradients of the shards."""
 
     @staticmethod
     def forward(ctx, unit, *shards):
         unit.unshard()
         ctx.unit = unit
-        # so that autograd objects should an optimizer change them before backward
+        # so that autograd objects if an optimizer changes them before backward
         ctx.save_for_backward(*shards)
         ctx.set_materialize_grads(False)
         parameters = [flat.views() for flat in unit.flats]
@@ -172,7 +172,7 @@ class Unit(UnitPlaces):
         return output
 
     def enter_backward(self):
-        """The first gradient of an output is there: now backward wants the parameters."""
+        """The first gradient of an output has arrived: now backward needs the parameters."""
         if not self.in_backward and not self.computing:
             other_ways.refuse_second_gradients(self)
             self.backward = when_backward_ends(self.end_backward)

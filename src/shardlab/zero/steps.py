@@ -1,10 +1,9 @@
-"""What an optimizer must be to step on the shards of stage 3, which are flat: this is looked at
-when it steps.
+"""Checks of an optimizer that steps on the flat shards of stage 3, made when it steps.
 
-It is an optimizer of PyTorch or of a user, made from model.parameters(), so there is no earlier
-moment. One that treats each element by itself is right; one that looks at rows, norms of a layer or
-a line search is not, and is found by trial. Parameter groups chosen by shape or name are empty on
-one side.
+The optimizer is PyTorch's or a user's, made from model.parameters(), so an earlier check is
+impossible. An optimizer that treats each element by itself is right; an optimizer that looks at
+rows, norms of a layer or a line search is not, and is found by trial. Parameter groups chosen by
+shape or name are empty on one side.
 """
 
 from weakref import WeakSet

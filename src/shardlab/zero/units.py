@@ -1,7 +1,7 @@
-"""What must be settled before a model is cut into units: which unit owns a parameter, what lies in
-one flat tensor, and that all ranks bring the same model.
+"""Decisions before a model is cut into units: which unit owns a parameter, and which parameters
+share a flat tensor. All ranks must bring the same model.
 
-Stage 3 asks for this once, when it shards; nothing here runs in a step.
+Stage 3 decides this once, when it shards; nothing here runs in a step.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from ..agreement import agree, fact, hand_out
 from .flat import CannotShard, first_rank, own_chunk
 from .native import best_collectives
 
-# where a parameter is: a module and the name that it has there
+# the site of a parameter: a module and the parameter's name there
 Site = tuple[nn.Module, str, nn.Parameter]
 
 
@@ -40,8 +40,8 @@ class How:
         return torch.device(self.device or parameter.device)
 
     def collectives_of(self, number: int, sites: list[Site]):
-        """Its messages carry the unit's number: ranks that run different units do not take each
-        other's."""
+        """Messages carry the unit's number, so ranks that run different units do not receive each
+        other's messages."""
         device = self.device_of(sites[0][2])
         own = copy(self.collectives or best_collectives(device, self.group))
         if hasattr(own, "run"):
@@ -49,7 +49,8 @@ class How:
         return own
 
     def computes_in(self, dtype: torch.dtype) -> torch.dtype:
-        """Whole and complex numbers and flags stay what they are."""
+        """The dtype in which a parameter computes. Integers, complex numbers and flags keep their
+        dtype."""
         return (self.compute_dtype or dtype) if dtype.is_floating_point else dtype
 
 
@@ -151,14 +152,15 @@ def together(parameters: list[nn.Parameter], how: How) -> Tensor:
 
 
 def resting(whole: Tensor, how: How) -> Tensor:
-    """A copy of this rank's chunk, where it rests; pinned if it is fetched from the host, because
-    then the copy engine can fetch it by itself."""
+    """A copy of this rank's chunk on the device where it rests; pinned if it is fetched from the
+    host, because then the copy engine can fetch it by itself."""
     shard = own_chunk(whole, how.group).to(how.shard_device or whole.device, copy=True)
     return shard.pin_memory() if whole.is_cuda and not shard.is_cuda else shard
 
 
 def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
-    """Raise CannotShard on all ranks unless all bring the same parameters in the same units."""
+    """Raise CannotShard on all ranks unless all ranks bring the same parameters in the same
+    units."""
     if dist.get_backend(group) == "fake":  # its other ranks do not exist
         return
     paths = {child: path or "the root" for path, child in module.named_modules()}

@@ -8,8 +8,8 @@ initialise unit by unit.
         with unsharded(unit, recurse=False, write=True):        # never whole
             fill(unit)
 
-Parameters have the dtype of the shards, whatever computes. They are copies: what was read stays
-when the block is over, and only `write` changes a shard.
+Parameters have the dtype of the shards, not the compute dtype. They are copies: a value that was
+read stays valid after the block, and only `write` changes a shard.
 """
 
 from contextlib import contextmanager
@@ -24,9 +24,9 @@ from .units import sharded_units
 
 @contextmanager
 def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
-    """Within, the units inside the module (without `recurse` the module only) have their parameters
-    whole and under their own names, as in the plain model. With `write`, the shards take rank 0's
-    values at the end. All ranks enter it."""
+    """A context in which the units inside the module (without `recurse` only the module) have their
+    parameters whole and under their own names, as in the plain model. With `write`, the shards take
+    rank 0's values at the end. All ranks enter it."""
     units = [unit.sharded_unit for unit in (sharded_units(module) if recurse else [module])]
     opened = []
     try:
@@ -60,8 +60,8 @@ def expose(unit):
 
 @torch.no_grad()
 def whole_of(flat, collectives) -> Tensor:
-    """[E], in memory of its own and in the dtype of the shard. Its storage grows, as that of what
-    is gathered does: by that the ledger knows it."""
+    """[E], in memory of its own and in the dtype of the shard. Its storage grows like the storage
+    of gathered parameters, by which the ledger recognises it."""
     storage = torch.UntypedStorage(0, device=flat.full.device)
     storage.resize_(flat.full.numel() * flat.shard.element_size())
     whole = flat.shard.new_empty(0, device=flat.full.device).set_(storage)
@@ -86,7 +86,7 @@ def parameter(view: Tensor, trained: bool, unit) -> nn.Parameter:
 
 @torch.no_grad()
 def keep(unit):
-    """The shards get what rank 0 has in the whole parameters."""
+    """The shards get the values of rank 0's whole parameters."""
     names = {id(exposed): number for number, exposed in enumerate(unit.placed)}
     views = [v for flat, whole in zip(unit.flats, unit.exposed) for v in flat.views(whole)]
     for module, name, number in unit.sites:
