@@ -118,9 +118,7 @@ def inside(leaf) -> list:
         return list(leaf.values())
     if isinstance(leaf, nn.Module | type | Callable):
         return []
-    return list(
-        getattr(leaf, "__dict__", {}).values()
-    )  # a dataclass, or a class that works like one
+    return list(getattr(leaf, "__dict__", {}).values())  # a dataclass, or a class like one
 
 
 def without_views(unit, output):

@@ -46,15 +46,10 @@ def starts_of(count: int, device: torch.device, starts: int) -> Iterator[Row]:
     case = dict(ranks=count, backend=found[0][1])
     # the first may find the fork server cold
     yield Row("ranks.start", median(taken[1:]), "seconds", case)
-    yield Row(
-        "ranks.right_sums", sum(total == sum(range(count)) for total, *_ in found), "count", case
-    )
-    yield Row(
-        "ranks.right_messages",
-        sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found)),
-        "count",
-        case,
-    )
+    sums = sum(total == sum(range(count)) for total, *_ in found)
+    messages = sum(got == (rank - 1) % count for rank, (*_, got) in enumerate(found))
+    yield Row("ranks.right_sums", sums, "count", case)
+    yield Row("ranks.right_messages", messages, "count", case)
     yield Row("ranks.device_files_of_the_fork_server", found[0][2], "count", case)
 
 
@@ -108,12 +103,9 @@ def all_reduces(device: torch.device, sizes: Sequence[int] = ALL_REDUCE_BYTES) -
         yield Row("collectives.right_sums", right, "count", case)
         for name, found in timings.items():
             for timing in found:
-                yield Row(
-                    "collectives.all_reduce",
-                    timing.bus_bytes_per_second,
-                    "bytes/s",
-                    dict(**case, implementation=name, nbytes=timing.nbytes, seconds=timing.seconds),
-                )
+                this = dict(implementation=name, nbytes=timing.nbytes, seconds=timing.seconds)
+                rate = timing.bus_bytes_per_second
+                yield Row("collectives.all_reduce", rate, "bytes/s", {**case, **this})
 
 
 def on_a_rank(sizes, device: str):
@@ -149,20 +141,11 @@ def slow_links(
             found = world.run(over_a_link, sizes)[0]
     except LinksUnavailable:
         return
+    link = dict(ranks=4, hosts=2, megabits_per_second=megabits_per_second)
     for name, timings in found.items():
         for timing in timings:
-            yield Row(
-                "collectives.slow_link",
-                timing.seconds,
-                "seconds",
-                dict(
-                    implementation=name,
-                    nbytes=timing.nbytes,
-                    ranks=4,
-                    hosts=2,
-                    megabits_per_second=megabits_per_second,
-                ),
-            )
+            case = dict(implementation=name, nbytes=timing.nbytes, **link)
+            yield Row("collectives.slow_link", timing.seconds, "seconds", case)
 
 
 def replay(recordings: Iterable[Recording], nbytes: int) -> tuple[dict[str, float], str]:

@@ -38,15 +38,9 @@ def products(
         for size in sizes or PRODUCT_SIZES[device.type]:
             a, b, c = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(3))
             seconds = median_seconds(partial(torch.mm, a, b, out=c), device, repeats)
-            found.append(
-                ProductRate(
-                    size,
-                    str(dtype).removeprefix("torch."),
-                    seconds,
-                    2 * size**3 / seconds,
-                    2 * size**3 / (3 * size**2 * dtype.itemsize),
-                )
-            )
+            name, flops = str(dtype).removeprefix("torch."), 2 * size**3
+            intensity = flops / (3 * size**2 * dtype.itemsize)
+            found.append(ProductRate(size, name, seconds, flops / seconds, intensity))
     return found
 
 

@@ -25,12 +25,8 @@ def machine(
 
 def product_rates(device: torch.device, sizes: Sequence[int] | None) -> Iterator[Row]:
     for product in roofline.products(device, sizes=sizes):
-        yield Row(
-            "roofline.matmul",
-            product.flops_per_second,
-            "FLOP/s",
-            dict(dtype=product.dtype, size=product.size, intensity=product.intensity),
-        )
+        case = dict(dtype=product.dtype, size=product.size, intensity=product.intensity)
+        yield Row("roofline.matmul", product.flops_per_second, "FLOP/s", case)
 
 
 def memory_and_launch(device: torch.device, nbytes: int | None) -> Iterator[Row]:
@@ -41,12 +37,9 @@ def memory_and_launch(device: torch.device, nbytes: int | None) -> Iterator[Row]
 def copies(device: torch.device, nbytes: int) -> Iterator[Row]:
     for to_device in (True, False):
         for pinned in (True, False):
-            yield Row(
-                "roofline.copy",
-                roofline.copy_bytes_per_second(device, to_device, pinned, nbytes),
-                "bytes/s",
-                dict(direction="to the GPU" if to_device else "to the host", pinned=pinned),
-            )
+            rate = roofline.copy_bytes_per_second(device, to_device, pinned, nbytes)
+            case = dict(direction="to the GPU" if to_device else "to the host", pinned=pinned)
+            yield Row("roofline.copy", rate, "bytes/s", case)
 
 
 QUICK = dict(sizes=(8, 16), memory_bytes=2**20, copy_bytes=2**20)

@@ -64,32 +64,17 @@ def states_of(device, mode, sizes) -> Iterator[Row]:
         found = ledger.bytes
     given = {**config.quantities(), **RECIPES["fp32 Adam"].quantities}
     want = evaluate(["parameter_bytes", "optimizer_bytes", "step_counter_bytes"], **given)
-    yield Row(
-        "states.parameters",
-        found.parameters,
-        "bytes",
-        dict(optimizer=mode),
-        "parameter_bytes",
-        want["parameter_bytes"],
-    )
+    states = optimizer.state.values()
     # on the CPU, unless fused or capturable
-    counters = sum(state["step"].nbytes for state in optimizer.state.values())
-    yield Row(
-        "states.optimizer",
-        sum(t.nbytes for state in optimizer.state.values() for t in state.values()),
-        "bytes",
-        dict(optimizer=mode),
-        "optimizer_bytes + step_counter_bytes",
-        want["optimizer_bytes"] + want["step_counter_bytes"],
-    )
-    yield Row(
-        "states.step_counters",
-        counters,
-        "bytes",
-        dict(optimizer=mode),
-        "step_counter_bytes",
-        want["step_counter_bytes"],
-    )
+    counters = sum(state["step"].nbytes for state in states)
+    optimizer_bytes = sum(t.nbytes for state in states for t in state.values())
+    for name, nbytes, formulas in (
+        ("states.parameters", found.parameters, ["parameter_bytes"]),
+        ("states.optimizer", optimizer_bytes, ["optimizer_bytes", "step_counter_bytes"]),
+        ("states.step_counters", counters, ["step_counter_bytes"]),
+    ):
+        predicted = " + ".join(formulas), sum(want[formula] for formula in formulas)
+        yield Row(name, nbytes, "bytes", dict(optimizer=mode), *predicted)
 
 
 def peaks(device: torch.device, sizes: dict[str, int] = SIZES) -> Iterator[Row]:
@@ -108,14 +93,9 @@ def peak_of(device, mode, sizes) -> Iterator[Row]:
     given = {**config.quantities(), **STEP_QUANTITIES, **RECIPES["fp32 Adam"].quantities}
     given.update(sequence=config.max_sequence, optimizer_mode=list(MODES).index(mode))
     want = evaluate(["peak_bytes"], **given)
-    yield Row(
-        "step.peak",
-        ledger.peak.bytes.total,
-        "bytes",
-        dict(optimizer=mode, phase=ledger.peak.phase, operation=ledger.peak.operation),
-        "peak_bytes",
-        want["peak_bytes"],
-    )
+    peak = ledger.peak
+    case = dict(optimizer=mode, phase=peak.phase, operation=peak.operation)
+    yield Row("step.peak", peak.bytes.total, "bytes", case, "peak_bytes", want["peak_bytes"])
     if device.type == "cuda":
         del ledger
         with Ledger(model, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
@@ -134,12 +114,8 @@ def rates(device: torch.device, size: int | None = None) -> Iterator[Row]:
 def rate_of(device, dtype, size) -> Iterator[Row]:
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     seconds = median_seconds(lambda: a @ b, device)
-    yield Row(
-        "matmul.rate",
-        2 * size**3 / seconds,
-        "FLOP/s",
-        dict(dtype=str(dtype).removeprefix("torch."), size=size),
-    )
+    case = dict(dtype=str(dtype).removeprefix("torch."), size=size)
+    yield Row("matmul.rate", 2 * size**3 / seconds, "FLOP/s", case)
 
 
 SMALL = dict(layers=2, hidden=32, heads=4, vocabulary=101, max_sequence=32)
