@@ -1,6 +1,6 @@
-"""What stands between the ledger's bytes and nvidia-smi, without a GPU: a model of the caching
-allocator, held against what real GPUs printed, plays PyTorch's, and the account of a real step must
-come out."""
+"""The steps from the ledger's bytes to nvidia-smi, without a GPU: a model of the caching allocator,
+compared with numbers that real GPUs printed, replaces PyTorch's, and the account of a real step
+must come out."""
 
 import itertools
 import random

@@ -1,5 +1,5 @@
-"""The registry, its three renderings, and the formulas that need no training run to be held against
-something real."""
+"""The registry, its three renderings, and the formulas that can be compared with something real
+without a training run."""
 
 import math
 import re
@@ -383,7 +383,7 @@ def test_every_formula_names_a_test_that_exists():
     assert all(formula.source and formula.meaning for formula in BOOK.formulas.values())
 
 
-# --- held against something real ------------------------------------------------------------------
+# --- compared with something real --------------------------------------------------------------
 
 
 def build(**changes):

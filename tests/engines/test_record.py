@@ -170,8 +170,8 @@ def lives(process):
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_groups_in_processes_of_their_own(tmp_path, monkeypatch, capfd):
     """Must catch: a group that hangs or dies taking the others with it, rows lost that it had
-    written before; processes left; a group begun when the time is up; the command of a child in the
-    place of the whole one's."""
+    written before; processes left; a group begun when the time is up; a child's command
+    instead of the whole one's."""
     hangs = """if True:
         import subprocess, sys, time
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -1,4 +1,4 @@
-"""What operations do and move, held against PyTorch's own counter of operations and the bytes of
+"""Operations and bytes, compared with PyTorch's own counter of operations and the bytes of
 real tensors."""
 
 import pytest

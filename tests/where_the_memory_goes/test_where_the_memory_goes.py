@@ -1,4 +1,4 @@
-"""What the chapter on memory says of its small GPT, held against the ledger: its points, and
+"""The chapter on memory says of its small GPT what the ledger counts: points of a step, and
 habits that move bytes."""
 
 import pytest

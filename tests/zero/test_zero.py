@@ -827,7 +827,7 @@ def test_bytes_on_the_wire(world):
 
 
 class Chain(nn.Module):
-    """Large weights and hardly any activations; the root has a weight of its own."""
+    """Large weights and almost no activations; the root has a weight of its own."""
 
     def __init__(self, size=128, layers=4):
         super().__init__()

@@ -19,7 +19,7 @@ from .registry import BOOK
 @dataclass(frozen=True)
 class Preset:
     """Quantities under a name. `note` says what is behind the numbers; `verified` names the test,
-    or is empty: not held against a run yet."""
+    or is empty: not compared with a run yet."""
 
     name: str
     quantities: MappingProxyType

@@ -202,7 +202,7 @@ def ring_pass_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_seco
 
 @formula(r"\tau_\text{ring}", "seconds", source=_RING)
 def ring_all_reduce_seconds(ranks, latency_seconds, message_bytes, link_bytes_per_second):
-    """time of a ring all-reduce: latency grows with the ranks, the time for the bytes hardly
+    """time of a ring all-reduce: latency grows with the ranks, the time for the bytes barely
     does"""
     return 2 * ring_pass(ranks, latency_seconds, message_bytes / link_bytes_per_second)
 
