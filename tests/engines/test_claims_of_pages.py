@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.formulas import GPUS, LINKS
+from shardlab.formulas import GPUS, LINKS, evaluate, quantities
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
@@ -28,6 +28,12 @@ where-the-memory-goes | In practice it is 10 | nobody ran it
 where-the-memory-goes | 1,343 MiB on a V100 for one tensor | since PyTorch 1.13 kernels load lazily
 where-the-memory-goes | 32 MiB on Hopper \{cite\} | and on Blackwell
 where-the-memory-goes | 205,852,680 of temporaries, 0 of gradients; .{70,90} On a CPU | 4 less
+data-parallelism | give each an eighth of the batch | the numbers beside it were those of weak scaling
+data-parallelism | 19 times | 14 buckets: a table is one tensor
+data-parallelism | The last bucket is never hidden | what backward reaches last is not, here two buckets
+data-parallelism | until somebody clips gradients by their norm, | only between the two norms
+data-parallelism | Clipping by the norm, which sees | only between the two norms
+data-parallelism | gradients arrived \| | not under find_unused_parameters
 saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
 saving | A file system renames at once or not at all | POSIX does, object stores do not
 """.strip().splitlines()
@@ -113,3 +119,33 @@ def test_a_log_softmax_is_as_wide_as_its_logits():
     for dtype in (torch.bfloat16, torch.float32):
         logits = torch.zeros(4, 9, dtype=dtype, requires_grad=True)
         assert kept_by(torch.nn.functional.cross_entropy, logits, torch.zeros(4).long()) == {dtype}
+
+
+# --- numbers that are typed into roles ------------------------------------------------------------
+
+CITED = {  # llm-foundry's table: parameters, and tokens a second of all GPUs
+    64_862_437_376: "MPT-70b",
+    6_918_905_856: "MPT-7b at 65,536 tokens",
+    512 * 1007: "512 GPUs, 1,007 tokens a second each",
+    8 * 1956: "8 GPUs, 1,956 tokens a second each",
+}
+
+
+def count(name, model):
+    return evaluate([name], **quantities(model=model))[name]
+
+
+def test_typed_numbers_are_round_or_have_a_source():
+    """A number in a role that is neither round nor cited follows from a formula, and is out of date
+    as soon as that changes. Must catch: 871_079_692, which was the bytes that a ring sends."""
+    known = {*CITED, count("parameters", "GPT-2 124M"), count("layer_parameters", "GPT-3 175B")}
+    for page, text in PAGES.items():
+        roles = re.findall(r"\{(?:number|bytes)\}`([^`]+)`", text)
+        for said in roles + re.findall(r"```\{given\} \w+\n(.+?)```", text, re.DOTALL):
+            for typed in re.findall(r"(?<![\w.])\d[\d_]*(?![\w.])", said):
+                number, digits = int(typed), len(typed.replace("_", "").rstrip("0"))
+                power_of_two = number & -number
+                assert digits < 6 or number // power_of_two < 1000 or number in known, (
+                    f"{page}: {typed} in {' '.join(said.split())}: compute it, or say in this test"
+                    " where it was read"
+                )
