@@ -28,9 +28,9 @@ where-the-memory-goes | In practice it is 10 | nobody ran it
 where-the-memory-goes | 1,343 MiB on a V100 for one tensor | since PyTorch 1.13 kernels load lazily
 where-the-memory-goes | 32 MiB on Hopper \{cite\} | and on Blackwell
 where-the-memory-goes | 205,852,680 of temporaries, 0 of gradients; .{70,90} On a CPU | 4 less
-data-parallelism | give each an eighth of the batch | the numbers beside it were those of weak scaling
+data-parallelism | give each an eighth of the batch | beside numbers of weak scaling
 data-parallelism | 19 times | 14 buckets: a table is one tensor
-data-parallelism | The last bucket is never hidden | what backward reaches last is not, here two buckets
+data-parallelism | The last bucket is never hidden | here the last two are not
 data-parallelism | until somebody clips gradients by their norm, | only between the two norms
 data-parallelism | Clipping by the norm, which sees | only between the two norms
 data-parallelism | gradients arrived \| | not under find_unused_parameters

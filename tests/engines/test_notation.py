@@ -11,7 +11,13 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "chapters" / "notation.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| \$(.+?)\$ \| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE)
 PLANNED = {"microbatches"}  # symbols of chapters to come, which no formula has yet
-ALIKE = {"GPUs": "count", "tensors": "count", "days": "seconds", "tokens/GPU": "tokens"}
+ALIKE = {
+    "GPUs": "count",
+    "tensors": "count",
+    "days": "seconds",
+    "tokens/GPU": "tokens",
+    "tokens/s": "1/s",
+}
 
 
 def quantities():

@@ -7,8 +7,8 @@ from shardlab.formulas.registry import BOOK
 
 BOOK.given(
     r"""
-tokens_per_second | v_\text{tok} | tokens/s, above 0 | tokens that a run was measured to train on in
-    a second, all its GPUs together
+tokens_per_second | \nu_\text{tok} | tokens/s, above 0 | tokens that a run was measured to train on
+    in a second, all its GPUs together
 causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if of the attention scores only the
     half that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all are
 """
