@@ -338,7 +338,7 @@ def test_what_each_kind_sends(world, make):
         want = evaluate(
             ["server_messages", "server_sent_bytes", "server_received_bytes"],
             allow_unused=True,
-            ranks=n,
+            data_parallel=n,
             rank=rank,
             **step,
         )
@@ -365,7 +365,7 @@ def test_what_a_ring_sends(world):
     """Mutation: one way around the ring counted; n for n - 1."""
     for elements in (12, 5040):
         want = evaluate(
-            ["data_parallel_sent_bytes"], ranks=world.world_size, reduced_bytes=8 * elements
+            ["data_parallel_sent_bytes"], data_parallel=world.world_size, reduced_bytes=8 * elements
         )
         assert (
             world.run(sent_around_a_ring, elements)

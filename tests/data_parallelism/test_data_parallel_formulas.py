@@ -27,7 +27,7 @@ def test_seconds(ranks):
     all ranks at once."""
     nbytes, tensors = 10_000_000, 60
     given = dict(
-        ranks=ranks,
+        data_parallel=ranks,
         reduced_bytes=nbytes,
         equal_bucket_bytes=nbytes / 5,
         parameter_tensors=tensors,
@@ -75,13 +75,17 @@ def test_step():
         "step_without_overlap_seconds",
         "efficiency_without_overlap",
     ]
-    alone = evaluate(targets, ranks=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
+    alone = evaluate(targets, data_parallel=1, equal_bucket_bytes=1e7, last_bytes=10**7, **given)
     assert math.isclose(alone["data_parallel_step_seconds"], 0.35)
     assert alone["scaling_efficiency"] == 1 and alone["hidden_seconds"] == 0
     before = 0
     for nbytes in (10**5, 10**6, 10**7, 10**8):
         found = evaluate(
-            targets, ranks=4, equal_bucket_bytes=nbytes / 11, last_bytes=nbytes // 11, **given
+            targets,
+            data_parallel=4,
+            equal_bucket_bytes=nbytes / 11,
+            last_bytes=nbytes // 11,
+            **given,
         )
         assert 0 <= found["hidden_seconds"] <= 0.2 and found["exposed_seconds"] > before
         assert math.isclose(

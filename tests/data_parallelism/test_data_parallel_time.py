@@ -21,7 +21,7 @@ GPT2 = quantities(
     model="GPT-2 124M",
     recipe="fp32 Adam",
     link="network, 100 Gbit/s",
-    ranks=8,
+    data_parallel=8,
     bucket_bytes=25 * MIB,
     forward_seconds=0.08,
     backward_seconds=0.16,
@@ -37,7 +37,7 @@ def random_step(draw):
     return quantities(
         model=model,
         recipe=draw.choice(["fp32 Adam", "bf16 + fp32 master"]),
-        ranks=draw.choice([1, 2, 8, 64, 1000]),
+        data_parallel=draw.choice([1, 2, 8, 64, 1000]),
         bucket_bytes=draw.choice([64 * 1024, MIB, 25 * MIB, 300 * MIB, 100_000 * MIB]),
         sequence=draw.choice([128, 1024, 100_000]),
         latency_seconds=draw.choice([0, 1e-6, 1e-3]),
@@ -132,7 +132,7 @@ def test_equal_buckets_are_close_to_the_list():
 
 def exposed_of_the_list(given, found):
     """Seconds after backward, of the real buckets around a ring."""
-    ring = 2 * (given["ranks"] - 1)
+    ring = 2 * (given["data_parallel"] - 1)
     backward, head = found["rank_backward_seconds"], found["head_backward_seconds"]
     played, before, now = [], 0, 0.0
     for nbytes in bucket_list(
@@ -142,7 +142,8 @@ def exposed_of_the_list(given, found):
         share = (before - found["head_bucket_bytes"]) / found["layers_gradient_bytes"]
         ready = head + min(max(share, 0.0), 1.0) * (backward - head)
         seconds = ring * (
-            given["latency_seconds"] + nbytes / given["ranks"] / given["link_bytes_per_second"]
+            given["latency_seconds"]
+            + nbytes / given["data_parallel"] / given["link_bytes_per_second"]
         )
         played.append(Operation("backward", "compute", "backward", max(ready - now, 0.0), ()))
         played.append(Operation("bucket", "link", "backward", seconds, (len(played) - 1,)))

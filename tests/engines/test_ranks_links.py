@@ -97,7 +97,7 @@ def test_the_links_counter_agrees_with_the_steps_of_pytorch():
         hosts = network_or_skip(stack)
         world = stack.enter_context(ranks(2, device="cpu", hosts=hosts, announce=False))
         parameters = 4 * 2 * 1024**2  # bytes, of either model
-        ring = evaluate(["data_parallel_sent_bytes"], ranks=2, reduced_bytes=parameters)[
+        ring = evaluate(["data_parallel_sent_bytes"], data_parallel=2, reduced_bytes=parameters)[
             "data_parallel_sent_bytes"
         ]
         for (logical, sent), (sharded_logical, sharded_sent) in world.run(steps_across_the_link):

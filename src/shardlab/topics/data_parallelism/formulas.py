@@ -30,7 +30,7 @@ strong_scaling | 1_\text{strong} | count, from 0 to 1, usually 0 | 1 if the rank
 
 _OURS = "shardlab.data_parallel"
 _LI = "Li et al. 2020, section 3.2"
-_RING = "Patarasu and Yuan 2009"
+_RING = "Patarasuk and Yuan 2009"
 _SENT = "tests/data_parallelism/test_data_parallel.py::test_what_each_kind_sends"
 _RING_SENT = "tests/data_parallelism/test_data_parallel.py::test_what_a_ring_sends"
 _BUCKETS = "tests/data_parallelism/test_data_parallel_formulas.py::test_number_of_buckets"
@@ -64,23 +64,23 @@ def reduced_bytes_without_no_sync(reduced_bytes, accumulation_steps):
 
 
 @formula(r"n_\text{srv}", "count")
-def server_messages(ranks, rank, parameter_tensors):
+def server_messages(data_parallel, rank, parameter_tensors):
     """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each
     other, the others their gradients"""
-    return where(rank < 1, (ranks - 1) * parameter_tensors, parameter_tensors)
+    return where(rank < 1, (data_parallel - 1) * parameter_tensors, parameter_tensors)
 
 
 @formula(r"Q_\text{srv}", "bytes")
-def server_sent_bytes(ranks, rank, parameter_bytes, reduced_bytes):
+def server_sent_bytes(data_parallel, rank, parameter_bytes, reduced_bytes):
     """bytes that a rank sends in a step with a parameter server"""
-    return where(rank < 1, (ranks - 1) * parameter_bytes, reduced_bytes)
+    return where(rank < 1, (data_parallel - 1) * parameter_bytes, reduced_bytes)
 
 
 @formula(r"Q_\text{in}", "bytes")
-def server_received_bytes(ranks, rank, parameter_bytes, reduced_bytes):
+def server_received_bytes(data_parallel, rank, parameter_bytes, reduced_bytes):
     """bytes that a rank receives in a step with a parameter server: at rank 0 they grow with the
     ranks"""
-    return where(rank < 1, (ranks - 1) * reduced_bytes, parameter_bytes)
+    return where(rank < 1, (data_parallel - 1) * reduced_bytes, parameter_bytes)
 
 
 @formula(r"n_\text{most}", "count", source=_LI, measured_by=_BUCKETS, least=1)
@@ -91,10 +91,10 @@ def gradient_buckets_at_most(parameter_tensors, gradient_bytes, bucket_bytes):
 
 
 @formula(r"Q_\text{step}", "bytes", source=_RING, measured_by=_RING_SENT)
-def data_parallel_sent_bytes(ranks, reduced_bytes):
+def data_parallel_sent_bytes(data_parallel, reduced_bytes):
     """bytes that a rank sends in a step around a ring: for many ranks twice the gradients, however
     many ranks there are"""
-    return ceil_div(2 * (ranks - 1) * reduced_bytes, ranks)
+    return ceil_div(2 * (data_parallel - 1) * reduced_bytes, data_parallel)
 
 
 # --- how long it takes after backward -------------------------------------------------------------
@@ -103,23 +103,28 @@ formula = BOOK.section(source=_OURS, measured_by=_SECONDS)
 
 @formula(r"\tau_\text{srv}", "seconds")
 def server_seconds(
-    ranks, parameter_tensors, latency_seconds, parameter_bytes, reduced_bytes, link_bytes_per_second
+    data_parallel,
+    parameter_tensors,
+    latency_seconds,
+    parameter_bytes,
+    reduced_bytes,
+    link_bytes_per_second,
 ):
     """time in which the server gets all gradients and gives all parameters away, one rank after
     another"""
-    return 2 * (ranks - 1) * parameter_tensors * latency_seconds + (ranks - 1) * (
+    return 2 * (data_parallel - 1) * parameter_tensors * latency_seconds + (data_parallel - 1) * (
         (parameter_bytes + reduced_bytes) / link_bytes_per_second
     )
 
 
 @formula(r"\tau_\text{each}", "seconds")
 def per_tensor_seconds(
-    ranks, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second
+    data_parallel, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second
 ):
     """time of an all-reduce for each parameter tensor: the latency of a ring is paid for every one
     of them"""
     return 2 * ring_pass(
-        ranks, parameter_tensors * latency_seconds, reduced_bytes / link_bytes_per_second
+        data_parallel, parameter_tensors * latency_seconds, reduced_bytes / link_bytes_per_second
     )
 
 
@@ -197,15 +202,15 @@ formula = BOOK.section(source=_OURS, measured_by=_EVENTS)
 
 
 @formula(r"\tau_\text{rfwd}", "seconds", source="definition")
-def rank_forward_seconds(strong_scaling, forward_seconds, ranks):
+def rank_forward_seconds(strong_scaling, forward_seconds, data_parallel):
     """time of a rank's forward: that of one GPU, or a part of it where the ranks share the batch"""
-    return where(strong_scaling > 0, forward_seconds / ranks, forward_seconds)
+    return where(strong_scaling > 0, forward_seconds / data_parallel, forward_seconds)
 
 
 @formula(r"\tau_\text{rbwd}", "seconds", source="definition")
-def rank_backward_seconds(strong_scaling, backward_seconds, ranks):
+def rank_backward_seconds(strong_scaling, backward_seconds, data_parallel):
     """time of a rank's backward, likewise"""
-    return where(strong_scaling > 0, backward_seconds / ranks, backward_seconds)
+    return where(strong_scaling > 0, backward_seconds / data_parallel, backward_seconds)
 
 
 @formula(
@@ -242,31 +247,35 @@ def first_ready_seconds(head_backward_seconds, bucket_backward_seconds):
 
 @formula(r"\tau_\text{first}", "seconds")
 def head_bucket_seconds(
-    ranks, tied_head, latency_seconds, head_bucket_bytes, link_bytes_per_second
+    data_parallel, tied_head, latency_seconds, head_bucket_bytes, link_bytes_per_second
 ):
     """time of the all-reduce of a head with a weight of its own"""
     return 2 * ring_pass(
-        ranks, (1 - tied_head) * latency_seconds, head_bucket_bytes / link_bytes_per_second
+        data_parallel, (1 - tied_head) * latency_seconds, head_bucket_bytes / link_bytes_per_second
     )
 
 
 @formula(r"\tau_\text{eq}", "seconds")
-def equal_bucket_seconds(ranks, latency_seconds, equal_bucket_bytes, link_bytes_per_second):
+def equal_bucket_seconds(data_parallel, latency_seconds, equal_bucket_bytes, link_bytes_per_second):
     """time of the all-reduce of one equal bucket"""
-    return 2 * ring_pass(ranks, latency_seconds, equal_bucket_bytes / link_bytes_per_second)
+    return 2 * ring_pass(data_parallel, latency_seconds, equal_bucket_bytes / link_bytes_per_second)
 
 
 @formula(r"B_\text{hide}", "bytes/s")
-def hiding_link_bytes_per_second(ranks, equal_bucket_bytes, bucket_backward_seconds):
+def hiding_link_bytes_per_second(data_parallel, equal_bucket_bytes, bucket_backward_seconds):
     """bandwidth at which an equal bucket travels as long as backward needs for the next one,
     latency left out: on a slower link buckets wait for each other"""
-    return 2 * (ranks - 1) / ranks * (equal_bucket_bytes / bucket_backward_seconds)
+    return 2 * (data_parallel - 1) / data_parallel * (equal_bucket_bytes / bucket_backward_seconds)
 
 
 @formula(r"\tau_\text{last}", "seconds")
-def last_buckets_seconds(ranks, last_messages, latency_seconds, last_bytes, link_bytes_per_second):
+def last_buckets_seconds(
+    data_parallel, last_messages, latency_seconds, last_bytes, link_bytes_per_second
+):
     """time of the all-reduces of what is ready only when backward ends"""
-    return 2 * ring_pass(ranks, last_messages * latency_seconds, last_bytes / link_bytes_per_second)
+    return 2 * ring_pass(
+        data_parallel, last_messages * latency_seconds, last_bytes / link_bytes_per_second
+    )
 
 
 @formula(r"\tau_\text{all}", "seconds")

@@ -268,7 +268,7 @@ def zero_traffic_element_bytes(
 formula = BOOK.section(source="definition", measured_by=_SECONDS)
 
 
-@formula(r"\tau_\text{wire}", "seconds", source="Patarasu and Yuan 2009, for each collective")
+@formula(r"\tau_\text{wire}", "seconds", source="Patarasuk and Yuan 2009, for each collective")
 def zero_communication_seconds(
     data_parallel,
     zero_reductions,
@@ -291,7 +291,7 @@ def zero_communication_seconds(
 formula = BOOK.section(source="definition", measured_by=_EVENTS)
 
 
-@formula(r"g", "seconds", source="Patarasuk and Yuan 2009")
+@formula(r"\tau_\text{gat}", "seconds", source="Patarasuk and Yuan 2009")
 def unit_gather_seconds(
     data_parallel,
     latency_seconds,
@@ -308,13 +308,13 @@ def unit_gather_seconds(
     )
 
 
-@formula(r"g_\text{bwd}", "seconds")
+@formula(r"\tau_\text{gat}^\text{bwd}", "seconds")
 def unit_backward_gather_seconds(zero_backward_gatherings, unit_gather_seconds):
     """the same in backward: nothing where the parameters are still there"""
     return where(zero_backward_gatherings < 1, 0, unit_gather_seconds)
 
 
-@formula(r"s_\text{unit}", "seconds", source="Patarasuk and Yuan 2009")
+@formula(r"\tau_\text{red}", "seconds", source="Patarasuk and Yuan 2009")
 def unit_reduce_seconds(
     zero_stage,
     data_parallel,
@@ -332,7 +332,9 @@ def unit_reduce_seconds(
     )
 
 
-@formula(r"w_\text{unit}", "seconds", source="2 operations for each parameter and token")
+@formula(
+    r"\tau_\text{unit}^\text{fwd}", "seconds", source="2 operations for each parameter and token"
+)
 def unit_forward_seconds(
     parameters, microbatch_tokens, zero_flat_tensors, utilisation, flops_per_second
 ):
@@ -340,19 +342,21 @@ def unit_forward_seconds(
     return 2 * parameters * microbatch_tokens / (zero_flat_tensors * utilisation * flops_per_second)
 
 
-@formula(r"b_\text{unit}", "seconds", source="4 operations for each parameter and token")
+@formula(
+    r"\tau_\text{unit}^\text{bwd}", "seconds", source="4 operations for each parameter and token"
+)
 def unit_backward_seconds(unit_forward_seconds):
     """time that a unit computes in backward"""
     return 2 * unit_forward_seconds
 
 
-@formula(r"w_\varphi", "seconds")
+@formula(r"\tau_\varphi^\text{fwd}", "seconds")
 def unit_busy_forward_seconds(unit_forward_seconds, contention, unit_gather_seconds):
     """time of a unit's forward while the next unit is gathered"""
     return unit_forward_seconds + contention * unit_gather_seconds
 
 
-@formula(r"b_\varphi", "seconds")
+@formula(r"\tau_\varphi^\text{bwd}", "seconds")
 def unit_busy_backward_seconds(
     unit_backward_seconds,
     contention,
