@@ -38,7 +38,7 @@ LETTERS = {
     "optimizer": "O",
     "gradients": "G",
     "activations": "A",
-    "gathered": "F",
+    "gathered": "H",
     "temporaries": "U",
     "workspaces": "K",
 }

@@ -50,7 +50,7 @@ def rank_earlier_gradient_bytes(accumulation_steps, zero_gradient_bytes):
 # --- what is whole for a moment -------------------------------------------------------------------
 
 
-@formula(r"n_\text{table}", "parameters")
+@formula(r"\Psi_\text{table}", "parameters")
 def table_parameters(vocabulary, hidden):
     """parameters of the token table"""
     return vocabulary * hidden
@@ -106,7 +106,7 @@ def gathered_embedding_bytes(
     )
 
 
-@formula(r"n_\text{big}", "parameters")
+@formula(r"\Psi_\text{big}", "parameters")
 def largest_tensor_parameters(
     table_parameters, hidden, feed_forward, query_key_value_size, learned_positions, max_sequence
 ):
@@ -119,13 +119,13 @@ def largest_tensor_parameters(
     )
 
 
-@formula(r"n_\text{bucket}", "parameters")
+@formula(r"\Psi_\text{bucket}", "parameters")
 def rank_bucket_parameters(bucket_bytes, parameter_element_bytes, parameters):
     """parameters of a bucket of stages 1 and 2 that no tensor overfills"""
     return minimum(parameters, floor_div(bucket_bytes, parameter_element_bytes))
 
 
-@formula(r"n_\text{close}", "parameters")
+@formula(r"\Psi_\text{close}", "parameters")
 def last_reduced_parameters(
     zero_stage,
     parameters,
@@ -143,7 +143,7 @@ def last_reduced_parameters(
     )
 
 
-@formula(r"n_\text{uneven}", "parameters")
+@formula(r"\Psi_\text{uneven}", "parameters")
 def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
     """parameters of one shard more: of what is reduced while its gradients are still there, as in
     stage 3, or where the ranks do not divide it"""
@@ -161,7 +161,7 @@ def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
     )
 
 
-@formula(r"n_\text{open}", "parameters")
+@formula(r"\Psi_\text{open}", "parameters")
 def open_bucket_parameters(zero_stage, rank_bucket_parameters):
     """parameters at most whose gradients stage 2 has whole because their bucket is not complete"""
     return where(equal(zero_stage, 2), rank_bucket_parameters, 0)

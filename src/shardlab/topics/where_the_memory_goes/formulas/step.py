@@ -106,7 +106,7 @@ STEP = Places(
         optimizer="standing_optimizer_bytes",
         gradients="earlier_gradient_bytes",
     ),
-    letter="P",
+    letter="R",
     there="at the peak",
 )
 
