@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     doctor.set_defaults(run=examine_machine)
     command.add_explain(commands)
+    command.add_fits(commands)
     asked = parser.parse_args(arguments)
     return asked.run(asked)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import BOOK, MODELS, evaluate, parameters, read_config
+from shardlab.formulas import BOOK, MODELS, evaluate, parameters, read_config, training_days
 from shardlab.formulas.model_config import ARCHITECTURES, InvalidModelConfig
 
 # The values of each config.json that decide its size, written down by hand on 22 November 2026, and
@@ -56,6 +56,14 @@ def test_active_parameters():
     assert evaluate(["active_parameters"], model="Llama 7B")["active_parameters"] == parameters(
         model="Llama 7B"
     )
+
+
+def test_training_time_of_experts():
+    """Must catch: 6 operations for parameters that no token goes through."""
+    given = dict(gpu="H100 SXM 80GB", gpus=8, tokens=10**9, utilisation=0.4)
+    with pytest.raises(ValueError, match="give parameters=active_parameters"):
+        training_days(model="Mixtral 8x7B", **given)
+    assert training_days(parameters=PUBLISHED["Mixtral 8x7B"]["active"], **given) > 0
 
 
 def test_from_a_file(tmp_path):

@@ -1,5 +1,6 @@
-"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number. What is
-asked wrongly is one sentence, and exit code 2.
+"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number, and
+`python -m shardlab fits` says whether a model fits. What is asked wrongly gets one sentence, and
+exit code 2.
 """
 
 import argparse
@@ -7,6 +8,9 @@ import json
 import sys
 
 from .explain import explained
+from .fits import LIBRARY, RECIPE, fits
+from .model_config import InvalidModelConfig
+from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
 
 
@@ -42,6 +46,59 @@ def run_explain(asked: argparse.Namespace) -> int:
         return refuse(refused)
     print(json.dumps(found.as_json(), indent=1) if asked.json else found)
     return 0
+
+
+def add_fits(commands):
+    parser = commands.add_parser(
+        "fits",
+        help="say whether a model fits on these GPUs, byte by byte",
+        description="Print what the fullest rank holds, a line for each category with its formula"
+        " and source, and what was assumed. Exit code 0 if it fits, 1 if not: then the nearest"
+        " layout that fits is printed.",
+        epilog="for example: python -m shardlab fits --model config.json"
+        " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
+    )
+    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
+    parser.add_argument(
+        "--gpus", required=True, type=int, help="how many, all of them data-parallel ranks"
+    )
+    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
+    parser.add_argument(
+        "--zero-stage", type=int, help="0 to 3; by default 3, and 0 for a single GPU"
+    )
+    parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
+    parser.add_argument(
+        "--accumulation-steps", type=int, help="microbatches in a step, by default 1"
+    )
+    parser.add_argument("--recipe", help=f"by default {RECIPE}; there are {', '.join(RECIPES)}")
+    parser.add_argument("--kernels", help=f"by default {LIBRARY}; there are {', '.join(KERNELS)}")
+    parser.add_argument(
+        "--reserve-gb", type=float, default=0, help="GB set aside for what is not counted"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_fits)
+
+
+def run_fits(asked: argparse.Namespace) -> int:
+    options = ("microbatch", "accumulation_steps", "recipe", "kernels")
+    chosen = {name: getattr(asked, name) for name in options if getattr(asked, name) is not None}
+    try:
+        answer = fits(
+            asked.model,
+            gpu=asked.gpu,
+            gpus=asked.gpus,
+            sequence=asked.sequence,
+            zero_stage=asked.zero_stage,
+            reserve_gb=asked.reserve_gb,
+            **chosen,
+        )
+    except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
+        return refuse(refused)
+    print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
+    return 0 if answer.fits else 1
 
 
 def pair(word: str):

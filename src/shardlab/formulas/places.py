@@ -76,8 +76,9 @@ class Places:
     places: list[Place] = field(default_factory=list, init=False)
     rivals: list[Place] = field(default_factory=list, init=False)  # those that can be the largest
 
-    def place(self, name, *, symbol, phase="", total="", when="", largest=True):
-        """Register the place below. `largest=False`: it is shown, but never has the most."""
+    def place(self, name, *, symbol, phase="", total="", when="", largest=True, **facts):
+        """Register the place below. `largest=False`: it is shown, but never has the most. `facts`
+        are a source or a test that this place alone has."""
 
         def register(function):
             expression = returned(function)
@@ -86,7 +87,9 @@ class Places:
                 raise TypeError(f"place {name}: `{found}` is not live(category=expression, ...).")
             where = " ".join(inspect.cleandoc(function.__doc__).split())
             own = {
-                keyword.arg: self._part(keyword.arg, keyword.value, name, symbol, when, function)
+                keyword.arg: self._part(
+                    keyword.arg, keyword.value, name, symbol, when, function, facts
+                )
                 for keyword in expression.keywords
             }
             parts = {
@@ -97,12 +100,15 @@ class Places:
             alone = len(parts) == 1 and not total and not when  # is its own sum
             all_of_it = [*parts.values()][0] if alone else total or f"live_at_{name}_bytes"
             if not alone:
+                together = _sum([*([when] if when else []), *parts.values()], bool(when))
+                together.parts = parts  # explains which category is which quantity
                 self._add(
                     all_of_it,
-                    _sum([*([when] if when else []), *parts.values()], bool(when)),
+                    together,
                     f"{self.letter}{symbol}",
                     f"bytes {where}",
                     function.__module__,
+                    **facts,
                 )
             made = Place(name, phase, all_of_it, MappingProxyType(parts), when)
             self.places.append(made)
@@ -112,7 +118,7 @@ class Places:
 
         return register
 
-    def _part(self, category, expression, name, symbol, when, function):
+    def _part(self, category, expression, name, symbol, when, function, facts):
         """The quantity of one category: the one that is named, or a formula of its own; "" where
         it is 0."""
         check_expression(expression, function)
@@ -130,6 +136,7 @@ class Places:
             f"{LETTERS[category]}{symbol}",
             f"{category} {where}",
             function.__module__,
+            **facts,
         )
         return quantity
 
@@ -154,18 +161,10 @@ class Places:
                     module,
                 )
 
-    def _add(self, name, function, symbol, meaning, module, unit="bytes"):
+    def _add(self, name, function, symbol, meaning, module, unit="bytes", **facts):
         function.__name__, function.__module__ = name, module
-        self.registry.add(
-            name,
-            function,
-            symbol=symbol,
-            unit=unit,
-            meaning=meaning,
-            source=self.source,
-            measured_by=self.measured_by,
-            least=0,
-        )
+        said = dict(source=self.source, measured_by=self.measured_by, least=0) | facts
+        self.registry.add(name, function, symbol=symbol, unit=unit, meaning=meaning, **said)
 
 
 def _over(function, names, text=""):

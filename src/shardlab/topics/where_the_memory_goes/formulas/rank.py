@@ -17,7 +17,10 @@ from shardlab.formulas.subset import ceil_div, equal, floor_div, maximum, minimu
 
 _OURS = "shardlab.zero; counted from gpt.py"
 _LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
-_PUBLISHED = "tests/where_the_memory_goes/test_rank.py::test_published_layer"
+_LIB = dict(
+    source="Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py",
+    measured_by="tests/where_the_memory_goes/test_rank.py::test_published_layer",
+)
 formula = BOOK.section(source=_OURS, measured_by=_LEDGER)
 
 
@@ -525,7 +528,9 @@ def rank_reduced(
     )
 
 
-@RANK.place("rank_library_loss", phase="backward", symbol=r"_{10}^r", when="library_kernels")
+@RANK.place(
+    "rank_library_loss", phase="backward", symbol=r"_{10}^r", when="library_kernels", **_LIB
+)
 def rank_library_loss(
     zero_gradient_bytes,
     library_saved_bytes,
@@ -545,7 +550,9 @@ def rank_library_loss(
     )
 
 
-@RANK.place("rank_library_layer", phase="backward", symbol=r"_{11}^r", when="library_kernels")
+@RANK.place(
+    "rank_library_layer", phase="backward", symbol=r"_{11}^r", when="library_kernels", **_LIB
+)
 def rank_library_layer(
     zero_gradient_bytes,
     library_saved_bytes,

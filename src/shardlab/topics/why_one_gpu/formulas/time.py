@@ -2,6 +2,7 @@
 not exact counts."""
 
 from shardlab.formulas.registry import BOOK
+from shardlab.formulas.subset import equal
 
 # --- what the reader gives
 
@@ -43,6 +44,15 @@ def matmul_flops_per_token(matrix_parameters, causal_half, layers, query_size, s
     """operations of all matrix products of a training step, per token, attention scores included:
     all of them, or the half that a causal mask leaves"""
     return 6 * matrix_parameters + 6 * (2 - causal_half) * layers * query_size * sequence
+
+
+@BOOK.rule(
+    "experts = {experts}: 6 operations for each parameter would count experts that a token does not"
+    " go through; give parameters=active_parameters(...) instead of the model.",
+    marks="experts",
+)
+def every_parameter_is_used(training_flops, experts):
+    return equal(experts, 0)
 
 
 @formula(r"F_n", "FLOP/s")

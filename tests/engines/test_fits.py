@@ -1,0 +1,136 @@
+"""Does it fit? The ledger, the nearest layout that fits, and what cannot be asked."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardlab.__main__ import main
+from shardlab.formulas import BOOK, InvalidQuantity, evaluate
+from shardlab.formulas.fits import fits
+
+PUBLISHED = {
+    model["name"]: model["config"]
+    for model in json.loads(Path(__file__).with_name("published_models.json").read_text())
+}
+H100 = dict(gpu="H100 SXM 80GB", sequence=8192)
+
+
+def test_the_lines_are_all_of_it():
+    """Must catch: a category left out; a place's zero total taken for its parts."""
+    for model, layout in (
+        ("Llama 3 8B", dict(gpus=8)),
+        ("Llama 3 8B", dict(gpus=8, zero_stage=1, microbatch=2)),
+        ("Mixtral 8x7B", dict(gpus=256)),
+        ("Llama 2 70B", dict(gpus=4, kernels="PyTorch eager", recipe="fp32 Adam")),
+        ("Llama 3 405B", dict(gpus=2, kernels="PyTorch eager", zero_stage=1)),
+    ):
+        answer = fits(model, **H100, **layout)
+        assert sum(line.nbytes for line in answer.lines) == answer.needed_bytes
+        for line in answer.lines:
+            assert line.source and line.meaning and line.expression
+            assert BOOK.find(line.quantity).unit == "bytes"
+
+
+def test_the_peak_is_the_formulas():
+    """Must catch: a layout translated into other quantities than it says."""
+    answer = fits("Qwen3 8B", **H100, gpus=16, zero_stage=2, accumulation_steps=4)
+    wanted = evaluate(
+        ["rank_peak_bytes"],
+        model="Qwen3 8B",
+        recipe="bf16 + fp32 master",
+        kernels="Megatron-LM with Transformer Engine",
+        zero_stage=2,
+        data_parallel=16,
+        microbatch=1,
+        accumulation_steps=4,
+        sequence=8192,
+    )["rank_peak_bytes"]
+    assert answer.needed_bytes == wanted
+    assert (
+        fits(
+            "Qwen3 8B", **H100, gpus=16, zero_stage=2, accumulation_steps=4, reserve_gb=3
+        ).needed_bytes
+        == wanted + 3 * 10**9
+    )
+
+
+def test_the_nearest_layouts_fit_and_differ_in_one_thing():
+    """Must catch: a layout that does not fit offered; the largest change before the smallest."""
+    answer = fits("Llama 3 8B", **H100, gpus=8, zero_stage=0, microbatch=1)
+    changes = [change for change, _ in answer.nearest]
+    assert not answer.fits and changes[0] == "--zero-stage 2"
+    assert all(layout.fits for _, layout in answer.nearest)
+    assert all(change.count("--") == 1 for change in changes)
+    assert "--zero-stage 2: " in str(answer)
+
+
+def test_where_one_change_is_not_enough():
+    """Must catch: nothing offered; a layout that would take more GPUs than needed."""
+    answer = fits("Llama 3 70B", gpu="A100 SXM 40GB", gpus=2, sequence=8192, microbatch=4)
+    assert not answer.fits and len(answer.nearest) == 1
+    change, layout = answer.nearest[0]
+    assert layout.fits and change.count("--") > 1 and "--gpus" in change
+    hopeless = fits("Llama 3 405B", gpu="T4", gpus=2, sequence=8192)
+    assert not hopeless.nearest and "Nothing near fits." in str(hopeless)
+
+
+def test_from_a_shell(tmp_path, capsys):
+    """Exit code 0 where it fits, 1 where not. Must catch: the code of the other answer; JSON that
+    is not; an assumption that is not said."""
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLISHED["Llama 3 8B"]))
+    asked = ["fits", "--model", str(path), "--gpu", "H100 SXM 80GB", "--sequence", "8192"]
+    assert main([*asked, "--gpus", "8"]) == 0
+    text = capsys.readouterr().out
+    assert "8 x H100 SXM 80GB: fits." in text and "zero_stage = 3 (--zero-stage)" in text
+    assert "source: Rajbhandari et al. 2020" in text and "not counted: the CUDA context" in text
+    assert main([*asked, "--gpus", "1"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+    assert main([*asked, "--gpus", "8", "--zero-stage", "1", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["fits"] is False and found["parameters"] == 8_030_261_248
+    assert found["needed_bytes"] == sum(line["nbytes"] for line in found["lines"])
+    assert found["nearest"][0]["change"] == "--zero-stage 2" and found["nearest"]
+    assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (["--gpus", "0"], "gpus = 0: gpus must be a whole number of at least 1."),
+        (["--zero-stage", "4"], "zero_stage = 4: zero_stage must be a whole number"),
+        (["--sequence", "0"], "sequence = 0: sequence must be a whole number"),
+        (["--sequence", "4096"], "GPT-2 124M has a table of 1,024 positions"),
+        (["--gpu", "H200"], "no gpu is named 'H200'; did you mean H200 SXM; there are"),
+        (["--model", "nothing.json"], "nothing.json cannot be read: No such file or directory;"),
+        (["--recipe", "fp8"], "no recipe is named 'fp8'"),
+        (["--reserve-gb", "-1"], "reserve_gb = -1.0: it must be at least 0."),
+        (
+            ["--model", "Qwen3 8B", "--kernels", "PyTorch eager"],
+            "what eager PyTorch keeps is known for this book's GPT",
+        ),
+    ],
+)
+def test_what_cannot_be(changes, sentence, capsys):
+    """One sentence, exit code 2. Must catch: a traceback; an answer for a layout that cannot be."""
+    asked = {"--model": "GPT-2 124M", "--gpu": "T4", "--gpus": "2", "--sequence": "512"}
+    asked |= dict(zip(changes[::2], changes[1::2]))
+    assert main(["fits", *(word for pair in asked.items() for word in pair)]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err and not said.out and said.err.count("\n") == 1
+
+
+def test_a_file_that_is_no_model(tmp_path, capsys):
+    """Must catch: the list of the book's models in the place of what is wrong with the file."""
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "whisper"}')
+    asked = ["--gpu", "T4", "--gpus", "1", "--sequence", "16"]
+    assert main(["fits", "--model", str(path), *asked]) == 2
+    assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
+
+
+def test_python_says_the_same():
+    """Must catch: a refusal of the function swallowed by the command."""
+    with pytest.raises(InvalidQuantity, match="gpus = 0"):
+        fits("GPT-2 124M", gpu="T4", gpus=0, sequence=16)
