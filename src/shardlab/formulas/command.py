@@ -8,7 +8,7 @@ import json
 import sys
 
 from .explain import explained
-from .fits import LIBRARY, RECIPE, fits
+from .fits import USUAL_KERNELS, USUAL_RECIPE, fits
 from .model_config import InvalidModelConfig
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
@@ -73,8 +73,12 @@ def add_fits(commands):
     parser.add_argument(
         "--accumulation-steps", type=int, help="microbatches in a step, by default 1"
     )
-    parser.add_argument("--recipe", help=f"by default {RECIPE}; there are {', '.join(RECIPES)}")
-    parser.add_argument("--kernels", help=f"by default {LIBRARY}; there are {', '.join(KERNELS)}")
+    parser.add_argument(
+        "--recipe", help=f"by default {USUAL_RECIPE}; there are {', '.join(RECIPES)}"
+    )
+    parser.add_argument(
+        "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
+    )
     parser.add_argument(
         "--reserve-gb", type=float, default=0, help="GB set aside for what is not counted"
     )

@@ -13,9 +13,9 @@ from .presets import GPUS, KERNELS, MODELS
 from .registry import BOOK, InvalidQuantity, show
 from .subset import written
 
-PEAK, PLACE = "rank_peak_bytes", "rank_peak_place"
-RECIPE = "bf16 + fp32 master"
-LIBRARY, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
+RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
+USUAL_RECIPE = "bf16 + fp32 master"
+USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 MOST_GPUS = 65_536
 NOT_COUNTED = (
     "the CUDA context, NCCL's buffers and what the allocator rounds up: set memory aside for them"
@@ -24,7 +24,7 @@ NOT_COUNTED = (
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankLayout:
     """What is asked: every value by which a layout can differ from another."""
 
     model: str
@@ -35,8 +35,8 @@ class Layout:
     zero_stage: int
     microbatch: int = 1
     accumulation_steps: int = 1
-    recipe: str = RECIPE
-    kernels: str = LIBRARY
+    recipe: str = USUAL_RECIPE
+    kernels: str = USUAL_KERNELS
     reserve_bytes: int = 0
 
     @property
@@ -57,17 +57,17 @@ class Layout:
                 f"sequence = {show(self.sequence)}: {self.model} has a table of {show(positions)}"
                 " positions, so its sequences are not longer.",
             )
-        targets = (PEAK, PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
+        targets = (RANK_PEAK, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
         return BOOK.solve(targets, self.given, allow_unused=True)
 
     @property
     def fits(self) -> bool:
         values = self.solved()
-        return values[PEAK] + self.reserve_bytes <= values["gpu_memory_bytes"]
+        return values[RANK_PEAK] + self.reserve_bytes <= values["gpu_memory_bytes"]
 
 
 @dataclass(frozen=True)
-class Line:
+class LedgerLine:
     """Bytes of one category at the rank's fullest place."""
 
     category: str
@@ -83,7 +83,7 @@ class Answer:
     """`nearest` are layouts that fit and differ in one thing, or as a last resort in several: pairs
     (what changes, layout)."""
 
-    layout: Layout
+    layout: RankLayout
     values: dict
     lines: tuple
     assumed: dict
@@ -95,7 +95,7 @@ class Answer:
 
     @property
     def needed_bytes(self) -> int:
-        return self.values[PEAK] + self.layout.reserve_bytes
+        return self.values[RANK_PEAK] + self.layout.reserve_bytes
 
     @property
     def memory_bytes(self) -> int:
@@ -107,7 +107,7 @@ class Answer:
 
     @property
     def _place(self):
-        return BOOK.formulas[BOOK.formulas[PEAK].needs[self.values[PLACE] - 1]]
+        return BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[self.values[RANK_PLACE] - 1]]
 
     def __str__(self) -> str:
         return "\n".join(self._texts())
@@ -139,7 +139,7 @@ class Answer:
             yield "Nearest that fits:" if self.nearest else "Nothing near fits."
             for change, layout in self.nearest:
                 values = layout.solved()
-                yield f"  {change}: {gigabytes(values[PEAK] + layout.reserve_bytes)}"
+                yield f"  {change}: {gigabytes(values[RANK_PEAK] + layout.reserve_bytes)}"
 
     def as_json(self) -> dict:
         return dict(
@@ -154,7 +154,7 @@ class Answer:
             assumed=self.assumed,
             not_counted=NOT_COUNTED,
             nearest=[
-                dict(change=change, needed_bytes=layout.solved()[PEAK] + layout.reserve_bytes)
+                dict(change=change, needed_bytes=layout.solved()[RANK_PEAK] + layout.reserve_bytes)
                 for change, layout in self.nearest
             ],
         )
@@ -172,7 +172,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
         raise InvalidQuantity(
             "reserve_gb", reserve_gb, f"reserve_gb = {reserve_gb}: it must be at least 0."
         )
-    layout = Layout(
+    layout = RankLayout(
         model=str(model),
         sizes=model_sizes(model),
         gpu=gpu,
@@ -187,7 +187,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
             assumed[name] = f"{getattr(layout, name)} (--{name.replace('_', '-')})"
     values = layout.solved()
     flat = BOOK.expand(layout.given)
-    _, inputs = BOOK.resolve([PEAK], flat)
+    _, inputs = BOOK.resolve([RANK_PEAK], flat)
     assumed |= {
         name: f"{show(value)}: {BOOK.quantities[name].meaning}"
         for name, value in BOOK.assumed(inputs, flat).items()
@@ -218,14 +218,14 @@ MODELS_WITH_USUAL = {
 }
 
 
-def _lines(values) -> Iterator[Line]:
+def _lines(values) -> Iterator[LedgerLine]:
     """The parts of the fullest place that are there."""
-    place = BOOK.formulas[BOOK.formulas[PEAK].needs[values[PLACE] - 1]]
+    place = BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[values[RANK_PLACE] - 1]]
     for category, name in place.function.parts.items():
         if not values[name]:
             continue
         found, formula = BOOK.find(name), BOOK.formulas.get(name)
-        yield Line(
+        yield LedgerLine(
             category,
             name,
             values[name],
@@ -235,7 +235,7 @@ def _lines(values) -> Iterator[Line]:
         )
 
 
-def nearest(layout: Layout) -> Iterator[tuple[str, Layout]]:
+def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
     """Of each thing that can change, the smallest change that fits; where no single change does,
     all at once that cost no time, then ever more GPUs, then ever shorter sequences."""
     found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
@@ -268,7 +268,7 @@ def _first_that_fits(layouts):
     return next((tried for tried in layouts if tried.fits), None)
 
 
-def difference(layout: Layout, other: Layout) -> str:
+def difference(layout: RankLayout, other: RankLayout) -> str:
     """What to change, as options of the command."""
     names = ("zero_stage", "microbatch", "kernels", "gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
