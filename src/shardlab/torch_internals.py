@@ -44,6 +44,7 @@ __all__ = [
     "process_groups",
     "reduction_name",
     "storage_key",
+    "take_fake_tensors",
     "version",
     "watch_clipping",
     "watch_new_groups",
@@ -233,7 +234,23 @@ def fake_store():
     it, there is no rank 0 of 1,024 on a laptop."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    if not TAKES_FAKE and not _fake:
+        take_fake_tensors()
     return FakeStore()
+
+
+def take_fake_tensors() -> None:
+    """Collectives of the backend "fake" take fake tensors, as they do from torch 2.7 on: the CPU's
+    kernels ask the backend, which touches no tensor. Without it, only real tensors have a rank 0 of
+    1,024 there."""
+    _fake.append(torch.library.Library("c10d", "IMPL"))
+    for name in ("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_"):
+        function = getattr(torch.ops.c10d, name).default
+        _fake[0].impl(name, functools.partial(on_the_cpu, function), "Meta")
+
+
+TAKES_FAKE = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "Meta")
+_fake: list[torch.library.Library] = []
 
 
 def process_groups() -> list[dist.ProcessGroup]:

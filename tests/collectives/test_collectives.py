@@ -271,7 +271,7 @@ def side_by_side(collectives):
 
     compare(
         lambda out: done(collectives.reduce_scatter, out, full),
-        lambda out: done(dist.reduce_scatter, out, parts),
+        lambda out: done(dist.reduce_scatter_tensor, out, full.clone()),
         6,
     )
     compare(

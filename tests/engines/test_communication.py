@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch_has import needs_fully_shard
 
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
@@ -40,7 +41,7 @@ def every_collective():
         dist.broadcast(whole.double(), 1)
         dist.reduce(whole, 2)
         dist.all_gather([torch.empty(2) for _ in range(size)], part)
-        dist.reduce_scatter(part, [torch.ones(2) for _ in range(size)])
+        dist.reduce_scatter_tensor(part, torch.ones(2 * size))
         dist.all_to_all_single(torch.empty(6), whole)
         dist.gather(part, [torch.empty(2) for _ in range(size)] if rank == 0 else None, 0)
         dist.scatter(part, [torch.ones(2) for _ in range(size)] if rank == 0 else None, 0)
@@ -142,6 +143,7 @@ def padded(world_size):
     return [4 * sum(rows(p) for p in layer.parameters()) for layer in network()]
 
 
+@needs_fully_shard
 def test_fully_sharded(three):
     """Mutation: the shard counted instead of the gathered whole, or without its padding."""
     first, second = padded(3)
@@ -212,6 +214,7 @@ def test_pipelining(three):
         assert len(found) == 4 * edges
 
 
+@needs_fully_shard
 def test_under_the_fake_group():
     """Mutation: a dispatch mode that fake tensors go around; sizes of the real world instead of the
     fake one's."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_has import needs_fused_groups
 
 from shardlab import formulas
 from shardlab.formulas import quantities
@@ -373,8 +374,10 @@ def test_bytes_kept_by_a_gpt2_block(fused, dtype):
         )
 
 
-@pytest.mark.parametrize("fused", [True, False], ids=["fused", "unfused"])
-@pytest.mark.parametrize("key_value_heads", [4, 2])
+@pytest.mark.parametrize(
+    ("key_value_heads", "fused"),
+    [(4, True), (4, False), pytest.param(2, True, marks=needs_fused_groups), (2, False)],
+)
 def test_bytes_kept_by_a_llama_block(key_value_heads, fused):
     """Norms keep x and one number a token; q, k, v stand once; rotary keeps its tables of D/2
     cosines and sines. Must catch: v left as a view, which holds the whole product of qkv;

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch_has import needs_fully_shard
 
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
@@ -59,6 +60,7 @@ def counted(make):
     )
 
 
+@needs_fully_shard
 def test_the_same_collectives():
     """Of FSDP2 and of DDP, each. They differ in what else there is: CommDebugMode sees what passes
     a dispatch mode in Python and tells the module, the log sees send and recv as well and tells

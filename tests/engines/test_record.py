@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch_has import needs_fully_shard
 
 from shardlab.measure import attempts, record
 from shardlab.measure.races import Run, Way
@@ -17,6 +18,7 @@ from shardlab.topics.collectives.runs import replay
 from shardlab.topics.zero import runs as zero_runs
 
 
+@needs_fully_shard
 def test_a_recording_of_the_cpu(tmp_path):
     """Must catch: a row that breaks the schema, a group that is not run, bytes that differ from the
     formulas on a machine where they must not; --quick not said in the command."""

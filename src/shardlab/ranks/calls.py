@@ -172,7 +172,7 @@ def _read(operator: Operator, arguments: dict) -> CollectiveCall:
         arguments.get(operator.peer),
         arguments.get("tag", 0),
         reduction,
-        arguments.get("async_op", True),
+        arguments.get("async_op", arguments.get("asyncOp", True)),  # its name in torch 2.6
         _splits(arguments, group.size()) if operator.name == "all_to_all" else None,
     )
 

@@ -1,0 +1,23 @@
+"""What some versions of PyTorch cannot do on a CPU, asked of PyTorch itself: tests that need it say
+so."""
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def fuses_groups() -> bool:
+    """Whether grouped queries keep no scores on a CPU: in torch 2.6 only equal heads are fused."""
+    q, k = torch.zeros(1, 2, 1, 1, requires_grad=True), torch.zeros(1, 1, 1, 1)
+    attended = scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+    return "FlashAttention" in attended.grad_fn.name()
+
+
+FUSES_GROUPS = fuses_groups()
+needs_fused_groups = pytest.mark.skipif(
+    not FUSES_GROUPS, reason="this PyTorch does not fuse grouped queries on a CPU"
+)
+needs_fully_shard = pytest.mark.skipif(
+    not hasattr(torch.cpu.Stream, "record_event"),
+    reason="this PyTorch's fully_shard does not run on a CPU",
+)
