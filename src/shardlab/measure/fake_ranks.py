@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..formulas import quantities
@@ -83,8 +84,7 @@ def sharded_step(
         collectives=collectives,
     )
     if recompute:
-        for block in model.blocks:
-            block.forward = recomputed(block.forward)
+        model.blocks = nn.ModuleList(map(Recomputed, model.blocks))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     for shard in model.parameters():
         shard.grad = torch.zeros_like(shard)
@@ -97,8 +97,15 @@ def sharded_step(
     return ShardedStep(ledger.bytes, ledger.peak, log.totals())
 
 
-def recomputed(forward):
-    return lambda *args: checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False)
+class Recomputed(nn.Module):
+    """Activation checkpointing around a unit: backward gathers and computes the unit again."""
+
+    def __init__(self, unit: nn.Module):
+        super().__init__()
+        self.unit = unit
+
+    def forward(self, *args):
+        return checkpoint(self.unit, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 if __name__ == "__main__":
