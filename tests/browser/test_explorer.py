@@ -8,7 +8,7 @@ import re
 import pytest
 from visit import DESKTOP, PHONE, Watch, stop_clock, until, wait_for_pictures
 
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate, quantities
+from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_to_type, parse_number
 from shardlab.show.spec import Choice, fill_in
@@ -603,7 +603,7 @@ def test_reset(card):
 
 def test_copy_as_python(card):
     """What is shown runs, and gives the page's numbers; so does what the page shows after one more
-    move.
+    move. It is a call of explain(), which refuses what its outputs do not depend on.
 
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
@@ -614,23 +614,28 @@ def test_copy_as_python(card):
         " copy'].includes(document.querySelector(name).textContent)",
         arg=f"#explorer-{card.spec.name} .explorer-copy",
     )
-    tried = 0
+    spec, tried = card.spec, 0
+    values, chosen = spec.start(), spec.chosen_at_start()
     while tried < 12:
-        menu, control = chance.choice(card.spec.menus), chance.choice(card.spec.controls)
-        card.choose(menu.kind, chance.choice(menu.names))
-        card.slide(control.quantity, chance.choice(control.stops))
+        menu, control = chance.choice(spec.menus), chance.choice(spec.controls)
+        name, stop = chance.choice(menu.names), chance.choice(control.stops)
+        card.choose(menu.kind, name)
+        card.slide(control.quantity, stop)
+        chosen[menu.kind] = name
+        values = spec.move(spec.choose(values, menu.kind, name), control.quantity, stop, chosen)
         code = card.find(".explorer-python").text_content()
         if card.errors:
             card.find(".explorer-reset").click()
+            values, chosen = spec.start(), spec.chosen_at_start()
             continue
         tried += 1
         header, _, call = code.partition("\n\n")
-        assert header == "from shardlab.formulas import evaluate, quantities"
-        answer = eval(call, {"evaluate": evaluate, "quantities": quantities})
-        given = eval(call, {"evaluate": lambda targets, **given: given, "quantities": quantities})
-        shown = card.spec.compute(evaluate(card.spec.inputs, **given))
-        assert answer == {name: shown[name] for name in card.spec.outputs}
-        assert card.words == f"{card.spec.say(shown)} {card.spec.say_detail(shown)}"
+        assert header == "from shardlab.formulas import explain"
+        shown = spec.compute(values)
+        answer = eval(call, {"explain": evaluate})  # the same arguments, and no tree printed
+        assert answer == {name: shown[name] for name in spec.outputs}
+        assert code == spec.call(values, chosen)  # which tests/engines explains
+        assert card.words == f"{spec.say(shown)} {spec.say_detail(shown)}"
 
 
 # --- the picture ----------------------------------------------------------------------------------
