@@ -96,3 +96,20 @@ def test_bad_input(given, sentence):
     with pytest.raises(InvalidQuantity) as caught:
         evaluate(["zero_states_bytes"], **given)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fixed", "shared"),
+    [("bf16 + fp32 gradients", 6, 12), ("fp16 + fp32 gradients", 4, 16), ("fp32 Adam", 8, 8)],
+)
+def test_the_table_of_megatron(recipe, fixed, shared):
+    """Bytes for a parameter under Megatron-LM's distributed optimizer, which is stage 1: 6 + 12/d,
+    4 + 16/d, 8 + 8/d.
+
+    Must catch: the fp32 copy of fp16 gradients counted with the gradients, so that it stays whole:
+    9.5 bytes on eight ranks, and Megatron says 6."""
+    for d in (1, 8, 64):
+        found = evaluate(
+            ["zero_states_bytes"], recipe=recipe, parameters=64, zero_stage=1, data_parallel=d
+        )["zero_states_bytes"]
+        assert found == 64 * fixed + 64 * shared // d

@@ -106,8 +106,9 @@ bf16 + fp32 master | 2 2 4 2 4 0 2 2 | Rajbhandari et al. 2020 (ZeRO), section 3
     parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments
 bf16 + fp32 gradients | 2 4 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters,
     gradients accumulated in fp32, fp32 master copy and moments
-fp16 + fp32 gradients | 2 6 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
-    gradients, and beside these gradients their fp32 copy; fp32 master copy and moments
+fp16 + fp32 gradients | 2 2 8 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
+    gradients; the optimizer keeps an fp32 copy of the gradient beside the fp32 master copy, 4 + 4
+    bytes that are sharded with it, and fp32 moments
 fp32 SGD momentum | 4 4 0 1 4 0 4 4 | torch.optim.SGD(momentum=...) | one fp32 tensor of momentum |
     run
 bf16, no master | 2 2 0 2 2 4 2 2 | torch.optim.AdamW on a bf16 model | everything in bf16: small,

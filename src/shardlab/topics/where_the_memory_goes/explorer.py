@@ -201,12 +201,12 @@ BYTES_PER_PARAMETER = Explorer(
     menus=(Menu("recipe", "Recipe"),),
     controls=(
         Choice("parameter_element_bytes", "parameter", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
+        Choice("gradient_element_bytes", "gradient", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
         Choice(
-            "gradient_element_bytes",
-            "gradient",
-            ((1, "1 B"), (2, "2 B"), (4, "4 B"), (6, "2 + 4 B")),
+            "master_element_bytes",
+            "master copy",
+            ((0, "none"), (2, "2 B"), (4, "4 B"), (8, "4 + 4 B")),
         ),
-        Choice("master_element_bytes", "master copy", ((0, "none"), (2, "2 B"), (4, "4 B"))),
         Choice("optimizer_moments", "moments", ((0, "none"), (1, "one"), (2, "two"))),
         Choice("moment_element_bytes", "each moment", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
     ),
@@ -236,6 +236,7 @@ BYTES_PER_PARAMETER = Explorer(
             ", {master_element_bytes:exact} for the optimizer's master copy",
             unless=(("master_element_bytes", 0),),
         ),
+        Say(" and its copy of the gradient", when=(("master_element_bytes", 8),)),
         Say(
             ", {first_moment_element_bytes:exact} for the optimizer's moment",
             when=(("optimizer_moments", 1),),
