@@ -5,8 +5,10 @@ PYTHON ?= python3
 # More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
 PIP_ARGS ?=
 PORT ?= 8000
-# Two test files at a time; the tests of one file stay together, as they share ranks and pages.
-WORKERS ?= -n 2 --dist loadfile
+# Two test files at a time, in the order of tests/conftest.py; the tests of one file stay together, as they share ranks and
+# pages. Those of `make check` share less: whoever is done takes over from the other.
+WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+CHECKERS ?= -n 2 --dist worksteal
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 
@@ -67,7 +69,7 @@ check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, tests withou
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "check:  make format lays these files out"; exit 1; }
 	@$(BIN)/python tools/budgets.py
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHECKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
 
 format:  ## lay out the Python code
 	@$(BIN)/ruff check --quiet --fix .

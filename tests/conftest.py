@@ -65,6 +65,18 @@ def pytest_itemcollected(item):
         item.add_marker("ranks")
 
 
+@pytest.hookimpl(trylast=True)  # what is deselected is gone
+def pytest_collection_modifyitems(items):
+    """Files with long tests come first: begun at the end, one of them would keep a worker busy
+    while the others have nothing left."""
+    long = {
+        item.path
+        for item in items
+        if any(map(item.get_closest_marker, ("labs", "browser", "slow")))
+    }
+    items.sort(key=lambda item: item.path not in long)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     marked = item.get_closest_marker("ranks") or item.get_closest_marker("labs")

@@ -1,7 +1,6 @@
-"""Readers who see differently, or have no pointer: axe-core in light and dark, and the keyboard
-alone."""
+"""Readers who have no pointer: the keyboard alone. What axe-core finds is in test_pages.py, which
+has the visits."""
 
-import pytest
 from conftest import SPOILED_PAGE
 from visit import lines, new_context, open_all, open_page
 
@@ -139,13 +138,6 @@ def walk(page, address: str) -> list[str]:
 # ---------------------------------------------------------------- the book
 
 
-@pytest.mark.parametrize("mode", ["light", "dark"])
-def test_axe_finds_nothing_grave(visits, mode):
-    """Must catch: text too pale for its page (in that mode only), a button without a name, a list
-    whose children are none."""
-    assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
-
-
 def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
     """Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
     trap for Tab."""
@@ -156,22 +148,6 @@ def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
 
 
 # ---------------------------------------------------------------- what the tests above can see
-
-
-@pytest.mark.parametrize(
-    ("mode", "words"),
-    [("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")],
-)
-def test_a_spoiled_page_is_seen(spoiled_visit, mode, words):
-    """Must catch: axe not run in one of the modes, its findings thrown away."""
-    assert words in "\n".join(getattr(spoiled_visit, mode))
-
-
-def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
-    """Must catch: both looks taken in the same mode."""
-    assert "pale-in-dark" not in "\n".join(
-        spoiled_visit.light
-    ) and "pale-in-light" not in "\n".join(spoiled_visit.dark)
 
 
 SPOIL_KEYS = """() => {

@@ -12,7 +12,17 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import SPOILED_PAGE
-from visit import DESKTOP, PHONE, Watch, lines, new_context, open_page, until, without_scripts
+from visit import (
+    DESKTOP,
+    PHONE,
+    Watch,
+    lines,
+    new_context,
+    open_all,
+    open_page,
+    until,
+    without_scripts,
+)
 
 import bookkit
 
@@ -53,13 +63,15 @@ def test_files_load_without_failures_and_errors(visits):
 
 @pytest.fixture(scope="module")
 def web_watches(browser, homes, paths):
-    """Path -> Watch of every page over http."""
+    """Path -> Watch of every page over http, with everything unfolded and every stepper asked for
+    another picture, as `visit` does with files."""
     watches = {}
     with new_context(browser) as context:
         for path in paths:
             page = context.new_page()
             watches[path] = Watch.of(page)
             open_page(page, f"{homes['http']}/{path}")
+            open_all(page)
             page.close()
     return watches
 
@@ -73,6 +85,21 @@ def test_the_web_pages_ask_for_nothing_outside_the_book(web_watches, homes):
 def test_the_web_pages_load_without_failures_and_errors(web_watches):
     """Must catch: a missing file (404), a script that throws only over http."""
     assert not lines({path: watch.failed + watch.errors for path, watch in web_watches.items()})
+
+
+@pytest.mark.parametrize("scheme", ["file", "http"])
+def test_explorers_and_figures_keep_to_the_policy(visits, web_watches, book_html, scheme):
+    """With everything unfolded and every stepper asked for another picture.
+
+    Must catch: `eval` in a script; a script that is fetched on demand and refused; a style that
+    plotly writes and the policy refuses."""
+    problems = {}
+    for path, visit in visits.items():
+        text = (book_html / path).read_text(encoding="utf-8")
+        if 'class="explorer' in text or "plotly-figure" in text:
+            watch = visit.watch if scheme == "file" else web_watches[path]
+            problems[path] = watch.errors + watch.failed
+    assert len(problems) >= 5 and {path: found for path, found in problems.items() if found} == {}
 
 
 SHIFTS = """window.shifts = 0;
@@ -172,6 +199,13 @@ def test_every_font_is_our_own_and_has_its_licence(book_html):
 def test_nothing_is_wider_than_a_phone(visits):
     """Must catch: <p style="width: 900px">, also where `overflow-x: clip` hides it."""
     assert not lines({path: visit.phone for path, visit in visits.items()})
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_nothing_grave(visits, mode):
+    """Must catch: text too pale for its page (in that mode only), a button without a name, a list
+    whose children are none."""
+    assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
 
 
 def test_paper(visits):
@@ -299,6 +333,22 @@ def test_the_contents_open_on_a_phone(browser, homes):
 def test_a_spoiled_page_is_seen(spoiled_visit, look, words):
     """Must catch: one of the looks in visit.py taken out or no longer seeing what it is for."""
     assert words in "\n".join(look(spoiled_visit))
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [("light", "pale-in-light"), ("dark", "pale-in-dark"), ("light", "button-name")],
+)
+def test_what_axe_finds_is_seen(spoiled_visit, mode, words):
+    """Must catch: axe not run in one of the modes, its findings thrown away."""
+    assert words in "\n".join(getattr(spoiled_visit, mode))
+
+
+def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
+    """Must catch: both looks taken in the same mode."""
+    assert "pale-in-dark" not in "\n".join(
+        spoiled_visit.light
+    ) and "pale-in-light" not in "\n".join(spoiled_visit.dark)
 
 
 def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):

@@ -18,6 +18,45 @@ PAPER = {"width": 718, "height": 1050}  # A4 within margins of 10 mm, in CSS pix
 AXE = Axe()
 GRAVE = ("serious", "critical")
 
+# axe needs milliseconds for the contrast of one text, and a page has thousands of texts that look
+# alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
+# one which axe passes over, being cut off or covered, does not hide the others.
+MARK_LOOKS = """() => {
+  const numbers = new Map(), behind = new Map(), looks = new Map();
+  const number = node => numbers.get(node) || numbers.set(node, numbers.size + 1).get(node);
+  function backdrop(node) {
+    if (!node) return "";
+    if (!behind.has(node)) {
+      const style = getComputedStyle(node);
+      behind.set(node, backdrop(node.parentElement)
+        + (style.backgroundColor === "rgba(0, 0, 0, 0)" ? "" : style.backgroundColor)
+        + (style.backgroundImage === "none" ? "" : style.backgroundImage)
+        + (style.opacity === "1" ? "" : "opacity" + style.opacity)
+        + (style.filter === "none" ? "" : style.filter)
+        + (style.mixBlendMode === "normal" ? "" : style.mixBlendMode)
+        + (node.matches("[inert], [disabled], [aria-disabled=true]") ? "disabled" : "")
+        // what is laid over others has others behind it
+        + (/static|relative/.test(style.position) ? "" : "#" + number(node)));
+    }
+    return behind.get(node);
+  }
+  for (const node of document.body.querySelectorAll("*")) {
+    node.removeAttribute("data-look");
+    const says = node.matches("input, select, textarea")
+      || [...node.childNodes].some(part => part.nodeType === 3 && part.data.trim());
+    const box = node.getBoundingClientRect();
+    if (!says || box.width < 2 || box.height < 2
+      || !node.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
+    const style = getComputedStyle(node);
+    const look = [backdrop(node), style.color, style.fontSize, style.fontWeight, style.textShadow,
+      node.ownerSVGElement ? style.fill : ""].join("|");
+    const count = (looks.get(look) || 0) + 1;
+    looks.set(look, count);
+    if (count <= 3) node.setAttribute("data-look", "");
+  }
+  return looks.size;
+}"""
+
 OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
 
 ASK_STEPPERS = """async () => {
@@ -235,17 +274,22 @@ def new_context(browser, **options):
     )
 
 
-def axe_findings(page, only=None) -> list[str]:
+def axe_findings(page, only_colours=False) -> list[str]:
     """Serious and critical findings on the page as it is now, a sentence each; at most five for one
-    rule.
-
-    `only`: names of axe's rules; None for all that it runs by itself.
-    """
+    rule."""
     # else axe fetches style sheets, which a file may not
     options = {"resultTypes": ["violations"], "preload": False}
-    if only:
-        options["runOnly"] = only
-    violations = AXE.run(page, options=options).response["violations"]
+    rules = (
+        {"runOnly": ["link-in-text-block"]}
+        if only_colours
+        else {"rules": {"color-contrast": {"enabled": False}}}
+    )
+    if not page.evaluate("'axe' in window"):
+        page.evaluate(AXE.axe_script)
+    run = "async ([context, options]) => (await axe.run(context, options)).violations"
+    violations = page.evaluate(run, ["html", {**options, **rules}])
+    assert page.evaluate(MARK_LOOKS)
+    violations += page.evaluate(run, ["[data-look]", {**options, "runOnly": ["color-contrast"]}])
     return [
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
@@ -269,7 +313,7 @@ def visit(context, address: str) -> Visit:
     page.emulate_media(color_scheme="dark")
     until(page, "document.documentElement.dataset.theme === 'dark'")
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
-    dark = axe_findings(page, only=["color-contrast", "link-in-text-block"])
+    dark = axe_findings(page, only_colours=True)
     page.set_viewport_size(PHONE)
     page.evaluate(SCROLL_THROUGH)
     phone = page.evaluate(BEYOND)

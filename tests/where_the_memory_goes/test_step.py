@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import pytest
 import torch
+from torch_has import FUSES_GROUPS
 
 from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -107,6 +108,11 @@ def measure(step: Step) -> Measured:
     return Measured(
         ledger.timeline[0].bytes.parameters, **seen, peak=ledger.peak, timeline=ledger.timeline
     )
+
+
+def fuses(config):
+    """Whether this PyTorch fuses the attention of that model on a CPU, where it should."""
+    return FUSES_GROUPS or not config.fused_attention or config.key_value_heads == config.heads
 
 
 def draw(generator: random.Random, fake: bool) -> Step:
@@ -210,7 +216,10 @@ def test_random_steps():
     activations; the mask of dropout counted at the element size of the scores."""
     generator, wrong, inexact = random.Random(2026), [], 0
     for number in range(STEPS):
-        failures, miss = compare(draw(generator, fake=number % FAKE_EACH == 0))
+        step = draw(generator, fake=number % FAKE_EACH == 0)
+        if not fuses(step.config):
+            continue
+        failures, miss = compare(step)
         wrong += failures
         inexact += miss != 0
     assert not wrong, f"{len(wrong)} of {STEPS}:\n" + "\n".join(wrong)

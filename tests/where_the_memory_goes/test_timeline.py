@@ -5,8 +5,8 @@ import random
 from functools import cache
 
 import pytest
-from test_step import REAL, STEPS, Step, compare, draw, measure
-from torch_has import FUSES_GROUPS, needs_fused_groups
+from test_step import REAL, STEPS, Step, compare, draw, fuses, measure
+from torch_has import needs_fused_groups
 
 from shardlab.formulas import BOOK, evaluate
 from shardlab.gpt import GPTConfig
@@ -53,7 +53,10 @@ def test_categories_at_the_peak_of_random_steps():
     mask of dropout counted in the MLP's second product."""
     generator, wrong, seen = random.Random(4), [], []
     for _ in range(RANDOM_STEPS):
-        name, failures = compare_peak(draw(generator, fake=False))
+        step = draw(generator, fake=False)
+        if not fuses(step.config):
+            continue
+        name, failures = compare_peak(step)
         wrong += failures
         seen.append(name)
     assert not wrong, f"{len(wrong)}:\n" + "\n".join(wrong)
@@ -79,11 +82,6 @@ def test_categories_between_attentions_products(microbatch, attention):
         config, "fp32 SGD momentum", microbatch=microbatch, sequence=config.max_sequence, fake=False
     )
     assert compare_peak(step) == ("layers", [])
-
-
-def fuses(config):
-    """Whether this PyTorch fuses the attention of that model on a CPU, where it should."""
-    return FUSES_GROUPS or not config.fused_attention or config.key_value_heads == config.heads
 
 
 def points():
