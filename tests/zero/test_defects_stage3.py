@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shardlab.ranks import RankError, ranks
-from shardlab.zero import flat, stage3
+from shardlab.shards import groups_of_shards
+from shardlab.zero import stage3
 from shardlab.zero.places import gather_in
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.whole import unsharded
@@ -250,7 +251,7 @@ def copied():
     twin(x).sum().backward()
     own = all(parameter.grad is None for parameter in model.parameters())
     named = str(next(iter(twin[0].sharded_unit.placeholders)).unit is twin[0].sharded_unit)
-    known = all(parameter in flat.groups_of_shards for parameter in twin.parameters())
+    known = all(parameter in groups_of_shards for parameter in twin.parameters())
     return twin(x).abs().max().item(), torch.equal(model(x), before), own, named, known
 
 

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..shards import Groups, groups_of, groups_of_shards, updated_by
 from ..torch_internals import watch_clipping, watch_unscaling
-from .flat import CannotShard, Group, groups_of_shards
-from .options import updated_by
+from .flat import CannotShard
 
 # parameter -> a weak reference to the optimizer of stage 1 or 2 that shards it
 sharded = WeakTensorKeyDictionary()
@@ -45,7 +45,7 @@ def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
 def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]):
     """`found` has a scaler's result for this rank's gradients, afterwards the result for the
     gradients of all ranks."""
-    groups = dict.fromkeys(groups_of_shards[p] for p in updated if p in groups_of_shards)
+    groups = dict.fromkeys(group for p in updated for group in groups_of(p))
     if not groups:
         return
     worst = torch.zeros((), dtype=torch.float32, device=updated[0].device)
@@ -60,32 +60,34 @@ def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]
 def norm_over_ranks(
     gradients: list[Tensor], norm_type: float, norm: Callable[[list[Tensor]], Tensor]
 ) -> Tensor:
-    """The norm of all these gradients: shards count over the ranks of their group, whole gradients
+    """The norm of all these gradients: shards count over the ranks of their groups, whole gradients
     count once."""
-    of_shards = {id(shard.grad): group for shard, group in groups_of_shards.items()}
+    of_shards = {id(shard.grad): groups for shard, groups in groups_of_shards.items()}
     of_shards.pop(id(None), None)
-    piles: dict[Group, list[Tensor]] = {}
+    piles: dict[Groups, list[Tensor]] = {}
     for gradient in gradients:
-        piles.setdefault(of_shards.get(id(gradient)), []).append(gradient)
-    if set(piles) <= {None}:
+        piles.setdefault(of_shards.get(id(gradient), ()), []).append(gradient)
+    if set(piles) <= {()}:
         return norm(gradients)
     norms = [
-        norm(pile) if group is None else over_ranks(pile, group, norm_type, norm)
-        for group, pile in piles.items()
+        over_ranks(pile, groups, norm_type, norm) if groups else norm(pile)
+        for groups, pile in piles.items()
     ]
     device = gradients[0].device
     return torch.linalg.vector_norm(torch.stack([one.to(device) for one in norms]), norm_type)
 
 
-def over_ranks(pile: list[Tensor], group: Group, norm_type: float, norm) -> Tensor:
+def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Tensor:
     first = pile[0]
     wide = torch.promote_types(first.dtype, torch.float32)
     one = norm([gradient for gradient in pile if gradient.numel()]).to(first.device, wide)
     if norm_type == float("inf"):
-        dist.all_reduce(one, dist.ReduceOp.MAX, group=group)
+        for group in groups:
+            dist.all_reduce(one, dist.ReduceOp.MAX, group=group)
         return one
     one = one**norm_type
-    dist.all_reduce(one, group=group)
+    for group in groups:
+        dist.all_reduce(one, group=group)
     return one ** (1 / norm_type)
 
 

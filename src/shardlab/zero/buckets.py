@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import hand_out
+from ..shards import as_shard, groups_of
 from ..torch_internals import storage_key
-from .flat import CannotShard, Group, Ring, as_shard, filled, flattened, own_chunk
+from .flat import CannotShard, Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
 BUCKET_BYTES = 25 << 20
@@ -26,7 +27,8 @@ class Bucket:
         for parameter, part in zip(parameters, self.flat.split([p.numel() for p in parameters])):
             parameter.data = part.view(parameter.shape)
         sizes = collectives.parts_of_a_shard(parameters, group)
-        self.shards = [as_shard(part, group) for part in own_chunk(self.flat, group).split(sizes)]
+        parts = own_chunk(self.flat, group).split(sizes)
+        self.shards = [as_shard(part, group, of=parameters) for part in parts]
 
     def take_gradients(self) -> list[Tensor]:
         """Take this rank's gradients away from the parameters."""
@@ -73,14 +75,16 @@ class Bucket:
 def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
 ) -> list[Bucket]:
-    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
-    Frozen parameters stay out, but get rank 0's values as well."""
+    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters;
+    what other groups have cut is apart from what is whole there. Frozen parameters stay out, but
+    get rank 0's values as well."""
     piles: dict[tuple, list[list[nn.Parameter]]] = {}
     for parameter in parameters:
         if not parameter.requires_grad:
             hand_out([parameter], group)
             continue
-        pile = piles.setdefault((parameter.dtype, parameter.device), [[]])
+        kind = parameter.dtype, parameter.device, groups_of(parameter)
+        pile = piles.setdefault(kind, [[]])
         if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
             pile.append([])
         pile[-1].append(parameter)

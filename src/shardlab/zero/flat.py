@@ -22,7 +22,6 @@ these methods. `native.best_collectives` chooses between the first two.
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .. import collective_plans as plans
 from .. import collectives
@@ -90,15 +89,3 @@ def filled(tensors: list[Tensor | None], shapes: list[torch.Size], like: Tensor)
         like.new_zeros(shape) if tensor is None else tensor
         for tensor, shape in zip(tensors, shapes)
     ]
-
-
-# shard -> the group among which its flat tensor is cut: these tensors differ from rank to rank
-groups_of_shards = WeakTensorKeyDictionary()
-
-
-def as_shard(tensor: Tensor, group: Group, requires_grad: bool = True) -> torch.nn.Parameter:
-    """A shard that an optimizer accepts. `groups_of_shards` tells shards from tensors that all
-    ranks have."""
-    shard = torch.nn.Parameter(tensor, requires_grad)
-    groups_of_shards[shard] = group or dist.group.WORLD
-    return shard

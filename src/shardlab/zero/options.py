@@ -20,21 +20,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .flat import groups_of_shards
+from ..shards import Groups, groups_of, updated_by
 
 
 @torch.no_grad()
-def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, max_norm: float, stages: dist.ProcessGroup | None = None
+) -> Tensor:
     """Scale all gradients so that their norm, together, is at most max_norm. Returns the norm
     before.
 
-    Shards count over their ranks, whole gradients (all gradients in data parallelism) count once.
-    All ranks call it, between backward and step().
+    Shards count over their ranks, whole gradients (all gradients in data parallelism) count once;
+    parts of tensor parallelism count over its ranks, too. All ranks call it, between backward and
+    step(). `stages` are ranks that have other parameters altogether: a pipeline's.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
     updated = updated_by(optimizer)
-    norm = sum(squares.sum() for squares in squares_by_group(updated).values()).sqrt()
+    squares = sum(squares_by_groups(updated).values())
+    if stages is not None:
+        dist.all_reduce(squares, group=stages)
+    norm = squares.sqrt()
     scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as in PyTorch
     for parameter in updated:
         if parameter.grad is not None:
@@ -42,30 +48,22 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     return norm
 
 
-def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that the optimizer updates: shards, and whole tensors. Their gradients exist
-    afterwards."""
-    if hasattr(optimizer, "reduce_gradients"):  # stage 1, whose shards have no gradients yet
-        optimizer.reduce_gradients()
-    if hasattr(optimizer, "buckets"):
-        return [shard for bucket in optimizer.buckets for shard in bucket.shards]
-    return [p for param_group in optimizer.param_groups for p in param_group["params"]]
-
-
-def squares_by_group(updated: list[Tensor]) -> dict[dist.ProcessGroup | None, Tensor]:
-    """The sum of the squares of all gradients, by group: shards count over the ranks of their
-    group; None is the key of whole gradients."""
-    found: dict[dist.ProcessGroup | None, Tensor] = {}
+def squares_by_groups(updated: list[Tensor]) -> dict[Groups, Tensor]:
+    """The sum of the squares of all gradients, of parts over the ranks of their groups; () is what
+    every rank has whole."""
+    found: dict[Groups, Tensor] = {}
     for parameter in updated:
-        group, gradient = groups_of_shards.get(parameter), parameter.grad
-        if group not in found:
+        groups, gradient = groups_of(parameter), parameter.grad
+        if groups not in found:
             wide = torch.promote_types(parameter.dtype, torch.float32)
-            found[group] = torch.zeros((), dtype=wide, device=updated[0].device)
+            found[groups] = torch.zeros((), dtype=wide, device=updated[0].device)
         if gradient is not None:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
-            found[group] = found[group] + torch.linalg.vector_norm(gradient).to(found[group]) ** 2
-    for group, squares in found.items():
-        if group is not None:
+            found[groups] = (
+                found[groups] + torch.linalg.vector_norm(gradient).to(found[groups]) ** 2
+            )
+    for groups, squares in found.items():
+        for group in groups:
             dist.all_reduce(squares, group=group)
     return found
 

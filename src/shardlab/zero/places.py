@@ -12,9 +12,9 @@ from functools import partial, update_wrapper
 import torch
 from torch import Tensor, nn
 
+from ..shards import groups_of_shards
 from ..torch_internals import CALL, never_compiled, own_parameters
 from . import placeholders, steps
-from .flat import groups_of_shards
 from .units import Site
 
 

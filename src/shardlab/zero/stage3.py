@@ -27,9 +27,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backward import when_backward_ends, when_gradient_comes
+from ..shards import as_shard
 from . import other_ways
 from . import units as cut
-from .flat import as_shard, filled, own_chunk
+from .flat import filled, own_chunk
 from .places import UnitPlaces
 from .units import sharded_units as sharded_units
 
@@ -74,7 +75,8 @@ class Flat:
         self.group, self.how = how.group, how
         self.shapes = [parameter.shape for parameter in parameters]
         whole = cut.together(parameters, how)
-        self.shard = as_shard(cut.resting(whole, how), how.group, parameters[0].requires_grad)
+        trained = parameters[0].requires_grad
+        self.shard = as_shard(cut.resting(whole, how), how.group, trained, of=parameters)
         self.full = whole.to(how.computes_in(whole.dtype))
         self.free()
 

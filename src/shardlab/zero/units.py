@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
+from ..shards import groups_of
 from .flat import CannotShard, first_rank, own_chunk
 from .native import best_collectives
 
@@ -128,12 +129,13 @@ CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
 
 def kinds_of(sites: list[Site], words: dict) -> dict[str, list[nn.Parameter]]:
     """The parameters of one flat tensor each, by the name of its shard: one dtype, all trained or
-    all frozen, one word."""
+    all frozen, one word; parts that other groups have cut, or what is whole there."""
     kinds: dict[str, list[nn.Parameter]] = {}
     for parameter in dict.fromkeys(parameter for *_, parameter in sites):
         dtype = str(parameter.dtype).removeprefix("torch.")
         name = f"shard_{dtype}" if parameter.requires_grad else f"shard_{dtype}_frozen"
         name += f"_{words[parameter]}" if parameter in words else ""
+        name += "_part" if groups_of(parameter) else ""
         kinds.setdefault(name, []).append(parameter)
     return kinds
 

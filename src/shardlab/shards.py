@@ -1,0 +1,50 @@
+"""Which tensors are parts of something larger, and among whom.
+
+    groups_of(tensor)            (), or the groups of which every rank has another part of it
+    as_shard(tensor, group)      a part, as an optimizer takes it
+
+A rank of tensor parallelism has part of a weight: (tp,). ZeRO cuts that part once more, over the
+ranks that see other batches: (tp, dp). A norm's weight is whole on all ranks of tp, and ZeRO cuts
+it too: (dp,). Whoever adds over all elements, as clipping does, adds over these groups: then each
+element counts once, however the model is laid out.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Groups = tuple[dist.ProcessGroup, ...]
+
+# part -> its groups: what is in here differs from rank to rank, what is not in here is whole
+groups_of_shards = WeakTensorKeyDictionary()
+
+
+def groups_of(tensor: Tensor) -> Groups:
+    return groups_of_shards.get(tensor, ())
+
+
+def as_shard(
+    tensor: Tensor,
+    group: dist.ProcessGroup | None,
+    requires_grad: bool = True,
+    of: Iterable[Tensor] = (),
+) -> torch.nn.Parameter:
+    """A part of what lies whole in the group, as an optimizer takes it; `of` are the tensors that
+    are in it, which are parts or not alike."""
+    shard = torch.nn.Parameter(tensor, requires_grad)
+    larger = next((groups_of(tensor) for tensor in of), ())
+    groups_of_shards[shard] = (*larger, group or dist.group.WORLD)
+    return shard
+
+
+def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """What the optimizer updates: shards, and what every rank has whole. Their gradients are there
+    afterwards."""
+    if hasattr(optimizer, "reduce_gradients"):  # ZeRO stage 1, whose shards have no gradients yet
+        optimizer.reduce_gradients()
+    if hasattr(optimizer, "buckets"):
+        return [shard for bucket in optimizer.buckets for shard in bucket.shards]
+    return [p for param_group in optimizer.param_groups for p in param_group["params"]]

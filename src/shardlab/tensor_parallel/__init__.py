@@ -1,0 +1,34 @@
+"""Tensor parallelism: every rank has a part of each weight, and all ranks see the same tokens.
+
+    mesh = Mesh(dp=2, tp=4)
+    apply_tensor_parallel(model, gpt_plan(config), mesh.tp.group)
+    loss = vocabulary_parallel_loss(model(tokens), targets, config.vocabulary, mesh.tp.group)
+    loss.backward()                                 # the gradients of this rank's parts
+
+    pairs.py      what is sent: five functions, each with the one that is its backward
+    layers.py     a linear layer cut by columns, one cut by rows, an embedding cut by tokens, and
+                  dropout that does not depend on the number of ranks
+    loss.py       cross-entropy of scores of which each rank has some tokens'
+    plan.py       which module is cut how: a table over the names of modules; apply.py does it,
+                  checks.py says what cannot be cut
+    sequence.py   sequence parallelism: what is still whole is cut by tokens
+    whole.py      to and from the plain model's state_dict
+
+Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
+"""
+
+from .apply import apply_tensor_parallel
+from .checks import CannotSplit, check_plan
+from .loss import vocabulary_parallel_loss
+from .plan import gpt_plan
+from .sequence import sequence_parallel, sum_gradients
+
+__all__ = [
+    "CannotSplit",
+    "apply_tensor_parallel",
+    "check_plan",
+    "gpt_plan",
+    "sequence_parallel",
+    "sum_gradients",
+    "vocabulary_parallel_loss",
+]

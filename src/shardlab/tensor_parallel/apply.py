@@ -1,0 +1,50 @@
+"""A model split by its plan, on ranks.
+
+apply_tensor_parallel(model, plan, group)                # on every rank, in place
+"""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..agreement import agree, fact, hand_out
+from .checks import CannotSplit, complaint, matches, warn_of_nodes
+from .layers import Parts
+from .plan import Plan
+
+
+def apply_tensor_parallel(
+    model: nn.Module,
+    plan: Plan,
+    group: dist.ProcessGroup | None = None,
+    ranks_per_node: int | None = None,
+) -> nn.Module:
+    """Cut the model, in place, as the plan says; make the optimizer afterwards. All ranks begin
+    with the values and the random generator of the group's rank 0, so what is drawn does not depend
+    on the number of ranks. Names of parameters stay.
+
+    Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
+    ranks = dist.get_world_size(group)
+    facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
+    rule = "all ranks split the same model"
+    agree(facts, group, CannotSplit, rule, complaint(model, plan, ranks))
+    warn_of_nodes(ranks, ranks_per_node)
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        hand_out([*model.parameters(), *model.buffers()], group)
+        share_generators(next(model.parameters()).device, group)
+    parts = Parts(group)
+    for name, entry in matches(model, plan):
+        for each in entry:
+            model.set_submodule(name, each.split(model.get_submodule(name), parts))
+    return model
+
+
+def share_generators(device: torch.device, group):
+    """Rank 0's state of the random generators, for dropout: the masks are rank 0's."""
+    state = torch.get_rng_state()
+    hand_out([state], group)
+    torch.set_rng_state(state)
+    if device.type == "cuda":
+        state = torch.cuda.get_rng_state(device)
+        hand_out([state], group)
+        torch.cuda.set_rng_state(state, device)

@@ -1,0 +1,91 @@
+"""What tensor parallelism refuses, before any rank starts: one sentence each.
+
+check_plan(model, plan, ranks=4, ranks_per_node=8)       # needs no ranks
+"""
+
+import re
+import warnings
+
+from torch import nn
+
+from ..gpt import Dropout
+from .layers import Cut
+from .plan import Entry, Plan
+
+
+class CannotSplit(ValueError):
+    """Why this model cannot be split by this plan among so many ranks: one sentence."""
+
+
+class CrossesNodes(UserWarning):
+    """The ranks that split each layer are not on one node."""
+
+
+def check_plan(model: nn.Module, plan: Plan, ranks: int, ranks_per_node: int | None = None):
+    """Raise CannotSplit, or warn, as apply_tensor_parallel would. Needs no ranks, and no memory for
+    a model on the meta device."""
+    if wrong := complaint(model, plan, ranks):
+        raise CannotSplit(wrong)
+    warn_of_nodes(ranks, ranks_per_node)
+
+
+def complaint(model: nn.Module, plan: Plan, ranks: int) -> str:
+    """What is wrong; empty if nothing is."""
+    named, found = dict(model.named_modules()), matches(model, plan)
+    for pattern in plan:
+        if not any(match(pattern, name) for name in named):
+            return f"the plan names {pattern}, and this {type(model).__name__} has no such module."
+    names = [name for name, _ in found]
+    for name, entry in found:
+        if names.count(name) > 1:
+            return f"{name} is named twice in the plan: each module is cut in one way."
+        if wrong := next(filter(None, (e.complaint(named[name], ranks) for e in entry)), ""):
+            return f"{name}: {wrong}"
+    for name, module in named.items():
+        own = [key for key, _ in module.named_parameters(recurse=False)]
+        if name not in names and (own or isinstance(module, Dropout | nn.Dropout)):
+            has = f"has {' and '.join(own)}" if own else "drops elements"
+            return (
+                f"the plan leaves out {name or 'the model itself'}, which {has}: name it, as"
+                " Whole() if it is not cut."
+            )
+    return untied(model, dict(found))
+
+
+def untied(model: nn.Module, entries: dict[str, tuple[Entry, ...]]) -> str:
+    """A parameter that modules share is cut in one way."""
+    seen: dict[nn.Parameter, tuple[str, Cut | None]] = {}
+    for name, module in model.named_modules():
+        cuts = {key: cut for e in entries.get(name, ()) for key, cut in e.cuts(module).items()}
+        for key, parameter in module.named_parameters(recurse=False):
+            here = f"{name}.{key}", cuts.get(key)
+            there = seen.setdefault(parameter, here)
+            if there[1] != here[1]:
+                return f"{there[0]} and {here[0]} are one parameter, and the plan cuts them apart."
+    return ""
+
+
+def matches(model: nn.Module, plan: Plan) -> list[tuple[str, tuple[Entry, ...]]]:
+    """(name of a module, what becomes of it), in the order of the plan."""
+    return [
+        (name, entry if isinstance(entry, tuple) else (entry,))
+        for pattern, entry in plan.items()
+        for name, _ in model.named_modules()
+        if match(pattern, name)
+    ]
+
+
+def match(pattern: str, name: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", "[^.]+"), name) is not None
+
+
+def warn_of_nodes(ranks: int, ranks_per_node: int | None):
+    if ranks_per_node is not None and ranks > ranks_per_node:
+        warnings.warn(
+            f"tensor parallelism over {ranks} ranks on nodes of {ranks_per_node}: each layer's"
+            f" all-reduces, {8 * (ranks - 1) / ranks:.1f} vectors of the hidden size sent for each"
+            " token, cross the links between nodes, where data parallelism sends its gradients"
+            " once a step.",
+            CrossesNodes,
+            stacklevel=3,
+        )

@@ -1,0 +1,159 @@
+"""Layers of which every rank has a part.
+
+                      kept                     comes in         goes out
+    ColumnLinear      columns of W             whole            some columns of xW
+    RowLinear         rows of W                some columns     a sum over ranks, then the bias
+    TokenEmbedding    rows: some tokens        token ids        a sum over ranks
+
+We write y = xW with W [in, out], as Megatron-LM does: a column of W makes one number of y. PyTorch
+writes y = xA^T, so the weight of nn.Linear is A = W^T [out, in], and W's columns are A's rows.
+Whoever reads y = Wx elsewhere finds rows and columns the other way round.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..collective_wire import Group, place
+from ..shards import as_shard
+from .pairs import leave
+
+
+class Cut(NamedTuple):
+    """A dim of a whole tensor, in pieces that stay whole, such as heads. Each rank has a run of
+    them; where the ranks do not divide them, the first ranks have one more."""
+
+    dim: int
+    pieces: int
+
+    def bounds(self, size: int, rank: int, n: int) -> tuple[int, int]:
+        """(begin, end) of the rank's part of a dim of this size."""
+        piece, each, more = size // self.pieces, *divmod(self.pieces, n)
+        begin = rank * each + min(rank, more)
+        return piece * begin, piece * (begin + each + (rank < more))
+
+    def part(self, whole: Tensor, rank: int, n: int) -> Tensor:
+        """A view."""
+        begin, end = self.bounds(whole.shape[self.dim], rank, n)
+        return whole.narrow(self.dim, begin, end - begin)
+
+
+class Parts:
+    """Cuts parameters for one rank of the group. A tied parameter is cut once."""
+
+    def __init__(self, group: Group):
+        self.group, self.made = group, {}
+
+    def __call__(self, whole: nn.Parameter | None, cut: Cut) -> nn.Parameter | None:
+        if whole is None:
+            return None
+        if whole not in self.made:
+            n, me = place(self.group)
+            part = cut.part(whole.detach(), me, n).clone(memory_format=torch.contiguous_format)
+            self.made[whole] = as_shard(part, self.group, whole.requires_grad)
+        return self.made[whole]
+
+
+class Part(nn.Module):
+    """A module with parts of another one's parameters. `cuts` says how each was cut."""
+
+    def __init__(self, group: Group, cuts: dict[str, Cut]):
+        super().__init__()
+        self.group, self.cuts = group, cuts
+
+    def extra_repr(self) -> str:
+        shapes = [f"{name} {list(p.shape)}" for name, p in self.named_parameters(recurse=False)]
+        return ", ".join([*shapes, f"1 of {dist.get_world_size(self.group)} ranks"])
+
+
+class ColumnLinear(Part):
+    """Some columns of a linear layer. Before it, x must `enter`."""
+
+    def __init__(self, linear: nn.Linear, pieces: int, parts: Parts):
+        super().__init__(parts.group, self.cuts_of(pieces))
+        self.weight = parts(linear.weight, self.cuts["weight"])
+        self.bias = parts(linear.bias, self.cuts["bias"])
+
+    @staticmethod
+    def cuts_of(pieces: int) -> dict[str, Cut]:
+        return dict(weight=Cut(0, pieces), bias=Cut(0, pieces))
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in]
+        return F.linear(x, self.weight, self.bias)  # [..., out/t]
+
+
+class RowLinear(Part):
+    """Some rows of a linear layer, and its whole bias, which is added once: after the sum. `join`
+    makes the sum."""
+
+    def __init__(
+        self, linear: nn.Linear, pieces: int, parts: Parts, join: Callable[..., Tensor] = leave
+    ):
+        super().__init__(parts.group, self.cuts_of(pieces))
+        self.weight = parts(linear.weight, self.cuts["weight"])
+        self.bias, self.join = linear.bias, join
+
+    @staticmethod
+    def cuts_of(pieces: int) -> dict[str, Cut]:
+        return dict(weight=Cut(1, pieces))
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., in/t]
+        y = self.join(F.linear(x, self.weight), group=self.group)  # [..., out]
+        return y if self.bias is None else y.add_(self.bias)
+
+
+class TokenEmbedding(Part):
+    """The vectors of some tokens; those of others are zeros here, and the sum has them all."""
+
+    def __init__(self, embedding: nn.Embedding, parts: Parts, join: Callable[..., Tensor] = leave):
+        super().__init__(parts.group, self.cuts_of(embedding.num_embeddings))
+        self.num_embeddings = embedding.num_embeddings  # of all ranks
+        self.weight, self.join = parts(embedding.weight, self.cuts["weight"]), join
+        n, me = place(parts.group)
+        self.begin, self.end = self.cuts["weight"].bounds(self.num_embeddings, me, n)
+
+    @staticmethod
+    def cuts_of(pieces: int) -> dict[str, Cut]:
+        return dict(weight=Cut(0, pieces))
+
+    def forward(self, tokens: Tensor) -> Tensor:  # [B, S]
+        check_range(tokens, self.num_embeddings)
+        own = (tokens >= self.begin) & (tokens < self.end)
+        rows = (tokens - self.begin).masked_fill_(~own, 0)
+        x = F.embedding(rows, self.weight).masked_fill(~own.unsqueeze(-1), 0)
+        return self.join(x, group=self.group)  # [B, S, H]
+
+
+class OwnDropout(Part):
+    """Dropout of a rank's part along dim. Every rank draws the mask of the whole and keeps its part
+    of it, so that results do not depend on the number of ranks: those of one group need one state
+    of the random generator, which moves alike on all of them."""
+
+    def __init__(self, p: float, dim: int, group: Group):
+        super().__init__(group, {})
+        self.p, self.dim = p, dim
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        n, me = place(self.group)
+        whole = list(x.shape)
+        whole[self.dim] *= n
+        mask = torch.empty(whole, dtype=torch.bool, device=x.device).bernoulli_(1 - self.p)
+        mask = mask.chunk(n, self.dim)[me].clone()  # so that the whole can go
+        return (x * mask).mul_(1 / (1 - self.p))
+
+
+def check_range(tokens: Tensor, vocabulary: int):
+    """No rank has the vector of a token outside of the vocabulary, and a sum of zeros raises
+    nothing. On a GPU, looking would wait for it."""
+    if not tokens.is_cuda and tokens.numel():
+        least, most = (int(bound) for bound in tokens.aminmax())
+        if least < 0 or most >= vocabulary:
+            raise IndexError(
+                f"token {least if least < 0 else most}: there are 0 to {vocabulary - 1}."
+            )

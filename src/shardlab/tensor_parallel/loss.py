@@ -1,0 +1,64 @@
+"""Cross-entropy of scores of which each rank has those of some tokens of the vocabulary.
+
+The scores [B, S, V] are the largest tensor of a small model's step. They are never gathered: what
+travels are a maximum and two sums for each token of the batch, in two all-reduces.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collective_wire import Group, place
+from .layers import Cut, check_range
+
+
+def vocabulary_parallel_loss(
+    scores: Tensor, targets: Tensor, vocabulary: int, group: Group = None
+) -> Tensor:
+    """gpt.next_token_loss of scores [B, S, V/t] and targets [B, S], the same on all ranks. In fp32
+    at least. Any vocabulary: the first ranks have one token more where t does not divide it.
+
+    Raises IndexError for a target outside of the vocabulary (not on a GPU), ValueError for scores
+    of another part."""
+    n, me = place(group)
+    begin, end = Cut(0, vocabulary).bounds(vocabulary, me, n)
+    if scores.shape[-1] != end - begin:
+        raise ValueError(
+            f"scores have {scores.shape[-1]:,} tokens of the vocabulary: of {vocabulary:,}, rank"
+            f" {me} of {n} has {end - begin:,}."
+        )
+    check_range(targets, vocabulary)
+    return Loss.apply(scores, targets, begin, group)
+
+
+class Loss(torch.autograd.Function):
+    """loss = mean of log(sum of exp(s)) - s_target. Its gradient is softmax(s), less 1 at the
+    target, divided by the number of targets."""
+
+    @staticmethod
+    def forward(ctx, scores, targets, begin, group):
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        largest = wide.amax(-1, keepdim=True)  # [B, S, 1], so that no exp overflows
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        shifted = wide - largest  # [B, S, V/t]
+        # the target's score, on the rank that has it
+        own = (targets >= begin) & (targets < begin + scores.shape[-1])
+        place_of_target = (targets - begin).masked_fill_(~own, 0).unsqueeze(-1)  # [B, S, 1]
+        target = shifted.gather(-1, place_of_target).masked_fill_(~own.unsqueeze(-1), 0)
+        exponentials = shifted.exp_()
+        # two sums over the vocabulary in one message
+        sums = torch.stack([exponentials.sum(-1, keepdim=True), target])  # [2, B, S, 1]
+        dist.all_reduce(sums, group=group)
+        total, target = sums
+        ctx.save_for_backward(exponentials.div_(total), place_of_target, own)
+        ctx.dtype = scores.dtype
+        return (total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        softmax, place_of_target, own = ctx.saved_tensors
+        each = gradient / own.numel()
+        # in the memory of the softmax: a second backward through here raises
+        softmax.mul_(each)
+        softmax.scatter_add_(-1, place_of_target, -each * own.unsqueeze(-1).to(softmax.dtype))
+        return softmax.to(ctx.dtype), None, None, None

@@ -1,0 +1,171 @@
+"""What tensor and sequence parallelism send: five functions of a tensor, each of which says what it
+does forward and what it does backward.
+
+                     forward             backward
+    enter            nothing             all-reduce           before a layer cut by columns
+    leave            all-reduce          nothing              after a layer cut by rows
+    gather           all-gather          reduce-scatter       enter, if each rank has own tokens
+    reduce_scatter   reduce-scatter      all-gather           leave, if each rank has own tokens
+    scatter          own part            all-gather           whole on all ranks, to own tokens
+
+`enter` and `leave` are each other's backward, and so are `gather` and `reduce_scatter`: a conjugate
+pair. Why, in one line: if y = sum of f_r(x) over the ranks r, then x is used by all ranks, so its
+gradient is a sum over them, and each f_r has the whole gradient of y.
+
+All ranks of the group call them, in the same order. Parts are equally large, so the size of `dim`
+is a multiple of the number of ranks.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .. import collectives_fast
+from ..collective_wire import Group, place
+
+# --- the functions --------------------------------------------------------------------------------
+
+
+def enter(x: Tensor, group: Group = None) -> Tensor:
+    """The same on all ranks, which go on with different weights."""
+    return Enter.apply(x, group)
+
+
+def leave(x: Tensor, group: Group = None) -> Tensor:
+    """The sum over all ranks, in the memory of x."""
+    return Leave.apply(x, group)
+
+
+def gather(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """All ranks' parts, one after the other along dim, before ranks go on with different
+    weights."""
+    return Gather.apply(x, dim, group)
+
+
+def reduce_scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """This rank's part, along dim, of the sum over all ranks."""
+    return ReduceScatter.apply(x, dim, group)
+
+
+def scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
+    """This rank's part, along dim, of what all ranks have."""
+    return Scatter.apply(x, dim, group)
+
+
+class Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed(gradient.clone(), ctx.group), None  # others may use this gradient as it is
+
+
+class Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.mark_dirty(x)
+        return summed(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return all_gathered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return reduce_scattered(gradient, ctx.dim, ctx.group), None, None
+
+
+class ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return reduce_scattered(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_gathered(gradient, ctx.dim, ctx.group), None, None
+
+
+class Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return own_part(x, dim, group).clone()  # so that the whole can go
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return all_gathered(gradient, ctx.dim, ctx.group), None, None
+
+
+# --- the moves ------------------------------------------------------------------------------------
+
+
+def summed(x: Tensor, group: Group) -> Tensor:
+    """In place."""
+    if x.is_contiguous():
+        dist.all_reduce(x, group=group)
+        return x
+    return x.copy_(summed(x.contiguous(), group))
+
+
+def all_gathered(x: Tensor, dim: int, group: Group) -> Tensor:
+    """Ranks' parts arrive one after the other. Along another dim than the first they must be moved
+    to where they belong, which is a copy."""
+    n, _ = place(group)
+    parts = x.new_empty((n, *x.shape))
+    backend(x, group).all_gather(parts, x.contiguous(), group)
+    return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:
+    n, _ = place(group)
+    check_even(x, dim, n)
+    parts = x.unflatten(dim, (n, -1)).movedim(dim, 0).contiguous()
+    own = torch.empty_like(parts[0])
+    backend(x, group).reduce_scatter(own, parts, group)
+    return own
+
+
+def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
+    """A view."""
+    n, me = place(group)
+    check_even(x, dim, n)
+    return x.unflatten(dim, (n, -1)).select(dim, me)
+
+
+def check_even(x: Tensor, dim: int, n: int):
+    if x.shape[dim] % n:
+        raise ValueError(
+            f"dim {dim} of {list(x.shape)} is cut for {n} ranks: {x.shape[dim]} must be a multiple"
+            f" of {n}."
+        )
+
+
+class Native:
+    """PyTorch's own, renamed in 2.13."""
+
+    @staticmethod
+    def all_gather(full: Tensor, shard: Tensor, group: Group):
+        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        function(full, shard, group=group)
+
+    @staticmethod
+    def reduce_scatter(shard: Tensor, full: Tensor, group: Group):
+        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+        function(shard, full, group=group)
+
+
+def backend(x: Tensor, group: Group):
+    """gloo makes its reduce-scatter by an all-reduce, so our ring sends half of what it does."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return collectives_fast if backends.get(x.device.type) == "gloo" else Native
