@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
-from .checks import CannotSplit, complaint, matches, warn_of_nodes
+from .checks import CannotSplit, check_plan, complaint, matches, warn_of_nodes
 from .layers import Parts
 from .plan import Plan
 
@@ -25,18 +25,26 @@ def apply_tensor_parallel(
 
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
     ranks = dist.get_world_size(group)
-    facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
-    rule = "all ranks split the same model"
-    agree(facts, group, CannotSplit, rule, complaint(model, plan, ranks))
     warn_of_nodes(ranks, ranks_per_node)
-    if not any(parameter.is_meta for parameter in model.parameters()):
-        hand_out([*model.parameters(), *model.buffers()], group)
-        share_generators(next(model.parameters()).device, group)
+    if dist.get_backend(group) == "fake":  # its other ranks do not exist
+        check_plan(model, plan, ranks)
+    else:
+        begin_alike(model, plan, group)
     parts = Parts(group)
     for name, entry in matches(model, plan):
         for each in entry:
             model.set_submodule(name, each.split(model.get_submodule(name), parts))
     return model
+
+
+def begin_alike(model: nn.Module, plan: Plan, group):
+    """All ranks can split the model, and have rank 0's values and random generators."""
+    facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
+    rule = "all ranks split the same model"
+    agree(facts, group, CannotSplit, rule, complaint(model, plan, dist.get_world_size(group)))
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        hand_out([*model.parameters(), *model.buffers()], group)
+        share_generators(next(model.parameters()).device, group)
 
 
 def share_generators(device: torch.device, group):

@@ -1,0 +1,306 @@
+"""What `make gpu` records and `make bench` races of tensor parallelism: ours, with and without
+sequence parallelism, beside PyTorch's DTensor plan of the same model.
+
+Ranks that share a GPU talk through gloo, over the host: their gradients and bytes count, their
+times say nothing about a cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.gpt import GPTConfig, next_token_loss
+from shardlab.measure import races
+from shardlab.measure.attempts import attempt
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, Task, Way, Weighed
+from shardlab.measure.recordings import Row
+from shardlab.ranks import ranks
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
+
+CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
+MOST = 1.0  # of the time, the peak and the bytes of PyTorch's
+TASKS = (
+    Task("5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)),
+    Task(
+        "27.3M parameters",
+        dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
+    ),
+    Task(
+        "gated, 7.5M parameters",
+        dict(
+            layers=4,
+            hidden=256,
+            heads=8,
+            key_value_heads=4,
+            feed_forward=704,
+            vocabulary=8192,
+            max_sequence=64,
+            learned_positions=0,
+            biases=0,
+            gated_mlp=1,
+            tied_head=0,
+        ),
+    ),
+)
+
+
+# --- the ways: (loss and gradients of (tokens, targets), optimizer) -------------------------------
+
+
+def ours(net: nn.Module, optimizer_cls: type, sequence=False, regather=False, **settings) -> tuple:
+    plan = gpt_plan(net.config)
+    apply_tensor_parallel(net, sequence_parallel(plan, regather) if sequence else plan)
+    optimizer = optimizer_cls(net.parameters(), **settings)
+
+    def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
+        loss = vocabulary_parallel_loss(net(tokens), targets, net.config.vocabulary)
+        loss.backward()
+        if sequence:
+            sum_gradients(optimizer)
+        return loss.detach()
+
+    return gradients, optimizer
+
+
+def dtensor(net: nn.Module, optimizer_cls: type, sequence=False, **settings) -> tuple:
+    """As in PyTorch's tutorial on tensor parallelism, for our GPT: vocabulary-parallel too, and
+    with the head tied again, which parallelize_module unties."""
+    from torch.distributed.tensor import DTensor, Replicate
+    from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+
+    mesh = init_device_mesh(next(net.parameters()).device.type, (dist.get_world_size(),))
+    parallelize_module(net, mesh, torch_plan(net.config, sequence))
+    if net.config.tied_head:
+        net.head.scores.weight = net.embedding.tokens.weight
+    optimizer = optimizer_cls(net.parameters(), **settings)
+
+    def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
+        targets = DTensor.from_local(targets.flatten(), mesh, [Replicate()], run_check=False)
+        with loss_parallel():
+            loss = F.cross_entropy(net(tokens).flatten(0, 1), targets)
+            loss.backward()
+        return loss.detach()
+
+    return gradients, optimizer
+
+
+def torch_plan(config: GPTConfig, sequence: bool) -> dict[str, Any]:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
+
+    outside = Shard(1) if sequence else Replicate()
+    # a DTensor: the loss knows that the scores are cut
+    scores = ColwiseParallel(
+        input_layouts=outside, output_layouts=Shard(-1), use_local_output=False
+    )
+    plan = {
+        "embedding.tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+        "blocks.*.attention.qkv": ColwiseParallel(),
+        "blocks.*.attention.output": RowwiseParallel(output_layouts=outside),
+        "blocks.*.mlp.up": ColwiseParallel(),
+        "blocks.*.mlp.down": RowwiseParallel(output_layouts=outside),
+        "head.scores": scores,
+    }
+    if config.gated_mlp:
+        plan["blocks.*.mlp.gate"] = ColwiseParallel()
+    if sequence:
+        whole = dict(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        plan |= {
+            "embedding": PrepareModuleOutput(
+                output_layouts=Replicate(), desired_output_layouts=Shard(1)
+            ),
+            "blocks.*.attention_norm": SequenceParallel(),
+            "blocks.*.attention": PrepareModuleInput(**whole),
+            "blocks.*.mlp_norm": SequenceParallel(),
+            "blocks.*.mlp": PrepareModuleInput(**whole),
+            "head.norm": SequenceParallel(),
+        }
+    return plan
+
+
+PLAIN, SEQUENCE, AGAIN = "tensor", "sequence", "sequence, gathered again"
+PEER, PEER_SEQUENCE = "PyTorch, DTensor", "PyTorch, DTensor, sequence"
+WAYS = {
+    PLAIN: Way(ours, peers=(PEER,), most=MOST),
+    SEQUENCE: Way(ours, dict(sequence=True), (PEER_SEQUENCE,), MOST),
+    AGAIN: Way(ours, dict(sequence=True, regather=True), (PEER_SEQUENCE,)),
+    PEER: Way(dtensor),
+    PEER_SEQUENCE: Way(dtensor, dict(sequence=True)),
+}
+
+
+# --- on a rank: all ranks see the same batch ------------------------------------------------------
+
+
+def step(way: Way, task: Task, device: str = "cpu") -> Callable[[], Tensor]:
+    """A whole training step, and the loss before it."""
+    gradients, optimizer = way.build(task.model(device), torch.optim.AdamW, lr=1e-3)
+    tokens = batch(task, device)
+
+    def train() -> Tensor:
+        loss = gradients(tokens, tokens)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return train
+
+
+def batch(task: Task, device: str) -> Tensor:
+    """[B, S], the same on all ranks."""
+    return task.batches(device)[0, 0]
+
+
+def in_turns(ways: dict[str, Way], task: Task, turns: int, device: str = "cpu") -> dict:
+    works = {name: step(way, task, device) for name, way in ways.items()}
+    first = next(iter(works))
+    return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
+
+
+def weighed(way: Way, task: Task, device: str = "cpu") -> Weighed:
+    """The last step of a warm-up."""
+    net, tokens = task.model(device), batch(task, device)
+    gradients, optimizer = way.build(net, torch.optim.AdamW, lr=1e-3)
+    with Ledger(net, optimizer) as ledger:
+        for _ in range(races.WARM_UP):
+            line = len(ledger.timeline)
+            if device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            with CommunicationLog() as log:
+                gradients(tokens, tokens)
+                optimizer.step()
+                optimizer.zero_grad()
+    return Weighed(
+        max(moment.bytes.total for moment in ledger.timeline[line:]),
+        log.totals(),
+        torch.cuda.max_memory_allocated() if device == "cuda" else 0,
+    )
+
+
+def right_gradients(way: Way, task: Task, device: str) -> tuple[int, int]:
+    """(parameters whose gradient is this rank's part of the plain model's, all of them)"""
+    plain, net, tokens = task.model(device), task.model(device), batch(task, device)
+    next_token_loss(plain(tokens), tokens).backward()
+    gradients, _ = way.build(net, torch.optim.SGD, lr=0.1)
+    gradients(tokens, tokens)
+    me, n, cuts = dist.get_rank(), dist.get_world_size(), dict(net.named_modules())
+    right, expected = 0, dict(plain.named_parameters())
+    for name, parameter in net.named_parameters():
+        owner, _, own = name.rpartition(".")
+        cut = getattr(cuts[owner], "cuts", {}).get(own)
+        want = expected[name].grad
+        want = want if cut is None else cut.part(want, me, n)
+        right += bool((parameter.grad - want).norm() <= CLOSE * want.norm())
+    return right, len(expected)
+
+
+def sent_bytes(found: Weighed, n: int) -> int:
+    """What a rank sends of these messages by rings: (n - 1)/n of what it scatters or gathers, twice
+    that of what it adds up. What our ring sends is counted as it is."""
+    total = 0
+    for operation, (_, nbytes, _) in found.messages.items():
+        if operation == "send":
+            total += n * nbytes
+        elif operation != "recv":
+            total += (n - 1) * nbytes * (2 if operation == "all_reduce" else 1)
+    return total // n
+
+
+# --- make gpu -------------------------------------------------------------------------------------
+
+
+def tensor_parallel(device: torch.device, task: Task = GPU_TASK, turns: int = 11) -> Iterator[Row]:
+    """Right gradients, bytes, peaks and times of a step."""
+    for count, case in races.layouts(device):
+        yield from attempt(f"tensor_parallel, {count} ranks", on_ranks(case, task, turns))
+
+
+def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
+    count, device = case["ranks"], case["device"]
+    with ranks(count, device=device, announce=False) as world:
+        for name, way in WAYS.items():
+            this = dict(**case, implementation=name)
+            found = world.run(weighed, way, task, device)[0]
+            predicted = ()
+            if way.peers:
+                right, of = world.run(right_gradients, way, task, device)[0]
+                yield Row(
+                    "tensor_parallel.right_gradients", right, "count", this, "parameter_tensors", of
+                )
+                predicted = ("tensor_sent_bytes", predicted_bytes(way, task, count))
+            sent = sent_bytes(found, count)
+            yield Row("tensor_parallel.sent", sent, "bytes", this, *predicted)
+            yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", this)
+            if device == "cuda":
+                yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", this)
+        times = world.run(in_turns, WAYS, task, turns, device)[0]
+    yield from races.step_rows("tensor_parallel", WAYS, times, case)
+
+
+def predicted_bytes(way: Way, task: Task, count: int) -> int:
+    """What a rank sends in a step, by the formula."""
+    given = dict(
+        **RECIPES["fp32 Adam"].quantities,
+        **GPTConfig(**task.sizes).quantities(),
+        sequence_parallel=int(way.options.get("sequence", False)),
+        regather=int(way.options.get("regather", False)),
+        microbatch=task.microbatch,
+        sequence=task.sizes["max_sequence"],
+        accumulation_steps=1,
+        tensor_parallel=count,
+    )
+    return evaluate(["tensor_sent_bytes"], **given)["tensor_sent_bytes"]
+
+
+# --- make bench -----------------------------------------------------------------------------------
+
+
+def race(
+    tasks: Sequence[Task] = TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
+) -> list[Result]:
+    """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
+    kind."""
+    results, group = [], "tensor_parallel"
+    for count in counts:
+        with ranks(count, device="cpu", announce=False) as world:
+            for task in tasks:
+                found = {name: world.run(weighed, way, task)[0] for name, way in WAYS.items()}
+                times = world.run(in_turns, WAYS, task, turns)[0]
+                on = f"{count} ranks, {task.name}"
+                for name, way in WAYS.items():
+                    for peer in way.peers:
+                        what = f"{name}, {on}"
+                        pair = found[name], found[peer]
+                        peaks = (weight.peak_bytes for weight in pair)
+                        sent = (sent_bytes(weight, count) for weight in pair)
+                        most = way.most
+                        results += [
+                            races.step_result(group, on, times, name, peer, most, what),
+                            races.share_result(group, what, "peak", peer, *peaks, most),
+                            races.share_result(group, what, "sent", peer, *sent, most),
+                        ]
+    return results
+
+
+RUNS = (Run(45, tensor_parallel, dict(task=TINY, turns=2)),)
+BENCHES = (Bench("tensor-parallel", race, dict(tasks=(TINY,), counts=(2,), turns=2)),)

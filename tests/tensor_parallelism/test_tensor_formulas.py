@@ -1,0 +1,260 @@
+"""Formulas of tensor parallelism against one rank of many, on fake tensors: what it has, what it
+keeps for backward, what it sends; against published counts; against a clock."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+
+from shardlab import collective_plans as plans
+from shardlab.formulas import InvalidQuantity, evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.measure.ledger import Ledger
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
+from shardlab.torch_internals import FakeTensorMode
+
+# no number of ranks divides the inner size and the vocabulary
+SMALL = dict(layers=1, hidden=48, heads=12, feed_forward=53, vocabulary=101, max_sequence=16)
+PLAIN, NAIVE, AGAIN = dict(), dict(sequence_parallel=1), dict(sequence_parallel=1, regather=1)
+
+
+class Rank:
+    """A rank of a tensor-parallel group that has made one step, or only forward and loss."""
+
+    def __init__(
+        self, t, rank, way, recipe="fp32 Adam", microbatch=2, sequence=12, step=True, **changes
+    ):
+        way = {"sequence_parallel": 0, "regather": 0, **way}
+        config = GPTConfig(**{**SMALL, **changes})
+        plan = gpt_plan(config)
+        if way["sequence_parallel"]:
+            plan = sequence_parallel(plan, regather=bool(way["regather"]))
+        torch.set_default_dtype(torch.bfloat16 if recipe.startswith("bf16") else torch.float32)
+        try:
+            with fake_ranks(t, rank), FakeTensorMode():
+                tokens = torch.zeros(microbatch, sequence, dtype=torch.long)
+                self.run(config, plan, way, tokens, step)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        self.given = quantities(
+            recipe=recipe,
+            **config.quantities(),
+            **way,
+            dropout=config.dropout,
+            fused_attention=int(config.fused_attention),
+            microbatch=microbatch,
+            sequence=sequence,
+            accumulation_steps=1,
+            tensor_parallel=t,
+            tensor_rank=rank,
+        )
+
+    def run(self, config, plan, way, tokens, step):
+        model = apply_tensor_parallel(GPT(config), plan)
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        self.parameters = sum(parameter.numel() for parameter in model.parameters())
+        with Ledger(model, optimizer) as ledger, CommunicationLog() as log:
+            loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), config.vocabulary)
+            self.saved = ledger.bytes.activations
+            if step:
+                loss.backward()
+                if way["sequence_parallel"]:
+                    sum_gradients(optimizer)
+                optimizer.step()
+        del loss
+        self.after, self.sent = ledger.bytes, log.totals()
+
+    def want(self, *targets):
+        found = evaluate(list(targets), **self.given)
+        return tuple(found[name] for name in targets)
+
+
+one_of_many = pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
+STYLES = (
+    dict(),
+    dict(learned_positions=0),
+    dict(biases=0, tied_head=0),
+    dict(biases=0, gated_mlp=1, learned_positions=0),
+    dict(gated_mlp=1, tied_head=0),
+)
+
+
+@one_of_many
+@pytest.mark.parametrize("t, rank", [(1, 0), (3, 0), (3, 2), (4, 3)])
+def test_bytes_of_each_rank(t, rank):
+    """Parameters, gradients and optimizer states of a rank, in every style of the model.
+
+    Must catch: a bias of a row layer cut, or one of a column layer whole; a tied head counted
+    twice; parts of one size on all ranks."""
+    for changes in STYLES:
+        found = Rank(t, rank, PLAIN, **changes)
+        assert found.want("tensor_parameters") == (found.parameters,)
+        (states,) = found.want("tensor_states_bytes")
+        (tensors,) = evaluate(["parameter_tensors"], **found.given).values()
+        counters = 4 * tensors
+        after = found.after
+        assert after.parameters + after.gradients + after.optimizer == states + counters
+
+
+@one_of_many
+@pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
+@pytest.mark.parametrize("recipe", ("fp32 Adam", "bf16, no master"))
+def test_saved_activations(way, recipe):
+    """What a rank keeps for backward, to the byte: every kind of attention, both styles, groups of
+    queries, one rank and several.
+
+    Must catch: the gathered input kept although it is gathered again, or kept twice; a mask of the
+    whole kept for its part; angles of rotary positions cut; the scores gathered."""
+    attention = (dict(), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1))
+    for number, (kind, changes) in enumerate(product(attention, STYLES)):
+        t, rank = ((3, 2), (4, 0), (1, 0))[number % 3]
+        found = Rank(t, rank, way, recipe, step=False, **kind, **changes)
+        assert found.want("tensor_activation_bytes") == (found.saved,), found.given
+
+
+@one_of_many
+@pytest.mark.parametrize("kind", (dict(), dict(fused_attention=False)), ids=("fused", "unfused"))
+def test_saved_activations_of_grouped_queries(kind):
+    """Where the ranks leave one key-value head to each, PyTorch need not copy the queries.
+
+    Must catch: the conditions of the plain model's copies asked of all heads, not of the rank's."""
+    for t, groups, microbatch in ((1, 6, 2), (3, 6, 1), (2, 2, 1), (2, 2, 2), (3, 3, 1), (2, 4, 1)):
+        sizes = dict(key_value_heads=groups, microbatch=microbatch)
+        found = Rank(t, 0, AGAIN, step=False, **sizes, **kind)
+        assert found.want("tensor_activation_bytes") == (found.saved,), found.given
+
+
+@one_of_many
+@pytest.mark.parametrize("way", (PLAIN, NAIVE, AGAIN), ids=("tensor", "sequence", "again"))
+def test_what_is_sent(way):
+    """Messages and their bytes, by operation, in both styles; and what rings send of them.
+
+    Must catch: an all-reduce of gate and up each; one for each norm; scores gathered; an input
+    gathered a third time; the table of positions not added up."""
+    for t, changes in product([2, 4], [dict(), dict(biases=0, gated_mlp=1, learned_positions=0)]):
+        found = Rank(t, 0, way, "bf16, no master", **changes)
+        given, sent = found.given, found.sent
+        one, loss, whole = found.want(
+            "tensor_message_bytes", "tensor_loss_message_bytes", "tensor_summed_bytes"
+        )
+        sums, gatherings, scatters = found.want(
+            "tensor_all_reduces", "tensor_gatherings", "tensor_reduce_scatters"
+        )
+        assert sent["all_reduce"][:2] == (sums + 2 + (whole > 0), sums * one + loss + whole)
+        if given["sequence_parallel"]:
+            assert sent["all_gather"][:2] == (gatherings, gatherings * one)
+            assert sent["reduce_scatter"][:2] == (scatters, scatters * one)
+        else:
+            assert set(sent) == {"all_reduce"} and gatherings == scatters == 0
+        # a ring sends (t - 1)/t of what it scatters or gathers, and twice that of a sum
+        logical = {name: total.nbytes for name, total in sent.items()}
+        rings = (t - 1) * (2 * logical.pop("all_reduce") + sum(logical.values()))
+        assert found.want("tensor_sent_bytes") == (-(-rings // t),)
+        forward, backward, layers = (
+            *found.want("tensor_layer_forward_sent_bytes", "tensor_layer_backward_sent_bytes"),
+            given["layers"],
+        )
+        outside = 4 + (given["regather"])  # embedding and head, forward and backward
+        assert (layers * (forward + backward)) + outside * (t - 1) * one // t + (t - 1) * 2 * (
+            loss + whole
+        ) // t == pytest.approx(-(-rings // t), abs=2)
+
+
+@pytest.mark.parametrize("t", (1, 2, 8))
+def test_published_counts_of_a_layer(t):
+    """Korthikanti et al. 2022, Table 2: 16 bits, dropout, scores in memory, four times the hidden
+    size, the statistics of the norms left out.
+
+    Must catch: 24/t where 26/t belongs, or 34/t without gathering again."""
+    s, b, h, a = 64, 2, 256, 16
+    config = dict(layers=1, hidden=h, heads=a, vocabulary=8 * t, max_sequence=s)
+    given = quantities(
+        recipe="bf16, no master",
+        **GPTConfig(**config).quantities(),
+        dropout=0.1,
+        fused_attention=0,
+        microbatch=b,
+        sequence=s,
+        tensor_parallel=t,
+        tensor_rank=0,
+    )
+    statistics = 2 * b * s * 2 * 2  # of two norms, mean and deviation, in 16 bits
+    for way, each, cut in (
+        (dict(sequence_parallel=0, regather=0), 10 + 24 / t, 1),
+        (dict(sequence_parallel=1, regather=0), 4 + 30 / t, t),
+        (dict(sequence_parallel=1, regather=1), 34 / t, t),
+    ):
+        (found,) = evaluate(["tensor_layer_bytes"], **given, **way).values()
+        assert found - statistics / cut == s * b * h * (each + 5 * a * s / (h * t)), way
+
+
+def test_share_of_a_layer():
+    """Seconds of the messages by a clock on the plans; the share without latency and attention
+    scores is (2/9)(t - 1)F/(hB) of the compute, in 16 bits.
+
+    Must catch: an all-reduce as one pass of the ring; the link of the other side of the node's
+    border; compute not divided by t."""
+    h, t, flops, node, net = 8192, 8, 500e12, 360e9, 50e9
+    given = dict(
+        hidden=h,
+        key_value_size=h,
+        feed_forward=4 * h,
+        gated_mlp=0,
+        microbatch=1,
+        sequence=4096,
+        compute_element_bytes=2,
+        tensor_parallel=t,
+        sequence_parallel=0,
+        utilisation=1.0,
+        flops_per_second=flops,
+        node_bytes_per_second=node,
+        link_bytes_per_second=net,
+        node_latency_seconds=3e-6,
+        latency_seconds=1e-5,
+    )
+    names = ["tensor_layer_message_seconds", "tensor_layer_compute_seconds", "tensor_message_share"]
+    message = 2 * 4096 * h
+    steps = len(plans.ring_reduce_scatter(t)) + len(plans.ring_all_gather(t))
+    scores = 12 * h * 4096 / (72 * h * h + 12 * h * 4096)
+    for ranks_per_node, latency, bandwidth in ((8, 3e-6, node), (4, 1e-5, net)):
+        found = evaluate(names, ranks_per_node=ranks_per_node, regather=0, **given)
+        clock = 4 * steps * (latency + message / t / bandwidth)
+        assert math.isclose(found["tensor_layer_message_seconds"], clock, rel_tol=1e-12)
+        compute = found["tensor_layer_compute_seconds"]
+        wire = 4 * steps * message / t / bandwidth
+        ratio = wire / (compute * (1 - scores))
+        assert math.isclose(ratio, 2 / 9 * (t - 1) * flops / (h * bandwidth), rel_tol=1e-9)
+        assert math.isclose(found["tensor_message_share"], clock / (clock + compute))
+    again = evaluate(names, ranks_per_node=8, regather=1, **{**given, "sequence_parallel": 1})
+    before = evaluate(names, ranks_per_node=8, regather=0, **given)
+    assert math.isclose(again[names[0]], 1.25 * before[names[0]])
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (dict(tensor_rank=4), "tensor_rank = 4 is no rank of a tensor-parallel group of 4"),
+        (dict(key_value_heads=6), "key_value_heads = 6 is not divisible by tensor_parallel = 4"),
+        (dict(sequence=14), "sequence = 14 is not divisible by tensor_parallel = 4"),
+        (dict(sequence_parallel=0), "regather = 1 without sequence parallelism"),
+    ],
+)
+def test_what_is_refused(wrong, message):
+    """Must catch: a rule that is never asked, so that a count is rounded down."""
+    given = {
+        **quantities(recipe="fp32 Adam", **GPTConfig(**SMALL).quantities()),
+        **dict(microbatch=1, sequence=16, tensor_parallel=4, tensor_rank=0),
+        **dict(sequence_parallel=1, regather=1, dropout=0.0, fused_attention=1),
+    }
+    assert evaluate(["tensor_activation_bytes", "tensor_parameters"], **given)
+    with pytest.raises(InvalidQuantity, match=message):
+        evaluate(["tensor_activation_bytes", "tensor_parameters"], **{**given, **wrong})
