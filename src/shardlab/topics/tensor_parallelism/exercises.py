@@ -1,0 +1,461 @@
+"""Chapter 7: tensor and sequence parallelism. What readers write runs on thread ranks: no check can
+hang."""
+
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.exercises.thread_ranks import attempt
+
+
+def _digits(tensor):
+    return [round(value, 9) for value in tensor.detach().flatten().tolist()]
+
+
+def _drawn(seed, *shapes):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+
+
+def _pairs(dist):
+    """enter and leave of shardlab.tensor_parallel.pairs on thread ranks, and how often they sent
+    forward and backward."""
+    sent = SimpleNamespace(forward=0, backward=0)
+
+    def summed(x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    class Enter(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            sent.backward += 1
+            return summed(gradient)
+
+    class Leave(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            sent.forward += 1
+            return summed(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    return Enter.apply, Leave.apply, sent
+
+
+def _on_ranks(n, work):
+    """What each rank answers; a blank that one of them left as a blank."""
+    found = attempt(n, work)
+    if isinstance(found, list):
+        return next((answer for answer in found if answer is None or answer is ...), found)
+    return found
+
+
+# --- an MLP on several ranks ----------------------------------------------------------------------
+
+
+def _mlp_of_ranks(solution, n, hidden, inner):
+    """What each rank has after the MLP, and how much it sent for it."""
+    x, up, down = _drawn(n, (2, hidden), (inner, hidden), (hidden, inner))
+
+    def work(dist):
+        _, leave, sent = _pairs(dist)
+        y = solution(x.clone(), up, down, leave, dist.get_rank(), n)
+        return y if not isinstance(y, torch.Tensor) else (_digits(y), sent.forward)
+
+    return _on_ranks(n, work)
+
+
+def _mlp(up_dim=0, down_dim=1, sums=("after",), activation=F.gelu):
+    def mlp(x, up, down, leave, rank, ranks):
+        up, down = up.tensor_split(ranks, up_dim)[rank], down.tensor_split(ranks, down_dim)[rank]
+        if up_dim == 1:
+            x = x.tensor_split(ranks, -1)[rank]
+        inner = x @ up.T
+        inner = leave(inner) if "before" in sums else inner
+        inner = activation(inner)
+        if up_dim == 1 and down_dim == 1:
+            inner = inner.tensor_split(ranks, -1)[rank]
+        y = inner @ down.T
+        return leave(y) if "after" in sums else y
+
+    return mlp
+
+
+mlp_on_ranks = Exercise(
+    name="mlp",
+    reference=_mlp(),
+    cases=(dict(n=2, hidden=4, inner=8), dict(n=3, hidden=5, inner=9)),
+    words=("2 ranks, hidden 4, inner 8", "3 ranks, hidden 5, inner 9"),
+    answer=_mlp_of_ranks,
+    misconceptions=(
+        Misconception(
+            _mlp(sums=()),
+            "nobody makes the sum: each rank has its own term of y, and the next layer would take"
+            " it for the whole.",
+        ),
+        Misconception(
+            _mlp(up_dim=1, sums=("before", "after")),
+            "right, with two sums forward. You cut the first weight by W's rows, so that its result"
+            " is a sum before GELU, which is not linear, can be taken. W's columns, the rows of"
+            " PyTorch's weight, need no sum there.",
+        ),
+        Misconception(
+            _mlp(up_dim=1),
+            "GELU of parts of a sum is not the part of GELU of the sum. Cut the first weight by"
+            " W's columns, the rows of PyTorch's weight: then each rank has some inner columns,"
+            " complete.",
+        ),
+        Misconception(
+            _mlp(sums=("before", "after")),
+            "the ranks have different columns after the first product: adding them up mixes them.",
+        ),
+    ),
+    right="columns, GELU, rows, one sum: the inner columns never meet.",
+)
+
+
+# --- bug hunt: a bias in a sum --------------------------------------------------------------------
+
+
+def _row_of_ranks(solution, n, with_bias):
+    """Output and gradient of the bias, on each rank."""
+    x, weight, bias = _drawn(n, (3, 2 * n), (4, 2 * n), (4,))
+
+    def work(dist):
+        rank, (_, leave, _) = dist.get_rank(), _pairs(dist)
+        own = (bias * with_bias).clone().requires_grad_()
+        part = [tensor.tensor_split(n, -1)[rank].clone() for tensor in (x, weight)]
+        y = solution(*part, own, leave, rank, n)
+        if not isinstance(y, torch.Tensor):
+            return y
+        y.pow(2).sum().backward()
+        return _digits(y), None if own.grad is None else _digits(own.grad)
+
+    return _on_ranks(n, work)
+
+
+row_layer = Exercise(
+    name="row_layer",
+    reference=lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias,
+    cases=(dict(n=2, with_bias=0), dict(n=2, with_bias=1), dict(n=4, with_bias=1)),
+    words=("2 ranks, biases zero", "2 ranks, random biases", "4 ranks, random biases"),
+    answer=_row_of_ranks,
+    misconceptions=(
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias),
+            "the sum over the ranks has the bias once for each rank. Biases begin at zero, so the"
+            " first step shows nothing, and later the loss is only a little worse. Add it after the"
+            " sum.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias / ranks),
+            "the output is right and the gradient is not: through bias / ranks each rank gets 1/t"
+            " of it. Add the bias after the sum.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(
+                x @ weight.T + bias * float(rank == 0)
+            ),
+            "the output is right, but only rank 0 learns its bias: the copies drift apart. Add it"
+            " after the sum, on every rank.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T),
+            "the bias is gone.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: x @ weight.T + bias,
+            "each rank has its own term of the sum: leave makes the sum.",
+        ),
+    ),
+    right="first the sum, then the bias, once; its gradient is the same on all ranks.",
+)
+
+
+# --- which tokens are here ------------------------------------------------------------------------
+
+
+def _embedded(solution, vocabulary, n):
+    """The sum over ranks of what each has of the vectors of all tokens."""
+    (weight,) = _drawn(vocabulary, (vocabulary, 2))
+    tokens, total, begin = torch.arange(vocabulary), 0, 0
+    for part in weight.tensor_split(n):
+        own = solution(tokens.clone(), part.clone(), begin, begin + len(part))
+        if not isinstance(own, torch.Tensor):
+            return own
+        total, begin = total + own, begin + len(part)
+    return _digits(total)
+
+
+def _own_vectors(own, rows=None, masked=True):
+    rows = rows or (lambda tokens, begin: tokens - begin)
+
+    def vectors(tokens, weight, begin, end):
+        here = own(tokens, begin, end)
+        x = weight[rows(tokens, begin).clamp(0, len(weight) - 1)]
+        return x * here.unsqueeze(-1) if masked else x
+
+    return vectors
+
+
+def _inside(tokens, begin, end):
+    return (tokens >= begin) & (tokens < end)
+
+
+own_vectors = Exercise(
+    name="own_vectors",
+    reference=_own_vectors(_inside),
+    cases=(dict(vocabulary=8, n=2), dict(vocabulary=11, n=3)),
+    words=("all 8 tokens on 2 ranks", "all 11 tokens on 3 ranks"),
+    answer=_embedded,
+    misconceptions=(
+        Misconception(
+            _own_vectors(lambda tokens, begin, end: (tokens >= begin) & (tokens <= end)),
+            "token `end` is the first of the next rank: two ranks give a vector for it, and their"
+            " sum is neither's. The bounds are those of a slice.",
+        ),
+        Misconception(
+            _own_vectors(lambda tokens, begin, end: (tokens > begin) & (tokens < end)),
+            "token `begin` is this rank's, and nobody gives its vector: it is zeros, and no error"
+            " says so.",
+        ),
+        Misconception(
+            _own_vectors(_inside, masked=False),
+            "tokens of other ranks get some row of yours, which lands in the sum: set them to"
+            " zero.",
+        ),
+        Misconception(
+            _own_vectors(_inside, rows=lambda tokens, begin: tokens),
+            "a part begins at row 0: token `begin` is in row 0, so subtract begin.",
+        ),
+        Misconception(
+            _own_vectors(lambda tokens, begin, end: tokens < end),
+            "tokens below `begin` belong to the ranks before: both bounds count.",
+        ),
+    ),
+    right="each token has one rank that gives its vector, and zeros from the others.",
+)
+
+
+# --- gate and up ----------------------------------------------------------------------------------
+
+
+def _gated_of_ranks(solution, n):
+    """Output and gradient of x, and the sums made forward and backward, on each rank."""
+    x, gate, up, down = _drawn(n, (2, 4), (2 * n, 4), (2 * n, 4), (4, 2 * n))
+
+    def work(dist):
+        rank, (enter, leave, sent) = dist.get_rank(), _pairs(dist)
+        parts = [w.tensor_split(n)[rank] for w in (gate, up)] + [down.tensor_split(n, 1)[rank]]
+        own = x.clone().requires_grad_()
+        y = solution(own, *parts, enter, leave)
+        if not isinstance(y, torch.Tensor):
+            return y
+        y.pow(2).sum().backward()
+        return _digits(y), _digits(own.grad), sent.forward, sent.backward
+
+    return _on_ranks(n, work)
+
+
+def _apart(x, gate, up, down, enter, leave):
+    return leave((F.silu(enter(x) @ gate.T) * (enter(x) @ up.T)) @ down.T)
+
+
+def _together(x, gate, up, down, enter, leave):
+    x = enter(x)
+    return leave((F.silu(x @ gate.T) * (x @ up.T)) @ down.T)
+
+
+def _once(x, gate, up, down, enter, leave):
+    return leave((F.silu(enter(x) @ gate.T) * (x @ up.T)) @ down.T)
+
+
+gate_and_up = Exercise(
+    name="gated",
+    reference=_together,
+    cases=(dict(n=2), dict(n=3)),
+    words=("2 ranks", "3 ranks"),
+    answer=_gated_of_ranks,
+    misconceptions=(
+        Misconception(
+            _apart,
+            "right, and dearer than it need be: gate and up each enter by themselves, so backward"
+            " adds up two gradients of x in two messages. Enter once, and autograd adds them on"
+            " this rank first.",
+        ),
+        Misconception(
+            _once,
+            "x enters for the gate alone: what comes back through up is this rank's share of a sum"
+            " that nobody makes.",
+        ),
+        Misconception(
+            lambda x, gate, up, down, enter, leave: leave(
+                (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
+            ),
+            "the output is right, and the gradient of x is this rank's share: nothing enters, so"
+            " nobody makes the sum in backward.",
+        ),
+        Misconception(
+            lambda x, gate, up, down, enter, leave: enter(
+                (F.silu(leave(x) @ gate.T) * (x @ up.T)) @ down.T
+            ),
+            "enter comes before the columns and leave after the rows: you have them the other way"
+            " round.",
+        ),
+    ),
+    right="one sum forward, one backward, with a gate as without.",
+)
+
+
+# --- gradients of what is whole -------------------------------------------------------------------
+
+_NAMES = ("attention.qkv.weight", "attention_norm.weight", "attention_norm.bias")
+_NAMES += ("attention.output.weight", "attention.output.bias", "embedding.positions")
+_CUT = ("attention.qkv.weight", "attention.output.weight")
+
+
+def _summed_of_ranks(solution, n):
+    """Each rank's gradients afterwards, and its messages."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        gradients = dict(zip(_NAMES, _drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
+        if solution(gradients, set(_CUT), dist) is ...:
+            return ...
+        return [_digits(gradients[name]) for name in _NAMES], dist._reductions
+
+    return _on_ranks(n, work)
+
+
+def _sum_of(chosen, flat=True, share=lambda n: 1.0):
+    def sum_whole(gradients, cut, dist):
+        named = [(name, g) for name, g in gradients.items() if chosen(name, cut)]
+        scale = share(dist.get_world_size())
+        if not flat:
+            for _, gradient in named:
+                dist.all_reduce(gradient)
+                gradient.mul_(scale)
+            return
+        together = torch.cat([gradient.flatten() for _, gradient in named])
+        dist.all_reduce(together)
+        parts = together.mul_(scale).split([gradient.numel() for _, gradient in named])
+        for (_, gradient), part in zip(named, parts):
+            gradient.copy_(part.view(gradient.shape))
+
+    return sum_whole
+
+
+def _is_whole(name, cut):
+    return name not in cut
+
+
+gradients_of_own_tokens = Exercise(
+    name="sum_whole",
+    reference=_sum_of(_is_whole),
+    cases=(dict(n=2), dict(n=3)),
+    words=("2 ranks", "3 ranks"),
+    answer=_summed_of_ranks,
+    misconceptions=(
+        Misconception(
+            lambda gradients, cut, dist: None,
+            "each rank has the gradient of its own tokens only: the norms of the ranks drift"
+            " apart, and the loss may even look better, because there are more parameters now.",
+        ),
+        Misconception(
+            _sum_of(_is_whole, share=lambda n: 1 / n),
+            "that is the mean. The loss is a mean over all tokens already, and each rank has a part"
+            " of its gradient: the whole is the sum.",
+        ),
+        Misconception(
+            _sum_of(lambda name, cut: True),
+            "the cut weights differ from rank to rank, and so do their gradients, which see all"
+            " tokens: only what is whole is added up.",
+        ),
+        Misconception(
+            _sum_of(lambda name, cut: name not in cut and "norm" in name),
+            "norms are not all that sees own tokens: the bias of a row layer and the table of"
+            " positions do, too.",
+        ),
+        Misconception(
+            _sum_of(_is_whole, flat=False),
+            "right, in one message for each parameter: a few kilobytes each, so nearly all of it is"
+            " latency. Put them in one flat tensor.",
+        ),
+    ),
+    right="everything that is whole, as a sum, in one message.",
+)
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+def _masks_of_ranks(solution, n, heads):
+    """Every rank's part of the mask, and the bytes of the memory that it lies in."""
+    found = []
+    for rank in range(n):
+        generator = torch.Generator().manual_seed(11)  # all ranks have one state
+        mask = solution((2, heads, 3), 1, rank, n, generator)
+        if not isinstance(mask, torch.Tensor):
+            return mask
+        after = torch.rand(1, generator=generator).item()
+        found.append((mask.tolist(), mask.untyped_storage().nbytes(), round(after, 9)))
+    return found
+
+
+def _mask(part=lambda rank: rank, copy=True, own=False, seed=lambda rank: None):
+    def mask(shape, dim, rank, ranks, generator):
+        if seed(rank) is not None:
+            generator.manual_seed(seed(rank))
+        size = list(shape)
+        if own:
+            size[dim] //= ranks
+            return torch.rand(size, generator=generator) < 0.9
+        whole = torch.rand(size, generator=generator) < 0.9
+        kept = whole.tensor_split(ranks, dim)[part(rank) % ranks]
+        return kept.clone() if copy else kept
+
+    return mask
+
+
+same_dropout_on_any_ranks = Exercise(
+    name="mask",
+    reference=_mask(),
+    cases=(dict(n=2, heads=4), dict(n=3, heads=6)),
+    words=("4 heads on 2 ranks", "6 heads on 3 ranks"),
+    answer=_masks_of_ranks,
+    misconceptions=(
+        Misconception(
+            _mask(own=True),
+            "all ranks draw the same small mask: head 0 of rank 1 drops what head 0 of rank 0"
+            " drops, and training depends on how many ranks there are. Draw the whole, keep your"
+            " part.",
+        ),
+        Misconception(
+            _mask(own=True, seed=lambda rank: rank),
+            "different masks, but others for every number of ranks, and now the generators of the"
+            " ranks differ: the next dropout of what is whole will drop other elements on each"
+            " rank.",
+        ),
+        Misconception(
+            _mask(copy=False),
+            "the right mask, as a view: autograd would keep the whole mask alive for it, t times"
+            " what it needs. Copy the part.",
+        ),
+        Misconception(_mask(part=lambda rank: rank + 1), "that is the next rank's part."),
+        Misconception(
+            _mask(seed=lambda rank: 0),
+            "the generator was set anew: every layer would drop the same elements.",
+        ),
+    ),
+    right="the whole is drawn on every rank, so all generators move alike; the part is kept.",
+)
