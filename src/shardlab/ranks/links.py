@@ -138,7 +138,7 @@ def _unavailable(said: str) -> LinksUnavailable:
     )
 
 
-def enter(namespaces: tuple[str, ...]):
+def enter_namespaces(namespaces: tuple[str, ...]):
     """Move this process, which must have one thread, into a host."""
     libc = ctypes.CDLL(None, use_errno=True)
     for path in namespaces:

@@ -30,7 +30,7 @@ from .calls import listening
 from .cells import run_source
 from .checks import Checks
 from .devices import CannotBeHad, choose_device
-from .links import enter
+from .links import enter_namespaces
 from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
 from .started import below, kill
@@ -75,7 +75,7 @@ class Rank:
 
     def serve(self):
         """The life of a rank, until it is told to quit."""
-        enter(self.place.namespaces)  # before there is a second thread
+        enter_namespaces(self.place.namespaces)  # before there is a second thread
         let_the_server_go()
         end_with_parent(self.place.alive.fileno())
         adopt()

@@ -8,14 +8,14 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
-from .checks import CannotSplit, check_plan, complaint, matches, warn_of_nodes
+from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .layers import Parts
-from .plan import Plan
+from .plan import TensorPlan
 
 
 def apply_tensor_parallel(
     model: nn.Module,
-    plan: Plan,
+    plan: TensorPlan,
     group: dist.ProcessGroup | None = None,
     ranks_per_node: int | None = None,
 ) -> nn.Module:
@@ -37,11 +37,11 @@ def apply_tensor_parallel(
     return model
 
 
-def begin_alike(model: nn.Module, plan: Plan, group):
+def begin_alike(model: nn.Module, plan: TensorPlan, group):
     """All ranks can split the model, and have rank 0's values and random generators."""
     facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
     rule = "all ranks split the same model"
-    agree(facts, group, CannotSplit, rule, complaint(model, plan, dist.get_world_size(group)))
+    agree(facts, group, CannotSplit, rule, plan_complaint(model, plan, dist.get_world_size(group)))
     if not any(parameter.is_meta for parameter in model.parameters()):
         hand_out([*model.parameters(), *model.buffers()], group)
         share_generators(next(model.parameters()).device, group)

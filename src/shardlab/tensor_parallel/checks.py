@@ -10,7 +10,7 @@ from torch import nn
 
 from ..gpt import Dropout
 from .layers import Cut
-from .plan import Entry, Plan
+from .plan import TensorPlan, Whole
 
 
 class CannotSplit(ValueError):
@@ -21,15 +21,15 @@ class CrossesNodes(UserWarning):
     """The ranks that split each layer are not on one node."""
 
 
-def check_plan(model: nn.Module, plan: Plan, ranks: int, ranks_per_node: int | None = None):
+def check_plan(model: nn.Module, plan: TensorPlan, ranks: int, ranks_per_node: int | None = None):
     """Raise CannotSplit, or warn, as apply_tensor_parallel would. Needs no ranks, and no memory for
     a model on the meta device."""
-    if wrong := complaint(model, plan, ranks):
+    if wrong := plan_complaint(model, plan, ranks):
         raise CannotSplit(wrong)
     warn_of_nodes(ranks, ranks_per_node)
 
 
-def complaint(model: nn.Module, plan: Plan, ranks: int) -> str:
+def plan_complaint(model: nn.Module, plan: TensorPlan, ranks: int) -> str:
     """What is wrong; empty if nothing is."""
     named, found = dict(model.named_modules()), matches(model, plan)
     for pattern in plan:
@@ -52,7 +52,7 @@ def complaint(model: nn.Module, plan: Plan, ranks: int) -> str:
     return untied(model, dict(found))
 
 
-def untied(model: nn.Module, entries: dict[str, tuple[Entry, ...]]) -> str:
+def untied(model: nn.Module, entries: dict[str, tuple[Whole, ...]]) -> str:
     """A parameter that modules share is cut in one way."""
     seen: dict[nn.Parameter, tuple[str, Cut | None]] = {}
     for name, module in model.named_modules():
@@ -65,7 +65,7 @@ def untied(model: nn.Module, entries: dict[str, tuple[Entry, ...]]) -> str:
     return ""
 
 
-def matches(model: nn.Module, plan: Plan) -> list[tuple[str, tuple[Entry, ...]]]:
+def matches(model: nn.Module, plan: TensorPlan) -> list[tuple[str, tuple[Whole, ...]]]:
     """(name of a module, what becomes of it), in the order of the plan."""
     return [
         (name, entry if isinstance(entry, tuple) else (entry,))

@@ -59,7 +59,7 @@ class Parts:
         return self.made[whole]
 
 
-class Part(nn.Module):
+class CutModule(nn.Module):
     """A module with parts of another one's parameters. `cuts` says how each was cut."""
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
@@ -71,7 +71,7 @@ class Part(nn.Module):
         return ", ".join([*shapes, f"1 of {dist.get_world_size(self.group)} ranks"])
 
 
-class ColumnLinear(Part):
+class ColumnLinear(CutModule):
     """Some columns of a linear layer. Before it, x must `enter`."""
 
     def __init__(self, linear: nn.Linear, pieces: int, parts: Parts):
@@ -87,7 +87,7 @@ class ColumnLinear(Part):
         return F.linear(x, self.weight, self.bias)  # [..., out/t]
 
 
-class RowLinear(Part):
+class RowLinear(CutModule):
     """Some rows of a linear layer, and its whole bias, which is added once: after the sum. `join`
     makes the sum."""
 
@@ -107,7 +107,7 @@ class RowLinear(Part):
         return y if self.bias is None else y.add_(self.bias)
 
 
-class TokenEmbedding(Part):
+class TokenEmbedding(CutModule):
     """The vectors of some tokens; those of others are zeros here, and the sum has them all."""
 
     def __init__(self, embedding: nn.Embedding, parts: Parts, join: Callable[..., Tensor] = leave):
@@ -129,7 +129,7 @@ class TokenEmbedding(Part):
         return self.join(x, group=self.group)  # [B, S, H]
 
 
-class OwnDropout(Part):
+class OwnDropout(CutModule):
     """Dropout of a rank's part along dim. Every rank draws the mask of the whole and keeps its part
     of it, so that results do not depend on the number of ranks: those of one group need one state
     of the random generator, which moves alike on all of them."""

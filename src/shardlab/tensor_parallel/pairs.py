@@ -28,31 +28,31 @@ from ..collective_wire import Group, place
 
 def enter(x: Tensor, group: Group = None) -> Tensor:
     """The same on all ranks, which go on with different weights."""
-    return Enter.apply(x, group)
+    return _Enter.apply(x, group)
 
 
 def leave(x: Tensor, group: Group = None) -> Tensor:
     """The sum over all ranks, in the memory of x."""
-    return Leave.apply(x, group)
+    return _Leave.apply(x, group)
 
 
 def gather(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """All ranks' parts, one after the other along dim, before ranks go on with different
     weights."""
-    return Gather.apply(x, dim, group)
+    return _Gather.apply(x, dim, group)
 
 
 def reduce_scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """This rank's part, along dim, of the sum over all ranks."""
-    return ReduceScatter.apply(x, dim, group)
+    return _ReduceScatter.apply(x, dim, group)
 
 
 def scatter(x: Tensor, dim: int, group: Group = None) -> Tensor:
     """This rank's part, along dim, of what all ranks have."""
-    return Scatter.apply(x, dim, group)
+    return _Scatter.apply(x, dim, group)
 
 
-class Enter(torch.autograd.Function):
+class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.group = group
@@ -63,7 +63,7 @@ class Enter(torch.autograd.Function):
         return summed(gradient.clone(), ctx.group), None  # others may use this gradient as it is
 
 
-class Leave(torch.autograd.Function):
+class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
         ctx.mark_dirty(x)
@@ -74,7 +74,7 @@ class Leave(torch.autograd.Function):
         return gradient, None
 
 
-class Gather(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dim, group):
         ctx.dim, ctx.group = dim, group
@@ -85,7 +85,7 @@ class Gather(torch.autograd.Function):
         return reduce_scattered(gradient, ctx.dim, ctx.group), None, None
 
 
-class ReduceScatter(torch.autograd.Function):
+class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dim, group):
         ctx.dim, ctx.group = dim, group
@@ -96,11 +96,11 @@ class ReduceScatter(torch.autograd.Function):
         return all_gathered(gradient, ctx.dim, ctx.group), None, None
 
 
-class Scatter(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, dim, group):
         ctx.dim, ctx.group = dim, group
-        return own_part(x, dim, group).clone()  # so that the whole can go
+        return own_slice(x, dim, group).clone()  # so that the whole can go
 
     @staticmethod
     def backward(ctx, gradient):
@@ -136,7 +136,7 @@ def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:
     return own
 
 
-def own_part(x: Tensor, dim: int, group: Group) -> Tensor:
+def own_slice(x: Tensor, dim: int, group: Group) -> Tensor:
     """A view."""
     n, me = place(group)
     check_even(x, dim, n)
@@ -151,7 +151,7 @@ def check_even(x: Tensor, dim: int, n: int):
         )
 
 
-class Native:
+class OfTheBackend:
     """PyTorch's own, renamed in 2.13."""
 
     @staticmethod
@@ -168,4 +168,4 @@ class Native:
 def backend(x: Tensor, group: Group):
     """gloo makes its reduce-scatter by an all-reduce, so our ring sends half of what it does."""
     backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return collectives_fast if backends.get(x.device.type) == "gloo" else Native
+    return collectives_fast if backends.get(x.device.type) == "gloo" else OfTheBackend

@@ -58,7 +58,7 @@ class Columns(Whole):
         if not isinstance(module, nn.Linear):
             return f"a {type(module).__name__}, and only nn.Linear is cut by columns or rows."
         cut = self.cuts(module)["weight"]
-        return uneven(module.weight.shape[cut.dim], self.pieces, self.heads, ranks)
+        return uneven_parts(module.weight.shape[cut.dim], self.pieces, self.heads, ranks)
 
     def cuts(self, module: nn.Linear) -> dict[str, Cut]:
         return ColumnLinear.cuts_of(self.pieces)
@@ -89,7 +89,7 @@ class Tokens(Whole):
     def complaint(self, module: nn.Module, ranks: int) -> str:
         if not isinstance(module, nn.Embedding):
             return f"a {type(module).__name__}, and only nn.Embedding is cut by tokens."
-        return uneven(module.num_embeddings, module.num_embeddings, "", ranks)
+        return uneven_parts(module.num_embeddings, module.num_embeddings, "", ranks)
 
     def cuts(self, module: nn.Embedding) -> dict[str, Cut]:
         return TokenEmbedding.cuts_of(module.num_embeddings)
@@ -108,7 +108,7 @@ class Drops(Whole):
         return OwnDropout(module.p, self.dim, parts.group)
 
 
-def uneven(size: int, pieces: int, heads: str, ranks: int) -> str:
+def uneven_parts(size: int, pieces: int, heads: str, ranks: int) -> str:
     if size % pieces:
         return f"{pieces} pieces do not divide its size of {size:,}."
     if heads and pieces % ranks:
@@ -121,14 +121,13 @@ def uneven(size: int, pieces: int, heads: str, ranks: int) -> str:
     return ""
 
 
-Entry = Whole
-Plan = Mapping[str, Entry | tuple[Entry, ...]]  # several: one after the other
+TensorPlan = Mapping[str, Whole | tuple[Whole, ...]]  # several: one after the other
 
 
-def gpt_plan(config: GPTConfig) -> dict[str, Entry | tuple[Entry, ...]]:
+def gpt_plan(config: GPTConfig) -> dict[str, Whole | tuple[Whole, ...]]:
     """Of gpt.GPT. Attention is cut by groups of heads that share a key and a value."""
     heads, inner, vocabulary = config.key_value_heads, config.feed_forward, config.vocabulary
-    plan: dict[str, Entry | tuple[Entry, ...]] = {
+    plan: dict[str, Whole | tuple[Whole, ...]] = {
         "embedding": Whole(),  # the table of positions
         "embedding.tokens": Tokens(),
         "embedding.position_ids": Whole(),

@@ -35,17 +35,17 @@ from ..shards import groups_of, updated_by
 from ..torch_internals import hooks_of_saved_tensors, storage_key, version
 from .layers import OwnDropout, Parts
 from .pairs import all_gathered, gather, reduce_scatter
-from .plan import Around, Entry, Plan, Rows, Tokens, Whole
+from .plan import Around, Rows, TensorPlan, Tokens, Whole
 
 own_tokens_of_the_sum = partial(reduce_scatter, dim=1)  # of [B, S, H]
 
 
-def sequence_parallel(plan: Plan, regather: bool = True) -> dict[str, tuple[Entry, ...]]:
+def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
     """The same plan with own tokens between the modules that are cut."""
 
-    def own_tokens(entry: Entry) -> Entry:
+    def own_tokens(entry: Whole) -> Whole:
         if isinstance(entry, Around):
-            return Gathered(regather)
+            return AroundGathered(regather)
         if isinstance(entry, Rows | Tokens):
             return replace(entry, join=own_tokens_of_the_sum)
         return OwnTokens() if type(entry) is Whole else entry
@@ -79,7 +79,7 @@ class OwnRows(nn.Module):
 
 
 @dataclass(frozen=True)
-class Gathered(Around):
+class AroundGathered(Around):
     """A module that takes all tokens, among modules that have own ones."""
 
     regather: bool = True

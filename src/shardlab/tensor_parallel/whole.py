@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..collective_wire import place
-from .layers import Cut, Part
+from .layers import Cut, CutModule
 
 
 def cuts_of(model: nn.Module) -> Iterator[tuple[str, Cut, dist.ProcessGroup | None]]:
     """(name of a parameter, how it was cut, in which group)"""
     for name, module in model.named_modules():
-        if isinstance(module, Part):
+        if isinstance(module, CutModule):
             for own, cut in module.cuts.items():
                 if getattr(module, own) is not None:
                     yield f"{name}.{own}" if name else own, cut, module.group

@@ -142,7 +142,7 @@ def tensor_states_bytes(tensor_parameters, bytes_per_parameter):
 formula = BOOK.section(source=_KORTHIKANTI, measured_by=_SAVED)
 
 
-@formula(r"n_\text{own}", "tokens")
+@formula(r"T_\text{own}", "tokens")
 def tensor_own_tokens(microbatch_tokens, sequence_parallel, tensor_parallel):
     """tokens of a microbatch that the rank has between the layers: all, or its part"""
     return where(
@@ -152,7 +152,7 @@ def tensor_own_tokens(microbatch_tokens, sequence_parallel, tensor_parallel):
     )
 
 
-@formula(r"n_\text{in}", "tokens", source=_OURS)
+@formula(r"T_\text{in}", "tokens", source=_OURS)
 def tensor_kept_tokens(regather, tensor_own_tokens, microbatch_tokens):
     """tokens of the input of a layer cut by columns that the rank keeps for backward: all of them,
     unless they are gathered again"""

@@ -32,8 +32,8 @@ from shardlab.tensor_parallel import (
 )
 
 CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
-MOST = 1.0  # of the time, the peak and the bytes of PyTorch's
-TASKS = (
+NO_MORE = 1.0  # of the time, the peak and the bytes of PyTorch's
+RACED_TASKS = (
     Task("5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)),
     Task(
         "27.3M parameters",
@@ -61,7 +61,9 @@ TASKS = (
 # --- the ways: (loss and gradients of (tokens, targets), optimizer) -------------------------------
 
 
-def ours(net: nn.Module, optimizer_cls: type, sequence=False, regather=False, **settings) -> tuple:
+def split_by_plan(
+    net: nn.Module, optimizer_cls: type, sequence=False, regather=False, **settings
+) -> tuple:
     plan = gpt_plan(net.config)
     apply_tensor_parallel(net, sequence_parallel(plan, regather) if sequence else plan)
     optimizer = optimizer_cls(net.parameters(), **settings)
@@ -138,14 +140,14 @@ def torch_plan(config: GPTConfig, sequence: bool) -> dict[str, Any]:
     return plan
 
 
-PLAIN, SEQUENCE, AGAIN = "tensor", "sequence", "sequence, gathered again"
-PEER, PEER_SEQUENCE = "PyTorch, DTensor", "PyTorch, DTensor, sequence"
+PLAIN, OWN_TOKENS, REGATHERED = "tensor", "sequence", "sequence, gathered again"
+DTENSOR, DTENSOR_SEQUENCE = "PyTorch, DTensor", "PyTorch, DTensor, sequence"
 WAYS = {
-    PLAIN: Way(ours, peers=(PEER,), most=MOST),
-    SEQUENCE: Way(ours, dict(sequence=True), (PEER_SEQUENCE,), MOST),
-    AGAIN: Way(ours, dict(sequence=True, regather=True), (PEER_SEQUENCE,)),
-    PEER: Way(dtensor),
-    PEER_SEQUENCE: Way(dtensor, dict(sequence=True)),
+    PLAIN: Way(split_by_plan, peers=(DTENSOR,), most=NO_MORE),
+    OWN_TOKENS: Way(split_by_plan, dict(sequence=True), (DTENSOR_SEQUENCE,), NO_MORE),
+    REGATHERED: Way(split_by_plan, dict(sequence=True, regather=True), (DTENSOR_SEQUENCE,)),
+    DTENSOR: Way(dtensor),
+    DTENSOR_SEQUENCE: Way(dtensor, dict(sequence=True)),
 }
 
 
@@ -171,13 +173,13 @@ def batch(task: Task, device: str) -> Tensor:
     return task.batches(device)[0, 0]
 
 
-def in_turns(ways: dict[str, Way], task: Task, turns: int, device: str = "cpu") -> dict:
+def turns_of_steps(ways: dict[str, Way], task: Task, turns: int, device: str = "cpu") -> dict:
     works = {name: step(way, task, device) for name, way in ways.items()}
     first = next(iter(works))
     return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
 
 
-def weighed(way: Way, task: Task, device: str = "cpu") -> Weighed:
+def weighed_step(way: Way, task: Task, device: str = "cpu") -> Weighed:
     """The last step of a warm-up."""
     net, tokens = task.model(device), batch(task, device)
     gradients, optimizer = way.build(net, torch.optim.AdamW, lr=1e-3)
@@ -197,7 +199,7 @@ def weighed(way: Way, task: Task, device: str = "cpu") -> Weighed:
     )
 
 
-def right_gradients(way: Way, task: Task, device: str) -> tuple[int, int]:
+def right_parts(way: Way, task: Task, device: str) -> tuple[int, int]:
     """(parameters whose gradient is this rank's part of the plain model's, all of them)"""
     plain, net, tokens = task.model(device), task.model(device), batch(task, device)
     next_token_loss(plain(tokens), tokens).backward()
@@ -240,10 +242,10 @@ def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
     with ranks(count, device=device, announce=False) as world:
         for name, way in WAYS.items():
             this = dict(**case, implementation=name)
-            found = world.run(weighed, way, task, device)[0]
+            found = world.run(weighed_step, way, task, device)[0]
             predicted = ()
             if way.peers:
-                right, of = world.run(right_gradients, way, task, device)[0]
+                right, of = world.run(right_parts, way, task, device)[0]
                 yield Row(
                     "tensor_parallel.right_gradients", right, "count", this, "parameter_tensors", of
                 )
@@ -253,7 +255,7 @@ def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
             yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", this)
             if device == "cuda":
                 yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", this)
-        times = world.run(in_turns, WAYS, task, turns, device)[0]
+        times = world.run(turns_of_steps, WAYS, task, turns, device)[0]
     yield from races.step_rows("tensor_parallel", WAYS, times, case)
 
 
@@ -276,7 +278,7 @@ def predicted_bytes(way: Way, task: Task, count: int) -> int:
 
 
 def race(
-    tasks: Sequence[Task] = TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
+    tasks: Sequence[Task] = RACED_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
     kind."""
@@ -284,8 +286,8 @@ def race(
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
             for task in tasks:
-                found = {name: world.run(weighed, way, task)[0] for name, way in WAYS.items()}
-                times = world.run(in_turns, WAYS, task, turns)[0]
+                found = {name: world.run(weighed_step, way, task)[0] for name, way in WAYS.items()}
+                times = world.run(turns_of_steps, WAYS, task, turns)[0]
                 on = f"{count} ranks, {task.name}"
                 for name, way in WAYS.items():
                     for peer in way.peers:
