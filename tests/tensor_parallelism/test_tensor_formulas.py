@@ -64,7 +64,7 @@ class Rank:
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
         with Ledger(model, optimizer) as ledger, CommunicationLog() as log:
             loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), config.vocabulary)
-            self.saved = ledger.bytes.activations
+            self.saved, self.beside = ledger.bytes.activations, ledger.bytes.temporaries
             if step:
                 loss.backward()
                 if way["sequence_parallel"]:
@@ -74,7 +74,7 @@ class Rank:
         self.after, self.sent = ledger.bytes, log.totals()
 
     def want(self, *targets):
-        found = evaluate(list(targets), **self.given)
+        found = evaluate(list(targets), allow_unused=True, **self.given)
         return tuple(found[name] for name in targets)
 
 
@@ -99,7 +99,7 @@ def test_bytes_of_each_rank(t, rank):
         found = Rank(t, rank, PLAIN, **changes)
         assert found.want("tensor_parameters") == (found.parameters,)
         (states,) = found.want("tensor_states_bytes")
-        (tensors,) = evaluate(["parameter_tensors"], **found.given).values()
+        (tensors,) = evaluate(["parameter_tensors"], allow_unused=True, **found.given).values()
         counters = 4 * tensors
         after = found.after
         assert after.parameters + after.gradients + after.optimizer == states + counters
@@ -112,13 +112,15 @@ def test_saved_activations(way, recipe):
     """What a rank keeps for backward, to the byte: every kind of attention, both styles, groups of
     queries, one rank and several.
 
-    Must catch: the gathered input kept although it is gathered again, or kept twice; a mask of the
-    whole kept for its part; angles of rotary positions cut; the scores gathered."""
+    Must catch: the gathered input kept although it is gathered again, by autograd or by a hook of
+    ours, or kept twice; a mask of the whole kept for its part; angles of rotary positions cut; the
+    scores gathered."""
     attention = (dict(), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1))
     for number, (kind, changes) in enumerate(product(attention, STYLES)):
         t, rank = ((3, 2), (4, 0), (1, 0))[number % 3]
         found = Rank(t, rank, way, recipe, step=False, **kind, **changes)
         assert found.want("tensor_activation_bytes") == (found.saved,), found.given
+        assert found.beside <= 4 + 8 * 24  # the loss, and the targets
 
 
 @one_of_many
@@ -193,7 +195,7 @@ def test_published_counts_of_a_layer(t):
         (dict(sequence_parallel=1, regather=0), 4 + 30 / t, t),
         (dict(sequence_parallel=1, regather=1), 34 / t, t),
     ):
-        (found,) = evaluate(["tensor_layer_bytes"], **given, **way).values()
+        (found,) = evaluate(["tensor_layer_bytes"], allow_unused=True, **given, **way).values()
         assert found - statistics / cut == s * b * h * (each + 5 * a * s / (h * t)), way
 
 
@@ -226,7 +228,9 @@ def test_share_of_a_layer():
     steps = len(plans.ring_reduce_scatter(t)) + len(plans.ring_all_gather(t))
     scores = 12 * h * 4096 / (72 * h * h + 12 * h * 4096)
     for ranks_per_node, latency, bandwidth in ((8, 3e-6, node), (4, 1e-5, net)):
-        found = evaluate(names, ranks_per_node=ranks_per_node, regather=0, **given)
+        found = evaluate(
+            names, allow_unused=True, ranks_per_node=ranks_per_node, regather=0, **given
+        )
         clock = 4 * steps * (latency + message / t / bandwidth)
         assert math.isclose(found["tensor_layer_message_seconds"], clock, rel_tol=1e-12)
         compute = found["tensor_layer_compute_seconds"]
@@ -234,8 +238,10 @@ def test_share_of_a_layer():
         ratio = wire / (compute * (1 - scores))
         assert math.isclose(ratio, 2 / 9 * (t - 1) * flops / (h * bandwidth), rel_tol=1e-9)
         assert math.isclose(found["tensor_message_share"], clock / (clock + compute))
-    again = evaluate(names, ranks_per_node=8, regather=1, **{**given, "sequence_parallel": 1})
-    before = evaluate(names, ranks_per_node=8, regather=0, **given)
+    again = evaluate(
+        names, allow_unused=True, ranks_per_node=8, regather=1, **{**given, "sequence_parallel": 1}
+    )
+    before = evaluate(names, allow_unused=True, ranks_per_node=8, regather=0, **given)
     assert math.isclose(again[names[0]], 1.25 * before[names[0]])
 
 
@@ -255,6 +261,10 @@ def test_what_is_refused(wrong, message):
         **dict(microbatch=1, sequence=16, tensor_parallel=4, tensor_rank=0),
         **dict(sequence_parallel=1, regather=1, dropout=0.0, fused_attention=1),
     }
-    assert evaluate(["tensor_activation_bytes", "tensor_parameters"], **given)
+    assert evaluate(["tensor_activation_bytes", "tensor_parameters"], allow_unused=True, **given)
     with pytest.raises(InvalidQuantity, match=message):
-        evaluate(["tensor_activation_bytes", "tensor_parameters"], **{**given, **wrong})
+        evaluate(
+            ["tensor_activation_bytes", "tensor_parameters"],
+            allow_unused=True,
+            **{**given, **wrong},
+        )

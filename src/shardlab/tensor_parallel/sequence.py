@@ -97,10 +97,11 @@ def keeps_own_tokens(whole: Tensor, own: Tensor, group) -> Iterator[None]:
     """Within, autograd keeps `own` where it would keep `whole`, or a view of it. What else it keeps
     goes to the hooks that are set around it, such as checkpoint's or the ledger's."""
     pack_other, unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
-    kept, memory = Regathered(own, group, pack_other, unpack_other), whole.untyped_storage()
+    kept = Regathered(own, group, pack_other, unpack_other)
+    memory = storage_key(whole.untyped_storage())  # a key: autograd keeps the hooks till backward
 
     def pack(tensor):
-        if storage_key(tensor.untyped_storage()) == storage_key(memory):
+        if storage_key(tensor.untyped_storage()) == memory:
             kept.uses += 1
             return None, (tensor.shape, tensor.stride(), tensor.storage_offset())
         return pack_other(tensor), version(tensor)

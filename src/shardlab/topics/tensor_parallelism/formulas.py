@@ -2,8 +2,7 @@
 each rank, also where the ranks do not divide the vocabulary or the inner size of the MLP: rank 0
 has the fullest part.
 
-What is counted is shardlab/tensor_parallel, without autocast. Give `regather` = 0 without sequence
-parallelism.
+What is counted is shardlab/tensor_parallel, without autocast.
 """
 
 from shardlab.formulas.registry import BOOK
@@ -13,11 +12,11 @@ from shardlab.formulas.subset import ceil_div, equal, floor_div, minimum, ring_p
 
 BOOK.given(
     r"""
-tensor_rank | r_t | count, from 0 | one rank of a tensor-parallel group, from 0
-sequence_parallel | 1_\text{sp} | count, from 0 to 1 | 1 if what tensor parallelism leaves whole is
-    cut by tokens, 0 if not
-regather | 1_\text{again} | count, from 0 to 1 | 1 if sequence parallelism keeps own tokens for
-    backward and gathers the others again, 0 if it keeps all
+tensor_rank | r_t | count, from 0, usually 0 | one rank of a tensor-parallel group, from 0
+sequence_parallel | 1_\text{sp} | count, from 0 to 1, usually 0 | 1 if what tensor parallelism
+    leaves whole is cut by tokens, 0 if not
+regather | 1_\text{again} | count, from 0 to 1, usually 0 | 1 if sequence parallelism keeps own
+    tokens for backward and gathers the others again, 0 if it keeps all
 """
 )
 
