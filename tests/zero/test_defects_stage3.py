@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab import shards
 from shardlab.ranks import RankError, ranks
-from shardlab.shards import groups_of_shards
 from shardlab.zero import stage3
 from shardlab.zero.places import gather_in
 from shardlab.zero.prefetch import Prefetch
@@ -251,7 +251,7 @@ def copied():
     twin(x).sum().backward()
     own = all(parameter.grad is None for parameter in model.parameters())
     named = str(next(iter(twin[0].sharded_unit.placeholders)).unit is twin[0].sharded_unit)
-    known = all(parameter in groups_of_shards for parameter in twin.parameters())
+    known = all(parameter in shards.groups_of_shards for parameter in twin.parameters())
     return twin(x).abs().max().item(), torch.equal(model(x), before), own, named, known
 
 

@@ -5,8 +5,18 @@ has the fullest part.
 What is counted is shardlab/tensor_parallel, without autocast.
 """
 
+from shardlab.formulas.places import Places, live
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import ceil_div, equal, floor_div, minimum, ring_pass, shard_of, where
+from shardlab.formulas.subset import (
+    ceil_div,
+    equal,
+    floor_div,
+    maximum,
+    minimum,
+    ring_pass,
+    shard_of,
+    where,
+)
 
 # --- what the reader gives
 
@@ -26,6 +36,7 @@ _KORTHIKANTI = "Korthikanti et al. 2022, section 4"
 _FILE = "tests/tensor_parallelism/test_tensor_formulas.py"
 _KEPT = f"{_FILE}::test_bytes_of_each_rank"
 _SAVED = f"{_FILE}::test_saved_activations"
+_PEAK = f"{_FILE}::test_peak_of_a_rank"
 _SENT = f"{_FILE}::test_what_is_sent"
 _SECONDS = f"{_FILE}::test_share_of_a_layer"
 
@@ -307,6 +318,301 @@ def tensor_activation_bytes(
         + tensor_input_bytes
         + tensor_logit_bytes
     )
+
+
+# --- the peak -------------------------------------------------------------------------------------
+formula = BOOK.section(source=_OURS, measured_by=_PEAK)
+
+
+@formula(r"M_\text{param}^t", "bytes")
+def tensor_parameter_bytes(tensor_parameters, parameter_element_bytes):
+    """bytes of the rank's parameters"""
+    return parameter_element_bytes * tensor_parameters
+
+
+@formula(r"M_\text{grad}^t", "bytes")
+def tensor_gradient_bytes(tensor_parameters, gradient_element_bytes):
+    """bytes of the rank's gradients"""
+    return gradient_element_bytes * tensor_parameters
+
+
+@formula(r"M_\text{opt}^t", "bytes")
+def tensor_optimizer_bytes(
+    tensor_parameters,
+    master_element_bytes,
+    optimizer_moments,
+    moment_element_bytes,
+    step_counter_bytes,
+):
+    """bytes of the rank's optimizer states, step counters among them: one for each tensor"""
+    return (
+        master_element_bytes + optimizer_moments * moment_element_bytes
+    ) * tensor_parameters + step_counter_bytes
+
+
+@formula(r"M_\text{old}^{\text{opt},t}", "bytes")
+def tensor_standing_optimizer_bytes(first_step, tensor_optimizer_bytes):
+    """bytes of optimizer states during forward and backward: none in the first step"""
+    return (1 - first_step) * tensor_optimizer_bytes
+
+
+@formula(r"M_\text{old}^{\text{grad},t}", "bytes")
+def tensor_earlier_gradient_bytes(accumulation_steps, tensor_gradient_bytes):
+    """bytes of the gradients that earlier microbatches left on the rank"""
+    return where(accumulation_steps > 1, tensor_gradient_bytes, 0)
+
+
+@formula(r"M_V^t", "bytes")
+def tensor_table_bytes(tensor_vocabulary, hidden, gradient_element_bytes):
+    """bytes of the gradient of the rank's part of the token table"""
+    return gradient_element_bytes * tensor_vocabulary * hidden
+
+
+@formula(r"n_\text{big}^t", "count")
+def tensor_largest_elements(
+    tensor_vocabulary,
+    learned_positions,
+    max_sequence,
+    tensor_feed_forward,
+    query_key_value_size,
+    tensor_parallel,
+    hidden,
+):
+    """elements of the rank's largest parameter"""
+    return hidden * maximum(
+        tensor_vocabulary,
+        learned_positions * max_sequence,
+        tensor_feed_forward,
+        floor_div(query_key_value_size, tensor_parallel),
+    )
+
+
+@formula(r"U_\text{opt}^t", "bytes", source="torch.optim.adamw")
+def tensor_update_bytes(
+    optimizer_moments,
+    moment_element_bytes,
+    optimizer_mode,
+    tensor_largest_elements,
+    tensor_parameters,
+):
+    """bytes that the update needs beside the states: Adam's square root and quotient, of a tensor
+    in the loop, of all tensors with foreach"""
+    return moment_element_bytes * where(
+        optimizer_moments > 1,
+        where(
+            equal(optimizer_mode, 0),
+            2 * tensor_largest_elements,
+            where(equal(optimizer_mode, 1), tensor_parameters, 0),
+        ),
+        0,
+    )
+
+
+TENSOR_STEP = Places(
+    "tensor_peak",
+    r"_\text{peak}^t",
+    "a rank of a tensor-parallel group needs: the most that is live at once",
+    _OURS,
+    _PEAK,
+    usual=dict(
+        parameters="tensor_parameter_bytes",
+        optimizer="tensor_standing_optimizer_bytes",
+        gradients="tensor_earlier_gradient_bytes",
+    ),
+    letter="B",
+    there="at the peak",
+)
+
+
+@TENSOR_STEP.place(
+    "tensor_scatter", phase="forward", symbol=r"_\text{rs}^t", when="sequence_parallel"
+)
+def tensor_scatter(
+    microbatch_tokens,
+    tensor_mask_bytes,
+    layers,
+    tensor_layer_bytes,
+    tensor_message_bytes,
+    microbatch,
+    regather,
+    tensor_parallel,
+):
+    """in the last layer's reduce-scatter: its output is there twice (once for a single sequence),
+    own tokens of the sum, and the MLP's input, which still has a name"""
+    return live(
+        activations=9 * microbatch_tokens + tensor_mask_bytes + layers * tensor_layer_bytes,
+        temporaries=(where(microbatch > 1, 2, 1) + regather) * tensor_message_bytes
+        + floor_div(tensor_message_bytes, tensor_parallel),
+    )
+
+
+@TENSOR_STEP.place("tensor_loss", phase="forward", symbol="_1^t")
+def tensor_loss(
+    tensor_activation_bytes, microbatch_tokens, tensor_vocabulary, compute_element_bytes
+):
+    """in the loss's forward: all is saved, and the scores are still there beside the exponentials;
+    16-bit scores also as fp32"""
+    return live(
+        activations=tensor_activation_bytes,
+        temporaries=microbatch_tokens
+        * (
+            tensor_vocabulary * (compute_element_bytes + where(compute_element_bytes < 4, 4, 0))
+            + 20
+        ),
+    )
+
+
+@TENSOR_STEP.place("tensor_head", phase="backward", symbol="_2^t")
+def tensor_head(
+    microbatch_tokens,
+    tensor_mask_bytes,
+    layers,
+    tensor_layer_bytes,
+    tensor_norm_bytes,
+    tensor_input_bytes,
+    compute_element_bytes,
+    tensor_logit_bytes,
+    tensor_vocabulary,
+    hidden,
+    regather,
+    tensor_message_bytes,
+    tensor_earlier_gradient_bytes,
+):
+    """in the head's product: the gradients of its weight and of its input, which is gathered again
+    with sequence parallelism"""
+    return live(
+        gradients=tensor_earlier_gradient_bytes,
+        activations=9 * microbatch_tokens
+        + tensor_mask_bytes
+        + layers * tensor_layer_bytes
+        + tensor_norm_bytes
+        + tensor_input_bytes
+        + where(compute_element_bytes < 4, 0, tensor_logit_bytes),
+        temporaries=compute_element_bytes
+        * tensor_vocabulary
+        * (hidden + where(compute_element_bytes < 4, microbatch_tokens, 0))
+        + (1 + regather) * tensor_message_bytes
+        + 8,
+    )
+
+
+@TENSOR_STEP.place("tensor_norm", phase="backward", symbol="_3^t")
+def tensor_norm(
+    tensor_earlier_gradient_bytes,
+    accumulation_steps,
+    tied_head,
+    tensor_table_bytes,
+    microbatch_tokens,
+    tensor_mask_bytes,
+    layers,
+    tensor_layer_bytes,
+    tensor_norm_bytes,
+    norm_backward_bytes,
+    sequence_parallel,
+    tensor_parallel,
+):
+    """in the last norm, with the gradient of the head's weight"""
+    return live(
+        gradients=tensor_earlier_gradient_bytes
+        + where(accumulation_steps > 1, 0, (1 - tied_head) * tensor_table_bytes),
+        activations=9 * microbatch_tokens
+        + tensor_mask_bytes
+        + layers * tensor_layer_bytes
+        + tensor_norm_bytes,
+        temporaries=8
+        + tied_head * tensor_table_bytes
+        + where(
+            equal(sequence_parallel, 1),
+            floor_div(norm_backward_bytes, tensor_parallel),
+            norm_backward_bytes,
+        ),
+    )
+
+
+@TENSOR_STEP.place("tensor_mlp", phase="backward", symbol="_4^t")
+def tensor_mlp(
+    microbatch_tokens,
+    layers,
+    tensor_layer_bytes,
+    tensor_earlier_gradient_bytes,
+    tied_head,
+    tensor_table_bytes,
+    norm_parameters,
+    gradient_element_bytes,
+    accumulation_steps,
+    residual_element_bytes,
+    tensor_own_tokens,
+    hidden,
+    has_dropout,
+    sequence_parallel,
+    tensor_message_bytes,
+    compute_element_bytes,
+    tensor_feed_forward,
+    gated_mlp,
+):
+    """in the last layer's MLP, in its second product; with a gate, between the two, where three
+    gradients of the inner size are there"""
+    return live(
+        gradients=tensor_earlier_gradient_bytes
+        + where(
+            accumulation_steps > 1,
+            0,
+            (1 - tied_head) * tensor_table_bytes + gradient_element_bytes * norm_parameters,
+        ),
+        activations=9 * microbatch_tokens + layers * tensor_layer_bytes,
+        temporaries=8
+        + tied_head * tensor_table_bytes
+        + residual_element_bytes * tensor_own_tokens * hidden
+        + maximum(
+            where(equal(sequence_parallel, 1), tensor_message_bytes, 0)
+            + has_dropout * residual_element_bytes * tensor_own_tokens * hidden
+            + compute_element_bytes * tensor_feed_forward * (microbatch_tokens + hidden),
+            gated_mlp
+            * compute_element_bytes
+            * tensor_feed_forward
+            * (2 * microbatch_tokens + hidden),
+        ),
+    )
+
+
+@TENSOR_STEP.place("tensor_embedding", phase="backward", symbol="_5^t")
+def tensor_embedding(
+    tensor_earlier_gradient_bytes,
+    tensor_gradient_bytes,
+    tensor_table_bytes,
+    accumulation_steps,
+    microbatch_tokens,
+    tied_head,
+    tensor_message_bytes,
+):
+    """when the token table gets its gradient: a tied one then holds two and their sum"""
+    return live(
+        gradients=where(
+            accumulation_steps > 1,
+            tensor_earlier_gradient_bytes,
+            tensor_gradient_bytes - tensor_table_bytes,
+        ),
+        activations=9 * microbatch_tokens,
+        temporaries=8
+        + tensor_table_bytes
+        + maximum(
+            tied_head * tensor_table_bytes + tensor_message_bytes,
+            2 * tied_head * tensor_table_bytes,
+        ),
+    )
+
+
+@TENSOR_STEP.place("tensor_update", phase="optimizer", symbol="_6^t")
+def tensor_update(tensor_optimizer_bytes, tensor_gradient_bytes, tensor_update_bytes):
+    """in the optimizer's step"""
+    return live(
+        optimizer=tensor_optimizer_bytes,
+        gradients=tensor_gradient_bytes,
+        temporaries=tensor_update_bytes,
+    )
+
+
+TENSOR_STEP.largest()
 
 
 # --- what is sent ---------------------------------------------------------------------------------
