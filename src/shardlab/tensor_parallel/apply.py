@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
+from ..zero.before_step import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .layers import Parts
 from .plan import TensorPlan
@@ -21,7 +22,8 @@ def apply_tensor_parallel(
 ) -> nn.Module:
     """Cut the model, in place, as the plan says; make the optimizer afterwards. All ranks begin
     with the values and the random generator of the group's rank 0, so what is drawn does not depend
-    on the number of ranks. Names of parameters stay.
+    on the number of ranks. Names of parameters stay. PyTorch's clip_grad_norm_ and GradScaler know
+    the parts from now on.
 
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
     ranks = dist.get_world_size(group)
@@ -30,6 +32,7 @@ def apply_tensor_parallel(
         check_plan(model, plan, ranks)
     else:
         begin_alike(model, plan, group)
+    watch_steps()
     parts = Parts(group)
     for name, entry in matches(model, plan):
         for each in entry:
