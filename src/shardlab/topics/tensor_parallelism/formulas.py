@@ -419,7 +419,7 @@ TENSOR_STEP = Places(
         optimizer="tensor_standing_optimizer_bytes",
         gradients="tensor_earlier_gradient_bytes",
     ),
-    letter="B",
+    letter="R",
     there="at the peak",
 )
 

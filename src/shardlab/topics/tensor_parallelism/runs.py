@@ -20,7 +20,7 @@ from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, Task, Way, Weighed
+from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, TrainingTask, Way, Weighed
 from shardlab.measure.recordings import Row
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
@@ -34,12 +34,12 @@ from shardlab.tensor_parallel import (
 CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
 NO_MORE = 1.0  # of the time, the peak and the bytes of PyTorch's
 RACED_TASKS = (
-    Task("5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)),
-    Task(
+    TrainingTask("5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)),
+    TrainingTask(
         "27.3M parameters",
         dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
     ),
-    Task(
+    TrainingTask(
         "gated, 7.5M parameters",
         dict(
             layers=4,
@@ -154,7 +154,7 @@ WAYS = {
 # --- on a rank: all ranks see the same batch ------------------------------------------------------
 
 
-def step(way: Way, task: Task, device: str = "cpu") -> Callable[[], Tensor]:
+def step(way: Way, task: TrainingTask, device: str = "cpu") -> Callable[[], Tensor]:
     """A whole training step, and the loss before it."""
     gradients, optimizer = way.build(task.model(device), torch.optim.AdamW, lr=1e-3)
     tokens = batch(task, device)
@@ -168,23 +168,23 @@ def step(way: Way, task: Task, device: str = "cpu") -> Callable[[], Tensor]:
     return train
 
 
-def batch(task: Task, device: str) -> Tensor:
+def batch(task: TrainingTask, device: str) -> Tensor:
     """[B, S], the same on all ranks."""
     return task.batches(device)[0, 0]
 
 
-def turns_of_steps(ways: dict[str, Way], task: Task, turns: int, device: str = "cpu") -> dict:
+def turns_of_steps(ways: dict[str, Way], task: TrainingTask, turns: int, device: str = "cpu") -> dict:
     works = {name: step(way, task, device) for name, way in ways.items()}
     first = next(iter(works))
     return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
 
 
-def weighed_step(way: Way, task: Task, device: str = "cpu") -> Weighed:
+def weighed_step(way: Way, task: TrainingTask, device: str = "cpu") -> Weighed:
     """The last step of a warm-up."""
     net, tokens = task.model(device), batch(task, device)
     gradients, optimizer = way.build(net, torch.optim.AdamW, lr=1e-3)
     with Ledger(net, optimizer) as ledger:
-        for _ in range(races.WARM_UP):
+        for _ in range(races.WARM_UP_TURNS):
             line = len(ledger.timeline)
             if device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
@@ -199,7 +199,7 @@ def weighed_step(way: Way, task: Task, device: str = "cpu") -> Weighed:
     )
 
 
-def right_parts(way: Way, task: Task, device: str) -> tuple[int, int]:
+def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
     """(parameters whose gradient is this rank's part of the plain model's, all of them)"""
     plain, net, tokens = task.model(device), task.model(device), batch(task, device)
     next_token_loss(plain(tokens), tokens).backward()
@@ -231,13 +231,13 @@ def sent_bytes(found: Weighed, n: int) -> int:
 # --- make gpu -------------------------------------------------------------------------------------
 
 
-def tensor_parallel(device: torch.device, task: Task = GPU_TASK, turns: int = 11) -> Iterator[Row]:
+def tensor_parallel(device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
     for count, case in races.layouts(device):
         yield from attempt(f"tensor_parallel, {count} ranks", on_ranks(case, task, turns))
 
 
-def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
+def on_ranks(case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
     count, device = case["ranks"], case["device"]
     with ranks(count, device=device, announce=False) as world:
         for name, way in WAYS.items():
@@ -259,7 +259,7 @@ def on_ranks(case: dict, task: Task, turns: int) -> Iterator[Row]:
     yield from races.step_rows("tensor_parallel", WAYS, times, case)
 
 
-def predicted_bytes(way: Way, task: Task, count: int) -> int:
+def predicted_bytes(way: Way, task: TrainingTask, count: int) -> int:
     """What a rank sends in a step, by the formula."""
     given = dict(
         **RECIPES["fp32 Adam"].quantities,
@@ -278,7 +278,7 @@ def predicted_bytes(way: Way, task: Task, count: int) -> int:
 
 
 def race(
-    tasks: Sequence[Task] = RACED_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
+    tasks: Sequence[TrainingTask] = RACED_TASKS, counts: Sequence[int] = (2, 4), turns: int = TURNS
 ) -> list[Result]:
     """Step times in turns, peak bytes and bytes sent of each way, beside PyTorch's of the same
     kind."""
