@@ -20,7 +20,17 @@ from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, TrainingTask, Way, Weighed
+from shardlab.measure.races import (
+    GPU_TASK,
+    TINY,
+    TURNS,
+    Bench,
+    Result,
+    Run,
+    TrainingTask,
+    Way,
+    Weighed,
+)
 from shardlab.measure.recordings import Row
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
@@ -34,7 +44,9 @@ from shardlab.tensor_parallel import (
 CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
 NO_MORE = 1.0  # of the time, the peak and the bytes of PyTorch's
 RACED_TASKS = (
-    TrainingTask("5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)),
+    TrainingTask(
+        "5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)
+    ),
     TrainingTask(
         "27.3M parameters",
         dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
@@ -173,7 +185,9 @@ def batch(task: TrainingTask, device: str) -> Tensor:
     return task.batches(device)[0, 0]
 
 
-def turns_of_steps(ways: dict[str, Way], task: TrainingTask, turns: int, device: str = "cpu") -> dict:
+def turns_of_steps(
+    ways: dict[str, Way], task: TrainingTask, turns: int, device: str = "cpu"
+) -> dict:
     works = {name: step(way, task, device) for name, way in ways.items()}
     first = next(iter(works))
     return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
@@ -231,7 +245,9 @@ def sent_bytes(found: Weighed, n: int) -> int:
 # --- make gpu -------------------------------------------------------------------------------------
 
 
-def tensor_parallel(device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11) -> Iterator[Row]:
+def tensor_parallel(
+    device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11
+) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
     for count, case in races.layouts(device):
         yield from attempt(f"tensor_parallel, {count} ranks", on_ranks(case, task, turns))
