@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from shardlab.exercises.checker import Exercise, Misconception
-from shardlab.exercises.thread_ranks import attempt
+from shardlab.exercises.thread_ranks import answer_of_ranks
 
 
 def _digits(tensor):
@@ -54,7 +54,7 @@ def _pairs(dist):
 
 def _on_ranks(n, work):
     """What each rank answers; a blank that one of them left as a blank."""
-    found = attempt(n, work)
+    found = answer_of_ranks(n, work)
     if isinstance(found, list):
         return next((answer for answer in found if answer is None or answer is ...), found)
     return found
