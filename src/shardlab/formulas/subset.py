@@ -12,6 +12,7 @@ import ast
 import inspect
 import math
 import textwrap
+from functools import cache
 
 # up to here a JavaScript number, a float64, holds every whole number and no other rounds to it
 EXACT_LIMIT = 2**53 - 1
@@ -202,6 +203,7 @@ def returned(function):
     return body[0].value
 
 
+@cache  # an explanation of a step reads hundreds
 def written(function):
     """The expression of a formula, as it is written in Python; places say how theirs are made."""
     text = getattr(function, "written", "")
