@@ -81,10 +81,15 @@ class Wire:
         self.coming[input_of(action)] = tensor, dist.irecv(tensor, self.ranks[rank], group=channel)
 
     def take(self, action: Action) -> Tensor:
-        tensor, work = self.coming.pop(input_of(action))
+        self.wait_for(action)
+        return self.coming.pop(input_of(action))[0]
+
+    def wait_for(self, action: Action):
+        """Until what the action takes has come. gloo's work can be waited for once."""
+        tensor, work = self.coming.get(input_of(action), (None, None))
         if work is not None:
             work.wait()
-        return tensor
+            self.coming[input_of(action)] = tensor, None
 
     def settle(self):
         for _, work in self.leaving:

@@ -28,15 +28,17 @@ from shardlab.mesh import Mesh
 from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import CannotPipeline, plan_pipeline
 from shardlab.ranks import RankAbsent, RankDied, ranks
-from shardlab.schedule_simulation import in_flight
+from shardlab.schedule_simulation import Costs, in_flight, simulate
 from shardlab.schedules import (
     SCHEDULES,
     InvalidSchedule,
+    Kind,
     gpipe,
     interleaved,
     one_f_one_b,
     schedule,
 )
+from shardlab.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab.zero import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -349,6 +351,29 @@ def test_in_flight_executed_simulated_and_by_formula(worlds, kind):
     ]
     assert executed == in_flight(plan.schedule)
     assert executed == [found["pipeline_in_flight"] for found in by_formula]
+
+
+@pytest.mark.parametrize("kind", ("interleaved 1F1B", "zero-bubble H1"))
+def test_a_measured_timeline(worlds, kind):
+    """Of stages that sleep: the actions of the list, one after the other, each at least as long as
+    it sleeps, and none before what it waits for.
+
+    Must catch: spans of the first step, too; the time of waiting counted as work; W that does not
+    sleep, or a backward that sleeps for W as well."""
+    costs = Costs(0.002, 0.002, 0.002)
+    plan = sleeping_plan(schedule(kind, 2, 4), costs)
+    spans = worlds(2).run(measured_spans, plan, costs)
+    assert [[span.action for span in own] for own in spans] == plan.schedule
+    begins = {span.action: span.begin for own in spans for span in own}
+    for own in spans:
+        for before, span in zip(own, own[1:]):
+            assert span.begin >= before.end
+        for action, begin, end in own:
+            assert end - begin >= costs.of(action)
+            if action.kind is Kind.FORWARD and action.stage:
+                source = action._replace(stage=action.stage - 1)
+                assert begin >= begins[source] + costs.of(source)
+    assert seconds_of(spans) >= simulate(plan.schedule, costs).seconds
 
 
 SIZES = dict(layers=8, hidden=8, heads=2, vocabulary=11, max_sequence=5)

@@ -1,0 +1,465 @@
+"""Chapter 8: pipelines. What readers write makes schedules, which are simulated, or runs on thread
+ranks: no check can hang."""
+
+import torch
+from torch import nn
+
+from shardlab.exercises.checker import Exercise, Failure, Misconception
+from shardlab.exercises.thread_ranks import answer_of_ranks
+from shardlab.schedule_simulation import Costs, in_flight, simulate
+from shardlab.schedules import Kind, all_of, schedule, whole
+
+
+def _nine_digits(tensor):
+    return [round(value, 9) for value in tensor.flatten().tolist()]
+
+
+# --- the warm-up of 1F1B --------------------------------------------------------------------------
+
+
+def _run_with_warm_up(solution, ranks, microbatches):
+    """(time of the step where F, I and W take 1 each, microbatches that each rank holds)."""
+    lists = []
+    for rank in range(ranks):
+        try:
+            warm = solution(rank, ranks, microbatches)
+        except Exception as error:
+            return Failure.of(error)
+        if not isinstance(warm, int) or isinstance(warm, bool) or warm < 0:
+            return warm if warm is None else Failure(f"a warm-up of {warm!r} on rank {rank}")
+        forwards, backwards = (
+            all_of(rank, kind, microbatches) for kind in (Kind.FORWARD, Kind.BACKWARD)
+        )
+        lists.append(list(whole(forwards, backwards, min(warm, microbatches))))
+    try:
+        return simulate(lists).seconds, in_flight(lists)
+    except ValueError as error:
+        return Failure.of(error)
+
+
+warm_up_of_one_f_one_b = Exercise(
+    name="warm_up",
+    reference=lambda rank, ranks, microbatches: min(microbatches, ranks - rank - 1),
+    cases=(
+        dict(ranks=4, microbatches=8),
+        dict(ranks=2, microbatches=3),
+        dict(ranks=5, microbatches=12),
+    ),
+    words=("4 ranks, 8 microbatches", "2 ranks, 3 microbatches", "5 ranks, 12 microbatches"),
+    answer=_run_with_warm_up,
+    misconceptions=(
+        Misconception(
+            lambda rank, ranks, microbatches: max(0, ranks - rank - 2),
+            "one forward too few. Nothing fails, every rank does its work in order, and a step of 4"
+            " ranks and 8 microbatches takes 54 instead of 33: each rank waits for an answer before"
+            " it hands on the next microbatch. A pair begins with its own forward, so rank r needs"
+            " one warm-up for each rank after it: p - r - 1.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: ranks - rank,
+            "one forward too many. A pair begins with its own forward, so the warm-up is p - r - 1."
+            " The step takes as long, and every rank holds one microbatch more than it needs.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: ranks - 1,
+            "the first rank's warm-up on every rank: the last one holds p microbatches, although it"
+            " could begin its first backward at once.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: microbatches,
+            "all forwards first: that is GPipe. It takes as long, and every rank holds all m"
+            " microbatches.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: 2 * (ranks - rank - 1),
+            "that is eager 1F1B, which holds almost twice as much to hide the time of messages."
+            " Plain 1F1B does p - r - 1 forwards first.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: rank,
+            "the wrong way round: the first rank waits longest for its first gradient, so it needs"
+            " the longest warm-up.",
+        ),
+        Misconception(
+            lambda rank, ranks, microbatches: 0,
+            "no warm-up: each microbatch goes all the way down and back before the next one starts,"
+            " so one rank works at a time.",
+        ),
+    ),
+    right="every rank has one forward under way for each rank after it, and one of its own.",
+)
+
+
+# --- dividing by m --------------------------------------------------------------------------------
+
+
+def _trained(solution, microbatches):
+    """The weights after a step of SGD."""
+    torch.manual_seed(microbatches)
+    model = nn.Linear(3, 2).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    inputs = torch.randn(microbatches, 4, 3, dtype=torch.float64)
+    targets = torch.randn(microbatches, 4, 2, dtype=torch.float64)
+    solution(model, list(zip(inputs, targets)), nn.functional.mse_loss, optimizer)
+    return _nine_digits(torch.cat([p.detach().flatten() for p in model.parameters()]))
+
+
+def _step(loss_over=lambda m: m, gradient_over=lambda m: 1, clear=False, update=False):
+    def step(model, microbatches, loss_of, optimizer):
+        m = len(microbatches)
+        for x, target in microbatches:
+            if clear:
+                optimizer.zero_grad()
+            (loss_of(model(x), target) / loss_over(m)).backward()
+            if update:
+                optimizer.step()
+                optimizer.zero_grad()
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad /= gradient_over(m)
+        optimizer.step()
+
+    return step
+
+
+mean_over_microbatches = Exercise(
+    name="step",
+    reference=_step(),
+    cases=(dict(microbatches=4), dict(microbatches=3)),
+    words=("4 microbatches of 4 examples", "3 microbatches of 4 examples"),
+    answer=_trained,
+    misconceptions=(
+        Misconception(
+            _step(gradient_over=lambda m: m),
+            "divided by m twice: each loss before its backward, and the gradients after the last."
+            " AdamW hides it, because it divides each gradient by its own size; SGD steps m times"
+            " too short.",
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 1),
+            "never divided by m. Each loss is a mean over its microbatch, and their gradients add"
+            " up: the step is m times too long. AdamW hides that, too.",
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 4 * m),
+            "divided by the number of examples. The loss is a mean over its microbatch already:"
+            " divide by the number of microbatches.",
+        ),
+        Misconception(
+            _step(clear=True),
+            "the gradients are cleared before each microbatch, so the step follows the last one"
+            " alone.",
+        ),
+        Misconception(
+            _step(update=True),
+            "the optimizer steps after each microbatch: m small steps with weights that change"
+            " between them. A microbatch's backward must see the weights of its forward.",
+        ),
+        Misconception(
+            lambda model, microbatches, loss_of, optimizer: None,
+            "no step was taken.",
+        ),
+    ),
+    right="the gradient of the mean over the whole batch, whatever m is.",
+)
+
+
+# --- a weight on the first and the last rank ------------------------------------------------------
+
+
+def _tied(solution, n):
+    """The gradient of the tied weight on each rank, None where a rank has none."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        own = {0: [1.0, 2.0], n - 1: [10.0, 20.0]}.get(rank)
+        gradient = None if own is None else torch.tensor(own, dtype=torch.float64)
+        solution(gradient, dist)
+        return None if gradient is None else _nine_digits(gradient)
+
+    return answer_of_ranks(n, work)
+
+
+def _swap(of=lambda own, other: own + other, ends=(0, -1)):
+    """The two ends send each other what they have; those of `ends` use it."""
+
+    def tie(gradient, dist):
+        n, rank = dist.get_world_size(), dist.get_rank()
+        if gradient is None:
+            return
+        other = torch.empty_like(gradient)
+        dist.isend(gradient, n - 1 - rank)
+        dist.recv(other, n - 1 - rank)
+        if rank in [end % n for end in ends]:
+            gradient.copy_(of(gradient, other))
+
+    return tie
+
+
+def _everyone_adds(gradient, dist):
+    dist.all_reduce(gradient)
+
+
+def _twice(gradient, dist):
+    _swap()(gradient, dist)
+    _swap()(gradient, dist)
+
+
+gradient_of_a_tied_weight = Exercise(
+    name="tie",
+    reference=_swap(),
+    cases=(dict(n=2), dict(n=4)),
+    words=("2 ranks", "4 ranks, of which two have the weight"),
+    answer=_tied,
+    misconceptions=(
+        Misconception(
+            lambda gradient, dist: None,
+            "the copies are not added, so each end trains a weight of its own. The loss falls even"
+            " a little faster, because the model has more parameters than it says: only the two"
+            " copies, compared, tell.",
+        ),
+        Misconception(
+            _twice,
+            "counted twice: after the first exchange both have the sum, and the second one adds it"
+            " to itself. With Adam nobody notices.",
+        ),
+        Misconception(
+            _swap(of=lambda own, other: (own + other) / 2),
+            "the mean of the two. They are two parts of one gradient, of its use in the embedding"
+            " and of that in the head: add them.",
+        ),
+        Misconception(
+            _swap(of=lambda own, other: other),
+            "exchanged, not added: each end follows the other's gradient.",
+        ),
+        Misconception(
+            _swap(ends=(0,)),
+            "the first rank has the sum and the last one its own part: after one step the copies"
+            " differ.",
+        ),
+        Misconception(
+            _swap(ends=(-1,)),
+            "the last rank has the sum and the first one its own part: after one step the copies"
+            " differ.",
+        ),
+        Misconception(
+            _everyone_adds,
+            "an all-reduce of all ranks, but those in the middle have no copy to bring: only the"
+            " two ends talk.",
+        ),
+    ),
+    right="one gradient, in two parts, and the same sum on both ends: the copies stay equal.",
+)
+
+
+# --- what is in flight ----------------------------------------------------------------------------
+
+_FLIGHTS = tuple(
+    dict(name=name, rank=rank, ranks=4, microbatches=microbatches)
+    for name in ("GPipe", "1F1B", "zero-bubble H1")
+    for rank, microbatches in ((0, 8), (2, 8), (0, 3))
+)
+
+
+def _flight(one=lambda r, p, m: min(m, p - r), h1=lambda r, p, m: min(m, p), gpipe=None):
+    def peak(name, rank, ranks, microbatches):
+        of = {"GPipe": gpipe or (lambda r, p, m: m), "1F1B": one, "zero-bubble H1": h1}
+        return of[name](rank, ranks, microbatches)
+
+    return peak
+
+
+microbatches_in_flight = Exercise(
+    name="in_flight",
+    reference=lambda name, rank, ranks, microbatches: in_flight(
+        schedule(name, ranks, microbatches)
+    )[rank],
+    cases=_FLIGHTS,
+    misconceptions=(
+        Misconception(
+            _flight(one=lambda r, p, m: m),
+            "1F1B holds less than GPipe: that is what it is for. A rank begins backward as soon as"
+            " each rank after it has a microbatch: p - r in flight.",
+        ),
+        Misconception(
+            _flight(one=lambda r, p, m: min(m, p)),
+            "p on every rank: right for the first. A later rank gets its first gradient sooner, so"
+            " rank r holds p - r.",
+        ),
+        Misconception(
+            _flight(one=lambda r, p, m: min(m, p - r - 1)),
+            "that is the warm-up. The forward of the first pair comes on top before any backward.",
+        ),
+        Misconception(
+            _flight(h1=lambda r, p, m: min(m, p - r)),
+            "the gradients of inputs go back as early as in 1F1B, but what W needs stays until W:"
+            " rank r puts off W by r microbatches, and holds p like the first rank.",
+        ),
+        Misconception(
+            _flight(one=lambda r, p, m: p - r, h1=lambda r, p, m: p),
+            "right if there are enough microbatches: with fewer than p, no rank holds more than"
+            " there are.",
+        ),
+        Misconception(
+            _flight(gpipe=lambda r, p, m: min(m, p - r)),
+            "GPipe does all forwards first: every rank holds all m microbatches.",
+        ),
+    ),
+    right="GPipe m, 1F1B p - r, zero-bubble H1 p on every rank, and never more than m.",
+)
+
+
+# --- which schedule for which link ----------------------------------------------------------------
+
+_CHOICES = ("GPipe", "1F1B", "eager 1F1B")
+_LINKS = tuple(
+    dict(ranks=4, microbatches=16, transfer=transfer, room=room)
+    for transfer, room in ((0, 16), (0, 4), (1, 16), (1, 7), (1, 4))
+)
+
+
+def _fastest_that_fits(ranks, microbatches, transfer, room):
+    """The fastest, and of those that are equally fast the one that holds least."""
+    fits = {}
+    for name in _CHOICES:
+        lists = schedule(name, ranks, microbatches)
+        held = max(in_flight(lists))
+        if held <= room:
+            fits[name] = simulate(lists, Costs(1, 1, 1, transfer)).seconds, held
+    return min(fits, key=fits.get)
+
+
+schedule_for_a_link = Exercise(
+    name="choose",
+    reference=_fastest_that_fits,
+    cases=_LINKS,
+    misconceptions=(
+        Misconception(
+            lambda ranks, microbatches, transfer, room: "1F1B",
+            "1F1B buys memory, not time. With exactly p - r microbatches in flight, a rank waits"
+            " for an answer in almost every pair: where messages take time, eager 1F1B is faster,"
+            " if there is room for its warm-up.",
+        ),
+        Misconception(
+            lambda ranks, microbatches, transfer, room: "GPipe",
+            "GPipe holds all microbatches. It does not fit where there is room for fewer, and is"
+            " nowhere faster than a schedule that holds less.",
+        ),
+        Misconception(
+            lambda ranks, microbatches, transfer, room: "eager 1F1B",
+            "where messages take no time, eager 1F1B is as fast as 1F1B and holds almost twice as"
+            " much; and it needs room for 2p - 1 microbatches.",
+        ),
+        Misconception(
+            lambda ranks, microbatches, transfer, room: "1F1B" if transfer == 0 else "eager 1F1B",
+            "right for the link, but the last one has room for 4 microbatches alone: there 1F1B is"
+            " what fits, and you pay its waiting.",
+        ),
+        Misconception(
+            lambda ranks, microbatches, transfer, room: (
+                "GPipe" if room >= microbatches else "eager 1F1B" if room > 4 else "1F1B"
+            ),
+            "room that is there need not be used: of two schedules that are equally fast, take the"
+            " one that holds less.",
+        ),
+        Misconception(
+            lambda ranks, microbatches, transfer, room: (
+                "1F1B" if transfer == 0 or room < microbatches else "GPipe"
+            ),
+            "GPipe hides the messages, and so does eager 1F1B, which holds 7 microbatches here"
+            " instead of 16.",
+        ),
+    ),
+    right="1F1B where messages are free or memory is short, else the eager warm-up.",
+)
+
+
+# --- bug hunt: both neighbours send first ---------------------------------------------------------
+
+
+def _meets(solution, ranks):
+    """What becomes of send and recv that wait for each other, as gloo's do at any size: the
+    messages that have arrived when all lists are done, or which rank waits in what."""
+    lists = []
+    for rank in range(ranks):
+        try:
+            moves = [(what, int(peer)) for what, peer in solution(rank, ranks)]
+        except Exception as error:
+            return Failure.of(error)
+        lists.append(moves)
+    arrived, going = [], True
+    while going:
+        going = False
+        for rank, moves in enumerate(lists):
+            if not moves or moves[0][0] != "send" or not 0 <= moves[0][1] < ranks:
+                continue
+            peer = moves[0][1]
+            if lists[peer] and lists[peer][0] == ("recv", rank):
+                arrived.append((rank, peer))
+                lists[rank], lists[peer] = moves[1:], lists[peer][1:]
+                going = True
+    stuck = {rank: moves[0] for rank, moves in enumerate(lists) if moves}
+    return ("stuck", stuck) if stuck else ("done", sorted(arrived))
+
+
+def _moves(first, neighbours=lambda rank: (rank + 1, rank - 1)):
+    """With each neighbour: a send and a recv, in the order that `first` says."""
+
+    def moves(rank, ranks):
+        found = []
+        for peer in neighbours(rank):
+            if 0 <= peer < ranks:
+                sends = first(rank, peer)
+                found += [("send", peer), ("recv", peer)] if sends else []
+                found += [] if sends else [("recv", peer), ("send", peer)]
+        return found
+
+    return moves
+
+
+def _in_pairs(rank):
+    """Even ranks talk to the right first, odd ones to the left: two of them, at the same time."""
+    return (rank + 1, rank - 1) if rank % 2 == 0 else (rank - 1, rank + 1)
+
+
+def _one_way(what):
+    def moves(rank, ranks):
+        peers = [rank + 1] if what == "send" else [rank - 1]
+        return [(what, peer) for peer in peers if 0 <= peer < ranks]
+
+    return moves
+
+
+neighbours_that_send_first = Exercise(
+    name="moves",
+    reference=_moves(lambda rank, peer: rank < peer, _in_pairs),
+    cases=(dict(ranks=2), dict(ranks=4), dict(ranks=5)),
+    answer=_meets,
+    misconceptions=(
+        Misconception(
+            _moves(lambda rank, peer: True),
+            "both neighbours send first, and each send waits for a recv that its neighbour would"
+            " make next: draw who waits for whom, and the arrows make a circle. One of the two has"
+            " to receive first.",
+        ),
+        Misconception(
+            _moves(lambda rank, peer: False),
+            "both neighbours receive first, and nobody sends: the same circle with the arrows the"
+            " other way.",
+        ),
+        Misconception(
+            _moves(lambda rank, peer: True, _in_pairs),
+            "the ranks meet in pairs, as they should, and then both of a pair send first. The lower"
+            " one sends, the higher one receives, then the other way round.",
+        ),
+        Misconception(
+            _one_way("send"),
+            "every rank sends and none receives: a send waits until somebody takes the message.",
+        ),
+        Misconception(
+            lambda rank, ranks: [],
+            "no rank sends anything: the activation and the gradient must both arrive.",
+        ),
+    ),
+    right="of two neighbours one sends first and the other receives first: no circle, at any size.",
+)
