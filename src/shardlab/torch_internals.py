@@ -34,6 +34,7 @@ __all__ = [
     "disable_modes",
     "fake_store",
     "hooks_of_saved_tensors",
+    "in_plain_backward",
     "local_tensor",
     "never_compiled",
     "note_hooks",
@@ -69,6 +70,12 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
     backward. Without it, data parallelism and ZeRO do not know when a backward is over. DDP and
     FSDP2 use the same call."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def in_plain_backward() -> bool:
+    """Whether the running backward fills .grad, as backward() does, and is not autograd.grad().
+    Without it, a backward within a backward fills .grad of parameters that nobody asked for."""
+    return torch.autograd._is_checkpoint_valid()
 
 
 def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:

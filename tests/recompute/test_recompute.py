@@ -1,0 +1,404 @@
+"""Activation checkpointing beside the plain function, and beside torch.utils.checkpoint."""
+
+import copy
+import gc
+import io
+from functools import partial
+from weakref import WeakSet
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torchs
+
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute_layers import CheckpointedList, checkpoint_every
+from shardlab.recompute_surroundings import CheckpointError
+
+SMALL = dict(layers=5, hidden=24, heads=4, vocabulary=53, max_sequence=16, dropout=0.1)
+KINDS = {
+    "GPT-2": dict(),
+    "unfused": dict(fused_attention=False),
+    "Llama": dict(key_value_heads=2, biases=0, gated_mlp=1, learned_positions=0, tied_head=0),
+}
+BOTH = [checkpoint, checkpoint_by_function]
+
+
+def gpt(**changes):
+    """float64, random biases."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{**SMALL, **changes})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return model
+
+
+class Called(nn.Module):
+    """A layer in a checkpoint of some kind."""
+
+    def __init__(self, call, layer):
+        super().__init__()
+        self.call, self.layer = call, layer
+
+    def forward(self, x):
+        return self.call(self.layer, x)
+
+
+def each_layer(model, call):
+    model.blocks = nn.ModuleList(Called(call, block) for block in model.blocks)
+    return model
+
+
+def step(model, rows=3, tokens=7):
+    """(loss, every gradient, the state of the random numbers afterwards)"""
+    torch.manual_seed(7)
+    batch = torch.randint(model.config.vocabulary, (rows, tokens + 1))
+    loss = next_token_loss(model(batch[:, :-1]), batch[:, 1:])
+    loss.backward()
+    return loss.item(), [p.grad for p in model.parameters()], torch.get_rng_state()
+
+
+def same(one, other):
+    assert one[0] == other[0]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(one[1], other[1], strict=True))
+    assert torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("call", BOTH)
+def test_gradients_are_those_without(kind, call):
+    """To the last bit, with dropout.
+
+    Must catch: the state of the random numbers not restored for the second run, or not put back
+    after it; a parameter that gets no gradient because no argument requires one."""
+    same(step(each_layer(gpt(**KINDS[kind]), call)), step(gpt(**KINDS[kind])))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 9])
+def test_every_n(n):
+    """Must catch: the last group dropped where n does not divide the layers; names that change."""
+    plain, ours = gpt(), gpt()
+    ours.blocks = checkpoint_every(ours.blocks, n)
+    same(step(ours), step(plain))
+    assert list(ours.state_dict()) == list(plain.state_dict())
+
+
+def test_a_checkpointed_list_is_a_list():
+    """Copied, saved, wrapped twice, indexed; nn.Sequential runs its groups itself.
+
+    Must catch: groups put into groups by a second call; a class that cannot be saved."""
+    model = gpt(dropout=0.0)
+    blocks = checkpoint_every(checkpoint_every(model.blocks, 2), 3)
+    assert len(list(blocks)) == 2 and len(blocks) == 5 and blocks[4] is model.blocks[4]
+    file = io.BytesIO()
+    torch.save(blocks, file)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+    assert isinstance(loaded, CheckpointedList) and len(list(copy.deepcopy(loaded))) == 2
+    chain = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    x = torch.randn(3, 5, dtype=torch.double)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda k: kept[k]):
+        y = checkpoint_every(chain, 2)(x)
+    assert torch.equal(y, chain(x)) and kept[0] is x and len(kept) == 2
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.0, True, "2", None])
+def test_a_bad_n_is_refused(n):
+    """Must catch: True taken as 1, or 0 as all."""
+    with pytest.raises(ValueError, match=f"n = {n!r}: a checkpoint has a whole number of layers"):
+        checkpoint_every(nn.Sequential(), n)
+
+
+def test_another_container_is_refused():
+    """Must catch: a module that does something between its layers, run as a chain."""
+
+    class Odd(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + x
+
+    with pytest.raises(TypeError, match="layers are a Odd: only the layers of a ModuleList"):
+        checkpoint_every(Odd(nn.Linear(2, 2)), 1)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def weighed(model):
+    """(bytes kept at the end of forward, most bytes) of a step, beside what the model has."""
+    tokens = torch.zeros(3, 7, dtype=torch.long)
+    step(model)
+    model.zero_grad()
+    with Ledger(model) as ledger:
+        start = ledger.bytes.total
+        loss = next_token_loss(model(tokens), tokens)
+        kept = ledger.bytes.total - start
+        loss.backward()
+    return kept, ledger.peak.bytes.total - start
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (checkpoint, partial(torchs, use_reentrant=False)),
+        (checkpoint_by_function, partial(torchs, use_reentrant=True)),
+    ],
+)
+def test_bytes_are_not_more_than_torchs(ours, theirs):
+    """Kept after forward, and at the peak; both much less than without.
+
+    Must catch: an activation of the second run that stays until the graph dies; inputs kept by a
+    closure as well; a second run that does not stop at the last activation."""
+    kept, peak = weighed(each_layer(gpt(), ours))
+    their_kept, their_peak = weighed(each_layer(gpt(), theirs))
+    plain_kept, plain_peak = weighed(gpt())
+    assert kept <= their_kept < 0.5 * plain_kept
+    assert peak <= their_peak < 0.9 * plain_peak
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_nothing_is_alive_after_a_step(call):
+    """Without the garbage collector's help.
+
+    Must catch: the second run's hook returning an activation with its graph, a circle that no
+    collector sees."""
+    model, alive = each_layer(gpt(), call), WeakSet()
+
+    class Witness(nn.Module):
+        def forward(self, x):
+            y = x.exp()  # keeps its own output
+            alive.add(y)
+            return y.log()
+
+    for block in model.blocks:
+        block.layer.mlp = nn.Sequential(block.layer.mlp, Witness())
+    gc.disable()
+    try:
+        step(model)
+        assert not alive
+    finally:
+        gc.enable()
+
+
+# --- what a user does -----------------------------------------------------------------------------
+
+
+def chain(calls=None):
+    torch.manual_seed(1)
+    layers = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4), nn.Tanh()).double()
+
+    def function(x):
+        if calls is not None:
+            calls.append(1)
+        return layers(x)
+
+    return layers, function
+
+
+def x_of(seed=2):
+    torch.manual_seed(seed)
+    return torch.randn(3, 4, dtype=torch.double, requires_grad=True)
+
+
+def test_a_backward_twice_and_a_gradient_of_a_gradient():
+    """Must catch: an activation that a second backward does not find; activations cut off from
+    their graph, so that a gradient's gradient is zero."""
+    layers, function = chain()
+    x = x_of()
+    y = checkpoint(function, x).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    once = torch.autograd.grad(layers(x).sum(), x)[0]
+    assert torch.equal(x.grad, once + once)
+
+    def of_gradient(call):
+        (g,) = torch.autograd.grad(call(function, x).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.square().sum(), [x, *layers.parameters()], allow_unused=True)
+
+    pairs = zip(of_gradient(checkpoint), of_gradient(lambda f, x: f(x)), strict=True)
+    assert all(a is b is None or torch.equal(a, b) for a, b in pairs)
+
+
+def nest(call, calls):
+    """Two checkpoints, each of two, each of a layer: how often layers run in a step."""
+
+    def layer(x):
+        calls.append(1)
+        return torch.tanh(x * 1.5)
+
+    def two(inner, x):
+        return call(inner, call(inner, x))
+
+    return partial(two, partial(two, layer))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # of torch's
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_nested(reentrant):
+    """As often as torch runs them, and with the same gradients.
+
+    Must catch: inputs of inner checkpoints read in forward, which runs the outer one at once; inner
+    inputs kept although an outer checkpoint could make them again."""
+    ours = checkpoint_by_function if reentrant else checkpoint
+    counts, gradients = [], []
+    for call in (ours, partial(torchs, use_reentrant=reentrant), lambda f, x: f(x)):
+        calls, x = [], x_of()
+        kept = []
+        with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+            call(nest(call, []), x)
+        y = call(nest(call, calls), x)
+        y.sum().backward()
+        counts.append((len(calls), len([k for k in kept if k.numel()])))
+        gradients.append(x.grad)
+    assert counts[0] == counts[1] and torch.equal(gradients[0], gradients[2])
+
+
+def test_arguments_and_outputs_of_any_kind():
+    """Must catch: an argument by name, a list of tensors, a number or an output in a dictionary
+    lost."""
+    x, z = x_of(), x_of(3)
+
+    def function(pair, scale, *, shift, flag):
+        assert flag == "on"
+        return {"y": (pair[0] * pair[1]).tanh() * scale + shift, "n": 3}
+
+    outputs = []
+    for call in (checkpoint, lambda f, *args, **named: f(*args, **named)):
+        x.grad = z.grad = None
+        output = call(function, [x, z], 2.5, shift=x * 2, flag="on")
+        output["y"].square().sum().backward()
+        outputs.append((output["n"], output["y"], x.grad, z.grad))
+    assert all(torch.equal(a, b) for a, b in zip(outputs[0][1:], outputs[1][1:]))
+
+
+def test_without_gradients():
+    """Must catch: inputs kept under no_grad; a typed sentence that comes only in backward."""
+    _, function = chain()
+    with torch.no_grad():
+        assert checkpoint(function, x_of()).grad_fn is None
+    with pytest.raises(CheckpointError, match="nothing that checkpoint.. got or used requires"):
+        checkpoint(torch.tanh, torch.ones(3))
+    with pytest.raises(CheckpointError, match="nothing that checkpoint_by_function.. got or used"):
+        checkpoint_by_function(torch.tanh, torch.ones(3)).sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_what_a_function_cannot(create_graph):
+    """A backward within backward fills .grad of every parameter it meets.
+
+    Must catch: autograd.grad() that fills weight.grad behind one's back."""
+    layers, function = chain()
+    x = x_of()
+    with pytest.raises(CheckpointError, match="knows backward.. alone"):
+        y = checkpoint_by_function(function, x).sum()
+        y.backward(create_graph=True) if create_graph else torch.autograd.grad(y, x)
+    assert all(parameter.grad is None for parameter in layers.parameters())
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_an_input_that_changes_in_place(call):
+    """Must catch: inputs kept by a closure, so that the second run takes what they are now."""
+    _, function = chain()
+    x = x_of()
+    inner = x * 2
+    y = call(function, inner)
+    with torch.no_grad():
+        inner.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def other_the_second_time(first, second):
+    runs = []
+
+    def function(x):
+        runs.append(1)
+        return (first if len(runs) == 1 else second)(x)
+
+    return function
+
+
+CHANGES = {
+    "other sizes": (
+        lambda x: x.tanh(),
+        lambda x: x[:2].tanh(),
+        False,
+        "in the second run it is 2x4",
+    ),
+    "fewer": (lambda x: x.tanh().exp(), lambda x: x.tanh(), False, "saved 2 activations and the"),
+    "other elements": (
+        lambda x: x.tanh(),
+        lambda x: (x * 1.5).tanh(),
+        True,
+        "has other elements in the second run",
+    ),
+    "more at the end": (lambda x: x.tanh(), lambda x: x.tanh().exp(), True, "and the second 2"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_function_that_does_something_else(change):
+    """Sizes and numbers always, elements and what comes after the last one when asked.
+
+    Must catch: a digest left out, or of the sum alone; a second run that stops early although it
+    was asked to be the same."""
+    first, second, asked, words = CHANGES[change]
+    y = checkpoint(other_the_second_time(first, second), x_of(), same=asked)
+    with pytest.raises(CheckpointError, match=words):
+        y.sum().backward()
+
+
+def test_elements_in_another_order_are_other_elements():
+    """Must catch: a digest that is a sum, in which the order does not count."""
+    y = checkpoint(
+        other_the_second_time(lambda x: x.flip(0).exp(), lambda x: x.exp()), x_of(), same=True
+    )
+    with pytest.raises(CheckpointError, match="other elements"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_an_exception_in_the_second_run_leaves_nothing(call):
+    """Must catch: random numbers, grad mode or hooks that stay as the second run had them."""
+
+    def fails(x):
+        torch.rand(3)
+        raise KeyError("second")
+
+    y = call(other_the_second_time(lambda x: x.tanh(), fails), x_of())
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    with pytest.raises(KeyError, match="second"):
+        y.sum().backward()
+    assert torch.equal(torch.get_rng_state(), before) and torch.is_grad_enabled()
+    x = x_of()
+    torch.tanh(x).sum().backward()
+    torch.testing.assert_close(x.grad, 1 - torch.tanh(x.detach()).square())
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_autocast_is_as_it_was(call):
+    """Must catch: a second run in fp32 where the first was in bf16."""
+    gradients = []
+    for one in (call, lambda f, x: f(x)):
+        torch.manual_seed(1)
+        layer = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+        x = torch.randn(3, 4, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = one(layer, x)
+        y.float().square().sum().backward()
+        gradients.append([x.grad, *(p.grad for p in layer.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+@pytest.mark.parametrize("call", BOTH)
+def test_half_of_the_outputs(call):
+    """Must catch: an output whose gradient is None handed to the backward within backward."""
+    layers, _ = chain()
+    x = x_of()
+    y, unused, constant = call(lambda x: (layers(x), x * 3, torch.ones(2)), x)
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(layers(x).sum(), x)[0])
