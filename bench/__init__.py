@@ -10,6 +10,7 @@ every topic. It reports; no test depends on its numbers.
 - ``memory``  what the byte ledger costs, and how exact it is
 - ``build``   seconds of ``make book``
 - ``ranks``   how fast ranks start, and what watching them costs
+- ``exposed``  exposed time on two rehearsed hosts, predicted over measured, for each technique
 - ``random-models``   many more random models through every technique than the tests run
 
 The other parts are in BENCHES of the topics' runs.py.

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from bench.browsing import PAGES, CannotBrowse, measure_pages
 from bench.building import measure_building
+from bench.exposed import CASES, measure_exposed
 from bench.formulas import measure_python
 from bench.memory import measure_memory
 from bench.random_models import measure_random_models
@@ -24,6 +25,7 @@ ENGINES = (
     Bench("build", partial(measure_building, ROOT, ROOT / "build" / "bench-copy")),
     Bench("ranks", measure_ranks),
     Bench("random-models", measure_random_models),
+    Bench("exposed", measure_exposed, dict(cases=CASES[1:3], turns=1)),
 )
 
 
@@ -52,16 +54,16 @@ def main(arguments=None, folder: Path = ROOT / "build") -> int:
         help=f"of {', '.join(raced)}: a recording for the pages, into measured",
     )
     parser.add_argument(
-        "--quick", action="store_true", help=f"of {', '.join(raced)}: little of everything"
+        "--quick", action="store_true", help=f"of {', '.join(raced)}, exposed: little of everything"
     )
     given = parser.parse_args(arguments)
     chosen = given.parts or parts
     if unknown := set(chosen) - set(parts):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
-    if (given.record or given.quick) and not set(chosen) <= set(raced):
-        parser.error(
-            f"--record and --quick are for {', '.join(raced)}; chosen: {', '.join(chosen)}"
-        )
+    small = [name for name, bench in benches.items() if bench.quick]
+    for option, wanted, fit in (("record", given.record, raced), ("quick", given.quick, small)):
+        if wanted and not set(chosen) <= set(fit):
+            parser.error(f"--{option} is for {', '.join(fit)}; chosen: {', '.join(chosen)}")
     described, results = machine(ROOT), []
     print(
         f"bench:  load average {described['load_average']}; on a busy machine times say little",

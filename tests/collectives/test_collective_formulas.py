@@ -152,6 +152,7 @@ def test_hierarchical(nodes, each):
         node_latency_seconds=1e-6,
         node_bytes_per_second=400e9,
         message_bytes=nbytes,
+        network_cards_per_node=1,
         **LINK,
     )
     assert found["nodes"] == nodes

@@ -291,7 +291,7 @@ def test_lines_points_and_what_was_measured():
     rank on a node; a disc over the marks."""
     spec = EXPLORERS["collective-cost"]
     shown = spec.compute(spec.start())
-    measured = {"ring_all_reduce_seconds": [(2**16, 210e-6), (2**30, 2.5)]}
+    measured = {"nodes_ring_all_reduce_seconds": [(2**16, 210e-6), (2**30, 2.5)]}
     (plain,), (figure,) = explorer_figures(spec, shown), explorer_figures(spec, shown, measured)
     lines = ("ring", "tree", "naive", "hierarchical")
     for name, line in zip(lines, spec.pictures[0].lines):
@@ -307,7 +307,7 @@ def test_lines_points_and_what_was_measured():
     )
     points = curve(figure, "ring, measured")
     assert (
-        list(zip(points.x, points.y)) == measured["ring_all_reduce_seconds"]
+        list(zip(points.x, points.y)) == measured["nodes_ring_all_reduce_seconds"]
         and points.marker.color == curve(figure, "ring").line.color
     )
     assert sum(trace.name.endswith("measured") for trace in figure.data) == 1
@@ -318,7 +318,7 @@ def test_lines_points_and_what_was_measured():
     )
     assert curve(figure, "here").y[0] == pytest.approx(
         shown["fastest_all_reduce_seconds"], rel=1e-4
-    ) and "<b>2.38 ms</b>" in words(figure)
+    ) and "<b>573 µs</b>" in words(figure)
     alone = spec.compute(spec.move(spec.start(), "ranks_per_node", 1))
     assert "hierarchical" not in words(explorer_figures(spec, alone)[0])
 

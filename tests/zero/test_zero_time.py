@@ -199,6 +199,32 @@ def test_what_the_chapter_prints():
     assert exposed(1024, 3, 8, **HIDDEN, **stage_1) == pytest.approx(137, abs=0.51)
 
 
+def test_offload():
+    """5 B parameters, PCIe 4, 200 GB/s of host memory. One rank: 645 ms of copies, 700 of CPU-Adam.
+    16 ranks, 8 on a host: 40 and 350, because ranks of one host share its memory, while each has a
+    PCIe link of its own. CPU-Adam reads and writes 28 bytes a parameter.
+
+    Must catch: more ranks on one host that make CPU-Adam faster; states read and not written."""
+    given = quantities(
+        recipe="bf16 + fp32 master",
+        parameters=5 * 10**9,
+        rank=0,
+        pcie_bytes_per_second=31e9,
+        host_memory_bytes_per_second=200e9,
+    )
+    names = ["offload_copy_seconds", "cpu_adam_seconds", "cpu_adam_bytes"]
+    names += ["offload_exposed_seconds"]
+    for ranks, each, copies, adam in ((1, 1, 645, 700), (16, 8, 40, 350), (8, 8, 81, 700)):
+        found = evaluate(
+            names, allow_unused=True, data_parallel=ranks, ranks_on_a_host=each, **given
+        )
+        assert 1e3 * found["offload_copy_seconds"] == pytest.approx(copies, abs=0.6)
+        assert 1e3 * found["cpu_adam_seconds"] == pytest.approx(adam, abs=0.6)
+        assert found["cpu_adam_bytes"] * ranks == 28 * 5 * 10**9
+        together = found["offload_copy_seconds"] + found["cpu_adam_seconds"]
+        assert found["offload_exposed_seconds"] == pytest.approx(together)
+
+
 def test_latency_asks_for_tokens_of_its_own():
     """64 ranks in 8 nodes, 297 µs for a gathering: 2,612 tokens for a unit of 7.1 M parameters, 92
     for 202 M.

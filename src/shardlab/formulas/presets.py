@@ -223,6 +223,47 @@ NODE_LINKS = _by_name(  # the same, where ranks of one node talk over another li
 )
 
 
+# --- protocols of NCCL ----------------------------------------------------------------------------
+_CORE = "NCCL@5067397 src/graph/tuning.cc, baseLatencies and hwLatencies; NVLink inside a node"
+
+
+def _protocol(name, base, node, network, share, note=""):
+    """Microseconds of a collective, of a step inside a node and of one between nodes."""
+    return Preset(
+        name,
+        MappingProxyType(
+            dict(
+                base_latency_seconds=base * 1e-6,
+                node_latency_seconds=node * 1e-6,
+                latency_seconds=network * 1e-6,
+                carried_share=share,
+            )
+        ),
+        _CORE,
+        note,
+    )
+
+
+PROTOCOLS = _by_name(
+    [
+        _protocol("ring, LL", 6.6, 0.6, 2.7, 0.5, "4 bytes of data beside 4 of flags"),
+        _protocol("ring, LL128", 14.0, 1.9, 4.0, 0.92, "120 bytes of data in 128"),
+        _protocol("ring, Simple", 8.4, 3.4, 14.0, 1.0, "no flags"),
+        _protocol(
+            "ring, Simple, several nodes",
+            1.4 * 8.4,
+            1.4 * 3.4,
+            1.4 * 14.0,
+            1.0,
+            "all of it times 1.4 from Ampere on, as in ncclTopoGetAlgoTime",
+        ),
+        _protocol("tree, LL", 6.8, 0.6, 5.0, 0.5),
+        _protocol("tree, LL128", 14.0, 1.25, 8.5, 0.92),
+        _protocol("tree, Simple", 8.4, 4.0, 14.0, 1.0),
+    ]
+)
+
+
 BOOK.presets = PRESETS = MappingProxyType(
     dict(
         model=MODELS,
@@ -232,6 +273,7 @@ BOOK.presets = PRESETS = MappingProxyType(
         link=LINKS,
         node_link=NODE_LINKS,
         operation=OPERATIONS,
+        protocol=PROTOCOLS,
     )
 )
 

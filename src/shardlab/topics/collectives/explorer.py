@@ -3,7 +3,7 @@
 from types import MappingProxyType
 
 from shardlab.show.pictures import CurveAxis, Curves, Line
-from shardlab.show.spec import Choice, Control, Explorer, ExplorerTable, Menu, Say
+from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
 
 COLLECTIVE_COST = Explorer(
@@ -14,6 +14,9 @@ COLLECTIVE_COST = Explorer(
         Control("message_bytes", "message", powers_of_two(KIB, 4 * GIB), "bytes"),
         Control("ranks", "ranks", powers_of_two(2, 4096)),
         Choice("ranks_per_node", "ranks on a node", ((1, "1"), (2, "2"), (4, "4"), (8, "8"))),
+        Choice(
+            "network_cards_per_node", "cards of a node", ((1, "1"), (2, "2"), (4, "4"), (8, "8"))
+        ),
         Control(
             "latency_seconds",
             "latency between nodes",
@@ -24,6 +27,11 @@ COLLECTIVE_COST = Explorer(
             "link_bytes_per_second", "bandwidth between nodes", steps_of_ten(7, 12), "bandwidth"
         ),
     ),
+    groups=(
+        ControlGroup("What is summed", ("message_bytes", "ranks")),
+        ControlGroup("Nodes", ("ranks_per_node", "network_cards_per_node")),
+        ControlGroup("A network card", ("latency_seconds", "link_bytes_per_second"), folded=True),
+    ),
     links=(),
     begin=MappingProxyType(
         dict(
@@ -32,6 +40,9 @@ COLLECTIVE_COST = Explorer(
             message_bytes=64 * MIB,
             ranks=32,
             ranks_per_node=8,
+            network_cards_per_node=8,
+            base_latency_seconds=0,
+            carried_share=1,
         )
     ),
     pictures=(
@@ -44,7 +55,7 @@ COLLECTIVE_COST = Explorer(
             ),
             y=CurveAxis("time, logarithmic", "short duration"),
             lines=(
-                Line("ring_all_reduce_seconds", "ring"),
+                Line("nodes_ring_all_reduce_seconds", "ring"),
                 Line("tree_all_reduce_seconds", "tree"),
                 Line("naive_all_reduce_seconds", "naive"),
                 Line(
@@ -56,9 +67,7 @@ COLLECTIVE_COST = Explorer(
             point="fastest_all_reduce_seconds",
             words="{fastest_all_reduce_seconds:short duration}",
             above=False,
-            marks=(
-                ("ring_tree_crossover_bytes", "ring = tree: {ring_tree_crossover_bytes:bytes}"),
-            ),
+            marks=(("nodes_crossover_bytes", "ring = tree: {nodes_crossover_bytes:bytes}"),),
         ),
     ),
     sentence=(
@@ -71,18 +80,19 @@ COLLECTIVE_COST = Explorer(
             " {fastest_bus_bytes_per_second}. "
         ),
         Say(
-            "A tree beats a ring below {ring_tree_crossover_bytes:bytes}.",
-            unless=(("ring_tree_crossover_bytes", 0),),
+            "A tree beats a ring below {nodes_crossover_bytes:bytes}.",
+            unless=(("nodes_crossover_bytes", 0),),
         ),
         Say(
             "No message is so small that a tree would beat a ring.",
-            when=(("ring_tree_crossover_bytes", 0),),
+            when=(("nodes_crossover_bytes", 0),),
         ),
     ),
     detail=(
         Say(
-            "Ring {ring_all_reduce_seconds:short duration}, tree {tree_all_reduce_seconds:short"
-            " duration}, naive {naive_all_reduce_seconds:short duration}"
+            "Ring {nodes_ring_all_reduce_seconds:short duration}, tree"
+            " {tree_all_reduce_seconds:short duration}, naive"
+            " {naive_all_reduce_seconds:short duration}"
         ),
         Say(
             ", hierarchical {hierarchical_all_reduce_seconds:short duration}",
@@ -92,8 +102,10 @@ COLLECTIVE_COST = Explorer(
             ". Between nodes {latency_seconds:short duration} and {link_bytes_per_second} each way"
         ),
         Say(
-            "; inside a node {node_latency_seconds:short duration} and {node_bytes_per_second},"
-            " which only the hierarchical one makes use of",
+            "; inside a node {node_latency_seconds:short duration} and {node_bytes_per_second}. All"
+            " rings together have {ring_bytes_per_second}: the slower of the link inside a node and"
+            " {network_cards_in_use:exact} network card{network_cards_in_use:s}. Tree and naive"
+            " use one link each and know no nodes",
             unless=(("ranks_per_node", 1),),
         ),
         Say("."),
@@ -102,17 +114,17 @@ COLLECTIVE_COST = Explorer(
         "64 MiB among 32 ranks, 8 on a node with NVLink 4, by the link between nodes",
         "link",
         (
-            ("ring", "ring_all_reduce_seconds", "short duration"),
+            ("ring", "nodes_ring_all_reduce_seconds", "short duration"),
             ("tree", "tree_all_reduce_seconds", "short duration"),
             ("naive", "naive_all_reduce_seconds", "short duration"),
             ("hierarchical", "hierarchical_all_reduce_seconds", "short duration"),
-            ("a tree beats a ring below", "ring_tree_crossover_bytes", "bytes"),
+            ("a tree beats a ring below", "nodes_crossover_bytes", "bytes"),
         ),
     ),
     outputs=(
         "fastest_all_reduce",
         "fastest_all_reduce_seconds",
         "fastest_bus_bytes_per_second",
-        "ring_tree_crossover_bytes",
+        "nodes_crossover_bytes",
     ),
 )

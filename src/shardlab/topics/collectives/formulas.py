@@ -28,6 +28,15 @@ message_elements | E | count, from 0 | elements of the whole array that a collec
 message_element_bytes | \beta_\text{msg} | bytes | bytes of one of its elements
 node_latency_seconds | \alpha_\text{node} | seconds, from 0 | latency between ranks of one node
 node_bytes_per_second | B_\text{node} | bytes/s, above 0 | bandwidth between ranks of one node
+base_latency_seconds | \alpha_0 | seconds, from 0, usually 0 | latency of a collective before its
+    first step
+carried_share | \eta_\text{wire} | fraction, above 0 to 1, usually 1 | share of a message on the
+    wire that is data: a protocol of short messages sends flags beside them
+switch_seconds | \alpha_\text{switch} | seconds, from 0 | latency of a collective in which a switch
+    adds
+switch_share | \eta_\text{switch} | fraction, above 0 to 1, usually 1 | share of a link's bandwidth
+    that a switch which adds keeps busy
+bus_bytes_per_second | B_\text{bus} | bytes/s, above 0 | bus bandwidth that somebody quotes
 collective_seconds | \tau | seconds, above 0 | time that a collective was measured to take
 """
 )
@@ -41,6 +50,9 @@ _STEPS = "tests/collectives/test_collective_formulas.py::test_steps"
 _SECONDS = "tests/collectives/test_collective_formulas.py::test_seconds"
 _BANDWIDTH = "tests/collectives/test_collective_formulas.py::test_bandwidths"
 _NODES = "tests/collectives/test_collective_formulas.py::test_hierarchical"
+_RINGS = "tests/collectives/test_published_times.py::test_rings_of_nodes"
+_PUBLISHED = "tests/collectives/test_published_times.py::test_published_rows"
+_CORE = "NCCL, src/graph/tuning.cc at 5067397"
 _FASTEST = "tests/collectives/test_collective_formulas.py::test_the_fastest"
 
 
@@ -259,21 +271,156 @@ def nodes(ranks, ranks_per_node):
     return ceil_div(ranks, ranks_per_node)
 
 
-@formula(r"\tau_\text{hier}", "seconds", source="sum of its three parts")
-def hierarchical_all_reduce_seconds(
+@formula(r"n_\text{cards}", "count", least=1, choice=True)
+def network_cards_per_node(ranks_per_node):
+    """network cards of a node: one for each rank unless it is given"""
+    return ranks_per_node
+
+
+@formula(r"n_\text{used}", "count", source="a rank drives one card", measured_by=_RINGS)
+def network_cards_in_use(network_cards_per_node, ranks_per_node):
+    """network cards of a node through which its ranks send"""
+    return minimum(network_cards_per_node, ranks_per_node)
+
+
+@formula(r"q_\text{net}", "count", source=_CORE, measured_by=_RINGS)
+def ring_network_steps(nodes):
+    """steps of a ring all-reduce in which a chunk crosses from node to node: once for each node, in
+    each round"""
+    return 2 * (nodes - 1)
+
+
+@formula(r"q_\text{node}", "count", source=_CORE, measured_by=_RINGS)
+def ring_node_steps(ranks, nodes):
+    """steps of a ring all-reduce in which a chunk stays inside a node"""
+    return 2 * (ranks - nodes)
+
+
+@formula(r"\alpha_\text{ring}", "seconds", source=_CORE, measured_by=_RINGS)
+def ring_latency_seconds(
+    base_latency_seconds,
+    ring_node_steps,
+    node_latency_seconds,
+    ring_network_steps,
+    latency_seconds,
+):
+    """latency of a ring all-reduce through all ranks of all nodes"""
+    return (
+        base_latency_seconds
+        + ring_node_steps * node_latency_seconds
+        + ring_network_steps * latency_seconds
+    )
+
+
+@formula(r"W", "bytes/s", source=_CORE, measured_by=_RINGS)
+def ring_bytes_per_second(
+    nodes,
+    ranks_per_node,
+    node_bytes_per_second,
+    network_cards_in_use,
+    link_bytes_per_second,
+):
+    """bandwidth of all rings that run at once, one through each card: that of the slower of the
+    link inside a node and all cards of a node together"""
+    return where(
+        nodes < 2,
+        node_bytes_per_second,
+        where(
+            ranks_per_node < 2,
+            link_bytes_per_second,
+            minimum(node_bytes_per_second, network_cards_in_use * link_bytes_per_second),
+        ),
+    )
+
+
+@formula(r"\tau_\text{rings}", "seconds", source=_CORE, measured_by=_PUBLISHED)
+def nodes_ring_all_reduce_seconds(
+    ranks, ring_latency_seconds, message_bytes, carried_share, ring_bytes_per_second
+):
+    """time of an all-reduce around rings through all ranks of all nodes"""
+    return ring_latency_seconds + 2 * (ranks - 1) / ranks * (
+        message_bytes / (carried_share * ring_bytes_per_second)
+    )
+
+
+@formula(r"\tau_\text{trees}", "seconds", source=_CORE, measured_by=_PUBLISHED)
+def two_trees_all_reduce_seconds(
+    base_latency_seconds,
     ranks_per_node,
     node_latency_seconds,
-    node_bytes_per_second,
     nodes,
     latency_seconds,
     message_bytes,
-    link_bytes_per_second,
+    carried_share,
+    ring_bytes_per_second,
 ):
-    """time of a reduce-scatter in each node, an all-reduce of the chunks across nodes and an
-    all-gather in each node; all ranks of a node share its link to the others"""
+    """time of an all-reduce by two trees over nodes, each for half of the array, with a chain
+    inside each node: up and down"""
+    return (
+        base_latency_seconds
+        + 2 * ((ranks_per_node - 1) * node_latency_seconds + ceil_log2(nodes) * latency_seconds)
+        + 2 * (message_bytes / (carried_share * ring_bytes_per_second))
+    )
+
+
+@formula(r"\tau_\text{switch}", "seconds", source=_CORE, measured_by=_PUBLISHED)
+def in_switch_all_reduce_seconds(
+    switch_seconds, ranks, message_bytes, switch_share, node_bytes_per_second
+):
+    """time of an all-reduce inside one node whose switches add (NVLS): a rank sends the array once,
+    and a chunk more to hand its result out"""
+    return switch_seconds + (ranks + 1) / ranks * (
+        message_bytes / (switch_share * node_bytes_per_second)
+    )
+
+
+@formula(r"\tau_\text{in}", "seconds", source=_RING)
+def inside_nodes_seconds(
+    ranks_per_node, node_latency_seconds, message_bytes, node_bytes_per_second
+):
+    """time of the first and the last part of a hierarchical all-reduce: a reduce-scatter and an
+    all-gather in each node"""
     return 2 * ring_pass(
         ranks_per_node, node_latency_seconds, message_bytes / node_bytes_per_second
-    ) + 2 * ring_pass(nodes, latency_seconds, message_bytes / link_bytes_per_second)
+    )
+
+
+@formula(r"\tau_\text{across}", "seconds", source=_RING)
+def across_nodes_seconds(
+    nodes, latency_seconds, message_bytes, network_cards_in_use, link_bytes_per_second
+):
+    """time of its middle part: the chunks of all ranks of a node are summed across nodes at once,
+    through all of its cards"""
+    return 2 * ring_pass(
+        nodes, latency_seconds, message_bytes / (network_cards_in_use * link_bytes_per_second)
+    )
+
+
+@formula(r"\tau_\text{hier}", "seconds", source="sum of its three parts")
+def hierarchical_all_reduce_seconds(inside_nodes_seconds, across_nodes_seconds):
+    """time of a hierarchical all-reduce whose parts come one after another: the most that it
+    takes"""
+    return inside_nodes_seconds + across_nodes_seconds
+
+
+@formula(r"\tau_\text{least}", "seconds", source="the longer of its parts")
+def hierarchical_all_reduce_at_least_seconds(inside_nodes_seconds, across_nodes_seconds):
+    """time of a hierarchical all-reduce whose parts overlap piece by piece: the least that it
+    takes"""
+    return maximum(inside_nodes_seconds, across_nodes_seconds)
+
+
+@formula(r"B_\text{card}", "bytes/s", source="definition", measured_by=_RINGS)
+def hierarchical_wire_bytes_per_second(bus_bytes_per_second, nodes, ranks):
+    """bandwidth of a card behind a quoted bus bandwidth, if the all-reduce was hierarchical and
+    every rank has a card"""
+    return bus_bytes_per_second * (nodes - 1) / (ranks - 1)
+
+
+@formula(r"B_\text{sw}", "bytes/s", source="definition", measured_by=_PUBLISHED)
+def switch_wire_bytes_per_second(bus_bytes_per_second, ranks):
+    """bandwidth of a rank's link behind a quoted bus bandwidth, if a switch has added"""
+    return bus_bytes_per_second * (ranks + 1) / (2 * (ranks - 1))
 
 
 @formula(r"\rho_\text{flat}", "fraction")
@@ -307,25 +454,54 @@ def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tre
     )
 
 
+@formula(r"\sigma_\text{ring}", "s/byte")
+def ring_seconds_a_byte(ranks, carried_share, ring_bytes_per_second):
+    """time of each byte in an all-reduce around the rings of all nodes"""
+    return 2 * (ranks - 1) / (ranks * carried_share * ring_bytes_per_second)
+
+
+@formula(r"\sigma_\text{tree}", "s/byte")
+def tree_seconds_a_byte(tree_broadcast_steps, link_bytes_per_second):
+    """time of each byte in a tree all-reduce over one link a rank"""
+    return 2 * maximum(tree_broadcast_steps, 1) / link_bytes_per_second
+
+
+@formula(r"\alpha_\text{tree}", "seconds")
+def tree_latency_seconds(tree_all_reduce_steps, latency_seconds):
+    """latency of a tree all-reduce"""
+    return tree_all_reduce_steps * latency_seconds
+
+
+@formula(r"S_\text{nodes}", "bytes, any number", source="where both times are equal")
+def nodes_crossover_bytes(
+    ring_latency_seconds, tree_latency_seconds, tree_seconds_a_byte, ring_seconds_a_byte
+):
+    """message for which the rings of all nodes and a tree take equally long: below it the tree is
+    faster; 0 where no message is so small"""
+    return maximum(ring_latency_seconds - tree_latency_seconds, 0) / (
+        tree_seconds_a_byte - minimum(ring_seconds_a_byte, tree_seconds_a_byte / 2)
+    )
+
+
 @formula(r"\tau_\text{best}", "seconds")
 def fastest_all_reduce_seconds(
-    ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
+    nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
 ):
     """time of the fastest all-reduce; the naive one never is, since it has a tree's messages and at
     least as many steps"""
     return minimum(
-        ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
+        nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
     )
 
 
 @formula(r"i_\text{best}", "count")
 def fastest_all_reduce(
-    ring_all_reduce_seconds, tree_all_reduce_seconds, fastest_all_reduce_seconds
+    nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, fastest_all_reduce_seconds
 ):
     """which all-reduce that is: 1 the ring, 2 the tree, 3 the hierarchical one; of equals the
     first"""
     return where(
-        ring_all_reduce_seconds <= fastest_all_reduce_seconds,
+        nodes_ring_all_reduce_seconds <= fastest_all_reduce_seconds,
         1,
         where(tree_all_reduce_seconds <= fastest_all_reduce_seconds, 2, 3),
     )

@@ -26,6 +26,11 @@ gather_ahead | 1_\text{ahead} | count, from 0 to 1, usually 1 | 1 if a unit's pa
     while the units before it compute, 0 if the unit waits for them
 reduce_early | 1_\text{early} | count, from 0 to 1, usually 1 | 1 if gradients travel while backward
     goes on, 0 if backward waits for them, or the step does
+pcie_bytes_per_second | B_\text{PCIe} | bytes/s, above 0 | bandwidth between a GPU and its host,
+    each way
+host_memory_bytes_per_second | B_\text{host} | bytes/s, above 0 | bandwidth of a host's memory,
+    which all its ranks share
+ranks_on_a_host | n_\text{host} | count, usually 8 | ranks that update on one host at the same time
 contention | \varphi | fraction, from 0 to 1, usually 0 | share of its speed that computing loses
     while a message is under way: 0.16 on average and 0.29 at most in arXiv 2507.03114
 """
@@ -39,6 +44,7 @@ _SENT = "tests/zero/test_zero.py::test_bytes_on_the_wire"
 _PEAK = "tests/zero/test_zero.py::test_what_is_whole_at_a_time"
 _SECONDS = "tests/zero/test_zero_formulas.py::test_seconds"
 _EVENTS = "tests/zero/test_zero_time.py::test_closed_forms_are_the_simulation"
+_OFFLOAD = "tests/zero/test_zero_time.py::test_offload"
 _COUNTS = "tests/zero/test_zero_time.py::test_how_often_a_step_communicates"
 _HIDES = "tests/zero/test_zero_time.py::test_tokens_that_hide_a_phase"
 
@@ -517,6 +523,53 @@ def zero_step_seconds(zero_forward_seconds, zero_backward_seconds):
 def zero_exposed_seconds(zero_step_seconds, zero_compute_seconds):
     """time of a step in which the rank waits for the link"""
     return zero_step_seconds - zero_compute_seconds
+
+
+# --- offload: the optimizer on the host -----------------------------------------------------------
+formula = BOOK.section(source="Ren et al. 2021 (ZeRO-Offload)", measured_by=_OFFLOAD)
+
+
+@formula(r"S_\text{PCIe}", "bytes")
+def offload_copy_bytes(zero_shard_parameters, gradient_element_bytes, parameter_element_bytes):
+    """bytes between a GPU and its host in a step: the gradients of the shard go down, its updated
+    parameters come up"""
+    return (gradient_element_bytes + parameter_element_bytes) * zero_shard_parameters
+
+
+@formula(r"\tau_\text{PCIe}", "seconds")
+def offload_copy_seconds(offload_copy_bytes, pcie_bytes_per_second):
+    """time of these copies, one way after the other"""
+    return offload_copy_bytes / pcie_bytes_per_second
+
+
+@formula(r"S_\text{Adam}", "bytes", source="counted: each is read, states are written back")
+def cpu_adam_bytes(
+    zero_shard_parameters,
+    master_element_bytes,
+    optimizer_moments,
+    moment_element_bytes,
+    gradient_element_bytes,
+    parameter_element_bytes,
+):
+    """bytes that an update on the host reads and writes in memory: master copy and moments both
+    ways, the gradient, and the parameter that goes up; 28 for each parameter of a bf16 model"""
+    return (
+        2 * (master_element_bytes + optimizer_moments * moment_element_bytes)
+        + gradient_element_bytes
+        + parameter_element_bytes
+    ) * zero_shard_parameters
+
+
+@formula(r"\tau_\text{Adam}", "seconds")
+def cpu_adam_seconds(cpu_adam_bytes, ranks_on_a_host, host_memory_bytes_per_second):
+    """time of an update on the host, bound by its memory, which all its ranks read at once"""
+    return cpu_adam_bytes * ranks_on_a_host / host_memory_bytes_per_second
+
+
+@formula(r"\tau_\text{off}", "seconds")
+def offload_exposed_seconds(offload_copy_seconds, cpu_adam_seconds):
+    """time of a step's update with offload, if nothing of it is hidden: down, update, up"""
+    return offload_copy_seconds + cpu_adam_seconds
 
 
 # --- from how many tokens on a phase hides its own messages ---------------------------------------
