@@ -7,6 +7,7 @@ python -m shardlab explain QUANTITY [NAME=VALUE ...]
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -30,7 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_explain(commands)
     command.add_fits(commands)
     asked = parser.parse_args(arguments)
-    return asked.run(asked)
+    try:
+        answer = asked.run(asked)
+        sys.stdout.flush()
+        return answer
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def examine_machine(asked) -> int:
