@@ -634,7 +634,6 @@ def test_copy_as_python(card):
         shown = spec.compute(values)
         answer = eval(call, {"explain": evaluate})  # the same arguments, and no tree printed
         assert answer == {name: shown[name] for name in spec.outputs}
-        assert code == spec.call(values, chosen)  # which tests/engines explains
         assert card.words == f"{spec.say(shown)} {spec.say_detail(shown)}"
 
 
