@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .recompute_surroundings import CheckpointError, Kept, Surroundings, differs
+from .recompute_surroundings import CheckpointError, ActivationTraits, Surroundings, differs
 from .torch_internals import in_plain_backward, tree_leaves, tree_map
 
 # --- by hooks -------------------------------------------------------------------------------------
@@ -88,11 +88,11 @@ class Recomputation:
             lambda leaf: Tensor if isinstance(leaf, Tensor) else leaf, (args, named)
         )
         self.surroundings = Surroundings(tensors)
-        self.first: list[Kept] = []  # what each activation was like in the first run
+        self.first: list[ActivationTraits] = []  # what each activation was like in the first run
         self.again: dict[int, Tensor] = {}  # activations of the second run that nobody took yet
 
     def pack(self, activation: Tensor) -> int:
-        self.first.append(Kept.of(activation, self.same))
+        self.first.append(ActivationTraits.of(activation, self.same))
         return len(self.first) - 1
 
     def unpack(self, number: int) -> Tensor:
@@ -106,7 +106,7 @@ class Recomputation:
         def keep(activation: Tensor) -> Tensor:
             activation = activation.detach()  # with its graph, it would keep itself alive
             self.again[len(second)] = activation
-            second.append(Kept.of(activation, self.same))
+            second.append(ActivationTraits.of(activation, self.same))
             if len(second) == len(self.first) and not self.same:
                 raise Enough
             return activation

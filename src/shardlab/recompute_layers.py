@@ -20,18 +20,18 @@ def checkpoint_every(layers: nn.ModuleList | nn.Sequential, n: int) -> nn.Module
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n = {n!r}: a checkpoint has a whole number of layers, at least 1.")
-    if type(layers) not in KINDS:
+    if type(layers) not in CHECKPOINTED:
         raise TypeError(
             f"layers are a {type(layers).__name__}: only the layers of a ModuleList or a Sequential"
             " run one after the other for certain; put those of another module into checkpoints"
             " with checkpoint()."
         )
-    checkpointed = KINDS[type(layers)].__new__(KINDS[type(layers)])
+    checkpointed = CHECKPOINTED[type(layers)].__new__(CHECKPOINTED[type(layers)])
     checkpointed.__dict__.update(layers.__dict__, every=n)
     return checkpointed
 
 
-class Group:
+class LayersTogether:
     """Layers that run one after the other in one checkpoint."""
 
     def __init__(self, layers: list[nn.Module]):
@@ -50,7 +50,7 @@ class InGroups:
     def __iter__(self) -> Iterator[Callable]:
         layers = list(self._modules.values())
         for first in range(0, len(layers), self.every):
-            yield Group(layers[first : first + self.every])
+            yield LayersTogether(layers[first : first + self.every])
 
 
 class CheckpointedList(InGroups, nn.ModuleList):
@@ -61,7 +61,7 @@ class CheckpointedSequential(InGroups, nn.Sequential):
     """Made by checkpoint_every."""
 
 
-KINDS = {
+CHECKPOINTED = {
     nn.ModuleList: CheckpointedList,
     CheckpointedList: CheckpointedList,
     nn.Sequential: CheckpointedSequential,

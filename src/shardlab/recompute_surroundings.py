@@ -44,7 +44,7 @@ class Surroundings:
             yield
 
 
-class Kept(NamedTuple):
+class ActivationTraits(NamedTuple):
     """What an activation is like."""
 
     shape: torch.Size
@@ -53,7 +53,7 @@ class Kept(NamedTuple):
     digest: int | None  # of its bytes, each with a weight, if values are compared
 
     @classmethod
-    def of(cls, activation: Tensor, values: bool) -> "Kept":
+    def of(cls, activation: Tensor, values: bool) -> "ActivationTraits":
         digest = digest_of(activation.detach()) if values else None
         return cls(activation.shape, activation.dtype, activation.device, digest)
 
@@ -69,7 +69,7 @@ def digest_of(tensor: Tensor) -> int:
     return int((octets * weights).sum())
 
 
-def differs(first: list[Kept], second: list[Kept]) -> str:
+def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> str:
     """What the second run did otherwise, in one sentence, or nothing."""
     rule = "the function must do the same both times."
     for number, (was, now) in enumerate(zip(first, second)):
