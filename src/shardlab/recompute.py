@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .recompute_surroundings import CheckpointError, ActivationTraits, Surroundings, differs
+from .recompute_surroundings import ActivationTraits, CheckpointError, Surroundings, differs
 from .torch_internals import in_plain_backward, tree_leaves, tree_map
 
 # --- by hooks -------------------------------------------------------------------------------------
