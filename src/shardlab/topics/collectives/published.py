@@ -12,10 +12,10 @@ from statistics import median
 from typing import NamedTuple
 
 from shardlab.formulas import evaluate
+from shardlab.show.stops import GIB, KIB, MIB
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _MLE = "ml-engineering@744d01e network/README.md"
-FAR = 1.5  # an outlier is off by more
+OUTLIER = 1.5  # an outlier is off by more
 
 
 class Pair(NamedTuple):
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
         return self.model_seconds / self.published_seconds
 
 
-class Row(NamedTuple):
+class PublishedRow(NamedTuple):
     """Measurements of one source."""
 
     name: str
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
     @property
     def outliers(self) -> list[Pair]:
-        return [pair for pair in self.pairs if not 1 / FAR <= pair.ratio <= FAR]
+        return [pair for pair in self.pairs if not 1 / OUTLIER <= pair.ratio <= OUTLIER]
 
 
 def ask(name, **given):
@@ -61,7 +61,7 @@ def sizes(first, count):
     return [first << place for place in range(count)]
 
 
-def written(nbytes):
+def sized(nbytes):
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if nbytes >= size:
             return f"{nbytes // size} {unit}"
@@ -80,26 +80,26 @@ FOUR_B200 = (1.33, 2.84, 5.37, 10.38, 18.90, 35.12, 64.43, 91.19, 156.74, 197.94
 FOUR_B200 += (361.99, 372.42, 377.34, 380.39, 381.80)
 
 
-def four_nodes() -> Iterator[Row]:
+def four_nodes() -> Iterator[PublishedRow]:
     def pairs(nbytes, bus):
         for size, bandwidth in zip(nbytes, bus):
             model = ask("nodes_ring_all_reduce_seconds", message_bytes=size, **FOUR_NODES)
-            yield Pair(written(size), from_bus(size, 32, bandwidth), model)
+            yield Pair(sized(size), from_bus(size, 32, bandwidth), model)
 
     assumed = "ring, Simple, eight cards of 50 GB/s a node; nothing fitted"
-    yield Row(
+    yield PublishedRow(
         "4 x 8 B200, 256 KiB to 16 GiB",
         f"{_MLE}, Inter-node speed depends on intra-node speed",
         assumed,
         list(pairs(sizes(256 * KIB, 17), FOUR_B200)),
     )
-    yield Row(
+    yield PublishedRow(
         "the same, 32 to 128 KiB",
         f"{_MLE}, the same table",
         assumed + "; two digits are printed, the cause is unknown",
         list(pairs(sizes(32 * KIB, 3), (0.01, 0.04, 0.45))),
     )
-    yield Row(
+    yield PublishedRow(
         "4 x 8 H200, 4 GiB",
         f"{_MLE}, footnote on the payload between nodes",
         assumed,
@@ -117,7 +117,7 @@ B200 += (568.38, 646.11, 688.99, 723.34, 734.97, 740.64, 839.07, 845.67)
 NODE = dict(ranks=8, ranks_per_node=8, link_bytes_per_second=50e9)
 
 
-def fastest(nbytes, wire, ll_wire, launch, switch=None):
+def fastest_time(nbytes, wire, ll_wire, launch, switch=None):
     """The least of a ring by three protocols and of a switch that adds, as NCCL means to choose."""
     ways = []
     for protocol in ("ring, LL", "ring, LL128", "ring, Simple"):
@@ -130,15 +130,19 @@ def fastest(nbytes, wire, ll_wire, launch, switch=None):
     return launch + min(ways)
 
 
-def one_node() -> Iterator[Row]:
+def one_node() -> Iterator[PublishedRow]:
     nbytes = sizes(32 * KIB, 20)
     rest = nbytes[1:-1]  # the first and the last row give the two that are fitted
-    yield Row(
+    yield PublishedRow(
         "8 A100, 64 KiB to 8 GiB",
         f"{_MLE}, nccl-tests on a single A100 node",
         "ring by the best protocol; 235 GB/s from the last row, 28 µs of launch from the first",
         [
-            Pair(written(size), 1e-6 * A100[place], fastest(size, 235e9, 87.7e9, 28e-6))
+            Pair(
+                sized(size),
+                1e-6 * A100[place],
+                fastest_time(size, 235e9, 87.7e9, 28e-6),
+            )
             for place, size in enumerate(nbytes)
             if size in rest
         ],
@@ -147,16 +151,16 @@ def one_node() -> Iterator[Row]:
         ("8 H200, 32 KiB to 16 GiB", H200, 366e9, 141e9, 310e9),
         ("8 B200, 32 KiB to 16 GiB", B200, 682e9, 282e9, 540e9),
     ):
-        yield Row(
+        yield PublishedRow(
             name,
             f"{_MLE}, all_reduce_bench.py",
             f"ring or NVLS; {wire / 1e9:g} and {switch / 1e9:g} GB/s from other tables, 25 µs of"
             " launch",
             [
                 Pair(
-                    written(size),
+                    sized(size),
                     from_bus(size, 8, table[place]),
-                    fastest(size, wire, ll_wire, 25e-6, switch),
+                    fastest_time(size, wire, ll_wire, 25e-6, switch),
                 )
                 for place, size in enumerate(nbytes)
             ],
@@ -170,7 +174,7 @@ NVLS = {
 }
 
 
-def switches() -> Iterator[Row]:
+def switches() -> Iterator[PublishedRow]:
     """Behind each bus bandwidth there is one bandwidth of the wire, whatever the number of GPUs."""
     for card, table in NVLS.items():
         wires = {
@@ -178,7 +182,7 @@ def switches() -> Iterator[Row]:
             for ranks, bus in table.items()
         }
         wire = median(wires.values())
-        yield Row(
+        yield PublishedRow(
             f"NVLS on {min(table)} to 8 {card}, 8 GiB",
             f"{_MLE}, SHARP",
             f"bus bandwidth times (n + 1) / 2(n - 1) is one number: {wire / 1e9:.0f} GB/s",
@@ -189,11 +193,11 @@ def switches() -> Iterator[Row]:
 # --- latency, and peaks of several nodes ----------------------------------------------------------
 
 
-def single_numbers() -> Iterator[Row]:
+def single_numbers() -> Iterator[PublishedRow]:
     a100 = dict(ranks=256, ranks_per_node=8, node_bytes_per_second=300e9)
     a100.update(link_bytes_per_second=25e9, message_bytes=128)
     tree = ask("two_trees_all_reduce_seconds", protocol="tree, LL", **a100)
-    yield Row(
+    yield PublishedRow(
         "256 A100 in 32 nodes, 8 to 128 B",
         "NCCL issue 652",
         "two trees, LL",
@@ -201,7 +205,7 @@ def single_numbers() -> Iterator[Row]:
     )
     pair = dict(ranks=2, ranks_per_node=1, message_bytes=8, node_bytes_per_second=300e9)
     pair.update(link_bytes_per_second=25e9, protocol="ring, LL", latency_seconds=5.0e-6)
-    yield Row(
+    yield PublishedRow(
         "2 nodes of one A100, 8 B",
         "nccl-tests issue 150",
         "ring, LL; with one GPU a node, the tree's network latency, as in tuning.cc",
@@ -210,7 +214,7 @@ def single_numbers() -> Iterator[Row]:
     cards = dict(ranks_per_node=8, node_bytes_per_second=300e9, link_bytes_per_second=25e9)
     cards.update(network_cards_per_node=4, ranks=24)
     speed = ask("ring_bytes_per_second", **cards)
-    yield Row(
+    yield PublishedRow(
         "3 and 2 nodes of 8 A100, peaks of 96 and 86 GB/s",
         "nccl-tests issue 119, NCCL issue 1048",
         "four cards of 200 Gbit/s a node, together 100 GB/s",
@@ -218,6 +222,6 @@ def single_numbers() -> Iterator[Row]:
     )
 
 
-def rows() -> list[Row]:
+def rows() -> list[PublishedRow]:
     """All rows, in the order of the page."""
     return [*four_nodes(), *one_node(), *switches(), *single_numbers()]
