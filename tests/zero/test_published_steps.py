@@ -1,6 +1,9 @@
 """Published training runs beside the model of time: FSDP whose messages are hidden, and data
 parallelism that is as fast."""
 
+from pathlib import Path
+from statistics import median
+
 import pytest
 
 from shardlab.formulas import evaluate, quantities
@@ -65,6 +68,17 @@ def test_fully_sharded_runs(name):
         assert mfu(run, ODD[1]) / ODD[2] < 1.5
     if "13b, H100" in name:
         assert mfu(run, 64, card=50e9) / 39.86 < 0.8
+
+
+def test_the_page_prints_their_median():
+    """Must catch: a page that keeps an old ratio."""
+    ratios = [mfu(run, ranks) / published for run in RUNS.values() for ranks, published in run[-1]]
+    chapter = Path(__file__).resolve().parents[2] / "chapters" / "zero.md"
+    text = " ".join(chapter.read_text(encoding="utf-8").split())
+    assert len(ratios) == 8 and f"is {median(ratios):.2f} over eight runs" in text
+    assert f"the farthest {max(ratios):.2f}" in text and min(ratios) > 0.95
+    odd = mfu(RUNS[ODD[0]], ODD[1]) / ODD[2]
+    assert f"is at {odd:.2f};" in text
 
 
 def test_fsdp_and_data_parallelism_become_bandwidth_bound_together():
