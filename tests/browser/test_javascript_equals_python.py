@@ -94,6 +94,13 @@ def arbitrary(spec, chance):
         if "heads" in values:
             values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
+        if "experts" in values:  # the eager step knows none, and no norms of queries
+            dense = chance.random() < 0.9 or "microbatch" not in values
+            values["experts"] = 0 if dense else chance.randint(1, 64)
+            values["query_key_norms"] = chance.randint(0, 1) * ("microbatch" not in values)
+            values["norms_per_layer"] = 2
+        if "experts_per_token" in values:
+            values["experts_per_token"] = min(values["experts"], 2)
         if "ranks_per_node" in values:
             values["ranks"] = values["ranks_per_node"] * chance.randint(1, 16)
         if "gpus" in values:
