@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .registry import BOOK, Formula, Registry, show
-from .subset import written
+from .subset import expression_of
 
 DECIMAL_UNITS = ((10**15, "PB"), (10**12, "TB"), (10**9, "GB"), (10**6, "MB"))
 
@@ -110,7 +110,7 @@ def explained(names, *, allow_unused=False, levels=None, registry: Registry = BO
         )
         if computed:
             facts |= dict(
-                expression=written(found.function),
+                expression=expression_of(found.function),
                 source=found.source,
                 measured_by=found.measured_by,
             )

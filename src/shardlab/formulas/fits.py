@@ -11,7 +11,7 @@ from pathlib import Path
 from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, MODELS
 from .registry import BOOK, InvalidQuantity, show
-from .subset import written
+from .subset import expression_of
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 USUAL_RECIPE = "bf16 + fp32 master"
@@ -230,7 +230,7 @@ def _lines(values) -> Iterator[LedgerLine]:
             name,
             values[name],
             " ".join(found.meaning.split()),
-            written(formula.function) if formula else show(values[name]),
+            expression_of(formula.function) if formula else show(values[name]),
             formula.source if formula else "the kernels preset",
         )
 

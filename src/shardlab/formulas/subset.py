@@ -204,7 +204,7 @@ def returned(function):
 
 
 @cache  # an explanation of a step reads hundreds
-def written(function):
+def expression_of(function):
     """The expression of a formula, as it is written in Python; places say how theirs are made."""
     text = getattr(function, "written", "")
     return text or ast.unparse(returned(function))
