@@ -34,6 +34,12 @@ data-parallelism | The last bucket is never hidden | here the last two are not
 data-parallelism | until somebody clips gradients by their norm, | only between the two norms
 data-parallelism | Clipping by the norm, which sees | only between the two norms
 data-parallelism | gradients arrived \| | not under find_unused_parameters
+zero | Stage 3 from 16 on | from 14; 16 is the next stop of the slider
+zero | PCIe is slower than any of these links | PCIe 5 has 63 GB/s, 400 Gbit/s are 50
+zero | It costs nothing: the same bytes | the same bytes, not the same seconds
+zero | DeepSpeed hpZ | hpZ keeps the states sharded over all ranks
+zero | \$\(P \+ G \+ S\) | S is a message
+zero | More ranks make it cheaper | the copies, not the update
 saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
 saving | A file system renames at once or not at all | POSIX does, object stores do not
 """.strip().splitlines()
@@ -84,6 +90,19 @@ def test_the_ridges_rise_fall_and_rise():
     assert ridge["H100 SXM 80GB"] / ridge["V100 SXM2 32GB"] == pytest.approx(2, rel=0.1)
     assert ridge["H200 SXM"] < 0.75 * ridge["H100 SXM 80GB"]
     assert ridge["B200 SXM"] > 1.3 * ridge["H200 SXM"]
+
+
+def test_from_how_many_ranks_a_model_fits():
+    """Must catch: the next stop of a slider taken for the least number of ranks."""
+    given = quantities(model="Llama 2 70B", recipe="bf16 + fp32 master", zero_stage=3, rank=0)
+    fits = lambda ranks: (
+        evaluate(["zero_states_bytes"], allow_unused=True, data_parallel=ranks, **given)[
+            "zero_states_bytes"
+        ]
+        <= 80e9
+    )
+    said = re.search(r"Stage 3 from (\d+) on, with", words("zero"))
+    assert int(said[1]) == next(ranks for ranks in range(1, 100) if fits(ranks))
 
 
 def test_one_edition_of_a_source():
