@@ -312,7 +312,7 @@ def ring_latency_seconds(
     )
 
 
-@formula(r"W", "bytes/s", source=_CORE, measured_by=_RINGS)
+@formula(r"B_\text{ring}", "bytes/s", source=_CORE, measured_by=_RINGS)
 def ring_bytes_per_second(
     nodes,
     ranks_per_node,
