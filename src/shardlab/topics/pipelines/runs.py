@@ -78,7 +78,7 @@ def torch_pipeline(net, optimizer_cls, name, kind, tokens, **settings):
     return pipeline, optimizer_cls(pipeline.parameters(), **settings)
 
 
-KINDS = {  # PyTorch's class for the schedule; its zero bubble with one stage a rank is H1
+TORCH_SCHEDULES = {  # PyTorch's class for the schedule; its zero bubble with one stage a rank is H1
     "GPipe": "ScheduleGPipe",
     "1F1B": "Schedule1F1B",
     "interleaved 1F1B": "ScheduleInterleaved1F1B",
@@ -88,13 +88,15 @@ TORCH_NAME = "PyTorch, {}"
 WAYS = {
     **{
         name: Way(
-            our_pipeline, dict(name=name), (TORCH_NAME.format(name),) if name in KINDS else ()
+            our_pipeline,
+            dict(name=name),
+            (TORCH_NAME.format(name),) if name in TORCH_SCHEDULES else (),
         )
         for name in SCHEDULES
     },
     **{
         TORCH_NAME.format(name): Way(torch_pipeline, dict(name=name, kind=kind))
-        for name, kind in KINDS.items()
+        for name, kind in TORCH_SCHEDULES.items()
     },
 }
 
@@ -226,7 +228,7 @@ def race(
     results = []
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
-            for name in KINDS:
+            for name in TORCH_SCHEDULES:
                 results += beside_the_same(world, name, task, weigh_task, turns)
     return results
 
