@@ -97,8 +97,14 @@ def drawn(config, seed):
 
 
 def batch_of(config, n, seed=3):
+    """Tokens and targets, among them the first of each rank's part of the vocabulary, and the last
+    of all."""
     draw = torch.Generator().manual_seed(seed)
-    return torch.randint(config.vocabulary, (2, 3, 2 * n), generator=draw)
+    batch = torch.randint(config.vocabulary, (2, 3, 2 * n), generator=draw)
+    parts = torch.arange(config.vocabulary).tensor_split(n)
+    batch[:, 0, :n] = torch.stack([part[0] for part in parts])
+    batch[:, 1, 0] = config.vocabulary - 1
+    return batch
 
 
 def far(ours, plain):
