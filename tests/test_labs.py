@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from bookkit.learner import INSTALL_CELL, has_tag
 
-HERE = str(Path(__file__).parent)  # where nbval finds its plugin nbval_progress
+HERE = str(Path(__file__).parent)  # where nbval finds its plugin
 ROOT = Path(__file__).resolve().parents[1]
 HERE = str(Path(__file__).resolve().parent)
 LABS = sorted((ROOT / "labs").glob("*.ipynb"))
@@ -79,7 +79,6 @@ def rerun(lab: Path) -> tuple[int, list[str], str]:
         [
             *(sys.executable, "-m", "pytest", lab.name, "--nbval-lax", "--nbval-current-env"),
             *("--nbval-cell-timeout", str(CELL_TIMEOUT_SECONDS), "--junit-xml", report.name),
-            *("-p", "nbval_progress"),
             *(
                 "--rootdir",
                 ".",
@@ -274,20 +273,6 @@ def test_a_different_output_is_seen(tmp_path):
     count, failed, report = rerun(tmp_path / "lab.ipynb")
     assert (count, failed) == (3, ["Cell 1"]), report  # nbval counts code cells from 0
     assert "41" in report and "42" in report, report
-
-
-@pytest.mark.labs
-def test_a_line_of_progress_is_no_difference(tmp_path):
-    """Must catch: nbval_progress not loaded, so that a lab differs where a busy machine made its
-    ranks show how long they run."""
-    lab = small_lab()
-    lab.cells[2].source = (
-        "from shardlab.ranks.output import LONG_SECONDS, Printed, Progress\n"
-        "line = Progress([])\nline(LONG_SECONDS)\nline.end()\n" + lab.cells[2].source
-    )
-    nbformat.write(lab, tmp_path / "lab.ipynb")
-    count, failed, report = rerun(tmp_path / "lab.ipynb")
-    assert (count, failed) == (2, []), report
 
 
 @pytest.mark.labs
