@@ -20,7 +20,7 @@ from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import AGAIN, TINY, TURNS, Bench, Result, Run, Task, Way
+from shardlab.measure.races import AGAIN, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from shardlab.measure.recordings import Row
 from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import PipelinePlan, plan_pipeline
@@ -43,9 +43,9 @@ WHOLE_PEAK, SPLIT_PEAK = 1.0, 0.65  # of PyTorch's bytes, and where backward is 
 SIMULATED = 1.08  # measured seconds over simulated ones, at most
 
 DEEP = dict(layers=8, hidden=256, heads=4, vocabulary=1000, tied_head=0)
-RACE_TASK = Task("8 layers of 256", dict(**DEEP, max_sequence=32), 2 * RACE_MICROBATCHES)
+RACE_TASK = TrainingTask("8 layers of 256", dict(**DEEP, max_sequence=32), 2 * RACE_MICROBATCHES)
 # activations outweigh weights, as they do where pipelines are used
-WEIGH_TASK = Task(
+WEIGH_TASK = TrainingTask(
     "8 layers of 256, 512 tokens", dict(**DEEP, max_sequence=64), 8 * RACE_MICROBATCHES
 )
 RECORD_TASK = RACE_TASK._replace(sizes=dict(**DEEP, max_sequence=128))
@@ -104,7 +104,7 @@ WAYS = {
 # --- on a rank ------------------------------------------------------------------------------------
 
 
-def batch_of(task: Task, device: str) -> Tensor:
+def batch_of(task: TrainingTask, device: str) -> Tensor:
     """[B, S]: the same on all ranks."""
     return task.batches(device)[0, 0]
 
@@ -118,7 +118,7 @@ def take_step(pipeline, optimizer, tokens: Tensor) -> Tensor:
 
 
 def steps_in_turns(
-    names: Iterable[str], task: Task, turns: int, device: str
+    names: Iterable[str], task: TrainingTask, turns: int, device: str
 ) -> dict[str, list[float]]:
     tokens, works = batch_of(task, device), {}
     for name in names:
@@ -129,7 +129,7 @@ def steps_in_turns(
     return races.in_turns({**works, first + AGAIN: works[first]}, turns, device)
 
 
-def weighed_steps(name: str, task: Task, device: str) -> tuple[int, int, list[float]]:
+def weighed_steps(name: str, task: TrainingTask, device: str) -> tuple[int, int, list[float]]:
     """(most bytes at a time in a step, bytes sent, losses) of the second step."""
     tokens, net = batch_of(task, device), task.model(device)
     pipeline, optimizer = WAYS[name].build(net, torch.optim.SGD, tokens=tokens, lr=0.1)
@@ -143,7 +143,7 @@ def weighed_steps(name: str, task: Task, device: str) -> tuple[int, int, list[fl
     return peak, sent.nbytes if sent else 0, losses
 
 
-def plain_losses(task: Task, device: str) -> list[float]:
+def plain_losses(task: TrainingTask, device: str) -> list[float]:
     """Of the undivided model, in the second step."""
     tokens, net = batch_of(task, device), task.model(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -163,7 +163,7 @@ def plain_losses(task: Task, device: str) -> list[float]:
 
 def pipelines(
     device: torch.device,
-    task: Task = RECORD_TASK,
+    task: TrainingTask = RECORD_TASK,
     turns: int = 7,
     names: Iterable[str] = tuple(SCHEDULES),
 ) -> Iterator[Row]:
@@ -172,7 +172,7 @@ def pipelines(
         yield from attempt(f"pipelines, {count} ranks", on_ranks(case, task, turns, names))
 
 
-def on_ranks(case: dict, task: Task, turns: int, names: Iterable[str]) -> Iterator[Row]:
+def on_ranks(case: dict, task: TrainingTask, turns: int, names: Iterable[str]) -> Iterator[Row]:
     device = case["device"]
     with ranks(case["ranks"], device=device, announce=False) as world:
         want = world.run(plain_losses, task, device)[0]
@@ -193,7 +193,7 @@ def on_ranks(case: dict, task: Task, turns: int, names: Iterable[str]) -> Iterat
             yield from races.step_rows("pipelines", ways, times, case)
 
 
-def pipeline_sent(name: str, task: Task, rank: int, count: int) -> int:
+def pipeline_sent(name: str, task: TrainingTask, rank: int, count: int) -> int:
     """By the formula: what the rank sends in a step."""
     found = evaluate(
         ["pipeline_sent_bytes"],
@@ -218,8 +218,8 @@ def pipeline_sent(name: str, task: Task, rank: int, count: int) -> int:
 
 
 def race(
-    task: Task = RACE_TASK,
-    weigh_task: Task = WEIGH_TASK,
+    task: TrainingTask = RACE_TASK,
+    weigh_task: TrainingTask = WEIGH_TASK,
     counts: Sequence[int] = (4, 2),
     turns: int = TURNS,
 ) -> list[Result]:
@@ -233,7 +233,9 @@ def race(
     return results
 
 
-def beside_the_same(world, name: str, task: Task, weigh_task: Task, turns: int) -> list[Result]:
+def beside_the_same(
+    world, name: str, task: TrainingTask, weigh_task: TrainingTask, turns: int
+) -> list[Result]:
     peer, last = TORCH_NAME.format(name), world.world_size - 1
     times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
     figure = world.world_size == 4
