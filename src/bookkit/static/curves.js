@@ -189,7 +189,8 @@
         guides.forEach(guide => {
           const place = values[guide.quantity], seen = inX(place);
           set(guide.line, { d: seen ? "M" + at(x(place), TOP - 3) + "V" + under : "" });
-          label(guide.text, seen ? fill(guide.words, values) : "", seen ? x(place) : 0, width, "middle");
+          const said = seen ? fill(guide.words, values) : "";
+          label(guide.text, said, seen ? Math.max(left + said.length * LETTER / 2, x(place)) : 0, width, "middle"); // beside the ticks
         });
 
         const here = values[spec.sweep], beyond = here > rangeX[1] ? 1 : here < rangeX[0] ? -1 : 0;
@@ -207,24 +208,27 @@
           write(line.text, "");
         });
         labelEnds(now, x, y, right, width);
-        if (note) {
-          const found = sample(values, [spec.note[0]]);
-          set(note, { y: found.length ? (y(found[0][1].get(lines[0])) + 14).toFixed(1) : 0 });
-          label(note, found.length ? fill(spec.note[1], values) : "", x(spec.note[0]) + 8, width, "start");
-        }
         set(drop, { d: "M" + at(px, py) + "V" + under });
         set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
-        set(words, { y: (py + (spec.above ? -13 : 23)).toFixed(1) });
         const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: there is room above left, below right
-        label(words, text, Math.max(left + half + 2, Math.min(right - half, side)), width, "middle");
+        const middle = Math.max(left + half + 2, Math.min(right - half, side)), level = py + (spec.above ? -13 : 23);
+        set(words, { y: level.toFixed(1) });
+        label(words, text, middle, width, "middle");
+        if (note) { // not where the point's words are
+          const found = sample(values, [spec.note[0]]), begin = x(spec.note[0]) + 8;
+          const row = found.length ? y(found[0][1].get(lines[0])) + 14 : 0, said = found.length ? fill(spec.note[1], values) : "";
+          const over = Math.abs(row - level) < ROW && begin < middle + half + 4 && begin + said.length * LETTER > middle - half - 4;
+          set(note, { y: row.toFixed(1) });
+          label(note, over ? "" : said, begin, width, "start");
+        }
 
         let old = "";
         if (before) {
           const paths = before.shown.map(line => outline(before, line, x, y));
           old = paths.filter(path => !drawn.includes(path)).join(""); // what moved
-          const was = before.values[spec.sweep], level = before.values[spec.point];
-          if (inX(was) && (!logY || level > 0)) old += "M" + at(x(was), y(level)) + ring(6.5);
+          const was = before.values[spec.sweep], height_was = before.values[spec.point];
+          if (inX(was) && (!logY || height_was > 0)) old += "M" + at(x(was), y(height_was)) + ring(6.5);
         }
         set(halo, { d: old });
         set(ghost, { d: old });
