@@ -36,9 +36,10 @@ def fullest_moment(config: GPTConfig, given: dict) -> TimelinePoint:
             )
 
         def train(microbatches):
+            tokens = torch.zeros(given["microbatch"], given["sequence"], dtype=torch.long)
+            targets = torch.zeros_like(tokens)  # both are there to the end of the step
             for _ in range(microbatches):
-                tokens = torch.zeros(given["microbatch"], given["sequence"], dtype=torch.long)
-                next_token_loss(model(tokens), torch.zeros_like(tokens)).backward()
+                next_token_loss(model(tokens), targets).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -73,8 +74,9 @@ def draw(generator, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_peak_of_a_rank(stage, monkeypatch):
-    """Eight random steps: stage 0 within a millionth, as on one GPU; the other stages within 1 %,
-    but for one of eight, which is within 10 %.
+    """Eight random steps: stage 0 within 16 bytes, as on one GPU, which are numbers that operations
+    turn into tensors. In the other stages six of eight are within 0.2 % and two within 5 %: buckets
+    and units of these small models are unlike each other, and the formula's are alike.
 
     Mutations: whole optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered
     in stage 3; the copy that is reduced forgotten; accumulated gradients forgotten."""
@@ -86,11 +88,10 @@ def test_peak_of_a_rank(stage, monkeypatch):
         wanted = rank_peak_bytes(
             allow_unused=True, **config.quantities(), **RECIPES["fp32 Adam"].quantities, **given
         )
+        if stage == 0:
+            assert abs(wanted - peak) <= 16
         misses.append(abs(wanted / peak - 1))
-    if stage == 0:
-        assert max(misses) < 1e-6
-    else:
-        assert sorted(misses)[-2] < 0.01 and max(misses) < 0.1, misses
+    assert sorted(misses)[-3] < 0.002 and max(misses) < 0.05, misses
 
 
 GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=2, sequence=128)
