@@ -152,7 +152,10 @@ def test_races_are_recorded(tmp_path):
 def test_what_cannot_be_tried(capsys):
     """Must catch: --record of a part that has no rows, and a name that there is not, measured for
     minutes and refused then."""
-    for arguments, said in ((["ranks", "--record", "x"], "--record is for"), (["none"], "unknown:")):
+    for arguments, said in (
+        (["ranks", "--record", "x"], "--record is for"),
+        (["none"], "unknown:"),
+    ):
         with pytest.raises(SystemExit):
             main(arguments)
         assert said in capsys.readouterr().err

@@ -355,7 +355,7 @@ def in_the_way(folder):
 
     for name, rank, other in (
         ("own_parts", 1, lambda: open(theirs(), "w").close()),
-        ("kinds_of", 0, lambda: os.remove(theirs())),
+        ("state_types", 0, lambda: os.remove(theirs())),
     ):
         ours, come = getattr(saving, name), [other]
 

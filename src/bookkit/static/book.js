@@ -109,7 +109,7 @@
   /* What scrolls sideways can be reached and scrolled with the keyboard. */
   function reachable() {
     all("pre, .math-scroll, .pst-scrollable-table-container, .cell_output > .output").forEach(function (box) {
-      if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0; else box.removeAttribute("tabindex");
+      if (box.scrollWidth > box.clientWidth) box.tabIndex = 0; else box.removeAttribute("tabindex");
     });
   }
 
@@ -146,4 +146,6 @@
   function later() { addCopyButtons(); reachable(); }
   if ("requestIdleCallback" in window) requestIdleCallback(later, { timeout: 500 }); else setTimeout(later, 200);
   addEventListener("resize", function () { clearTimeout(reachable.timer); reachable.timer = setTimeout(reachable, 200); });
+  document.addEventListener("toggle", reachable, true); // in a fold that is closed nothing has a width
+  if (document.fonts) document.fonts.ready.then(reachable);
 })();

@@ -239,7 +239,8 @@ class Board:
     def rows_of(self, rank: int) -> dict[int, ChannelRow]:
         begin = rank * self.rank_size + FLAGS
         rows = ROW.iter_unpack(self.memory[begin : begin + CHANNELS * ROW.size])
-        return {row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if row[0]}
+        # a row whose kind is still 0 is being written: its rank has not made the call yet
+        return {row[0]: ChannelRow(*row[:-1], CallKind(row[-1])) for row in rows if all(row[::6])}
 
     def has_lost_rows(self, rank: int) -> bool:
         return bool(struct.unpack_from("<Q", self.memory, rank * self.rank_size)[0])
