@@ -39,7 +39,7 @@ class Sleeper(nn.Module):
     def __init__(self, forward_seconds: float, backward_seconds: float):
         super().__init__()
         self.seconds = forward_seconds, backward_seconds
-        self.weight = nn.Parameter(torch.zeros(1))
+        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         return SleepTwice.apply(x, self.weight, *self.seconds)
@@ -78,7 +78,7 @@ def sleepers(schedule: Schedule, costs: Costs) -> list[nn.Module]:
 def sleeping_plan(schedule: Schedule, costs: Costs, message_bytes: int = 4) -> PipelinePlan:
     """For messages of fp32, of so many bytes."""
     microbatches = 1 + max(action.microbatch for own in schedule for action in own)
-    batch = torch.ones(microbatches, message_bytes // 4)
+    batch = torch.ones(microbatches, message_bytes // 4, dtype=torch.float32)
     return plan_pipeline(sleepers(schedule, costs), schedule, batch)
 
 
@@ -91,7 +91,7 @@ def measured_spans(plan: PipelinePlan, costs: Costs) -> list[Span]:
     for _ in range(2):
         pipeline.spans.clear()
         dist.barrier()
-        pipeline.step(torch.ones(shape), torch.ones(shape))
+        pipeline.step(*(torch.ones(shape, dtype=torch.float32) for _ in range(2)))
     return pipeline.spans
 
 
@@ -104,7 +104,8 @@ def seconds_of(spans: list[list[Span]]) -> float:
 def message_seconds(message_bytes: int, turns: int = 7) -> float:
     """On ranks 0 and 1: the median time of such a message from one to the other, with its answer of
     one element, after a pause in which the link is empty."""
-    message, answer, found = torch.ones(message_bytes // 4), torch.ones(1), []
+    message = torch.ones(message_bytes // 4, dtype=torch.float32)
+    answer, found = torch.ones(1, dtype=torch.float32), []
     for _ in range(turns):
         dist.barrier()
         time.sleep(0.1)
