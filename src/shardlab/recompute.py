@@ -29,8 +29,19 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .recompute_surroundings import ActivationTraits, CheckpointError, Surroundings, differs
+from .recompute_surroundings import (
+    ActivationTraits,
+    CheckpointError,
+    Surroundings,
+    differs,
+    keep_in_a_node,
+    needs_no_gradient,
+    refuse_hidden_inputs,
+    refuse_hidden_outputs,
+)
 from .torch_internals import in_plain_backward, tree_leaves, tree_map
+
+A_TENSOR = object()  # where a tensor was among arguments
 
 # --- by hooks -------------------------------------------------------------------------------------
 
@@ -44,52 +55,46 @@ def checkpoint(function: Callable, *args, same: bool = False, **named):
     Raises CheckpointError: at once if no output requires a gradient, and in backward if the second
     run differs from the first.
     """
-    if not torch.is_grad_enabled():
-        return function(*args, **named)
-    twice = Recomputation(function, args, named, same)
-    with saved_tensors_hooks(twice.pack, twice.unpack):
-        output = function(*args, **named)
-    if not any(leaf.requires_grad for leaf in tree_leaves(output) if isinstance(leaf, Tensor)):
-        raise CheckpointError(
-            "nothing that checkpoint() got or used requires a gradient, so there is nothing to"
-            " recompute; call the function itself, or under torch.no_grad()."
-        )
-    return output
+    return Recomputation(function, same).first_run(args, named)
 
 
 class Enough(Exception):
     """Ends the second run, once it has made all that backward needs."""
 
 
-class KeepInputs(torch.autograd.Function):
-    """A node that keeps the inputs as any operation does, so that autograd notices a change in
-    place, and a checkpoint around this one drops them in its turn."""
-
-    @staticmethod
-    def forward(ctx, _, *tensors):
-        ctx.save_for_backward(*tensors)
-        return torch.empty(0)
-
-    @staticmethod
-    def backward(ctx, _):
-        raise AssertionError("nothing follows from this node")
-
-
 class Recomputation:
     """One call of a function, and how to repeat it. Activations are known by their number: both
     runs save the same ones in the same order."""
 
-    def __init__(self, function: Callable, args: tuple, named: dict, same: bool):
+    def __init__(self, function: Callable, same: bool = False):
         self.function, self.same = function, same
-        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
-        self.inputs = KeepInputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn
-        # the arguments without their tensors
-        self.arguments = tree_map(
-            lambda leaf: Tensor if isinstance(leaf, Tensor) else leaf, (args, named)
-        )
-        self.surroundings = Surroundings(tensors)
         self.first: list[ActivationTraits] = []  # what each activation was like in the first run
         self.again: dict[int, Tensor] = {}  # activations of the second run that nobody took yet
+
+    def first_run(self, args: tuple, named: dict):
+        if not torch.is_grad_enabled():
+            return self.function(*args, **named)
+        tensors = [leaf for leaf in tree_leaves((args, named)) if isinstance(leaf, Tensor)]
+        self.keep_inputs(tensors)
+        # the arguments without their tensors
+        self.arguments = tree_map(
+            lambda leaf: A_TENSOR if isinstance(leaf, Tensor) else leaf, (args, named)
+        )
+        self.surroundings = Surroundings(tensors)
+        with saved_tensors_hooks(self.pack, self.unpack):
+            output = self.function(*args, **named)
+        if all(map(needs_no_gradient, tree_leaves(output))):
+            raise CheckpointError(
+                "nothing that checkpoint() got or used requires a gradient, so there is nothing to"
+                " recompute; call the function itself, or under torch.no_grad()."
+            )
+        return output
+
+    def keep_inputs(self, tensors: list[Tensor]):
+        self.inputs = keep_in_a_node(*tensors)
+
+    def kept_inputs(self) -> list[Tensor]:
+        return [alike(tensor) for tensor in self.inputs.saved_tensors]
 
     def pack(self, activation: Tensor) -> int:
         self.first.append(ActivationTraits.of(activation, self.same))
@@ -123,12 +128,8 @@ class Recomputation:
             raise CheckpointError(sentence)
 
     def arguments_again(self) -> tuple[tuple, dict]:
-        tensors = iter(self.inputs.saved_tensors)
-
-        def fill(leaf):
-            return alike(next(tensors)) if leaf is Tensor else leaf
-
-        return tree_map(fill, self.arguments)
+        tensors = iter(self.kept_inputs())
+        return tree_map(lambda leaf: next(tensors) if leaf is A_TENSOR else leaf, self.arguments)
 
 
 def alike(tensor: Tensor) -> Tensor:
@@ -143,8 +144,9 @@ def checkpoint_by_function(function: Callable, *args):
     """function(*args), whose activations are computed again in backward. The function returns a
     tensor or a tuple of tensors.
 
-    Raises CheckpointError in backward: if no output requires a gradient, or if the backward is
-    autograd.grad() or has create_graph=True.
+    Raises CheckpointError: at once if a list or a dict hides a tensor from autograd; in backward
+    if no output requires a gradient, or if the backward is autograd.grad() or has
+    create_graph=True.
     """
     # parameters get gradients even if no argument requires one: something must
     return RunTwice.apply(function, torch.empty(0, requires_grad=True), *args)
@@ -153,11 +155,14 @@ def checkpoint_by_function(function: Callable, *args):
 class RunTwice(torch.autograd.Function):
     @staticmethod
     def forward(ctx, function, _, *args):  # autograd records nothing in here
+        refuse_hidden_inputs(args)
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         ctx.save_for_backward(*tensors)
         ctx.function, ctx.surroundings = function, Surroundings(tensors)
-        ctx.args = [Tensor if isinstance(arg, Tensor) else arg for arg in args]
-        return function(*args)
+        ctx.args = [A_TENSOR if isinstance(arg, Tensor) else arg for arg in args]
+        outputs = function(*args)
+        refuse_hidden_outputs(outputs)
+        return outputs
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -167,7 +172,7 @@ class RunTwice(torch.autograd.Function):
                 " create_graph=True take checkpoint()."
             )
         tensors = iter(ctx.saved_tensors)
-        args = [alike(next(tensors)) if arg is Tensor else arg for arg in ctx.args]
+        args = [alike(next(tensors)) if arg is A_TENSOR else arg for arg in ctx.args]
         with ctx.surroundings.again(), torch.enable_grad():
             outputs = ctx.function(*args)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs

@@ -1,18 +1,28 @@
 """Which layers of a model are in a checkpoint, and how many in each.
 
-    model.blocks = checkpoint_every(model.blocks, 2)
+    model.blocks = checkpoint_every(model.blocks, 2)           # two blocks in each checkpoint
+    model.blocks = checkpoint_some(model.blocks, [0, 1, 2])    # the first three, each in its own
+    checkpoint_modules(model, CoreAttention)                   # the core of attention alone
 
-The model's loop over its blocks stays as it is: it now meets one callable for every two blocks.
+The model's loop over its blocks stays as it is: it now meets one callable for every checkpoint.
+`by` is the checkpoint: checkpoint(), or one with options, such as
+
+    partial(checkpoint_selective, keep=EXPENSIVE)
+
+Megatron-LM calls the three "uniform", "block" and "selective".
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from torch import nn
 
 from .recompute import checkpoint
 
 
-def checkpoint_every(layers: nn.ModuleList | nn.Sequential, n: int) -> nn.ModuleList:
+def checkpoint_every(
+    layers: nn.ModuleList | nn.Sequential, n: int, by: Callable = checkpoint
+) -> nn.ModuleList:
     """The same layers under the same names. A loop over them meets one callable for every n layers,
     which runs them in a checkpoint, so only the input of the first is kept.
 
@@ -20,6 +30,28 @@ def checkpoint_every(layers: nn.ModuleList | nn.Sequential, n: int) -> nn.Module
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"n = {n!r}: a checkpoint has a whole number of layers, at least 1.")
+    groups = [range(first, min(first + n, len(layers))) for first in range(0, len(layers), n)]
+    return in_groups(layers, groups, by)
+
+
+def checkpoint_some(
+    layers: nn.ModuleList | nn.Sequential, chosen: Iterable[int], by: Callable = checkpoint
+) -> nn.ModuleList:
+    """The same layers, of which each chosen one is in a checkpoint of its own.
+
+    Raises ValueError for a number that no layer has, TypeError for another container."""
+    chosen = list(chosen)
+    for number in chosen:
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"layer {number!r} is chosen: the number of a layer is a whole one.")
+        if not 0 <= number < len(layers):
+            raise ValueError(
+                f"layer {number} is chosen: of {len(layers)}, the last is the {len(layers) - 1}."
+            )
+    return in_groups(layers, [range(number, number + 1) for number in sorted(set(chosen))], by)
+
+
+def in_groups(layers, groups: list[range], by: Callable) -> nn.ModuleList:
     if type(layers) not in CHECKPOINTED:
         raise TypeError(
             f"layers are a {type(layers).__name__}: only the layers of a ModuleList or a Sequential"
@@ -27,18 +59,18 @@ def checkpoint_every(layers: nn.ModuleList | nn.Sequential, n: int) -> nn.Module
             " with checkpoint()."
         )
     checkpointed = CHECKPOINTED[type(layers)].__new__(CHECKPOINTED[type(layers)])
-    checkpointed.__dict__.update(layers.__dict__, every=n)
+    checkpointed.__dict__.update(layers.__dict__, groups=groups, by=by)
     return checkpointed
 
 
 class LayersTogether:
     """Layers that run one after the other in one checkpoint."""
 
-    def __init__(self, layers: list[nn.Module]):
-        self.layers = layers
+    def __init__(self, layers: list[nn.Module], by: Callable):
+        self.layers, self.by = layers, by
 
     def __call__(self, x, *others, **named):
-        return checkpoint(self.run, x, *others, **named)
+        return self.by(self.run, x, *others, **named)
 
     def run(self, x, *others, **named):
         for layer in self.layers:
@@ -48,17 +80,23 @@ class LayersTogether:
 
 class InGroups:
     def __iter__(self) -> Iterator[Callable]:
-        layers = list(self._modules.values())
-        for first in range(0, len(layers), self.every):
-            yield LayersTogether(layers[first : first + self.every])
+        layers, begins = list(self._modules.values()), {group[0]: group for group in self.groups}
+        number = 0
+        while number < len(layers):
+            group = begins.get(number)
+            if group is None:
+                yield layers[number]
+            else:
+                yield LayersTogether([layers[each] for each in group], self.by)
+            number += len(group or [number])
 
 
 class CheckpointedList(InGroups, nn.ModuleList):
-    """Made by checkpoint_every."""
+    """Made by checkpoint_every and checkpoint_some."""
 
 
 class CheckpointedSequential(InGroups, nn.Sequential):
-    """Made by checkpoint_every."""
+    """Made by checkpoint_every and checkpoint_some."""
 
 
 CHECKPOINTED = {
@@ -67,3 +105,19 @@ CHECKPOINTED = {
     nn.Sequential: CheckpointedSequential,
     CheckpointedSequential: CheckpointedSequential,
 }
+
+
+def checkpoint_modules(model: nn.Module, kind: type, by: Callable = checkpoint) -> nn.Module:
+    """Every module of this class, wherever it is in the model, runs in a checkpoint of its own. In
+    place; the names of parameters stay.
+
+    Raises ValueError if the model has no such module."""
+    found = [module for module in model.modules() if isinstance(module, kind)]
+    if not found:
+        raise ValueError(
+            f"this {type(model).__name__} has no {kind.__name__}, so nothing would be recomputed;"
+            " name the class of modules that it has."
+        )
+    for module in found:
+        module.forward = partial(by, module.forward)
+    return model

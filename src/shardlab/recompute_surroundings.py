@@ -1,4 +1,5 @@
-"""What a second run of a function needs to be like the first, and how to tell that it was not."""
+"""What a second run of a function needs to be like the first, and how to tell that it was not; and
+how inputs are kept for it."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -7,18 +8,55 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .torch_internals import tree_leaves
+
 
 class CheckpointError(RuntimeError):
     """Why a checkpoint cannot be made, or what differs in its second run."""
 
 
+def needs_no_gradient(leaf) -> bool:
+    """Not so an object of the user's own, such as a dataclass: it may hold any tensor."""
+    if isinstance(leaf, Tensor):
+        return not leaf.requires_grad
+    return leaf is None or isinstance(leaf, int | float | complex | str)
+
+
+HIDDEN_FROM_AUTOGRAD = (
+    "checkpoint_by_function() sees tensors and tuples of tensors alone, and {}: autograd would lose"
+    " its gradients without a word; take checkpoint()."
+)
+
+
+def refuse_hidden_inputs(args: tuple):
+    """Raises CheckpointError if a list, a tuple or a dict holds a tensor that needs a gradient."""
+    for arg in args:
+        leaves = [] if isinstance(arg, Tensor) else tree_leaves(arg)
+        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves):
+            raise CheckpointError(
+                HIDDEN_FROM_AUTOGRAD.format(f"an argument is a {type(arg).__name__}")
+            )
+
+
+def refuse_hidden_outputs(outputs):
+    """Raises CheckpointError if `outputs` is neither a tensor nor a tuple of tensors."""
+    several = (outputs,) if isinstance(outputs, Tensor) else outputs
+    if not isinstance(several, tuple) or not all(isinstance(y, Tensor) for y in several):
+        raise CheckpointError(
+            HIDDEN_FROM_AUTOGRAD.format(f"the function returns a {type(outputs).__name__}")
+        )
+
+
 class Surroundings:
     """What was around a call: the state of the random numbers of the CPU and of each CUDA device
-    that has a tensor, and autocast."""
+    that has a tensor or is the current one, and autocast."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.random = torch.get_rng_state()
-        self.devices = sorted({tensor.device.index for tensor in tensors if tensor.is_cuda})
+        devices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+        if torch.cuda.is_initialized():  # a function without arguments may draw there
+            devices.add(torch.cuda.current_device())
+        self.devices = sorted(devices)
         self.random_of_device = [torch.cuda.get_rng_state(device) for device in self.devices]
         kinds = ["cpu", "cuda"] if self.devices else ["cpu"]
         self.autocast = [
@@ -80,3 +118,25 @@ def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> st
     if len(first) != len(second):
         return f"the first run saved {len(first)} activations and the second {len(second)}: {rule}"
     return ""
+
+
+# --- what is kept ---------------------------------------------------------------------------------
+
+
+class KeepInputs(torch.autograd.Function):
+    """A node that keeps the inputs as any operation does, so that autograd notices a change in
+    place, and a checkpoint around this one drops them in its turn."""
+
+    @staticmethod
+    def forward(ctx, _, *tensors):
+        ctx.save_for_backward(*tensors)
+        return torch.empty(0)
+
+    @staticmethod
+    def backward(ctx, _):
+        raise AssertionError("nothing follows from this node")
+
+
+def keep_in_a_node(*tensors: Tensor) -> torch.autograd.graph.Node:
+    """A node of which .saved_tensors are these."""
+    return KeepInputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn

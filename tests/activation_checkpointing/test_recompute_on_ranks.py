@@ -1,5 +1,7 @@
 """Activation checkpointing under data parallelism and ZeRO: the plain model's parameters."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,8 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute_layers import checkpoint_every
+from shardlab.recompute_offload import offload_activations
+from shardlab.recompute_selective import checkpoint_selective
 from shardlab.recompute_surroundings import CheckpointError
 from shardlab.zero.whole import unsharded
 
@@ -48,6 +52,11 @@ def around(model, call):
     model.blocks = nn.ModuleList(Called(call, block) for block in model.blocks)
 
 
+def of_forward(model, call):
+    for block in model.blocks:
+        block.forward = partial(call, block.forward)
+
+
 def in_groups(model, call):
     model.blocks = checkpoint_every(model.blocks, 2)
 
@@ -84,13 +93,21 @@ def far_from_plain(kind, stage, place, call, steps=2):
 KINDS = [dict(), dict(key_value_heads=1, biases=0, gated_mlp=1, learned_positions=0, tied_head=0)]
 
 
-@pytest.mark.parametrize("place", [inside, around, in_groups])
+def offloaded(function, *args):
+    with offload_activations(0):
+        return function(*args)
+
+
+CALLS = (checkpoint, checkpoint_by_function, checkpoint_selective, offloaded)
+
+
+@pytest.mark.parametrize("place", [inside, around, of_forward, in_groups])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_parameters_of_the_plain_model(pair, stage, place):
     """Must catch: gradients sent before the second run has added its own; a unit of stage 3 that is
-    not there when its layers run again."""
+    not there when its layers run again, or gathers only then."""
     for kind in KINDS:
-        for call in {checkpoint, checkpoint_by_function} if place is not in_groups else [None]:
+        for call in CALLS if place is not in_groups else [None]:
             found = pair.run(far_from_plain, kind, stage, place, call)
             assert max(found) < 1e-12, (kind, call)
 

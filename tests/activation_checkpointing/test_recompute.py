@@ -1,6 +1,7 @@
 """Activation checkpointing beside the plain function, and beside torch.utils.checkpoint."""
 
 import copy
+import dataclasses
 import gc
 import io
 from functools import partial
@@ -271,6 +272,44 @@ def test_arguments_and_outputs_of_any_kind():
         output["y"].square().sum().backward()
         outputs.append((output["n"], output["y"], x.grad, z.grad))
     assert all(torch.equal(a, b) for a, b in zip(outputs[0][1:], outputs[1][1:]))
+
+
+@dataclasses.dataclass
+class Out:
+    y: torch.Tensor
+
+
+def test_a_dataclass_and_a_class_among_arguments():
+    """Must catch: a dataclass refused as an output without a gradient; the class Tensor, given as
+    an argument, taken for the place of a tensor."""
+    x = x_of()
+
+    def function(kind, x):
+        assert kind is torch.Tensor
+        return Out(x.tanh() * x)
+
+    gradients = []
+    for call in (checkpoint, lambda f, *args: f(*args)):
+        x.grad = None
+        call(function, torch.Tensor, x).y.square().sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "sentence"),
+    [
+        (lambda xs: xs[0] * 2, lambda x: [[x]], "an argument is a list"),
+        (lambda xs: xs["x"] * 2, lambda x: [{"x": x}], "an argument is a dict"),
+        (lambda x: {"y": x * 2}, lambda x: [x], "the function returns a dict"),
+        (lambda x: Out(x * 2), lambda x: [x], "the function returns a Out"),
+    ],
+)
+def test_what_a_function_hides_from_autograd(function, arguments, sentence):
+    """Must catch: a list argument whose tensor gets no gradient, and no word; an output in a
+    dictionary that has no graph."""
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoint_by_function(function, *arguments(x_of()))
 
 
 def test_without_gradients():

@@ -1,0 +1,176 @@
+"""Which layers to recompute, so that a step fits a budget and costs least.
+
+    keep = LayerOption(kept_bytes=16 * r, work_bytes=20 * r, seconds=0)
+    again = LayerOption(kept_bytes=r, work_bytes=20 * r, seconds=0.01)
+    plan = plan_recomputation([[keep, again]] * 24, budget_bytes, loss_bytes)
+    model.blocks = checkpoint_some(model.blocks, plan.recomputed)
+
+When backward is at layer i there are: what the layers before i keep, what layer i needs at work,
+and the gradients of the layers after it. So a layer that keeps much burdens all layers after it,
+and the first ones are the ones to recompute: when backward comes to them, the others are done.
+
+Options are tried layer by layer, in the order of forward. Of all choices for the layers so far only
+those matter that keep less or cost less than every other: there are few of them. The result is the
+best of all combinations.
+
+Source: dynamic programming as in Rotor (Beaumont et al. 2019), with options given for each layer.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class LayerOption(NamedTuple):
+    """One way to treat a layer."""
+
+    kept_bytes: int  # from forward to backward
+    work_bytes: int  # at most while the layer goes backward, with all that is recomputed for it
+    seconds: float  # of computing again
+
+
+class RecomputePlan(NamedTuple):
+    """Which option each layer takes, and what follows."""
+
+    choices: tuple[int, ...]
+    seconds: float
+    peak_bytes: int
+
+    @property
+    def recomputed(self) -> list[int]:
+        """The layers that do not take their first option, which is to keep all."""
+        return [number for number, choice in enumerate(self.choices) if choice]
+
+
+class BudgetTooSmall(ValueError):
+    """No choice fits: the message and `least_bytes` say what the least possible is."""
+
+    def __init__(self, budget_bytes: int, least_bytes: int):
+        super().__init__(
+            f"budget_bytes = {budget_bytes:,}: whatever is recomputed, {least_bytes:,} bytes are"
+            " needed at least; give that much, or make the microbatch smaller."
+        )
+        self.least_bytes = least_bytes
+
+
+Layers = Sequence[Sequence[LayerOption]]
+
+
+def plan_recomputation(
+    layers: Layers, budget_bytes: int, loss_bytes: int = 0, gradient_bytes: int = 0
+) -> RecomputePlan:
+    """The choice of least seconds whose peak is within the budget; of equal ones the one that needs
+    least.
+
+    layers          the options of each layer, in the order of forward
+    loss_bytes      at the loss, beside what all layers keep
+    gradient_bytes  of a layer that is done
+
+    Raises BudgetTooSmall if nothing fits, ValueError for a layer without options."""
+    best = fronts(layers, loss_bytes, gradient_bytes, budget_bytes)
+    if not best:
+        cheapest = fronts(layers, loss_bytes, gradient_bytes, None)
+        raise BudgetTooSmall(budget_bytes, min(plan.peak_bytes for plan in cheapest))
+    return min(best, key=lambda plan: (plan.seconds, plan.peak_bytes))
+
+
+class Partial(NamedTuple):
+    """A choice for the first layers."""
+
+    kept: int
+    seconds: float
+    peak: int
+    choices: tuple[int, ...]
+
+
+def fronts(
+    layers: Layers, loss_bytes: int, gradient_bytes: int, budget: int | None
+) -> list[RecomputePlan]:
+    """The plans worth a look: within the budget those of least seconds; without a
+    budget (None) those of least peak."""
+    partial = [Partial(0, 0.0, 0, ())]
+    for number, options in enumerate(layers):
+        if not options:
+            raise ValueError(f"layer {number} has no options: give at least one, to keep all.")
+        done = gradient_bytes * (len(layers) - 1 - number)
+        grown = [
+            Partial(
+                before.kept + option.kept_bytes,
+                before.seconds + option.seconds,
+                max(before.peak, before.kept + option.work_bytes + done),
+                (*before.choices, choice),
+            )
+            for before in partial
+            for choice, option in enumerate(options)
+        ]
+        if budget is None:
+            partial = worth_keeping(grown, lambda each: each.peak)
+        else:
+            fits = [each for each in grown if each.peak <= budget]
+            partial = worth_keeping(fits, lambda each: each.seconds)
+    plans = [
+        RecomputePlan(each.choices, each.seconds, max(each.peak, each.kept + loss_bytes))
+        for each in partial
+    ]
+    return [plan for plan in plans if budget is None or plan.peak_bytes <= budget]
+
+
+def worth_keeping(found: list[Partial], cost) -> list[Partial]:
+    """Those that keep less than all that cost no more."""
+    front: list[Partial] = []
+    for each in sorted(found, key=lambda each: (each.kept, cost(each), each.peak)):
+        if not front or cost(each) < cost(front[-1]):
+            front.append(each)
+    return front
+
+
+def first_layers(
+    count: int, keep: LayerOption, again: LayerOption, budget_bytes: int, loss_bytes: int = 0
+) -> int:
+    """How many of equal layers to recompute, from the first on, by division. Gradients are left
+    out. A number above `count` says that nothing fits."""
+    at_the_loss = count * keep.kept_bytes + loss_bytes - budget_bytes
+    in_the_last = (count - 1) * keep.kept_bytes + keep.work_bytes - budget_bytes
+    saved = keep.kept_bytes - again.kept_bytes
+    needed = max(0, -(-at_the_loss // saved), -(-in_the_last // saved))
+    if needed >= count:  # then the last is recomputed, too
+        at_the_loss = count * again.kept_bytes + loss_bytes
+        in_the_last = (count - 1) * again.kept_bytes + again.work_bytes
+        return count if max(at_the_loss, in_the_last) <= budget_bytes else count + 1
+    return needed
+
+
+# --- simple rules, to compare with ----------------------------------------------------------------
+
+
+def plan_of_choices(
+    choices: Sequence[int], layers: Layers, loss_bytes: int = 0, gradient_bytes: int = 0
+) -> RecomputePlan:
+    """What these choices cost and need."""
+    kept, peak, seconds = 0, 0, 0.0
+    for number, (choice, options) in enumerate(zip(choices, layers, strict=True)):
+        option = options[choice]
+        done = gradient_bytes * (len(layers) - 1 - number)
+        peak = max(peak, kept + option.work_bytes + done)
+        kept, seconds = kept + option.kept_bytes, seconds + option.seconds
+    return RecomputePlan(tuple(choices), seconds, max(peak, kept + loss_bytes))
+
+
+RULES = {  # the name of a rule -> of L layers, the order in which it recomputes them
+    "the first": lambda layers: list(range(layers)),
+    "the last": lambda layers: list(range(layers))[::-1],
+    "spread": lambda layers: [*range(0, layers, 2), *range(1, layers, 2)],
+    "all or nothing": None,
+}
+
+
+def by_rule(rule: str, layers: Layers, budget_bytes: int, **beside: int) -> RecomputePlan | None:
+    """The first plan of a rule that fits, which recomputes as few layers as the rule can: each by
+    its last option. None where all layers are not enough."""
+    order = (RULES[rule] or RULES["the first"])(len(layers))
+    for count in (0, len(layers)) if RULES[rule] is None else range(len(layers) + 1):
+        chosen = set(order[:count])
+        choices = [len(o) - 1 if n in chosen else 0 for n, o in enumerate(layers)]
+        plan = plan_of_choices(choices, layers, **beside)
+        if plan.peak_bytes <= budget_bytes:
+            return plan
+    return None

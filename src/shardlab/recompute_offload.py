@@ -1,0 +1,186 @@
+"""Activation offload: between forward and backward, activations are in the host's memory.
+
+    with offload_activations():
+        loss = next_token_loss(model(tokens), targets)
+    loss.backward()
+
+Instead of computing an activation again, wait for it: it is copied to the host when autograd saves
+it, and back when backward asks for it. Around checkpoints it moves only what they keep, their
+inputs. Parameters stay where they are, since the GPU holds them in any case; autocast's copies of
+weights, and what stage 3 of ZeRO gathers, are moved like activations.
+
+On CUDA copies go through pinned memory in a stream of their own, so computing goes on meanwhile,
+and backward asks for the next activations ahead. That hides the copies if the link is fast enough:
+the bytes of a layer must pass while a layer computes. On a CPU there is no other memory to go to:
+the copy is made all the same, for what it shows, and nothing is saved.
+
+What is moved is the storage behind a tensor, once, however many views of it are saved: views come
+back with the strides that they had, so backward computes with the same kernels.
+
+Source: Rhu et al. 2016 (vDNN); torch.autograd.graph.save_on_cpu moves every tensor, parameters
+too, and waits for each.
+"""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .torch_internals import (
+    active_fake_mode,
+    base_of,
+    hooks_of_saved_tensors,
+    storage_key,
+    version,
+)
+
+
+@contextmanager
+def offload_activations(least_bytes: int = 65_536, ahead: int = 1) -> Iterator["Offload"]:
+    """Within, what autograd saves goes to the host, from `least_bytes` on. In backward, `ahead`
+    storages are fetched before they are asked for; each takes its place on the device.
+
+    Raises ValueError for a negative number."""
+    for name, number in dict(least_bytes=least_bytes, ahead=ahead).items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"{name} = {number!r}: a whole number of at least 0.")
+    offload = Offload(least_bytes, ahead)
+    with saved_tensors_hooks(offload.pack, offload.unpack):
+        yield offload
+
+
+class OnTheHost(NamedTuple):
+    """A tensor that autograd saved: which storage, and which part of it."""
+
+    moved: "Moved"
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class OnTheDevice(NamedTuple):
+    """A tensor that stays, as the hooks around these have packed it."""
+
+    packed: object
+    version: int
+
+
+class Offload:
+    """The hooks. `moved_bytes` counts what went to the host."""
+
+    def __init__(self, least_bytes: int, ahead: int):
+        self.least_bytes, self.ahead = least_bytes, ahead
+        self.pack_other, self.unpack_other = hooks_of_saved_tensors() or (Tensor.detach, None)
+        self.moved_bytes = 0
+        self.copies: dict[torch.device, Copies] = {}  # one stream for each device
+        self.order: list[weakref.ref[Moved]] = []  # as they were saved
+        self.alive: dict[tuple, weakref.ref[Moved]] = {}  # storages that are still on the device
+
+    def pack(self, tensor: Tensor) -> OnTheHost | OnTheDevice:
+        storage = tensor.untyped_storage()
+        if isinstance(base_of(tensor), nn.Parameter) or storage.nbytes() < self.least_bytes:
+            return OnTheDevice(self.pack_other(tensor), version(tensor))
+        key = storage_key(storage), tensor.dtype, version(tensor)
+        moved = self.alive.get(key, lambda: None)()
+        if moved is None:
+            moved = Moved(tensor, len(self.order), self.copies_of(tensor))
+            self.moved_bytes += storage.nbytes()
+            self.order.append(weakref.ref(moved))
+            self.alive[key] = weakref.ref(moved)
+            weakref.finalize(storage, self.alive.pop, key, None)
+        moved.uses += 1
+        return OnTheHost(moved, tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def copies_of(self, tensor: Tensor) -> "Copies":
+        if tensor.device not in self.copies:
+            overlaps = tensor.is_cuda and active_fake_mode() is None
+            self.copies[tensor.device] = OverlappedCopies(tensor.device) if overlaps else Copies()
+        return self.copies[tensor.device]
+
+    def unpack(self, saved: OnTheHost | OnTheDevice) -> Tensor:
+        if isinstance(saved, OnTheDevice):
+            return self.stayed(saved)
+        for number in range(saved.moved.number - 1, saved.moved.number - 1 - self.ahead, -1):
+            following = self.order[number]() if number >= 0 else None
+            if following is not None and following.used == 0:
+                following.fetch()
+        return saved.moved.take().as_strided(saved.shape, saved.stride, saved.offset)
+
+    def stayed(self, saved: OnTheDevice) -> Tensor:
+        if self.unpack_other is not None:
+            return self.unpack_other(saved.packed)
+        if version(saved.packed) != saved.version:  # with hooks, autograd leaves this to them
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an"
+                f" inplace operation: a tensor of shape {list(saved.packed.shape)} is at version"
+                f" {version(saved.packed)}, expected version {saved.version}."
+            )
+        return saved.packed
+
+
+class Moved:
+    """A storage on the host, and from the first use in backward to the last on the device, too."""
+
+    def __init__(self, tensor: Tensor, number: int, copies: "Copies"):
+        elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+        flat = tensor.detach().as_strided((elements,), (1,), 0)
+        self.host, self.device, self.number = copies.out(flat), tensor.device, number
+        self.copies = copies
+        self.uses = self.used = 0
+        self.back: tuple[Tensor, object] | None = None
+
+    def fetch(self):
+        if self.back is None:
+            self.back = self.copies.back(self.host, self.device)
+
+    def take(self) -> Tensor:
+        self.fetch()
+        self.used += 1
+        flat, when = self.back
+        self.copies.wait(flat, when)
+        if self.used == self.uses:
+            self.back, self.used = None, 0
+        return flat
+
+
+class Copies:
+    """Copies that are done when the call returns."""
+
+    def out(self, flat: Tensor) -> Tensor:
+        return torch.empty_like(flat, device="cpu").copy_(flat)
+
+    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
+        return torch.empty_like(host, device=device).copy_(host), None
+
+    def wait(self, flat: Tensor, when):
+        pass
+
+
+class OverlappedCopies(Copies):
+    """Copies in a stream of their own, through pinned memory."""
+
+    def __init__(self, device: torch.device):
+        self.stream = torch.cuda.Stream(device)
+
+    def out(self, flat: Tensor) -> Tensor:
+        host = torch.empty_like(flat, device="cpu", pin_memory=True)
+        self.stream.wait_stream(torch.cuda.current_stream(flat.device))
+        with torch.cuda.stream(self.stream):
+            host.copy_(flat, non_blocking=True)
+        flat.record_stream(self.stream)  # its memory is taken by others only after the copy
+        return host
+
+    def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
+        with torch.cuda.stream(self.stream):
+            flat = torch.empty_like(host, device=device)
+            flat.copy_(host, non_blocking=True)
+        return flat, self.stream.record_event()
+
+    def wait(self, flat: Tensor, when):
+        current = torch.cuda.current_stream(flat.device)
+        current.wait_event(when)
+        flat.record_stream(current)

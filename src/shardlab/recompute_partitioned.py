@@ -1,0 +1,66 @@
+"""Partitioned activations: ranks that have the same input keep a part of it each.
+
+    y = checkpoint_partitioned(group, block, x)        # x is the same on all ranks of the group
+
+Under tensor parallelism every rank has the whole input of each layer, so a checkpoint on each of t
+ranks keeps it t times. Here a rank keeps 1/t of it, and gathers the others' parts when backward
+needs it: one all-gather for each checkpoint. With sequence parallelism the input is cut by tokens
+already, and there is nothing to partition.
+
+Source: Rajbhandari et al. 2020 (ZeRO-R), section 6.1; DeepSpeed's partition_activations.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from .collective_wire import place
+from .recompute import Recomputation
+from .recompute_surroundings import keep_in_a_node
+
+
+def checkpoint_partitioned(
+    group: dist.ProcessGroup | None, function: Callable, *args, same: bool = False, **named
+):
+    """checkpoint(function, *args, **named) whose tensors of floating point are kept in parts. They
+    are the same on all ranks of the group, which call this, and run its backward, in the same
+    order.
+
+    Raises what checkpoint() raises."""
+    return Partitioned(group, function, same).first_run(args, named)
+
+
+class Partitioned(Recomputation):
+    def __init__(self, group: dist.ProcessGroup | None, function: Callable, same: bool):
+        super().__init__(function, same)
+        self.group = group
+
+    def keep_inputs(self, tensors: list[Tensor]):
+        self.about = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
+        self.inputs = keep_in_a_node(*(self.part(tensor) for tensor in tensors))
+
+    @torch.no_grad()
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's run of the elements; zeros fill the last one up."""
+        if not whole.is_floating_point():
+            return whole
+        n, me = place(self.group)
+        flat, each = whole.flatten(), -(-whole.numel() // n)
+        own = flat[me * each : (me + 1) * each]
+        return F.pad(own, (0, each - len(own))).clone()
+
+    def kept_inputs(self) -> list[Tensor]:
+        pairs = zip(self.inputs.saved_tensors, self.about)
+        return [self.whole(part, *about) for part, about in pairs]
+
+    @torch.no_grad()
+    def whole(self, part: Tensor, shape: torch.Size, requires_grad: bool) -> Tensor:
+        if part.is_floating_point():
+            n, _ = place(self.group)
+            parts = part.new_empty(n * len(part))
+            dist.all_gather(list(parts.chunk(n)), part, group=self.group)
+            part = parts[: shape.numel()].view(shape)
+        return part.detach().requires_grad_(requires_grad)

@@ -1,0 +1,167 @@
+"""Selective checkpointing: keep what is expensive to compute, and compute the rest again.
+
+    y = checkpoint_selective(block, x, keep=EXPENSIVE)
+
+An operator's name decides. The products of linear layers make nearly all of a layer's operations
+and 10 of the 16 vectors that it keeps for each token; the norms, GELU, the additions and dropout
+are the rest of the bytes and cost next to nothing to make again. So the first run puts the outputs
+of the operators in `keep` aside, and the second run takes them instead of computing: an operator
+that is skipped costs nothing, and what comes after it gets the same bits.
+
+Two things are called selective. This one keeps products. Megatron-LM's recomputes the core of
+attention and keeps everything else: checkpoint_modules(model, CoreAttention).
+
+Source: PyTorch's create_selective_checkpoint_contexts does the same; Korthikanti et al. 2022 for
+the other.
+"""
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+from .recompute import Recomputation
+from .recompute_surroundings import keep_in_a_node
+from .torch_internals import (
+    FUSED_ATTENTION,
+    TorchDispatchMode,
+    argument_names,
+    changes_arguments,
+    storage_key,
+    tree_leaves,
+)
+
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
+EXPENSIVE = PRODUCTS + FUSED_ATTENTION
+KINDS_OF_OPERATORS = type(torch.ops.aten.mm), type(torch.ops.aten.mm.default)
+
+
+def checkpoint_selective(
+    function: Callable, *args, keep: Collection = EXPENSIVE, same: bool = False, **named
+):
+    """checkpoint(function, *args, **named) that keeps the outputs of the operators in `keep`:
+    torch.ops.aten.mm, or one overload of it, torch.ops.aten.mm.default.
+
+    Raises ValueError for a policy that names no operator, and what checkpoint() raises."""
+    return Selective(function, keep, same).first_run(args, named)
+
+
+def check_policy(keep: Collection) -> set:
+    wrong = [each for each in keep if not isinstance(each, KINDS_OF_OPERATORS)]
+    if wrong:
+        raise ValueError(
+            f"keep has {wrong[0]!r}: a policy names operators of PyTorch, such as"
+            " torch.ops.aten.mm."
+        )
+    if not keep:
+        raise ValueError(
+            "keep is empty: a policy names at least one operator whose outputs are kept; without"
+            " any, take checkpoint()."
+        )
+    return set(keep)
+
+
+class Selective(Recomputation):
+    """The first run numbers the calls of the kept operators, and the second run counts along."""
+
+    def __init__(self, function: Callable, keep: Collection, same: bool):
+        super().__init__(function, same)
+        self.keep = check_policy(keep)
+        self.kept: dict[int, KeptCall] = {}
+
+    def first_run(self, args: tuple, named: dict):
+        with PutAside(self.keep) as aside:
+            output = super().first_run(args, named)
+        if torch.is_grad_enabled():
+            self.kept = {number: KeptCall(each) for number, each in aside.outputs.items()}
+        return output
+
+    def run_again(self):
+        # All at once and before the mode is on: what an outer checkpoint dropped, it makes now.
+        outputs, self.kept = {number: call.take() for number, call in self.kept.items()}, {}
+        with TakeInstead(self.keep, outputs):
+            super().run_again()
+
+
+class KeptCall:
+    """What an operator returned: its tensors in a node each, where outer hooks see them."""
+
+    def __init__(self, outputs: Tensor | tuple):
+        self.single = isinstance(outputs, Tensor)
+        self.outputs = [
+            keep_in_a_node(each.detach()) if isinstance(each, Tensor) else each
+            for each in ((outputs,) if self.single else outputs)
+        ]
+
+    def take(self) -> Tensor | tuple:
+        outputs = [
+            each.saved_tensors[0].detach() if isinstance(each, torch.autograd.graph.Node) else each
+            for each in self.outputs
+        ]
+        return outputs[0] if self.single else tuple(outputs)
+
+
+def memory_of(tree) -> set[int]:
+    """The storages of all tensors in nested arguments or outputs."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return {storage_key(tensor.untyped_storage()) for tensor in tensors}
+
+
+class CountsCalls(TorchDispatchMode):
+    """Sees every operator under autograd, and numbers the calls of those that are kept."""
+
+    def __init__(self, keep: set):
+        super().__init__()
+        self.keep, self.calls = keep, 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        named = kwargs or {}
+        kept = operator in self.keep or operator.overloadpacket in self.keep
+        if not kept or draws(operator, args, named):
+            return self.of_another(operator, args, named)
+        self.calls += 1
+        return self.of_a_kept_one(operator, args, named)
+
+    def of_another(self, operator, args: tuple, named: dict):
+        return operator(*args, **named)
+
+
+def draws(operator, args: tuple, named: dict) -> bool:
+    """Whether the operator drops elements: skipped, it would not move the random numbers on."""
+    given = {**dict(zip(argument_names(operator), args)), **named}
+    return given.get("dropout_p", 0) > 0
+
+
+class PutAside(CountsCalls):
+    """Of the first run. An output that is changed in place afterwards is not kept: the second run
+    makes it, and changes it, again."""
+
+    def __init__(self, keep: set):
+        super().__init__(keep)
+        self.outputs: dict[int, Tensor | tuple] = {}
+        self.lies_in: dict[int, set[int]] = {}  # call -> storages
+
+    def of_a_kept_one(self, operator, args: tuple, named: dict):
+        outputs = operator(*args, **named)
+        self.outputs[self.calls], self.lies_in[self.calls] = outputs, memory_of(outputs)
+        return outputs
+
+    def of_another(self, operator, args: tuple, named: dict):
+        if changes_arguments(operator) or operator.namespace == "c10d":  # collectives do not tell
+            changed = memory_of((args, named))
+            for number in [n for n, memory in self.lies_in.items() if memory & changed]:
+                del self.outputs[number], self.lies_in[number]
+        return operator(*args, **named)
+
+
+class TakeInstead(CountsCalls):
+    """Of the second run. An output that is taken is not kept any longer; a third run makes it."""
+
+    def __init__(self, keep: set, outputs: dict[int, Tensor | tuple]):
+        super().__init__(keep)
+        self.outputs = outputs
+
+    def of_a_kept_one(self, operator, args: tuple, named: dict):
+        if self.calls in self.outputs:
+            return self.outputs.pop(self.calls)
+        return operator(*args, **named)

@@ -1,0 +1,164 @@
+"""The solver against all combinations, against division, and against the ledger."""
+
+import random
+from itertools import product
+
+import pytest
+import torch
+
+from shardlab.formulas import evaluate, quantities
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+from shardlab.recompute_budget import (
+    RULES,
+    BudgetTooSmall,
+    LayerOption,
+    by_rule,
+    first_layers,
+    plan_of_choices,
+    plan_recomputation,
+)
+from shardlab.recompute_layers import checkpoint_some
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def layers_of(draw, count, alike):
+    """Options of layers: keep all, recompute some, recompute all."""
+
+    def options():
+        whole, work = draw.randint(8, 24), draw.randint(0, 9)
+        some = draw.randint(2, whole)
+        return [
+            LayerOption(whole, whole + work, 0.0),
+            LayerOption(some, whole + work + draw.randint(0, 3), draw.uniform(0.1, 1)),
+            LayerOption(1, whole + work, draw.uniform(1, 2)),
+        ]
+
+    return [options()] * count if alike else [options() for _ in range(count)]
+
+
+def of_all(layers, **beside):
+    return [plan_of_choices(c, layers, **beside) for c in product(*(range(len(o)) for o in layers))]
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_the_best_of_all_combinations(alike):
+    """At every budget that changes anything, with gradients and a loss: not within some percent of
+    the best, but the best.
+
+    Must catch: a layer's moment that counts itself twice, or layers that are done; a choice dropped
+    because it costs more, although it keeps less; the loss's moment left out."""
+    draw = random.Random(4)
+    for _ in range(4):
+        layers = layers_of(draw, draw.randint(1, 4), alike)
+        beside = dict(loss_bytes=draw.choice([0, 30]), gradient_bytes=draw.choice([0, 3]))
+        every = of_all(layers, **beside)
+        least = min(plan.peak_bytes for plan in every)
+        for budget in range(least, max(plan.peak_bytes for plan in every) + 2, 5):
+            found = plan_recomputation(layers, budget, **beside)
+            assert found == plan_of_choices(found.choices, layers, **beside)
+            fits = [plan.seconds for plan in every if plan.peak_bytes <= budget]
+            assert found.peak_bytes <= budget and found.seconds == pytest.approx(min(fits))
+        with pytest.raises(BudgetTooSmall, match=f"{least:,} bytes are needed at least") as error:
+            plan_recomputation(layers, least - 1, **beside)
+        assert error.value.least_bytes == least
+
+
+def test_equal_layers_by_division():
+    """Must catch: the last layer's work counted beside what it keeps; one layer too many where the
+    budget fits to the byte."""
+    draw = random.Random(8)
+    for _ in range(30):
+        count, whole = draw.randint(1, 7), draw.randint(4, 20)
+        keep, again = LayerOption(whole, whole + 5, 0.0), LayerOption(1, whole + 5, 1.0)
+        loss = draw.choice([0, 15, 60])
+        for budget in range(whole, count * whole + loss + 8, 3):
+            by_division = first_layers(count, keep, again, budget, loss)
+            try:
+                found = plan_recomputation([[keep, again]] * count, budget, loss)
+            except BudgetTooSmall:
+                assert by_division == count + 1
+                continue
+            assert len(found.recomputed) == by_division
+            choices = [1] * by_division + [0] * (count - by_division)
+            assert plan_of_choices(choices, [[keep, again]] * count, loss).peak_bytes <= budget
+
+
+def test_first_layers_before_last_layers():
+    """Must catch: the solver's layers at the end, where they do not help; a rule that is better
+    than the best."""
+    draw, more = random.Random(2), []
+    for _ in range(10):
+        count, whole = draw.randint(3, 7), 16
+        keep, again = LayerOption(whole, whole + 6, 0.0), LayerOption(1, whole + 6, 1.0)
+        layers = [[keep, again]] * count
+        lowest = plan_of_choices([1] * count, layers).peak_bytes
+        for budget in range(lowest, plan_of_choices([0] * count, layers).peak_bytes, 3):
+            best = plan_recomputation(layers, budget)
+            plans = {rule: by_rule(rule, layers, budget) for rule in RULES}
+            assert plans["the first"].seconds == best.seconds
+            assert all(plan is None or plan.seconds >= best.seconds for plan in plans.values())
+            more.append(plans["the last"].seconds - best.seconds)
+    assert set(more) == {1.0}  # one layer's forward, at every budget
+    assert by_rule("the last", layers, 3) is None
+
+
+def test_many_layers_are_quick():
+    """96 layers of three options: the fronts stay small.
+
+    Must catch: choices that are kept although another is better in both."""
+    layers = layers_of(random.Random(3), 96, alike=True)
+    budget = sum(options[0].kept_bytes for options in layers) // 2
+    found = plan_recomputation(layers, budget, loss_bytes=40)
+    assert found.peak_bytes <= budget and len(found.choices) == 96
+
+
+def test_a_layer_without_options():
+    """Must catch: a layer that is left out of the plan."""
+    with pytest.raises(ValueError, match="layer 1 has no options"):
+        plan_recomputation([[LayerOption(1, 1, 0.0)], []], 10)
+
+
+def test_a_plan_on_our_gpt():
+    """Options from the formulas; the ledger finds the peak within a percent of what the plan says,
+    and within the budget.
+
+    Must catch: a plan whose layers are not the ones that are recomputed."""
+    config = GPTConfig(layers=6, hidden=64, heads=4, vocabulary=64, max_sequence=32)
+    given = quantities(
+        recipe="fp32 SGD momentum",
+        **config.quantities(),
+        **dict(dropout=0, fused_attention=1, microbatch=8, sequence=32),
+        **dict(first_step=1, accumulation_steps=1),
+    )
+    names = ["residual_bytes", "layer_activation_bytes", "layer_work_bytes", "layer_forward_flops"]
+    names += ["batch_bytes", "parameter_bytes", "norm_parameters", "head_gradient_bytes"]
+    names += ["kept_activation_bytes", "kept_layers_bytes", "logit_bytes", "layer_parameters"]
+    of = evaluate(names, allow_unused=True, **given)
+    model = GPT(config)
+    beside = of["batch_bytes"] + of["parameter_bytes"]
+    standing = beside + 4 * of["norm_parameters"] + of["head_gradient_bytes"] + 8
+    standing += of["residual_bytes"]
+    work = of["layer_work_bytes"]
+    options = [
+        LayerOption(of["layer_activation_bytes"], work, 0.0),
+        LayerOption(of["residual_bytes"], work, of["layer_forward_flops"]),
+    ]
+    outside = of["kept_activation_bytes"] - of["kept_layers_bytes"] - of["batch_bytes"]
+    loss = beside + outside + 2 * of["logit_bytes"] + 4 - standing
+    full = plan_of_choices([0] * 6, [options] * 6, loss, 4 * of["layer_parameters"])
+    tokens = torch.zeros(8, 32, dtype=torch.long)
+    for share in (1.0, 0.8, 0.6):
+        budget = int(share * full.peak_bytes)
+        plan = plan_recomputation([options] * 6, budget, loss, 4 * of["layer_parameters"])
+        model.zero_grad()
+        blocks = model.blocks
+        model.blocks = checkpoint_some(model.blocks, plan.recomputed)
+        with Ledger(model) as ledger:
+            next_token_loss(model(tokens), tokens.clone()).backward()
+        model.blocks = blocks
+        found = ledger.peak.bytes.total
+        assert found == pytest.approx(plan.peak_bytes + standing, rel=0.01), plan
+        assert plan.recomputed == list(range(len(plan.recomputed)))
+        assert (share == 1) == (plan.recomputed == [])

@@ -1,0 +1,472 @@
+"""Formulas of recomputation against the byte ledger, a counter of operations, a rank of many, and a
+clock."""
+
+import math
+import random
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardlab.formulas import InvalidQuantity, evaluate, quantities
+from shardlab.formulas.events import end_seconds, operations, run
+from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.measure.ledger import Ledger
+from shardlab.recompute_layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute_partitioned import checkpoint_partitioned
+from shardlab.recompute_selective import checkpoint_selective
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    vocabulary_parallel_loss,
+)
+from shardlab.topics.activation_checkpointing.timeline import OFFLOADED_STEP
+from shardlab.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NOTHING, CORE, PRODUCTS, WHOLE = range(4)
+
+
+def under(policy, model, n=1, whole=checkpoint_every):
+    """The model under a policy, which is a number as in the formulas."""
+    if policy == CORE:
+        checkpoint_modules(model, CoreAttention)
+    elif policy == PRODUCTS:
+        model.blocks = checkpoint_every(model.blocks, 1, checkpoint_selective)
+    elif policy == WHOLE:
+        model.blocks = whole(model.blocks, n)
+    return model
+
+
+def ask(*names, **given):
+    found = evaluate(list(names), allow_unused=True, **given)
+    return found[names[0]] if len(names) == 1 else found
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def drawn(draw):
+    """A step of some kind: (config, what the formulas take)."""
+    pick = draw.choice
+    groups, in_group, dropout = pick([1, 2, 3]), pick([1, 1, 2]), pick([0.0, 0.0, 0.1])
+    config = GPTConfig(
+        layers=pick([1, 2, 3, 4, 5, 7]),
+        hidden=groups * in_group * pick([8, 12, 20]),
+        heads=groups * in_group,
+        key_value_heads=groups,
+        vocabulary=draw.randint(2, 400),
+        feed_forward=pick([17, 48, 160]),
+        max_sequence=48,
+        learned_positions=pick([0, 1]),
+        biases=pick([0, 1]),
+        gated_mlp=pick([0, 1]),
+        tied_head=pick([0, 1]),
+        dropout=dropout,
+        fused_attention=in_group == 1 and not dropout and pick([True, False]),
+    )
+    return config, quantities(
+        recipe=pick(["fp32 Adam", "bf16, no master"]),
+        **config.quantities(),
+        dropout=config.dropout,
+        fused_attention=int(config.fused_attention),
+        microbatch=draw.randint(1, 4),
+        sequence=draw.randint(6, 48),
+        accumulation_steps=pick([1, 2]),
+        first_step=pick([0, 1]),
+        optimizer_mode=0,
+        recompute_every=draw.randint(1, 4),
+    )
+
+
+def weighed(config, policy, given):
+    """(bytes of activations after the loss of the last microbatch, most bytes) of a step."""
+    wide = given["parameter_element_bytes"] == 4
+    torch.set_default_dtype(torch.float32 if wide else torch.bfloat16)
+    try:
+        model = under(policy, GPT(config), given["recompute_every"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    kept = []
+
+    def train(microbatches):
+        for _ in range(microbatches):
+            tokens = torch.zeros(given["microbatch"], given["sequence"], dtype=torch.long)
+            loss = next_token_loss(model(tokens), torch.zeros_like(tokens))
+            kept.append(ledger.bytes.activations)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if not given["first_step"]:
+        ledger = Ledger(model)
+        train(1)
+    with Ledger(model, optimizer) as ledger:
+        train(given["accumulation_steps"])
+    return kept[-1], ledger.peak.bytes.total
+
+
+def test_kept_bytes_of_every_policy():
+    """To the byte, on steps drawn at random, every style and both element sizes.
+
+    Must catch: the batch's last checkpoint forgotten where n does not divide the layers; a second
+    copy of an input; an output of a product kept as a view of something larger; the scores kept
+    although the core is recomputed."""
+    compare_with_formulas(random.Random(5), 4)
+
+
+@pytest.mark.slow
+def test_peak_of_every_policy():
+    """Within a percent, on more of them; and the place of the peak differs from step to step.
+
+    Must catch: a recomputed layer that stays until the next is done; kept products that are there
+    beside what was made of them; gradients of earlier layers left out; the second run's scores
+    left out."""
+    places = compare_with_formulas(random.Random(9), 24)
+    assert len(places) >= 4
+
+
+def compare_with_formulas(draw, steps):
+    places = set()
+    for _ in range(steps):
+        config, given = drawn(draw)
+        for policy in (NOTHING, CORE, PRODUCTS, WHOLE):
+            kept, peak = weighed(config, policy, given)
+            found = ask(
+                *("kept_activation_bytes", "recompute_peak_bytes", "recompute_peak_place"),
+                recompute_policy=policy,
+                **given,
+            )
+            assert found["kept_activation_bytes"] == kept, (policy, given)
+            assert found["recompute_peak_bytes"] == pytest.approx(peak, rel=0.01), (policy, given)
+            places.add(found["recompute_peak_place"])
+    return places
+
+
+def test_autocast_is_refused():
+    """Must catch: a peak that leaves the cached copies of weights out, without a word."""
+    _, given = drawn(random.Random(5))
+    given |= quantities(recipe="autocast Adam")
+    assert ask("recompute_peak_bytes", **given)
+    with pytest.raises(InvalidQuantity, match="recompute_policy = 3 under autocast"):
+        ask("recompute_peak_bytes", recompute_policy=3, **given)
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "style",
+    [
+        dict(fused_attention=False),
+        dict(fused_attention=False, dropout=0.1),
+        dict(fused_attention=False, biases=0, gated_mlp=1, key_value_heads=2),
+    ],
+)
+def test_operations_that_are_done_twice(style):
+    """Products of a step, counted by PyTorch: forward, backward, and what a policy adds.
+
+    Must catch: the last product counted although the second run ends before it; a kept product
+    that is made again."""
+    sizes = dict(layers=5, hidden=24, heads=4, vocabulary=31, max_sequence=8, feed_forward=50)
+    config = GPTConfig(**{**sizes, **style})
+    tokens = torch.zeros(3, 8, dtype=torch.long)
+    for policy, n in ((NOTHING, 1), (CORE, 1), (PRODUCTS, 1), (WHOLE, 1), (WHOLE, 2)):
+        model = under(policy, GPT(config), n)
+        with FlopCounterMode(display=False) as counter:
+            next_token_loss(model(tokens), tokens).backward()
+        found = ask(
+            *("step_flops", "recomputed_flops", "recomputed_share"),
+            **config.quantities(),
+            dropout=config.dropout,
+            fused_attention=0,
+            microbatch=3,
+            sequence=8,
+            recompute_policy=policy,
+            recompute_every=n,
+        )
+        total = found["step_flops"] + found["recomputed_flops"]
+        assert counter.get_total_flops() == total, (policy, n)
+        assert math.isclose(found["recomputed_share"], total / found["step_flops"] - 1)
+
+
+def test_fused_attention_is_kept_or_made_again():
+    """How often the kernel of attention runs in a step of 3 layers.
+
+    Must catch: kept attention that runs again; the core recomputed half, as if it had two
+    products."""
+    config = GPTConfig(layers=3, hidden=16, heads=2, vocabulary=31, max_sequence=8)
+
+    class Count(TorchDispatchMode):
+        runs = 0
+
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            self.runs += operator.overloadpacket in FUSED_ATTENTION
+            return operator(*args, **(kwargs or {}))
+
+    tokens = torch.zeros(2, 8, dtype=torch.long)
+    given = dict(**config.quantities(), dropout=0, fused_attention=1, microbatch=2, sequence=8)
+    once = ask("attention_core_flops", **given)
+    for policy in (CORE, PRODUCTS, WHOLE):
+        model = under(policy, GPT(config))
+        with Count() as count:
+            next_token_loss(model(tokens), tokens).backward()
+        want = ask("recomputed_flops", recompute_policy=policy, **given)
+        others = (policy == WHOLE) * 2 * 16 * 16 * (3 * 16 + 16 + 64)  # products before the last
+        assert count.runs == 3 + (want - 3 * others) / once, policy
+
+
+# --- how many layers in a checkpoint --------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """Keeps its output and nothing else: A = r."""
+
+    def forward(self, x):
+        return x.tanh()
+
+
+def most_activations(layers, n, rows=64):
+    """Bytes over those of the input, of forward and backward of a chain."""
+    model = nn.Sequential(*(Layer() for _ in range(layers)))
+    x = torch.randn(rows, 16, requires_grad=True)
+    chain = checkpoint_every(model, n)
+    with Ledger(model) as ledger:
+        chain(x).sum().backward()
+    return max(point.bytes.total for point in ledger.timeline) / (4 * x.numel())
+
+
+def test_the_least_peak_by_formula_and_by_counting():
+    """sqrt(L) for layers that keep their input alone, and sqrt(L r / A) for those of a GPT, where
+    one layer in each checkpoint is best up to L = 2 A / r.
+
+    Must catch: sqrt(L) for every kind of layer; the root of L A / r; a checkpoint that keeps more
+    than its input."""
+    for layers in (16, 36):
+        by_n = {n: most_activations(layers, n) for n in range(1, layers + 1)}
+        best = ask(
+            "best_recompute_every", layers=layers, residual_bytes=4, layer_activation_bytes=4
+        )
+        assert best == math.sqrt(layers) and by_n[round(best)] == min(by_n.values())
+        for n, found in by_n.items():
+            want = ask(
+                "grouped_activation_bytes",
+                **dict(layers=layers, recompute_every=n, residual_bytes=1),
+                layer_activation_bytes=1,
+            )
+            assert 0 <= found - want <= 3, n  # x itself, the gradient in and the one that is made
+    for layers in (12, 24, 30, 34, 48, 400):
+        given = dict(layers=layers, residual_bytes=1, layer_activation_bytes=16)
+        every = {
+            n: ask("grouped_activation_bytes", recompute_every=n, **given)
+            for n in range(1, layers + 1)
+        }
+        found = ask("best_recompute_every", "layers_worth_grouping", **given)
+        least = min(every, key=every.get)
+        assert abs(least - found["best_recompute_every"]) < 1
+        assert (least == 1) == (layers <= found["layers_worth_grouping"])
+
+
+# --- a rank among several -------------------------------------------------------------------------
+
+PLAIN, OWN, AGAIN = dict(), dict(sequence_parallel=1), dict(sequence_parallel=1, regather=1)
+STYLES = (
+    dict(),
+    dict(biases=0, gated_mlp=1, learned_positions=0),
+    dict(fused_attention=False, dropout=0.1),
+    dict(fused_attention=False, key_value_heads=6, tied_head=0),
+)
+
+
+def kept_on_a_rank(t, rank, way, policy, n, partition, config, microbatch, sequence):
+    with fake_ranks(t, rank), FakeTensorMode():
+        plan = gpt_plan(config)
+        if way:
+            plan = sequence_parallel(plan, regather=bool(way.get("regather")))
+        model = apply_tensor_parallel(GPT(config), plan)
+        by = dict(by=partial(checkpoint_partitioned, None)) if partition else {}
+        under(policy, model, n, partial(checkpoint_every, **by))
+        tokens = torch.zeros(microbatch, sequence, dtype=torch.long)
+        with Ledger(model) as ledger:
+            loss = vocabulary_parallel_loss(model(tokens), tokens.clone(), config.vocabulary)
+            del loss
+            return ledger_at_the_loss(ledger)
+
+
+def ledger_at_the_loss(ledger):
+    """Activations when there were most of them."""
+    return max(point.bytes.activations for point in ledger.timeline)
+
+
+@pytest.mark.ranks  # on fake ranks: seconds, not milliseconds
+@pytest.mark.parametrize("policy", [CORE, PRODUCTS, WHOLE])
+def test_kept_bytes_of_a_rank(policy):
+    """What a rank of a tensor-parallel group keeps, to the byte: every way, four styles.
+
+    Must catch: the whole input kept by each rank with sequence parallelism, or when it is
+    partitioned; a product that is changed in place kept beside its change; scores of all heads."""
+    sizes = dict(layers=3, hidden=48, heads=12, feed_forward=53, vocabulary=101, max_sequence=16)
+    for number, (way, style) in enumerate((way, s) for way in (PLAIN, OWN, AGAIN) for s in STYLES):
+        t, rank = ((3, 2), (2, 0), (3, 1))[number % 3]
+        config = GPTConfig(**{**sizes, **style})
+        for partition in {0, int(policy == WHOLE and not way)}:
+            n = 1 + number % 2
+            found = kept_on_a_rank(t, rank, way, policy, n, partition, config, 2, 12)
+            given = quantities(
+                recipe="fp32 Adam",
+                **config.quantities(),
+                **{"sequence_parallel": 0, "regather": 0, **way},
+                dropout=config.dropout,
+                fused_attention=int(config.fused_attention),
+                microbatch=2,
+                sequence=12,
+                tensor_parallel=t,
+                tensor_rank=rank,
+                recompute_policy=policy,
+                recompute_every=n,
+                partition_activations=partition,
+            )
+            assert ask("tensor_kept_activation_bytes", **given) == found, given
+
+
+def test_one_rank_is_one_gpu():
+    """Must catch: what a rank keeps at t = 1, which explorers show, beside what one GPU keeps."""
+    draw = random.Random(1)
+    for _ in range(30):
+        _, given = drawn(draw)
+        given |= dict(tensor_parallel=1, tensor_rank=0, sequence_parallel=0, regather=0)
+        for policy in range(4):
+            names = "rank_layers_kept_bytes", "kept_layers_bytes"
+            found = ask(*names, recompute_policy=policy, **given)
+            assert found[names[0]] == found[names[1]], (policy, given)
+
+
+def test_kept_in_flight():
+    """What a stage keeps of its microbatches, to the byte, and what it has while one of them is
+    recomputed.
+
+    Must catch: an input for each layer where two share a checkpoint; the recomputed layers counted
+    for every microbatch in flight."""
+    config = GPTConfig(layers=10, hidden=24, heads=4, vocabulary=31, max_sequence=8)
+    given = quantities(
+        recipe="fp32 Adam",
+        **config.quantities(),
+        **dict(dropout=0, fused_attention=1, microbatch=3, sequence=8, sequence_parallel=0),
+        **dict(pipeline_schedule=2, pipeline_parallel=2, pipeline_rank=0, microbatches=4),
+        **dict(stages_per_rank=1),
+        **dict(recompute_policy=WHOLE, recompute_every=2, regather=0),
+    )
+    stage = nn.Sequential(*(Block(config) for _ in range(5)))
+    chain = checkpoint_every(stage, 2)
+    inputs = [torch.randn(3, 8, 24, requires_grad=True) for _ in range(2)]  # in flight
+    with Ledger(stage) as ledger:
+        outputs = [chain(x) for x in inputs]
+        kept = ledger.bytes.activations
+        gradient = torch.ones(3, 8, 24)
+        outputs[0].backward(gradient)
+    found = ask("held_kept_bytes", "held_working_bytes", "layer_work_bytes", **given)
+    assert found["held_kept_bytes"] == kept
+    # two of them in flight, five layers each
+    alone = ask("rank_layers_bytes", **{**given, "layers": 5})
+    assert alone == found["held_working_bytes"] - kept // 2
+    backward = [point for point in ledger.timeline if point.phase == "backward"]
+    most = max(p.bytes.activations + p.bytes.temporaries for p in backward)
+    outside = 2 * gradient.nbytes  # outputs, whose names are in this test
+    outside += gradient.nbytes
+    # of the layer at work, what is not saved: gradients that come and go
+    at_work = found["layer_work_bytes"] - ask("layer_activation_bytes", **given)
+    want = found["held_working_bytes"] + outside + at_work
+    assert most == pytest.approx(want, rel=0.05)
+
+
+# --- the link to the host -------------------------------------------------------------------------
+
+
+def test_offload_is_what_is_simulated():
+    """300 random steps, links far faster and far slower than computing.
+
+    Must catch: the copy at an edge hidden; copies of two layers at once; backward as fast as
+    forward."""
+    draw = random.Random(3)
+    names = [
+        "layer_forward_seconds",
+        "layer_backward_seconds",
+        "layer_copy_seconds",
+        "offloaded_forward_seconds",
+        "offloaded_backward_seconds",
+        "copies_exposed_seconds",
+        "hiding_bytes_per_second",
+    ]
+    for _ in range(300):
+        given = quantities(
+            model="GPT-2 124M",
+            recipe="bf16, no master",
+            **dict(dropout=0, fused_attention=1, microbatch=4, sequence=1024),
+            utilisation=draw.uniform(0.1, 1),
+            flops_per_second=10 ** draw.uniform(12, 15),
+            pcie_bytes_per_second=10 ** draw.uniform(8, 13),
+            recompute_policy=draw.randrange(4),
+        )
+        given["layers"] = draw.choice([1, 2, 12, 40])
+        found = ask(*names, **given)
+        ran = run(operations(OFFLOADED_STEP, {**given, **found}))
+        whole = found["offloaded_forward_seconds"] + found["offloaded_backward_seconds"]
+        assert math.isclose(end_seconds(ran), whole, rel_tol=1e-9)
+        computes = given["layers"] * (
+            found["layer_forward_seconds"] + found["layer_backward_seconds"]
+        )
+        assert math.isclose(found["copies_exposed_seconds"], whole - computes, rel_tol=1e-6)
+        fast = found["hiding_bytes_per_second"] <= given["pcie_bytes_per_second"]
+        edges = math.isclose(
+            found["copies_exposed_seconds"], 2 * found["layer_copy_seconds"], rel_tol=1e-6
+        )
+        assert fast <= edges
+
+
+def test_link_that_hides_the_copies():
+    """By hand: 16 numbers of two bytes for each token and hidden element, over 24 h + 4 s
+    operations, at 400 TFLOP/s.
+
+    Must catch: scores counted although attention is fused; seconds of backward taken."""
+    for h, s, gigabytes in ((4096, 4096, 111.6), (8192, 8192, 55.8)):
+        found = ask(
+            "hiding_bytes_per_second",
+            **quantities(recipe="bf16, no master"),
+            **dict(
+                layers=1, hidden=h, heads=h // 128, feed_forward=4 * h, key_value_heads=h // 128
+            ),
+            **dict(head_size=0, dropout=0, fused_attention=1, microbatch=1, sequence=s),
+            **dict(biases=1, gated_mlp=0, learned_positions=1, vocabulary=2, max_sequence=s),
+            **dict(utilisation=1.0, flops_per_second=400e12, recompute_policy=0),
+        )
+        assert found / 1e9 == pytest.approx(gigabytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (dict(recompute_policy=4), "recompute_policy must be a whole number of at least 0 and at"),
+        (dict(recompute_every=0), "recompute_every must be a whole number of at least 1"),
+        (
+            dict(partition_activations=1, sequence_parallel=1),
+            "partition_activations = 1 with sequence parallelism",
+        ),
+    ],
+)
+def test_what_is_refused(wrong, message):
+    """Must catch: a policy that no formula has; a part of what is a part already."""
+    given = quantities(
+        recipe="fp32 Adam",
+        **GPTConfig(layers=2, hidden=24, heads=4).quantities(),
+        **dict(dropout=0, fused_attention=1, microbatch=1, sequence=8, tensor_parallel=2),
+        **dict(tensor_rank=0, regather=0),
+    )
+    given = {"sequence_parallel": 0, **given}
+    assert ask("tensor_kept_activation_bytes", **given)
+    with pytest.raises(InvalidQuantity, match=message):
+        ask("tensor_kept_activation_bytes", **{**given, **wrong})

@@ -1,0 +1,178 @@
+"""Recomputation beside tensor and sequence parallelism, pipelines and a split backward: the bits of
+the same layout without it. That the layout itself is right, its own tests say."""
+
+import sys
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+
+from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.pipeline import Pipeline
+from shardlab.pipeline_plan import plan_pipeline
+from shardlab.ranks import ranks
+from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute_layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute_offload import offload_activations
+from shardlab.recompute_partitioned import checkpoint_partitioned
+from shardlab.recompute_selective import checkpoint_selective
+from shardlab.schedules import schedule
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    vocabulary_parallel_loss,
+)
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def pair():
+    with ranks(2, device="cpu", announce=False, patience_seconds=30) as world:
+        yield world
+
+
+SIZES = dict(layers=3, hidden=24, heads=4, feed_forward=31, vocabulary=53, max_sequence=8)
+STYLES = (
+    dict(fused_attention=False, dropout=0.1),
+    dict(biases=0, gated_mlp=1, key_value_heads=2, learned_positions=0, tied_head=0),
+)
+
+
+def gpt(style):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**{**SIZES, **style})).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return model
+
+
+def offloaded(function, *args):
+    with offload_activations(0):
+        return function(*args)
+
+
+CALLS = {
+    "by hooks": checkpoint,
+    "by function": checkpoint_by_function,
+    "selective": checkpoint_selective,
+    "on the host": offloaded,
+    "partitioned": partial(checkpoint_partitioned, None),
+    "selective, on the host": lambda f, *a: offloaded(partial(checkpoint_selective, f), *a),
+}
+
+
+# --- tensor and sequence parallelism --------------------------------------------------------------
+
+WAYS = (None, dict(regather=False), dict(regather=True))
+
+
+def tensor_step(style, way, call=None, core=False):
+    """(loss, gradients, state of the random numbers, bytes kept, messages) of a step."""
+    model = gpt(style)
+    plan = gpt_plan(model.config)
+    apply_tensor_parallel(model, plan if way is None else sequence_parallel(plan, **way))
+    if core:
+        checkpoint_modules(model, CoreAttention)
+    elif call:
+        model.blocks = checkpoint_every(model.blocks, 2, call)
+    torch.manual_seed(5)
+    tokens = torch.randint(53, (3, 8))
+    with Ledger(model) as ledger, CommunicationLog() as log:
+        loss = vocabulary_parallel_loss(model(tokens), tokens.flip(0), 53)
+        kept = ledger.bytes.activations
+        loss.backward()
+    messages = {name: total.messages for name, total in log.totals().items()}
+    return loss.item(), [p.grad for p in model.parameters()], torch.get_rng_state(), kept, messages
+
+
+def beside_tensor_parallelism(name):
+    """For each style and way, what is wrong."""
+    wrong = []
+    for style in STYLES:
+        for way in WAYS:
+            if name == "partitioned" and way is not None:
+                continue  # each rank has its own tokens
+            plain = tensor_step(style, way)
+            ours = tensor_step(style, way, CALLS.get(name), core=name == "core")
+            equal = ours[0] == plain[0] and torch.equal(ours[2], plain[2])
+            pairs = zip(ours[1], plain[1], strict=True)
+            equal = equal and all(torch.equal(mine, theirs) for mine, theirs in pairs)
+            if not equal or not ours[3] < plain[3]:
+                wrong.append((style, way, equal, ours[3], plain[3]))
+    return wrong
+
+
+@pytest.mark.parametrize("name", [*CALLS, "core"])
+def test_tensor_and_sequence_parallelism(pair, name):
+    """The bits of the same ranks without it, dropout included, and fewer bytes kept.
+
+    Must catch: a product that an all-reduce changed, taken as it was before or summed twice; the
+    mask of another rank drawn in the second run; a part gathered in another order."""
+    assert pair.run(beside_tensor_parallelism, name) == [[], []]
+
+
+def messages_of(name):
+    plain, ours = (tensor_step(STYLES[1], None, call) for call in (None, CALLS[name]))
+    return {key: ours[4][key] - plain[4].get(key, 0) for key in ours[4]}
+
+
+def test_messages_of_the_second_run(pair):
+    """A layer's two all-reduces run again, but the one that ends a checkpoint: backward does not
+    need it. A partitioned input costs one gathering for each checkpoint.
+
+    Must catch: an all-reduce of the second run that the other rank does not make."""
+    again = {"all_reduce": 2 * SIZES["layers"] - 2}  # 3 layers in 2 checkpoints
+    assert pair.run(messages_of, "by hooks") == [again] * 2
+    assert pair.run(messages_of, "partitioned") == [{**again, "all_gather": 2}] * 2
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+M = 4
+
+
+def pipeline_step(kind, style, name=None):
+    """(losses, gradients) of a step of this rank."""
+    model = gpt(style)
+    layers = [model.embedding, *model.blocks, model.head]
+    torch.manual_seed(6)
+    tokens, targets = (torch.randint(53, (2 * M, 8)) for _ in range(2))
+    plan = plan_pipeline(layers, schedule(kind, 2, M), tokens)
+    pipeline = Pipeline(layers, plan, next_token_loss)
+    if name == "core":
+        checkpoint_modules(model, CoreAttention)
+    elif name:
+        checkpoint_modules(model, Block, CALLS[name])
+    torch.manual_seed(7)
+    losses = pipeline.step(tokens, targets)
+    return losses, [parameter.grad for parameter in pipeline.parameters()]
+
+
+def beside_pipelines(kind, name):
+    torch.set_default_dtype(torch.float64)  # of what the plan says that stages send
+    try:
+        wrong = []
+        for style in STYLES:
+            plain, ours = pipeline_step(kind, style), pipeline_step(kind, style, name)
+            pairs = [*zip(ours[1], plain[1], strict=True), (ours[0], plain[0])]
+            if not all(torch.equal(mine, theirs) for mine, theirs in pairs):
+                wrong.append(style)
+        return wrong
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("name", ["by hooks", "by function", "selective", "on the host", "core"])
+@pytest.mark.parametrize("kind", ["1F1B", "zero-bubble H1"])
+def test_pipelines_and_split_backward(pair, kind, name):
+    """The bits of the same pipeline without it; in H1 the gradients of weights come later.
+
+    Must catch: random numbers of another microbatch in the second run; a weight's gradient that is
+    put off and lands on a tensor that was recomputed."""
+    assert pair.run(beside_pipelines, kind, name) == [[], []]

@@ -1,0 +1,320 @@
+"""Selective checkpoints, activations on the host, and which layers: bits of the plain model, bytes,
+and what is refused."""
+
+import copy
+from functools import partial
+from itertools import product
+
+import pytest
+import torch
+from test_recompute import KINDS, SMALL, Called, chain, gpt, same, step, x_of
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    create_selective_checkpoint_contexts,
+)
+from torch.utils.checkpoint import checkpoint as torchs
+
+from shardlab import recompute_offload
+from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
+from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute_layers import checkpoint_every, checkpoint_modules, checkpoint_some
+from shardlab.recompute_offload import offload_activations
+from shardlab.recompute_selective import EXPENSIVE, PRODUCTS, checkpoint_selective
+from shardlab.torch_internals import FUSED_ATTENTION, TorchDispatchMode
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# --- selective ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("keep", [EXPENSIVE, PRODUCTS, (torch.ops.aten.addmm.default,)])
+def test_selective_gradients_are_those_without(kind, keep):
+    """To the last bit, with dropout, for one layer in a checkpoint and for several.
+
+    Must catch: outputs that are handed out in another order; the random numbers of the second run
+    moved on by fewer operators."""
+    for n in (1, 3):
+        ours = gpt(**KINDS[kind])
+        ours.blocks = checkpoint_every(ours.blocks, n, partial(checkpoint_selective, keep=keep))
+        same(step(ours), step(gpt(**KINDS[kind])))
+
+
+def torch_selective(function, *args):
+    def policy(_, operator, *args, **named):
+        keeps = operator.overloadpacket in EXPENSIVE
+        return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = partial(create_selective_checkpoint_contexts, policy)
+    return torchs(function, *args, use_reentrant=False, context_fn=contexts)
+
+
+def bytes_of(model):
+    """(bytes kept at the end of forward, most bytes) of a step, beside what the model has."""
+    tokens = torch.zeros(3, 7, dtype=torch.long)
+    with Ledger(model) as ledger:
+        start = ledger.bytes.total
+        loss = next_token_loss(model(tokens), tokens)
+        kept = ledger.bytes.total - start
+        loss.backward()
+    return kept, ledger.peak.bytes.total - start
+
+
+def test_selective_bytes_are_not_more_than_torchs():
+    """Must catch: an output that stays after it was taken, or is copied."""
+    found = []
+    for call in (checkpoint_selective, torch_selective):
+        model = gpt(dropout=0.0)
+        model.blocks = nn.ModuleList(Called(call, block) for block in model.blocks)
+        found.append(bytes_of(model))
+    assert found[0][0] <= found[1][0] and found[0][1] <= found[1][1]
+    assert found[0][0] < bytes_of(gpt(dropout=0.0))[0]
+
+
+class Ran(TorchDispatchMode):
+    """Which operators ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        self.operators.append(operator.overloadpacket)
+        return operator(*args, **(kwargs or {}))
+
+
+def test_kept_operators_run_once():
+    """And run again in a second backward through the same graph, whose gradients are right.
+
+    Must catch: a product made although it was kept; a second backward that takes what is gone, or
+    the output of another call."""
+    layers, function = chain()
+    x = x_of()
+    y = checkpoint_selective(function, x).sum()
+    for backward in range(2):
+        with Ran() as ran:
+            y.backward(retain_graph=True)
+        # each layer's backward has two products
+        assert sum(op in PRODUCTS for op in ran.operators) == 4 + (0 if backward == 0 else 2)
+    once = torch.autograd.grad(layers(x).sum(), x)[0]
+    assert torch.equal(x.grad, once + once)
+
+
+def test_an_output_that_is_changed_in_place_is_made_again():
+    """Must catch: a product kept after something was added to it, to which the second run adds it
+    again; a change through a view that has another counter of versions."""
+    weight = torch.randn(4, 4, dtype=torch.double, requires_grad=True)
+
+    def function(x):
+        y = x @ weight
+        y.view(-1).detach().add_(1.0)
+        z = (x.tanh() @ weight).add_(x)
+        return (y.exp() * z).sin()
+
+    gradients = []
+    for call in (checkpoint_selective, lambda f, x: f(x)):
+        x, weight.grad = x_of(), None
+        call(function, x).sum().backward()
+        gradients.append((x.grad, weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*gradients))
+
+
+def test_selective_inside_a_checkpoint_keeps_nothing():
+    """Must catch: outputs kept by a list of Python's, which the outer checkpoint cannot drop."""
+    _, function = chain()
+    x, kept = x_of(), []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        checkpoint(lambda x: checkpoint_selective(function, x), x)
+    assert sum(tensor.numel() for tensor in kept) == x.numel()
+    x = x_of()
+    checkpoint(lambda x: checkpoint_selective(function, x), x).sum().backward()
+    assert torch.equal(x.grad, torch.autograd.grad(function(x).sum(), x)[0])
+
+
+@pytest.mark.parametrize(
+    ("keep", "message"),
+    [
+        ((), "keep is empty: a policy names at least one operator"),
+        (("mm",), "keep has 'mm': a policy names operators of PyTorch"),
+        ((torch.mm,), "a policy names operators of PyTorch, such as torch.ops.aten.mm"),
+    ],
+)
+def test_a_policy_that_names_no_operator(keep, message):
+    """Must catch: a policy that never applies, and a model that recomputes all without a word."""
+    with pytest.raises(ValueError, match=message):
+        checkpoint_selective(torch.tanh, x_of(), keep=keep)
+
+
+def test_attention_that_drops_is_not_kept():
+    """Must catch: the output of a kernel that draws random numbers kept, so that what is drawn
+    after it differs in the second run."""
+    from shardlab.recompute_selective import draws
+
+    kernel = next(op for op in FUSED_ATTENTION if "for_cpu" in str(op)).default
+    q = torch.randn(1, 1, 4, 4)
+    assert draws(kernel, (q, q, q, 0.1, True), {}) and draws(kernel, (q, q, q), {"dropout_p": 0.1})
+    assert not draws(kernel, (q, q, q), {}) and not draws(kernel, (q, q, q, 0.0, True), {})
+
+
+# --- which layers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chosen", [[], [0], [4, 1], range(5)])
+def test_some_layers(chosen):
+    """Must catch: the layers after the chosen ones left out; a layer that is checkpointed twice."""
+    ours, kept = gpt(), []
+    ours.blocks = checkpoint_some(ours.blocks, chosen)
+    same(step(ours), step(gpt()))
+    assert list(ours.state_dict()) == list(gpt().state_dict())
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda _: None):
+        x = torch.randn(2, 3, 24, dtype=torch.double)
+        for block in ours.blocks:
+            x = block(x)
+    plain = []
+    with torch.autograd.graph.saved_tensors_hooks(plain.append, lambda _: None):
+        gpt().blocks[0](torch.randn(2, 3, 24, dtype=torch.double))
+    chosen = set(chosen)
+    assert len(kept) == len(chosen) + (5 - len(chosen)) * len(plain)
+
+
+@pytest.mark.parametrize("wrong", [[5], [-1], [True], ["0"], [1.0]])
+def test_layers_that_are_not_there(wrong):
+    """Must catch: -1 taken for the last."""
+    with pytest.raises(ValueError, match=f"layer {wrong[0]!r} is chosen"):
+        checkpoint_some(gpt().blocks, wrong)
+
+
+def test_modules_of_a_kind():
+    """The core of attention alone; a copy computes with its own parameters.
+
+    Must catch: names of parameters that change; a forward that is the original's in a copy."""
+    for kind, by in product((CoreAttention, Block), (checkpoint, checkpoint_by_function)):
+        ours, plain = gpt(fused_attention=False), gpt(fused_attention=False)
+        checkpoint_modules(ours, kind, by)
+        copied = copy.deepcopy(ours)
+        same(step(ours), step(plain))
+        assert list(ours.state_dict()) == list(plain.state_dict())
+        with torch.no_grad():
+            for parameter in ours.parameters():
+                parameter.zero_()
+        assert step(copied)[0] == step(plain)[0]
+    with pytest.raises(ValueError, match="this GPT has no Conv2d, so nothing would be recomputed"):
+        checkpoint_modules(gpt(), nn.Conv2d)
+
+
+# --- on the host ----------------------------------------------------------------------------------
+
+
+def offloaded(model, least_bytes=0, ahead=1):
+    forward = model.forward
+
+    def offload(tokens):
+        with offload_activations(least_bytes, ahead):
+            return forward(tokens)
+
+    model.forward = offload
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [None, 2])
+def test_offload_gradients_are_those_without(kind, n):
+    """To the last bit, with and without checkpoints.
+
+    Must catch: a view that comes back with other strides, or without its offset; an activation
+    fetched ahead for another one; the random numbers touched."""
+    for ahead in (0, 1, 3):
+        ours = gpt(**KINDS[kind])
+        if n:
+            ours.blocks = checkpoint_every(ours.blocks, n)
+        same(step(offloaded(ours, ahead=ahead)), step(gpt(**KINDS[kind])))
+
+
+class NumPyCopies(recompute_offload.Copies):
+    """A host whose memory the ledger does not see."""
+
+    def out(self, flat):
+        return flat.numpy().copy()
+
+    def back(self, host, device):
+        return torch.empty(len(host), dtype=torch.from_numpy(host).dtype).copy_(
+            torch.from_numpy(host)
+        ), None
+
+
+def test_what_is_moved_and_what_stays(monkeypatch):
+    """All activations go, and each storage once; parameters stay; at the peak the device has far
+    less, and a storage more for each that is fetched ahead.
+
+    Must catch: parameters that travel as a transpose; a storage that travels for each of its views;
+    a copy on the device that stays until the graph is gone."""
+    monkeypatch.setattr(recompute_offload, "Copies", NumPyCopies)
+    config = GPTConfig(**{**SMALL, "dropout": 0.0, "layers": 6, "hidden": 64})
+    model = GPT(config)
+    tokens = torch.zeros(8, 16, dtype=torch.long)
+    rows = []
+    for ahead in (None, 0, 2):
+        model.zero_grad()
+        with Ledger(model) as ledger:
+            if ahead is None:
+                loss, moved = next_token_loss(model(tokens), tokens), 0
+            else:
+                with offload_activations(0, ahead) as offload:
+                    loss = next_token_loss(model(tokens), tokens)
+                moved = offload.moved_bytes
+            rows.append((ledger.bytes.activations, moved))
+            loss.backward()
+            rows[-1] += (ledger.peak.bytes.total,)
+    (kept, _, peak), (none, moved, least), (_, _, more) = rows
+    assert none == 0 and moved == kept
+    assert least < 0.6 * peak and least < more < peak
+
+
+def test_small_ones_stay():
+    """Must catch: a bound that is asked of a view, not of its storage; the bound turned round."""
+    model = gpt(dropout=0.0)
+    tokens = torch.zeros(3, 7, dtype=torch.long)
+    with Ledger(model) as ledger, offload_activations(least_bytes=3 * 7 * 24 * 8) as offload:
+        loss = next_token_loss(model(tokens), tokens)
+        stays = ledger.bytes.activations
+    assert offload.moved_bytes > 0 and stays > 0
+    loss.backward()
+
+
+def test_a_second_backward_fetches_again():
+    """Must catch: an activation that is gone after its first use, or that stays on the device
+    after its last one while the graph is alive."""
+    _, function = chain()
+    x = x_of()
+    with offload_activations(0) as offload:
+        y = function(x).sum()
+    y.backward(retain_graph=True)
+    first = x.grad.clone()
+    moved = [each() for each in offload.order]
+    assert moved and all(each.back is None for each in moved)
+    y.backward()
+    assert torch.equal(x.grad, 2 * first)
+
+
+def test_what_stays_is_still_checked():
+    """Must catch: a parameter changed between forward and backward, whose gradient is then of
+    another weight."""
+    layers, function = chain()
+    with offload_activations(0):
+        y = function(x_of()).sum()
+    with torch.no_grad():
+        layers[2].weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
+
+
+@pytest.mark.parametrize("wrong", [dict(least_bytes=-1), dict(ahead=1.0), dict(ahead=True)])
+def test_numbers_that_offload_refuses(wrong):
+    """Must catch: a fraction of a storage fetched ahead."""
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name} = {value!r}: a whole number of at least 0"):
+        with offload_activations(**wrong):
+            pass
