@@ -1,0 +1,123 @@
+"""fp8 emulated: what products lose whose factors have 8 bits each, forward and backward.
+
+    packed = to_float8(weight, torch.float8_e4m3fn, block=128)      # values of one byte, and scales
+    from_float8(packed)                                             # fp32 again, rounded
+    use_float8(model, recipe=Float8Recipe(block=128), keep=[model.head])
+
+A scale moves the largest element of a tensor, or of each block of it, to the format's largest
+number. It is for the range and not for precision: e4m3 keeps 4 bits of a number wherever it is
+normal, so the error of most elements stays, and what a scale saves are elements that would be
+zero or too large.
+
+    e4m3    4 exponent bits, 3 of the fraction: up to 448, no infinities. Weights, activations
+    e5m2    5 and 2: up to 57,344. Gradients, whose sizes differ more
+
+The products are fp32 here, on every device: the emulation has the values of a tensor core that adds
+in fp32, and none of its speed. torch._scaled_mm on the same factors gives the same result. Always
+clamp before the cast: beyond the largest number e4m3 gives NaN in older versions of PyTorch, the
+largest in newer ones. Cast from fp32: by way of bf16 3% of the values are rounded twice.
+
+Micikevicius et al. 2022 (formats), Rouhani et al. 2023 and DeepSeek-AI 2024 (blocks).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
+
+
+class Packed(NamedTuple):
+    """A tensor in 8 bits: element i is values[i] * scales[i // block]."""
+
+    values: Tensor  # [E], float8
+    scales: Tensor  # [ceil(E / block)], fp32
+    block: int
+    shape: torch.Size
+
+
+def to_float8(
+    tensor: Tensor, dtype: torch.dtype, block: int | None = None, scaled: bool = True
+) -> Packed:
+    """`block` consecutive elements share a scale; by default all of them. Without `scaled` the
+    scales are 1, and what does not fit is cut to the largest number."""
+    flat = tensor.detach().float().reshape(-1)
+    block = max(flat.numel(), 1) if block is None else block
+    if block < 1:
+        raise ValueError(f"block = {block}: a block has at least one element.")
+    missing = -flat.numel() % block
+    blocks = F.pad(flat, (0, missing)).view(-1, block)  # [blocks, block]
+    largest = torch.finfo(dtype).max
+    scales = blocks.new_ones(len(blocks))
+    if scaled:
+        sizes = blocks.abs().amax(1) / largest
+        scales = torch.where(sizes > 0, sizes.clamp(min=LEAST_SCALE), scales)
+    values = (blocks / scales[:, None]).clamp(-largest, largest).to(dtype)
+    return Packed(values.view(-1)[: flat.numel()].clone(), scales, block, tensor.shape)
+
+
+def from_float8(packed: Packed) -> Tensor:
+    """fp32, in the shape that was packed."""
+    scales = packed.scales.repeat_interleave(packed.block)[: packed.values.numel()]
+    return (packed.values.float() * scales).view(packed.shape)
+
+
+class Float8Recipe(NamedTuple):
+    """What a product rounds its factors to."""
+
+    forward: torch.dtype = torch.float8_e4m3fn
+    gradients: torch.dtype = torch.float8_e5m2
+    block: int | None = None  # elements that share a scale; None: all of a tensor
+    scaled: bool = True
+
+    def rounded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        return from_float8(to_float8(tensor, dtype, self.block, self.scaled))
+
+
+PER_TENSOR = Float8Recipe()
+
+
+class Float8Product(torch.autograd.Function):
+    """x @ w.T, with both factors of each of its three products in 8 bits."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, w: Tensor, recipe: Float8Recipe) -> Tensor:
+        """x [..., I], w [O, I] -> [..., O]"""
+        x8, w8 = recipe.rounded(x, recipe.forward), recipe.rounded(w, recipe.forward)
+        ctx.save_for_backward(x8, w8)
+        ctx.recipe, ctx.dtypes = recipe, (x.dtype, w.dtype)
+        return F.linear(x8, w8).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, dy: Tensor):
+        x8, w8 = ctx.saved_tensors
+        dy8 = ctx.recipe.rounded(dy, ctx.recipe.gradients)
+        dx = dy8 @ w8
+        dw = dy8.flatten(0, -2).mT @ x8.flatten(0, -2)
+        return dx.to(ctx.dtypes[0]), dw.to(ctx.dtypes[1]), None
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer whose products are in 8 bits. Its weight and its bias stay what they are."""
+
+    recipe = PER_TENSOR
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = Float8Product.apply(x, self.weight, self.recipe)
+        return y if self.bias is None else y + self.bias
+
+
+def use_float8(
+    model: nn.Module, recipe: Float8Recipe = PER_TENSOR, keep: Iterable[nn.Module] = ()
+) -> nn.Module:
+    """All linear layers of the model, in place, compute in 8 bits, but those inside the modules of
+    `keep`: the head and its loss need more."""
+    kept = {module for outer in keep for module in outer.modules()}
+    for module in model.modules():
+        if type(module) is nn.Linear and module not in kept:
+            module.__class__ = Float8Linear
+            module.recipe = recipe
+    return model

@@ -1,0 +1,152 @@
+"""An optimizer around another one, which updates copies of the parameters: its groups, its piles,
+its state. What a copy is, and when it is made, a subclass says.
+
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from .shards import groups_of, groups_of_shards
+from .torch_internals import version
+from .zero import before_step
+
+AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
+CopiedPair = tuple[
+    nn.Parameter, nn.Parameter
+]  # a parameter and its copy, which may be the parameter
+
+
+class CannotCopy(ValueError):
+    """Why an optimizer cannot update copies of these parameters."""
+
+
+class OptimizerOfCopies(torch.optim.Optimizer):
+    """See MasterWeights for the arguments. A subclass defines copy_of, take_gradients and step."""
+
+    def __init__(self, params, of: type, *, at_once_bytes: int = AT_ONCE_BYTES, **settings):
+        check_optimizer(of, at_once_bytes)
+        self.of, self.settings, self.at_once_bytes = of, settings, at_once_bytes
+        self.pairs: list[CopiedPair] = []
+        self.versions: dict[nn.Parameter, int] = {}  # of a parameter when it was its copy
+        self.inner: torch.optim.Optimizer | None = None
+        super().__init__(params, settings)  # calls add_param_group
+        self.defaults = self.inner.defaults
+
+    def add_param_group(self, param_group: dict):
+        given = param_group["params"]
+        given = [given] if isinstance(given, Tensor) else list(given)
+        named = [each if isinstance(each, tuple) else (None, each) for each in given]
+        check_copied(named, {parameter for parameter, _ in self.pairs})
+        made = [(name, (p, self.copy_of(p))) for name, p in named if p.requires_grad]
+        masters = [master if name is None else (name, master) for name, (_, master) in made]
+        if self.inner is None:
+            self.inner = self.of([{**param_group, "params": masters}], **self.settings)
+        else:
+            self.inner.add_param_group({**param_group, "params": masters})
+        self.pairs += [pair for _, pair in made]
+        for _, (parameter, master) in made:
+            self.versions[parameter] = version(parameter)
+            if groups := groups_of(parameter):  # part of a weight, and so is its copy
+                groups_of_shards[master] = groups
+        before_step.note([p for p, master in self.pairs if p is not master], self)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def piles(self) -> Iterator[list[CopiedPair]]:
+        """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least."""
+        pile, elements = [], 0
+        for pair in self.pairs:
+            if pile and 4 * (elements + pair[0].numel()) > self.at_once_bytes:
+                yield pile
+                pile, elements = [], 0
+            pile.append(pair)
+            elements += pair[0].numel()
+        yield pile
+
+    def why_not_clip(self, parameter: nn.Parameter) -> str:
+        """Why PyTorch's clip_grad_norm_ cannot clip this parameter, or an empty string."""
+        if parameter.grad is None and any(master.grad is not None for _, master in self.pairs):
+            return (
+                "the gradients of these parameters are those of their fp32 copies now: call"
+                " zero.options.clip_gradients(optimizer, max_norm), or clip the parameters in"
+                " optimizer.param_groups."
+            )
+        return ""
+
+    def zero_grad(self, set_to_none: bool = True):
+        for tensor in {tensor for pair in self.pairs for tensor in pair}:
+            if tensor.grad is not None:
+                tensor.grad = None if set_to_none else tensor.grad.zero_()
+
+    def state_dict(self) -> dict:
+        """As the inner optimizer's; the copy of a parameter is part of its state, "master". So
+        shardlab.saving saves it as it saves moments."""
+        states = self.inner.state_dict()
+        for number, (parameter, master) in enumerate(self.pairs):
+            if parameter is not master and master.shape == parameter.shape:
+                state = states["state"].get(number, {})
+                states["state"][number] = {**state, "master": master.detach()}
+        return states
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict):
+        """Sets the parameters as well: each is the rounding of its master."""
+        states = {number: dict(state) for number, state in state_dict["state"].items()}
+        for number, (parameter, master) in enumerate(self.pairs):
+            if parameter is not master and master.shape == parameter.shape:
+                saved = states.get(number, {}).pop("master", None)
+                check_saved(saved, master, number)
+                parameter.copy_(master.copy_(saved))
+                self.versions[parameter] = version(parameter)
+        self.inner.load_state_dict({**state_dict, "state": states})
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.inner!r})"
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+def check_optimizer(of: type, at_once_bytes: int):
+    if not (isinstance(of, type) and issubclass(of, torch.optim.Optimizer)):
+        raise CannotCopy(
+            f"of = {of!r}: it must be a class of optimizers, such as torch.optim.AdamW."
+        )
+    if issubclass(of, torch.optim.LBFGS):
+        raise CannotCopy(
+            f"of = {of.__name__}: it looks at all parameters at once, and copies are updated pile"
+            " by pile; take one that updates each parameter by itself, such as AdamW."
+        )
+    if not at_once_bytes > 0:
+        raise CannotCopy(f"at_once_bytes = {at_once_bytes!r}: it must be above 0.")
+
+
+def check_copied(named: list[tuple], known: set[nn.Parameter]):
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise CannotCopy(
+            f"a group of {len(named)} parameters of which none is trained: there is nothing to"
+            " update."
+        )
+    for name, parameter in named:
+        called = f"{name or 'a parameter'} of shape {list(parameter.shape)}"
+        if not parameter.is_floating_point():
+            raise CannotCopy(f"{called} is {parameter.dtype}: copies are fp32.")
+        if parameter in known:
+            raise CannotCopy(f"{called} is given twice: each belongs to one group, once.")
+        known.add(parameter)
+
+
+def check_saved(saved: Tensor | None, master: Tensor, number: int):
+    if saved is None:
+        raise CannotCopy(
+            f"the state of parameter {number} has no master: it is another optimizer's. Load the"
+            " model first and make the optimizer then; its copies begin as the parameters are."
+        )
+    if saved.shape != master.shape:
+        raise CannotCopy(
+            f"the saved master of parameter {number} is {list(saved.shape)}, this one"
+            f" {list(master.shape)}: the state is another model's, or another rank's."
+        )

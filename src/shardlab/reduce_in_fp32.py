@@ -1,0 +1,72 @@
+"""16-bit gradients, added over ranks in fp32.
+
+    model = Fp32DataParallel(model)                                  # data parallelism
+    zero.shard(model, AdamW, stage=2, collectives=InFp32())          # ZeRO
+    fully_shard(model, units, compute_dtype=bfloat16, collectives=InFp32())
+
+A sum of n 16-bit gradients on its way around a ring is rounded n - 1 times, and in bf16, which has
+8 bits of a number, small shares are lost beside large ones. In fp32 the mean is rounded once, where
+the parameter it belongs to has 16 bits, and not at all in stage 3, whose shards are fp32. Each
+message has twice the bytes.
+
+FSDP2 calls it reduce_dtype, Megatron-LM --accumulate-allreduce-grads-in-fp32, DeepSpeed
+communication_data_type.
+"""
+
+import torch.distributed as dist
+from torch import Tensor
+
+from .collective_wire import Group
+from .data_parallel import DistributedDataParallel, FlatBucket
+from .zero.flat import Ring
+
+
+class Fp32Bucket(FlatBucket):
+    """A bucket in fp32 on its way; its gradients get the type of their parameters when the mean is
+    there."""
+
+    def __init__(self, parameters, world_size: int):
+        own = [parameter.grad for parameter in parameters]
+        super().__init__(parameters, world_size)
+        sizes = [parameter.numel() for parameter in parameters]
+        self.narrow, self.flat = self.flat, self.flat.float()
+        *places, self.used = self.flat.split([*sizes, len(sizes)])
+        for gradient, place in zip(own, places):
+            if gradient is not None:  # the division once more, in fp32
+                place.copy_(gradient.reshape(-1)).div_(world_size)
+
+    def settle(self):
+        self.narrow.copy_(self.flat)
+        super().settle()
+
+
+class Fp32DataParallel(DistributedDataParallel):
+    """DistributedDataParallel whose buckets travel in fp32."""
+
+    def send_next(self):
+        bucket = Fp32Bucket(self.buckets[len(self.under_way)], self.world_size)
+        work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        self.under_way.append((bucket, work))
+
+
+class InFp32(Ring):
+    """ZeRO's collectives, by default its ring, with a reduce-scatter that adds in fp32."""
+
+    def __init__(self, collectives: Ring | None = None):
+        self.collectives = collectives or Ring()
+
+    def reduce_scatter(
+        self, tensors: list[Tensor], group: Group = None, share: float = 1.0
+    ) -> list[Tensor]:
+        wide = [tensor.float() for tensor in tensors]
+        tensors.clear()
+        return self.collectives.reduce_scatter(wide, group, share)
+
+    def all_gather(self, flat: Tensor, group: Group = None):
+        self.collectives.all_gather(flat, group)
+
+    def parts_of_a_shard(self, tensors: list[Tensor], group: Group = None) -> list[int]:
+        return self.collectives.parts_of_a_shard(tensors, group)
+
+    def __repr__(self):
+        return f"InFp32({self.collectives!r})"

@@ -1,0 +1,118 @@
+"""An optimizer's moments in bf16 or in 8 bits between updates, in fp32 during one.
+
+    optimizer = Bf16Moments(model.parameters(), torch.optim.AdamW, lr=1e-3)      # 2 + 2 bytes
+    optimizer = EightBitMoments(model.parameters(), torch.optim.AdamW, lr=1e-3)  # 1 + 1, and scales
+
+Both have master weights where the parameters have 16 bits, so a recipe may be bf16 throughout but
+for the master copy.
+
+Eight bits for a moment: a scale for each block of elements, and levels that are dense near zero,
+at the squares of equal steps. Evenly spaced levels of Adam's second moment end in NaN: small ones
+become zero, and the update divides by them. A moment that is not negative is therefore rounded up,
+so that no divisor becomes zero that was not zero.
+
+Dettmers et al. 2022, whose levels come from a table instead.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mixed_precision import MasterWeights
+
+BLOCK = 256  # elements that share a scale
+
+
+class EightBits(NamedTuple):
+    """A tensor in 8 bits: element i is (levels[i] / most) ** 2 * scales[i // block], with its
+    sign."""
+
+    levels: Tensor  # [E], uint8 if no element is negative, else int8
+    scales: Tensor  # [ceil(E / block)], fp32: the largest size in the block
+    shape: torch.Size
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "EightBits":
+        flat = tensor.detach().reshape(-1)
+        blocks = F.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+        scales = blocks.abs().amax(1)
+        parts = blocks / scales.clamp(min=torch.finfo(torch.float32).smallest_normal)[:, None]
+        signed = bool((flat < 0).any())
+        roots = parts.abs().sqrt()
+        levels = (
+            (roots * 127).round().mul(parts.sign()).to(torch.int8)
+            if signed
+            else (roots * 255).ceil().clamp(max=255).to(torch.uint8)
+        )
+        return cls(levels.view(-1)[: flat.numel()].clone(), scales, tensor.shape)
+
+    def tensor(self) -> Tensor:
+        """fp32, in the shape that was packed."""
+        most = 255 if self.levels.dtype is torch.uint8 else 127
+        parts = self.levels.float() / most
+        scales = self.scales.repeat_interleave(BLOCK)[: parts.numel()]
+        return (parts * parts.abs() * scales).view(self.shape)
+
+
+class SmallMoments(MasterWeights):
+    """A subclass says how a moment is kept, and what it was."""
+
+    def kept(self, moment: Tensor):
+        raise NotImplementedError
+
+    def moment(self, kept) -> Tensor:
+        raise NotImplementedError
+
+    def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
+        super().before_update(parameter, master)
+        for name, kept in self.moments_of(master):
+            self.inner.state[master][name] = self.moment(kept)
+
+    def after_update(self, parameter: nn.Parameter, master: nn.Parameter):
+        super().after_update(parameter, master)
+        for name, moment in self.moments_of(master):
+            self.inner.state[master][name] = self.kept(moment)
+
+    def moments_of(self, master: nn.Parameter) -> list[tuple[str, object]]:
+        """What the optimizer keeps for each element: not its step counter."""
+        states = self.inner.state[master].items() if master in self.inner.state else ()
+        return [
+            (name, kept) for name, kept in states if kept.shape == master.shape and name != "step"
+        ]
+
+    def state_dict(self) -> dict:
+        """With moments in fp32, as any optimizer of this kind has them."""
+        states = super().state_dict()
+        for number, (_, master) in enumerate(self.pairs):
+            for name, kept in self.moments_of(master):
+                states["state"][number] = {**states["state"][number], name: self.moment(kept)}
+        return states
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict):
+        super().load_state_dict(state_dict)
+        for _, master in self.pairs:
+            for name, moment in self.moments_of(master):
+                self.inner.state[master][name] = self.kept(moment)
+
+
+class Bf16Moments(SmallMoments):
+    """Moments in bf16: 8 bits of each number, over the range of fp32."""
+
+    def kept(self, moment: Tensor) -> Tensor:
+        return moment.bfloat16()
+
+    def moment(self, kept: Tensor) -> Tensor:
+        return kept.float()
+
+
+class EightBitMoments(SmallMoments):
+    """Moments in 8 bits with a scale for each block."""
+
+    def kept(self, moment: Tensor) -> EightBits:
+        return EightBits.of(moment)
+
+    def moment(self, kept: EightBits) -> Tensor:
+        return kept.tensor()

@@ -1,0 +1,1 @@
+"""Number formats, master weights, loss scaling."""

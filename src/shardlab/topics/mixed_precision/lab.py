@@ -1,0 +1,207 @@
+"""Training that fails for real, in seconds on a CPU: a small GPT on the book's text, in fp16
+without a loss scale, in bf16 without master weights, in one autocast context for all steps, and on
+ranks that do not agree on an overflow.
+
+A step of a large batch is k microbatches, and each loss is divided by k. The lab runs one of them:
+it divides the loss by k and multiplies the gradients by k, in fp32, after they are unscaled. What
+16 bits lose on the way is what a step of k microbatches loses; its other k - 1 gradients are left
+out.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.stochastic_rounding import StochasticRounding
+from shardlab.text import CharTokenizer, batches, load_text
+
+WINDOWS, WINDOW_TOKENS = 8, 32
+ACCUMULATED = 2048  # of WINDOWS x WINDOW_TOKENS tokens: 0.5 million tokens a step, as GPT-2 had
+SCALE = 2.0**24  # no step overflows with it, and none of the lab's gradients becomes zero
+
+
+def training_data(seed: int) -> tuple[int, Iterator[tuple[Tensor, Tensor]]]:
+    """(vocabulary, batches without end)"""
+    text = load_text()
+    tokenizer = CharTokenizer(text)
+    draw = torch.Generator().manual_seed(seed)
+    return tokenizer.vocabulary, batches(tokenizer.encode(text), WINDOWS, WINDOW_TOKENS, draw)
+
+
+def build_model(vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> GPT:
+    """Two blocks of 32 columns."""
+    torch.manual_seed(seed)
+    sizes = dict(layers=2, hidden=32, heads=2, vocabulary=vocabulary, max_sequence=WINDOW_TOKENS)
+    return GPT(GPTConfig(**sizes)).to(dtype)
+
+
+# --- gradients that become zero -------------------------------------------------------------------
+
+
+def losses_of(
+    dtype: torch.dtype,
+    loss_scale: float = 1.0,
+    microbatches: int = ACCUMULATED,
+    steps: int = 150,
+    seed: int = 0,
+    lr: float = 0.1,
+) -> list[float]:
+    """The loss of each step of SGD with momentum, of a model in `dtype` with fp32 master weights,
+    its loss divided by the number of microbatches and multiplied by a static scale."""
+    vocabulary, data = training_data(seed)
+    model = build_model(vocabulary, dtype, seed)
+    optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=lr, momentum=0.9)
+    scaler = LossScaler(loss_scale, growth_factor=1.0, backoff_factor=1.0)
+    losses = []
+    for _, (tokens, targets) in zip(range(steps), data):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens).float(), targets)
+        scaler.scale(loss / microbatches).backward()
+        scaler.unscale_(optimizer)
+        for _, master in optimizer.pairs:
+            if master.grad is not None:
+                master.grad *= microbatches  # as if all of them were this one
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
+
+
+def mean_of_last(losses: list[float], count: int = 20) -> float:
+    return sum(losses[-count:]) / count
+
+
+class ScalesOfARun(NamedTuple):
+    """Losses and loss scales of all steps, and which of them were skipped."""
+
+    losses: list[float]
+    scales: list[float]
+    skipped: list[int]
+
+
+def dynamic_run(init_scale: float, growth_interval: int = 20, steps: int = 80) -> ScalesOfARun:
+    """An fp16 model whose scale begins at init_scale and finds its own."""
+    vocabulary, data = training_data(seed=0)
+    model = build_model(vocabulary, torch.float16)
+    optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    scaler = LossScaler(init_scale, growth_interval=growth_interval)
+    losses, scales, skipped = [], [], []
+    for number, (tokens, targets) in zip(range(steps), data):
+        optimizer.zero_grad()
+        scales.append(scaler.factor.item())
+        loss = next_token_loss(model(tokens), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+        if scaler.skips:
+            skipped.append(number)
+    return ScalesOfARun(losses, scales, skipped)
+
+
+# --- updates that are lost ------------------------------------------------------------------------
+
+
+def representable_and_lost(dtype: torch.dtype) -> tuple[float, float, float]:
+    """(w, u, w + u) in 16 bits: u is a number of its own, far from the smallest, and changes
+    nothing."""
+    w = torch.ones((), dtype=dtype)
+    u = w * torch.finfo(dtype).eps / 2
+    return w.item(), u.item(), (w + u).item()
+
+
+class WithoutMaster(NamedTuple):
+    """losses of all steps; share of the norms' weights that are still what they began with."""
+
+    losses: list[float]
+    norm_weights_unmoved: float
+
+
+def bf16_training(
+    optimizer_of: Callable[..., torch.optim.Optimizer],
+    dtype: torch.dtype = torch.bfloat16,
+    steps: int = 300,
+    lr: float = 1e-3,
+    seed: int = 0,
+) -> WithoutMaster:
+    """AdamW on a model whose parameters are bf16; `optimizer_of(parameters, lr)` makes it."""
+    vocabulary, data = training_data(seed)
+    model = build_model(vocabulary, dtype, seed)
+    optimizer, losses = optimizer_of(model.parameters(), lr), []
+    for _, (tokens, targets) in zip(range(steps), data):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens).float(), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    norms = [
+        p for name, p in model.named_parameters() if "norm" in name and name.endswith("weight")
+    ]
+    unmoved = torch.cat([(weight.detach() == 1).float() for weight in norms])
+    return WithoutMaster(losses, unmoved.mean().item())
+
+
+def plain_adamw(parameters, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr)
+
+
+def adamw_with_master(parameters, lr: float) -> torch.optim.Optimizer:
+    return MasterWeights(parameters, torch.optim.AdamW, lr=lr)
+
+
+def adamw_rounded_stochastically(parameters, lr: float) -> torch.optim.Optimizer:
+    draw = torch.Generator().manual_seed(0)
+    return StochasticRounding(parameters, torch.optim.AdamW, lr=lr, generator=draw)
+
+
+# --- one context for all steps --------------------------------------------------------------------
+
+
+def outputs_of_a_loop(context_around_loop: bool) -> tuple[list[float], list[float]]:
+    """(the weight at the beginning of each step, the model's output there), of a linear layer of
+    one weight that falls by 1 in each step. One autocast context around the loop, or one for each
+    forward."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    amp = torch.autocast("cpu", torch.bfloat16)
+    weights, outputs = [], []
+    with amp if context_around_loop else nullcontext():
+        for _ in range(4):
+            optimizer.zero_grad()
+            weights.append(layer.weight.item())
+            with nullcontext() if context_around_loop else amp:
+                output = layer(torch.ones(1, 1))
+            outputs.append(output.item())
+            output.sum().backward()
+            optimizer.step()
+    return weights, outputs
+
+
+# --- ranks ----------------------------------------------------------------------------------------
+
+BIG = 1e38  # a gradient that is infinite once it is scaled
+
+
+def scales_of_a_rank(agree: bool, steps: int = 4, overflow_in: int = 2) -> list[float]:
+    """On each rank: the loss scale after each step. In one step rank 0 alone has a gradient that
+    overflows. Without `agree` each rank looks at its own gradients only."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    scaler = LossScaler(2.0**10, growth_interval=2, group=None if agree else alone)
+    scales = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        size = BIG if step == overflow_in and dist.get_rank() == 0 else 1.0
+        scaler.scale((weight * size).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.factor.item())
+    return scales

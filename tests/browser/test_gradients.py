@@ -1,0 +1,241 @@
+"""Recorded gradients beside a format, as a reader meets them: shares and words are Python's,
+sliders, keys, paper, no script, a phone."""
+
+import random
+from pathlib import Path
+from shutil import copy, copytree
+
+import pytest
+from visit import (
+    BEYOND,
+    DESKTOP,
+    EXPLORERS_AT_REST,
+    NO_SCRIPT_PROBLEMS,
+    PAPER,
+    PAPER_PROBLEMS,
+    PHONE,
+    Watch,
+    axe_findings,
+)
+
+from shardlab.measure.recordings import read_all
+from shardlab.topics.mixed_precision.formats import CARD_FORMATS
+from shardlab.topics.mixed_precision.histogram import (
+    HISTOGRAM_FORMATS,
+    MOST_MICROBATCHES,
+    MOST_SCALE,
+    START,
+    recorded_sizes,
+    share_detail,
+    share_sentence,
+    shares,
+    table_rows,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+FOUND, _ = recorded_sizes(read_all(ROOT / "measured"))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Folders of a book with such a card, made as the real one is, and of one that has no
+    recording."""
+    from bookkit.build import build_book
+
+    folders = []
+    for name in ("recorded", "not-recorded"):
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "book" / "chapters").mkdir(parents=True)
+        for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+            copy(path, folder / "book")
+        if name == "recorded":
+            copytree(ROOT / "measured", folder / "book" / "measured")
+        (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
+        (folder / "book" / "chapters" / "page.md").write_text(
+            "# A page\n\nWords.\n\n```{gradients}\n```\n\nMore words.\n"
+        )
+        (folder / "book" / "_toc.yml").write_text(
+            "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
+        )
+        build_book(folder / "book", folder / "html")
+        folders.append(folder / "html" / "chapters" / "page.html")
+    return folders
+
+
+class GradientCard:
+    """The card on an open page, and what a reader does with it."""
+
+    def __init__(self, page):
+        self.page, self.root = page, page.locator(".explorer.gradients")
+
+    def find(self, selector):
+        return self.root.locator(selector)
+
+    def choose(self, of=None, steps=None, kind=None, microbatches=None, scale=None):
+        if of is not None:
+            self.find("select").select_option(of)
+        for name, value in (("steps", steps), ("kind", kind)):
+            if value is not None:
+                self.find(f"[name=gradients-{name}][value='{value}']").check()
+        for name, value in (("microbatches", microbatches), ("scale", scale)):
+            if value is not None:
+                self.find(f"#gradients-{name}").fill(str(value))
+
+    def shows(self, of, steps, kind, microbatches, scale):
+        sizes, kind = FOUND[of, steps], CARD_FORMATS[kind]
+        words = share_sentence(sizes, kind, microbatches, scale)
+        assert self.find(".explorer-sentence").text_content() == words
+        assert self.find(".explorer-detail").text_content() == share_detail(
+            sizes, kind, microbatches
+        )
+        return True
+
+
+@pytest.fixture
+def open_card(browser, built):
+    contexts = []
+
+    def open_it(**options):
+        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
+        contexts.append(browser.new_context(**{**given, **options}))
+        page = contexts[-1].new_page()
+        page.watch = Watch.of(page)
+        page.goto(built[0].as_uri())
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector(".gradients svg[width]")
+        return GradientCard(page)
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def card(open_card):
+    card = open_card()
+    yield card
+    assert not card.page.watch.errors and not card.page.watch.failed
+
+
+COMPUTED = """([formats, cases]) => cases.map(([name, first, counts, microbatches, scale]) => {
+  const kind = BOOK.bits.format(formats.find(one => one[0] === name)), sizes = { first, counts };
+  const found = BOOK.gradients.shares(sizes, kind, scale - microbatches);
+  return [found.lost, found.fewer, found.overflow,
+    BOOK.gradients.sentence(sizes, kind, microbatches, scale),
+    BOOK.gradients.detail(sizes, kind, microbatches)];
+})"""
+
+
+def test_the_page_computes_what_python_does(card):
+    """Every recorded kind under random scales in every format.
+
+    Mutations: a place counted as lost that rounds up; e4m3 with an exponent for infinities; commas
+    that begin from the front; `none become`."""
+    draw, cases, expected = random.Random(3), [], []
+    for sizes in FOUND.values():
+        for name in HISTOGRAM_FORMATS:
+            for _ in range(20):
+                microbatches = draw.randint(0, MOST_MICROBATCHES)
+                scale, kind = draw.randint(0, MOST_SCALE), CARD_FORMATS[name]
+                cases.append([name, sizes.first, list(sizes.counts), microbatches, scale])
+                words = share_sentence(sizes, kind, microbatches, scale)
+                said = [words, share_detail(sizes, kind, microbatches)]
+                expected.append([*shares(sizes, kind, scale - microbatches), *said])
+    formats = [
+        [kind.name, kind.exponent_bits, kind.fraction_bits, int(kind.infinities)]
+        for kind in map(CARD_FORMATS.get, HISTOGRAM_FORMATS)
+    ]
+    assert card.page.evaluate(COMPUTED, [formats, cases]) == expected
+
+
+def test_a_reader_moves_the_scale(card):
+    """Mutations: the scale divides; another recording than the one that is chosen; Reset leaves the
+    format."""
+    assert card.shows(**START)
+    card.choose(scale=24)
+    assert card.shows(**{**START, "scale": 24})
+    chosen = dict(of="qkv", steps=0, kind="e4m3", microbatches=3, scale=7)
+    card.choose(**chosen)
+    assert card.shows(**chosen)
+    assert card.find("#gradients-scale").get_attribute("aria-valuetext") == "2^7"
+    assert card.find("#gradients-microbatches-value").text_content() == "8"
+    card.find(".explorer-reset").click()
+    assert card.shows(**START)
+    card.find("#gradients-scale").focus()
+    card.page.keyboard.press("ArrowRight")
+    assert card.shows(**{**START, "scale": START["scale"] + 1})
+
+
+AREAS = """() => Object.fromEntries(["lost", "fewer", "kept"].map(name => [name,
+  [...document.querySelectorAll(".gradients-bars." + name)]
+    .map(path => (path.getAttribute("d").match(/M/g) || []).length)
+    .reduce((one, other) => one + other)]))"""
+
+
+def test_the_picture_colours_what_becomes_of_each_bar(card):
+    """Mutations: all bars kept; a zone that stays when the format changes."""
+    sizes = FOUND[START["of"], START["steps"]]
+    card.choose(kind="bf16", microbatches=0)
+    assert card.page.evaluate(AREAS) == {
+        "lost": 0,
+        "fewer": 0,
+        "kept": sum(map(bool, sizes.counts)),
+    }
+    card.choose(kind="fp16", microbatches=11)
+    places = [place - 11 for place, count in enumerate(sizes.counts, sizes.first) if count]
+    found = card.page.evaluate(AREAS)
+    assert found["lost"] == sum(place < -25 for place in places)
+    assert found["fewer"] == sum(-25 <= place < -14 for place in places)
+    assert found["kept"] == len(places) - found["lost"] - found["fewer"]
+
+
+def test_without_a_recording_there_is_no_card(built):
+    """Mutation: an empty card, or an error, where nothing was recorded."""
+    assert 'class="explorer gradients' in built[0].read_text(encoding="utf-8")
+    assert 'class="explorer' not in built[1].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_axe_finds_nothing_grave(open_card, mode):
+    """Mutations: a slider without a name; shares in a pale ink."""
+    card = open_card(color_scheme=mode)
+    assert not axe_findings(card.page)
+
+
+def test_without_javascript_the_table_is_there(open_card):
+    """Mutation: dead sliders, or a table that a script shows."""
+    card = open_card(java_script_enabled=False)
+    cells = card.find("tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert cells == table_rows(FOUND[START["of"], START["steps"]])
+    assert not card.page.evaluate(EXPLORERS_AT_REST)
+    assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
+
+
+def test_on_paper(card):
+    """Mutation: sliders printed, or the table left out."""
+    card.page.set_viewport_size(PAPER)
+    card.page.emulate_media(media="print")
+    assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
+    assert not card.page.evaluate(PAPER_PROBLEMS) + card.page.evaluate(BEYOND)
+
+
+def test_on_a_phone(open_card):
+    """Nothing is beyond the window, heads do not run into one another, fingers find every control.
+
+    Mutations: heads at the middle of their zones, however narrow; sliders of a desktop's height."""
+    card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
+    assert not card.page.evaluate(BEYOND)
+    for scale in range(0, MOST_SCALE + 1, 5):
+        card.choose(kind=HISTOGRAM_FORMATS[scale // 5 % 4], scale=scale)
+        boxes = card.find("svg text:is(.key, .strong)").evaluate_all(
+            """texts => texts.map(text => { const box = text.getBoundingClientRect();
+              return [Math.round(box.top), box.left, box.right]; })"""
+        )
+        for top, left, right in boxes:
+            assert left >= 0 and right <= PHONE["width"]
+            assert not any(other[0] == top and left < other[1] < right for other in boxes), boxes
+    for control in card.find("input, button, select").all():
+        box = control.bounding_box()
+        assert box["height"] >= 44 and box["width"] >= 40

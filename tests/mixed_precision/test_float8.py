@@ -1,0 +1,164 @@
+"""fp8 emulated: what a cast keeps, what products make of it, against PyTorch's casts and its own
+scaled product."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from shardlab.float8 import Float8Linear, Float8Recipe, from_float8, to_float8, use_float8
+from shardlab.torch_internals import scaled_product
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def gradients_like(size=65_536):
+    """Log-normal, as gradients are: sizes around 1e-6 that differ by many binades."""
+    draw = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(size, generator=draw) * torch.exp(3 * torch.randn(size, generator=draw)) * 1e-6
+    )
+
+
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("block", [None, 32, 100])
+def test_cast_and_back(dtype, block):
+    """Each element is PyTorch's cast of element / scale, where the scale moves the largest of its
+    block to the format's largest; what is representable with a scale of 1 stays; shapes too.
+
+    Must catch: the scale of another block, where the block does not divide the size; a largest
+    element that overflows; a scale of zero for a block of zeros."""
+    tensor = gradients_like(1000).view(8, 125)
+    tensor[2] = 0
+    packed = to_float8(tensor, dtype, block)
+    assert packed.values.dtype is dtype and packed.values.numel() == 1000
+    size = block or 1000
+    assert len(packed.scales) == -(-1000 // size)
+    flat, largest = tensor.flatten(), torch.finfo(dtype).max
+    for number, scale in enumerate(packed.scales):
+        part = flat[number * size : (number + 1) * size]
+        wanted = (part / scale).clamp(-largest, largest).to(dtype)
+        there = packed.values[number * size : (number + 1) * size]
+        assert torch.equal(there.view(torch.uint8), wanted.view(torch.uint8))
+        assert part.abs().max() == 0 or there.float().abs().max() == largest
+    back = from_float8(packed)
+    assert back.shape == tensor.shape and torch.equal(back[2], torch.zeros(125))
+    exact = torch.tensor([largest, -1.0, 0.5, 0.0])
+    assert torch.equal(from_float8(to_float8(exact, dtype, scaled=False)), exact)
+
+
+def test_too_large_without_a_scale():
+    """Cut to the largest number in every version of PyTorch.
+
+    Must catch: the cast alone, which is infinite in e5m2, and in e4m3 NaN in older versions."""
+    huge = torch.tensor([1e9, -465.0, 449.0])
+    assert from_float8(to_float8(1e3 * huge, E5M2, scaled=False)).tolist() == [57344, -57344, 57344]
+    assert from_float8(to_float8(huge, E4M3, scaled=False)).tolist() == [448, -448, 448]
+
+
+def test_what_a_scale_is_for():
+    """Range and not precision. The error of a Gaussian is the same with and without scales; what
+    changes is how many of the small elements are zero, and how many too large. Shares were measured
+    at this seed; the bounds between them leave a factor of three.
+
+    Must catch: scales that are not used; blocks that all have the tensor's scale."""
+    draw = torch.Generator().manual_seed(0)
+    gaussian = torch.randn(65_536, generator=draw)
+
+    def error(**how):
+        back = from_float8(to_float8(gaussian, E4M3, **how))
+        return ((back - gaussian).norm() / gaussian.norm()).item()
+
+    for how in (dict(scaled=False), dict(), dict(block=128)):
+        assert 0.02 < error(**how) < 0.03
+
+    small = gradients_like()
+
+    def zeros(dtype, **how):
+        return (from_float8(to_float8(small, dtype, **how)) == 0).double().mean().item()
+
+    assert zeros(E4M3, scaled=False) > 0.9
+    assert 0.3 < zeros(E4M3) < 0.8
+    assert zeros(E4M3, block=128) < 0.15
+    assert zeros(E5M2) < 0.01 and zeros(E5M2, block=128) < 1e-4
+
+
+def test_blocks_are_at_least_one_element():
+    """Must catch: a division by a block of nothing."""
+    with pytest.raises(ValueError, match="block = 0"):
+        to_float8(torch.ones(3), E4M3, block=0)
+
+
+@pytest.mark.parametrize(
+    "recipe", [Float8Recipe(), Float8Recipe(block=4), Float8Recipe(scaled=False)]
+)
+def test_products_forward_and_backward(recipe):
+    """The three products of a linear layer, each with both factors rounded by hand, in float64: no
+    more than fp32's rounding of a sum away.
+
+    Must catch: gradients rounded to e4m3; a weight gradient of the x that was not rounded; the
+    factors' scales forgotten; a bias in 8 bits."""
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 8)
+    x = torch.randn(5, 3, 12, requires_grad=True)
+    dy = torch.randn(5, 3, 8) * 1e-3
+    emulated = use_float8(nn.Sequential(layer), recipe)
+    y = emulated(x)
+    y.backward(dy)
+
+    def rounded(tensor, dtype):
+        return from_float8(to_float8(tensor, dtype, recipe.block, recipe.scaled)).double()
+
+    x8, w8, dy8 = rounded(x, E4M3), rounded(layer.weight, E4M3), rounded(dy, E5M2)
+    wanted = {
+        "y": (y, x8 @ w8.mT + layer.bias.double()),
+        "dx": (x.grad, dy8 @ w8),
+        "dw": (layer.weight.grad, torch.einsum("bso,bsi->oi", dy8, x8)),
+        "db": (layer.bias.grad, dy.double().sum((0, 1))),
+    }
+    for name, (found, exact) in wanted.items():
+        scale = exact.abs().max()
+        assert (found.double() - exact).abs().max() <= 16 * 2.0**-24 * scale * 15, name
+
+
+def test_the_same_as_a_scaled_product():
+    """PyTorch's own product of 8-bit factors, which adds in fp32.
+
+    Must catch: a scale that is divided where it is to be multiplied."""
+    torch.manual_seed(0)
+    x, w = torch.randn(32, 64), torch.randn(16, 64) * 1e-3
+    x8, w8 = to_float8(x, E4M3), to_float8(w, E4M3)
+    factors = x8.values.view(32, 64), w8.values.view(16, 64).t()
+    theirs = scaled_product(*factors, x8.scales[0], w8.scales[0], torch.float32)
+    ours = F.linear(from_float8(x8), from_float8(w8))
+    assert torch.allclose(ours, theirs, rtol=0, atol=64 * 2.0**-24 * ours.abs().max().item())
+
+
+def test_which_layers_compute_in_8_bits():
+    """All linear layers but those that are kept, and subclasses with a forward of their own.
+
+    Must catch: the head in 8 bits; a recipe that all layers share."""
+
+    class Own(nn.Linear):
+        pass
+
+    model = nn.ModuleDict(
+        dict(body=nn.Sequential(nn.Linear(4, 4), Own(4, 4)), head=nn.Linear(4, 2))
+    )
+    names = list(model.state_dict())
+    use_float8(model, Float8Recipe(block=2), keep=[model["head"]])
+    assert type(model["body"][0]) is Float8Linear and type(model["body"][1]) is Own
+    assert type(model["head"]) is nn.Linear and list(model.state_dict()) == names
+    assert model["body"][0].recipe.block == 2 and Float8Linear.recipe.block is None
+
+
+def test_gradients_that_a_scale_saves():
+    """A gradient below e5m2's smallest number: zero without scales, its rounding with them.
+
+    Must catch: scales for weights and activations alone."""
+    found = []
+    for scaled in (False, True):
+        layer = use_float8(nn.Sequential(nn.Linear(8, 8)), Float8Recipe(scaled=scaled))
+        layer(torch.ones(2, 8)).sum().mul(2.0**-20).backward()
+        found.append(layer[0].weight.grad.abs().max().item())
+    assert found == [0, 2 * 2.0**-20]

@@ -1,0 +1,139 @@
+"""The formats of a card beside PyTorch's casts, and the words of the card. Every pattern is in
+test_mixed_precision_formulas.py."""
+
+import math
+
+import pytest
+import torch
+
+from shardlab.topics.mixed_precision.explorer import (
+    EXAMPLES,
+    bits_data,
+    sentence,
+    words_of_all,
+    written,
+)
+from shardlab.topics.mixed_precision.formats import CARD_FORMATS
+
+IN_TORCH = {
+    "fp32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "e4m3": torch.float8_e4m3fn,
+    "e5m2": torch.float8_e5m2,
+}
+
+
+@pytest.mark.parametrize("name", CARD_FORMATS)
+def test_a_number_keeps_its_pattern(name):
+    """Must catch: a carry lost between fraction and exponent, the sign of zero lost."""
+    kind = CARD_FORMATS[name]
+    patterns = range(0, 2**kind.bits, max(1, 2**kind.bits // 5000))
+    for pattern in (*patterns, kind.largest_pattern, kind.sign):
+        value = kind.decode(pattern)
+        assert math.isnan(value) or kind.encode(value) == pattern, (pattern, value)
+
+
+def numbers():
+    """Numbers of every size, those half-way between two neighbours and those beside them."""
+    torch.manual_seed(0)
+    random = torch.randn(4000, dtype=torch.float64) * 2.0 ** torch.randint(-150, 130, (4000,))
+    special = [0.0, -0.0, 65519.0, 65520.0, 61439.9, 61440.0, 2.0**-25, 2.0**-24, 3e38, 1e-46]
+    between = []
+    for kind in CARD_FORMATS.values():
+        for pattern in range(1, kind.largest_pattern, max(1, kind.largest_pattern // 300)):
+            middle = (kind.decode(pattern) + kind.decode(pattern + 1)) / 2
+            if math.isfinite(middle):
+                between += [middle, -middle, math.nextafter(middle, 0), middle * (1 + 2**-40)]
+    return [*random.tolist(), *special, *between]
+
+
+@pytest.mark.parametrize("name", IN_TORCH)
+def test_every_cast_is_pytorchs(name):
+    """What is beyond e4m3's largest number depends on PyTorch's version, so it is left out. Numbers
+    go through fp32, as tensors of a model do: PyTorch's own casts from float64 round twice.
+
+    Must catch: halves rounded up, subnormal numbers cut off, overflow from the largest number on
+    instead of from half a step beyond."""
+    kind, dtype = CARD_FORMATS[name], IN_TORCH[name]
+    given = torch.tensor(numbers()).float().tolist()
+    if not kind.infinities:
+        given = [value for value in given if abs(value) <= kind.largest_number]
+    theirs = torch.tensor(given).to(dtype).double().tolist()
+    assert [kind.nearest(value) for value in given] == theirs
+
+
+def test_tf32_is_fp32_without_thirteen_bits():
+    """Must catch: tf32 with the fraction of bf16, or cut off instead of rounded."""
+    given = torch.tensor(numbers()).float()
+    given = given[given.abs() < 2.0**127]
+    patterns = given.view(torch.int32).long()
+    even = (patterns >> 13) & 1
+    rounded = ((patterns + 0xFFF + even) & ~0x1FFF).to(torch.int32).view(torch.float32)
+    kind = CARD_FORMATS["tf32"]
+    assert [kind.nearest(value) for value in given.tolist()] == rounded.double().tolist()
+
+
+def test_what_overflows():
+    """Must catch: 65519 as infinity, e4m3 with an infinity."""
+    half, e4m3 = CARD_FORMATS["fp16"], CARD_FORMATS["e4m3"]
+    assert half.nearest(65519.99) == half.largest_number == 65504
+    assert half.nearest(65520) == math.inf and half.nearest(-math.inf) == -math.inf
+    assert e4m3.nearest(1e9) == e4m3.nearest(math.inf) == 448
+    assert all(math.isnan(kind.nearest(math.nan)) for kind in CARD_FORMATS.values())
+
+
+@pytest.mark.parametrize("name", CARD_FORMATS)
+def test_sizes_are_torchs(name):
+    """Must catch: an epsilon of half a step, the smallest normal number for the smallest number."""
+    kind = CARD_FORMATS[name]
+    if name in IN_TORCH:
+        info = torch.finfo(IN_TORCH[name])
+        assert (kind.largest_number, 2.0**-kind.fraction_bits) == (info.max, info.eps)
+        assert 2.0**kind.least_exponent == info.smallest_normal
+    below, above = kind.neighbours(kind.encode(1.0))
+    assert above - 1 == 2.0**-kind.fraction_bits and 1 - below == 2.0**-kind.fraction_bits / 2
+    assert kind.neighbours(0) == (-(2.0**kind.smallest_exponent), 2.0**kind.smallest_exponent)
+    assert kind.neighbours(kind.largest_pattern)[1] == math.inf
+
+
+def test_a_pattern_has_so_many_bits():
+    """Must catch: a pattern read with its upper bits cut off."""
+    with pytest.raises(ValueError, match="patterns of 8 bits"):
+        CARD_FORMATS["e5m2"].decode(256)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1, "0.1"),
+        (2.0**-14, "6.10351563e-5"),
+        (2.0**-24, "5.96046448e-8"),
+        (65504.0, "65504"),
+        (123456789.0, "123456789"),
+        (2.0**30, "1.07374182e9"),
+        (-0.0, "-0"),
+        (-math.inf, "-infinity"),
+        (math.nan, "NaN"),
+        (9.9999999999e8, "1e9"),
+        (100.0, "100"),
+    ],
+)
+def test_numbers_as_the_card_writes_them(value, text):
+    """Must catch: zeros cut off a whole number, a carry that leaves ten digits."""
+    assert written(value) == text
+
+
+def test_the_card_in_words():
+    """Must catch: a lost step called a move; a step that underflows called too small a step."""
+    shown = words_of_all(1.0, -0.001)
+    assert [name for name, words in shown.items() if words.moves] == ["fp32", "tf32", "fp16"]
+    assert shown["bf16"].sum == "plus -0.001 it stays: less than half a step"
+    assert words_of_all(2e-8, 1e-8)["fp16"].sum == "plus 1e-8 it stays: the step is 0 here"
+    assert words_of_all(2e-8, 1e-8)["fp16"].error == "lost: it becomes 0"
+    assert words_of_all(40_000.0, 40_000.0)["fp16"].sum == "plus 40000 it becomes infinity"
+    assert words_of_all(0.1, 0.0)["fp32"].bits == "0 01111011 10011001100110011001101"
+    assert "too large" in words_of_all(70_000.0, 1.0)["fp16"].error
+    assert sentence(1.0, -0.001).endswith("Add -0.001: only fp32, tf32, fp16 notice.")
+    assert bits_data()["formats"][4] == ["e4m3", 4, 3, 0]
+    assert len(bits_data()["examples"]) == len(EXAMPLES)

@@ -1,0 +1,258 @@
+"""The loss scaler beside torch.amp.GradScaler, event by event, and what it refuses."""
+
+import math
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from shardlab import mixed_precision_fast
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep, WrongOrder
+
+BAD = (math.inf, -math.inf, math.nan)
+UNBOUNDED = 10**9
+
+
+def weight_and_optimizer(values=(1.0, -2.0, 0.5)):
+    weight = nn.Parameter(torch.tensor(values))
+    return weight, torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+
+
+def two_scalers(**settings):
+    return torch.amp.GradScaler("cpu", **settings), LossScaler(**settings, most_skips=UNBOUNDED)
+
+
+@pytest.mark.parametrize(
+    "kind, sequences",
+    [
+        (LossScaler, 40),
+        pytest.param(LossScaler, 1000, marks=pytest.mark.slow),
+        pytest.param(mixed_precision_fast.LossScaler, 1000, marks=pytest.mark.slow),
+    ],
+)
+def test_events_of_grad_scaler(kind, sequences):
+    """1,000 random sequences of gradients, some of which are not finite: after each step the scale,
+    the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
+
+    Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is
+    full; a product of the scale in another precision; a gradient that is unscaled after a skip and
+    not before; a step that is not skipped for NaN."""
+    chance, draw = random.Random(0), torch.Generator().manual_seed(0)
+    skips = grown = 0
+    for _ in range(sequences):
+        settings = dict(
+            init_scale=2.0 ** chance.choice((chance.randint(-140, 120), chance.randint(120, 127))),
+            growth_factor=chance.choice((1.5, 2.0, 4.0)),
+            backoff_factor=chance.choice((0.5, 0.25, 0.1)),
+            growth_interval=chance.randint(1, 5),
+        )
+        theirs = torch.amp.GradScaler("cpu", **settings)
+        ours = kind(**settings, most_skips=UNBOUNDED)
+        pairs = [weight_and_optimizer() for _ in range(2)]
+        one = torch.ones(())
+        for _ in range(12):
+            assert torch.equal(theirs.scale(one), ours.scale(one))
+            gradient = torch.randn(3, generator=draw) * 10.0 ** chance.randint(-3, 3)
+            if chance.random() < 0.3:
+                gradient[chance.randrange(3)] = chance.choice(BAD)
+            looked_at = chance.random() < 0.5
+            for scaler, (weight, optimizer) in zip((theirs, ours), pairs):
+                weight.grad = gradient.clone()
+                if looked_at:
+                    scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+            skips += not gradient.isfinite().all()
+            before, after = (scaler.state_dict() for scaler in (theirs, ours))
+            grown += ours.good_steps == 0 and gradient.isfinite().all().item()
+            assert before == after
+            (left, _), (right, _) = pairs
+            for one_of, other in ((left, right), (left.grad, right.grad)):
+                assert torch.allclose(one_of, other, rtol=0, atol=0, equal_nan=True)
+    assert skips > sequences and grown > sequences
+
+
+def test_a_step_overflows_on_one_of_two_optimizers():
+    """The other one steps, and the common scale halves, as GradScaler has it.
+
+    Must catch: one flag for both; the overflow of the first forgotten."""
+    found = []
+    for scaler in two_scalers(init_scale=2.0**10):
+        pairs = [weight_and_optimizer() for _ in range(2)]
+        scaler.scale(torch.ones(()))
+        for number, (weight, optimizer) in enumerate(pairs):
+            weight.grad = torch.tensor([1.0, math.inf if number == 0 else 2.0, 3.0])
+            scaler.step(optimizer)
+        scaler.update()
+        found.append([weight.tolist() for weight, _ in pairs] + [scaler.state_dict()["scale"]])
+    assert found[0] == found[1] and found[0][2] == 512
+    assert found[0][0] == [1.0, -2.0, 0.5] != found[0][1]
+
+
+def test_states_are_grad_scalers():
+    """Each continues the other's run.
+
+    Must catch: a name of its own in the state; the count of good steps not restored."""
+    theirs, ours = two_scalers(growth_interval=3)
+    later, again = two_scalers(growth_interval=7)
+    ours.good_steps, ours.factor = 2, torch.tensor(2.0**9)
+    later.load_state_dict(ours.state_dict())
+    again.load_state_dict(later.state_dict())
+    assert again.state_dict() == ours.state_dict() == later.state_dict() != theirs.state_dict()
+
+
+def test_order_of_calls():
+    """Each call that comes twice, too early or too late is refused, as GradScaler refuses it.
+
+    Must catch: gradients divided by the scale twice, in silence."""
+    wrong = {
+        "unscale twice": lambda s, o: (s.unscale_(o), s.unscale_(o)),
+        "unscale after step": lambda s, o: (s.step(o), s.unscale_(o)),
+        "step twice": lambda s, o: (s.step(o), s.step(o)),
+        "update alone": lambda s, o: s.update(),
+    }
+    for name, calls in wrong.items():
+        for scaler, error in zip(two_scalers(), ((RuntimeError, AssertionError), WrongOrder)):
+            weight, optimizer = weight_and_optimizer()
+            scaler.scale(torch.ones(()))
+            weight.grad = torch.ones(3)
+            with pytest.raises(error):
+                calls(scaler, optimizer)
+            assert name
+    _, optimizer = weight_and_optimizer()
+    with pytest.raises(WrongOrder, match="nothing to unscale"):
+        LossScaler().step(optimizer)
+
+
+def test_a_floor():
+    """Must catch: a floor that is applied to growth, or not at all."""
+    scaler = LossScaler(16.0, floor=4.0, growth_interval=1)
+    weight, optimizer = weight_and_optimizer()
+    seen = []
+    for value in (math.inf, math.inf, math.inf, 1.0, 1.0):
+        weight.grad = torch.full((3,), value)
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(scaler.factor.item())
+    assert seen == [8, 4, 4, 8, 16]
+
+
+def test_a_static_scale():
+    """Factors of 1: it skips an overflow, and stays.
+
+    Must catch: factors of 1 refused; a static scale that steps with infinities."""
+    scaler = LossScaler(2.0**8, growth_factor=1.0, backoff_factor=1.0, growth_interval=1)
+    weight, optimizer = weight_and_optimizer()
+    for value in (math.nan, 2.0**8, 2.0**8):
+        weight.grad = torch.full((3,), value)
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.factor == 2.0**8
+    assert weight.isfinite().all() and weight[0].item() == pytest.approx(1 - 0.1 - 0.19)
+
+
+def overflow(scaler, named=False, weight_value=1.0, loss=1.0):
+    weight = nn.Parameter(torch.full((3,), weight_value))
+    given = [("blocks.0.bias", weight)] if named else [weight]
+    optimizer = torch.optim.SGD(given, lr=0.1)
+    for _ in range(100):
+        scaler.scale(torch.tensor(loss))
+        weight.grad = torch.tensor([0.0, math.inf, 1.0])
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def test_overflow_on_every_step():
+    """After so many skips in a row a sentence names the cause: the loss, a weight, or the first
+    gradient that is not finite.
+
+    Must catch: the scale halved to zero in silence; skips counted that were not in a row; one skip
+    too early or too late."""
+    scaler = LossScaler(most_skips=7)
+    with pytest.raises(OverflowEveryStep, match=r"^8 steps in a row.*blocks.0.bias of shape \[3\]"):
+        overflow(scaler, named=True)
+    assert scaler.factor == 2.0**8
+    with pytest.raises(OverflowEveryStep, match="parameter 0 .* is not finite itself"):
+        overflow(LossScaler(most_skips=2), weight_value=math.nan)
+    with pytest.raises(OverflowEveryStep, match="the loss itself is nan"):
+        overflow(LossScaler(most_skips=2), loss=math.nan)
+    with pytest.raises(OverflowEveryStep, match="static: take a smaller one"):
+        overflow(LossScaler(growth_factor=1.0, backoff_factor=1.0, most_skips=2))
+    weight, optimizer = weight_and_optimizer()
+    patient = LossScaler(most_skips=1)
+    for value in (math.inf, 1.0) * 5:
+        weight.grad = torch.full((3,), value)
+        patient.step(optimizer)
+        patient.update()
+
+
+def test_what_is_refused():
+    """Must catch: fp16 gradients divided in fp16, where they are zero again; a loss in fp16, whose
+    gradient would be the infinite scale; settings that make no scale."""
+    half = nn.Parameter(torch.ones(3, dtype=torch.float16))
+    optimizer = torch.optim.SGD([half], lr=0.1)
+    half.grad = torch.ones_like(half)
+    with pytest.raises(CannotScale, match="MasterWeights"):
+        LossScaler().step(optimizer)
+    with pytest.raises(CannotScale, match="logits.float"):
+        LossScaler().scale(half.sum())
+    sparse = nn.Embedding(4, 2, sparse=True)
+    sparse(torch.tensor([1])).sum().backward()
+    with pytest.raises(CannotScale, match="sparse=False"):
+        LossScaler().step(torch.optim.SGD(sparse.parameters(), lr=0.1))
+    for settings in (
+        dict(init_scale=0.0),
+        dict(init_scale=math.inf),
+        dict(growth_factor=0.5),
+        dict(backoff_factor=0.0),
+        dict(backoff_factor=2.0),
+        dict(growth_interval=0),
+        dict(growth_interval=2.5),
+        dict(floor=-1.0),
+        dict(init_scale=2.0, floor=4.0),
+    ):
+        with pytest.raises(CannotScale, match=next(reversed(settings))):
+            LossScaler(**settings)
+
+
+def test_bf16_gradients_pass():
+    """As in GradScaler: bf16 has the range for it.
+
+    Must catch: all 16-bit gradients refused."""
+    found = []
+    for scaler in two_scalers(init_scale=2.0**4):
+        weight = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        optimizer = torch.optim.SGD([weight], lr=0.5)
+        scaler.scale(weight.float().square().sum()).backward()
+        scaler.step(optimizer)
+        found.append(weight.tolist())
+    assert found[0] == found[1] == [0, 0, 0]
+
+
+def test_grad_scaler_takes_master_weights():
+    """PyTorch's scaler and its clipping with our optimizer: the gradients are unscaled in fp32.
+
+    Must catch: GradScaler that finds no gradient, or fp16 ones; clip_grad_norm_ of parameters whose
+    gradients are gone, which would clip nothing and say 0; clip_grad_value_ of the same."""
+    updated = []
+    for scaler in two_scalers(init_scale=2.0**12):
+        torch.manual_seed(0)
+        model = nn.Linear(5, 3).half()
+        optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.25)
+        x = torch.randn(4, 5).half()
+        loss = model(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        with pytest.raises(ValueError, match="clip_gradients"):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        masters = [p for group in optimizer.param_groups for p in group["params"]]
+        norm = torch.nn.utils.clip_grad_norm_(masters, 0.125)
+        assert max(master.grad.abs().max() for master in masters) > 0.03125
+        torch.nn.utils.clip_grad_value_(model.parameters(), 0.03125)
+        assert max(master.grad.abs().max() for master in masters) == 0.03125
+        scaler.step(optimizer)
+        scaler.update()
+        updated.append([norm.item(), *(p.tolist() for p in masters)])
+    assert updated[0] == updated[1] and updated[0][0] > 0.125

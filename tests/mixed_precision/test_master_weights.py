@@ -1,0 +1,433 @@
+"""Master weights beside the same thing written by hand and beside torch.amp; their bytes."""
+
+import pytest
+import torch
+from torch import nn
+
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.weigh import storage_bytes
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.optimizer_of_copies import CannotCopy
+from shardlab.small_moments import BLOCK, Bf16Moments, EightBitMoments
+from shardlab.stochastic_rounding import StochasticRounding, round_stochastically
+
+OPTIMIZERS = {
+    torch.optim.AdamW: dict(lr=1e-2, weight_decay=0.1),
+    torch.optim.SGD: dict(lr=0.1, momentum=0.9),
+    torch.optim.Adagrad: dict(lr=0.1),
+}
+STEPS = 5
+
+
+def net_of(dtype, sizes=(6, 9, 5, 3)):
+    torch.manual_seed(0)
+    layers = [nn.Linear(i, o) for i, o in zip(sizes, sizes[1:])]
+    model = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return model.to(dtype)
+
+
+def batches(count=STEPS):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(7, 6, generator=draw) for _ in range(count)]
+
+
+def loss_of(model, x, dtype=None):
+    return model(x if dtype is None else x.to(dtype)).float().square().mean()
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of", OPTIMIZERS)
+@pytest.mark.parametrize("at_once_bytes", [1, 200, 1 << 20])
+def test_parity_with_copies_by_hand(dtype, of, at_once_bytes):
+    """An optimizer of fp32 copies, gradients cast and weights rounded by hand: the same bits, for
+    however many parameters at a time, one of them frozen and one tied.
+
+    Must catch: states of the first pile that are updated once for each pile; an update of the
+    rounded weight instead of the master; a master made of a weight that has changed."""
+    ours, theirs = net_of(dtype), net_of(dtype)
+    for model in (ours, theirs):
+        model[2].bias.requires_grad_(False)
+    optimizer = MasterWeights(ours.parameters(), of, at_once_bytes=at_once_bytes, **OPTIMIZERS[of])
+    trained = [p for p in theirs.parameters() if p.requires_grad]
+    masters = [nn.Parameter(p.detach().float()) for p in trained]
+    by_hand = of(masters, **OPTIMIZERS[of])
+    for x in batches():
+        optimizer.zero_grad()
+        loss_of(ours, x, dtype).backward()
+        optimizer.step()
+        loss_of(theirs, x, dtype).backward()
+        for parameter, master in zip(trained, masters):
+            master.grad, parameter.grad = parameter.grad.float(), None
+        by_hand.step()
+        with torch.no_grad():
+            for parameter, master in zip(trained, masters):
+                parameter.copy_(master)
+    for (parameter, master), other, rounded in zip(optimizer.pairs, masters, trained, strict=True):
+        assert torch.equal(master, other) and torch.equal(parameter, rounded)
+        assert not torch.equal(master, parameter.float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parity_with_autocast_bit_for_bit(dtype):
+    """A net of linear layers: autocast casts the same weights to the same bits as our rounding of
+    the master, so torch.amp with GradScaler and MasterWeights with LossScaler agree exactly.
+
+    Must catch: gradients unscaled in 16 bits; a master that is updated by a rounded gradient twice;
+    a scale that is not a factor of backward."""
+    ours, theirs = net_of(dtype), net_of(torch.float32)
+    with torch.no_grad():  # both begin with the same numbers
+        for left, right in zip(ours.parameters(), theirs.parameters()):
+            right.copy_(left)
+    optimizer = MasterWeights(ours.parameters(), torch.optim.AdamW, lr=1e-2)
+    plain = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    scaler, peer = LossScaler(2.0**12), torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    for x in batches():
+        optimizer.zero_grad()
+        scaler.scale(loss_of(ours, x, dtype)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        plain.zero_grad()
+        with torch.autocast("cpu", dtype):
+            loss = loss_of(theirs, x)
+        peer.scale(loss).backward()
+        peer.step(plain)
+        peer.update()
+    for (_, master), parameter in zip(optimizer.pairs, theirs.parameters(), strict=True):
+        assert torch.equal(master, parameter)
+
+
+CONFIG = GPTConfig(layers=2, hidden=24, heads=3, vocabulary=31, max_sequence=10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_a_gpt(dtype):
+    """A GPT in 16 bits: autocast keeps the residual stream in fp32 and a 16-bit model does not, so
+    the two differ by roundings. Tolerance: a gradient is behind at most R roundings one after the
+    other, forward and backward; each is off by u = eps / 2 of its size, independently of the
+    others, so their sum is about u * sqrt(R), and three times that is far in the tail. R: in each
+    layer two norms, four products, a residual addition after two of them, softmax, GELU: 10, twice,
+    and the embedding, last norm and head.
+
+    Must catch: a gradient that is not unscaled; a loss computed in 16 bits; a layer in fp16 whose
+    gradients underflow."""
+    roundings = 2 * (10 * CONFIG.layers + 3)
+    tolerance = 3 * torch.finfo(dtype).eps / 2 * roundings**0.5
+    tokens = torch.randint(31, (4, 11), generator=torch.Generator().manual_seed(2))
+
+    def gradients(dtype, autocast=None, scale=2.0**8):
+        torch.manual_seed(0)
+        model = GPT(CONFIG)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.2)
+        model.to(dtype)
+        optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1)
+        scaler = LossScaler(scale)
+        with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):
+            loss = next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:])
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        return torch.cat([master.grad.flatten() for _, master in optimizer.pairs])
+
+    exact = gradients(torch.float32)
+    ours, theirs = gradients(dtype), gradients(torch.float32, dtype)
+    for left, right in ((ours, theirs), (ours, exact), (theirs, exact)):
+        assert (left - right).norm() < tolerance * exact.norm()
+
+
+def test_what_a_master_is_for():
+    """Updates of a quarter of a spacing: the 16-bit weight alone never moves, the master collects
+    them, the weight follows.
+
+    Must catch: a master that is refreshed from its rounding at each step."""
+    alone = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    weight = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    update = 2.0**-7 / 4
+    plain = torch.optim.SGD([alone], lr=update)
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=update)
+    for _ in range(100):
+        alone.grad, weight.grad = -torch.ones_like(alone), -torch.ones_like(weight)
+        plain.step()
+        optimizer.step()
+    assert (alone == 1).all()
+    assert (optimizer.pairs[0][1] == 1 + 100 * update).all()
+    assert (weight == torch.tensor(1 + 100 * update).bfloat16()).all()
+
+
+def test_a_parameter_that_was_written_to():
+    """A checkpoint is loaded into the model after the optimizer was made: the master follows where
+    the weight differs, and keeps its low bits where it does not.
+
+    Must catch: the loaded weights overwritten by the old masters, in silence."""
+    weight = nn.Parameter(torch.tensor([1.0, 2.0], dtype=torch.bfloat16))
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=2.0**-12)
+    weight.grad = -torch.ones_like(weight)
+    optimizer.step()
+    with torch.no_grad():
+        weight[1] = 5.0
+    optimizer.step()
+    assert optimizer.pairs[0][1].tolist() == [1 + 2 * 2.0**-12, 5 + 2.0**-12]
+
+
+def test_accumulation_in_fp32():
+    """take_gradients after each microbatch: 256 and 255 ones are 511, which bf16 does not reach.
+
+    Must catch: the sum made in 16 bits; a gradient that is taken twice."""
+    weight = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=1.0)
+    (weight * 256).backward()
+    optimizer.take_gradients()
+    for _ in range(255):
+        (weight * 1).backward()
+        optimizer.take_gradients()
+    assert weight.grad is None
+    optimizer.take_gradients()
+    optimizer.step()
+    assert optimizer.pairs[0][1].item() == -511
+
+
+@pytest.mark.parametrize("kind", [MasterWeights, Bf16Moments, EightBitMoments])
+def test_a_run_that_is_continued(kind):
+    """State to a file and back into a model that began otherwise: the following steps are the same
+    bits; moments of 8 bits are packed again from what they were unpacked to.
+
+    Must catch: masters begun anew from rounded weights; moments lost."""
+    runs = []
+    for stop in (None, 3):
+        model = net_of(torch.bfloat16)
+        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        for number, x in enumerate(batches()):
+            if number == stop:
+                saved = optimizer.state_dict()
+                model = net_of(torch.bfloat16)
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.zero_()
+                optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-2)
+                optimizer.load_state_dict(saved)
+            optimizer.zero_grad()
+            loss_of(model, x, torch.bfloat16).backward()
+            optimizer.step()
+        runs.append([master for _, master in optimizer.pairs])
+    for left, right in zip(*runs):
+        assert torch.equal(left, right)
+
+
+def test_groups_schedulers_and_closures():
+    """Parameter groups with settings of their own, a scheduler, a closure, a group that is added.
+
+    Must catch: param_groups of the parameters, whose learning rates nobody reads; a closure that is
+    evaluated without gradients."""
+    model = net_of(torch.bfloat16)
+    groups = [dict(params=[model[0].weight], lr=0.5), dict(params=[("late", model[2].weight)])]
+    with pytest.raises(ValueError):  # names for all of a torch optimizer's groups, or for none
+        MasterWeights(groups, torch.optim.SGD, lr=0.25)
+    optimizer = MasterWeights(groups[:1], torch.optim.SGD, lr=0.25)
+    optimizer.add_param_group(dict(params=model[2].weight))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    before = [master.clone() for _, master in optimizer.pairs]
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, batches()[0], torch.bfloat16)
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).requires_grad
+    scheduler.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.125]
+    for (parameter, master), was, rate in zip(optimizer.pairs, before, (0.5, 0.25)):
+        assert torch.equal(master, was - rate * parameter.grad.float())
+
+
+def test_what_is_refused():
+    """Must catch: an optimizer that looks at everything, updated pile by pile."""
+    weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    with pytest.raises(CannotCopy, match="all parameters at once"):
+        MasterWeights([weight], torch.optim.LBFGS)
+    with pytest.raises(CannotCopy, match="class of optimizers"):
+        MasterWeights([weight], torch.optim.SGD([weight], lr=0.1))
+    with pytest.raises(CannotCopy, match="given twice"):
+        MasterWeights([weight, weight], torch.optim.SGD, lr=0.1)
+    with pytest.raises(CannotCopy, match="none is trained"):
+        MasterWeights([torch.ones(2)], torch.optim.SGD, lr=0.1)
+    with pytest.raises(CannotCopy, match="at_once_bytes"):
+        MasterWeights([weight], torch.optim.SGD, at_once_bytes=0, lr=0.1)
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=0.1)
+    with pytest.raises(CannotCopy, match="has no master"):
+        optimizer.load_state_dict(torch.optim.SGD([weight], lr=0.1).state_dict())
+    with pytest.raises(TypeError, match="bf16"):
+        StochasticRounding([weight], torch.optim.SGD, lr=0.1)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+PARTS = ["parameter_bytes", "gradient_bytes", "optimizer_bytes"]
+
+
+def one_step(recipe):
+    """(model, optimizer, further states) after a step under the recipe, with its gradients."""
+    dtype = torch.float16 if recipe.startswith("fp16") else torch.bfloat16
+    model = GPT(CONFIG).to(torch.float32 if recipe == "8-bit Adam" else dtype)
+    kinds = {
+        "8-bit Adam": EightBitMoments,
+        "bf16 + fp32 master, bf16 moments": Bf16Moments,
+        "bf16, stochastic rounding": StochasticRounding,
+    }
+    optimizer = kinds.get(recipe, MasterWeights)(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    tokens = torch.randint(31, (2, 11))
+    next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:]).backward()
+    if recipe == "bf16 + fp32 gradients":
+        optimizer.take_gradients()
+    if recipe != "fp16 + fp32 gradients":
+        optimizer.step()
+    else:  # as Megatron-LM does: the gradient in fp16 stays beside its fp32 copy
+        for parameter, master in optimizer.pairs:
+            master.grad = parameter.grad.float()
+        optimizer.inner.step()
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "bf16 + fp32 master",
+        "bf16 + fp32 gradients",
+        "fp16 + fp32 gradients",
+        "bf16 + fp32 master, bf16 moments",
+        "bf16, stochastic rounding",
+        "8-bit Adam",
+    ],
+)
+def test_state_bytes(recipe):
+    """The storages of parameters, gradients and optimizer states after a step, to the byte. Step
+    counters, and the scales of 8-bit moments, are counted apart.
+
+    Must catch: 16-bit gradients that stay beside the fp32 ones, or fp32 ones that stay after an
+    update; a master of a parameter that has none; moments that stay in fp32."""
+    model, optimizer = one_step(recipe)
+    parameters = list(model.parameters())
+    masters = [m for p, m in optimizer.pairs if m is not p]
+    every = [*parameters, *masters]
+    gradients = [p.grad for p in every if p.grad is not None]
+    moments, scales = [], 0
+    for state in optimizer.inner.state.values():
+        for name, kept in state.items():
+            if name == "step":
+                continue
+            moments.append(kept.levels if hasattr(kept, "levels") else kept)
+            scales += kept.scales.nbytes if hasattr(kept, "scales") else 0
+    both = recipe == "fp16 + fp32 gradients"  # the second one is an optimizer state there
+    found = dict(
+        parameter_bytes=storage_bytes(parameters),
+        gradient_bytes=storage_bytes([p.grad for p in parameters] if both else gradients),
+        optimizer_bytes=storage_bytes(
+            [*masters, *moments, *([m.grad for m in masters] if both else [])]
+        ),
+    )
+    given = {**CONFIG.quantities(), **RECIPES[recipe].quantities}
+    assert found == evaluate(PARTS, **given)
+    if recipe == "8-bit Adam":
+        sizes = [p.numel() for p in parameters]
+        assert scales == 2 * 4 * sum(-(-size // BLOCK) for size in sizes)
+    assert RECIPES[recipe].verified.endswith("test_state_bytes")
+
+
+def test_bytes_of_megatron():
+    """The three rows of the user guide of Megatron-LM's distributed optimizer, which is stage 1:
+    4 + 16/d, 6 + 12/d and 8 + 8/d bytes a parameter; 20, 18 and 16 where it is not distributed.
+
+    Must catch: the fp32 copy of the gradient counted as whole on every rank."""
+    guide = {
+        "fp16 + fp32 gradients": (4, 16),
+        "bf16 + fp32 gradients": (6, 12),
+        "fp32 Adam": (8, 8),
+    }
+    parameters = 10**9
+    for recipe, (whole, cut) in guide.items():
+        for d in (1, 2, 8, 64, 1000):
+            found = evaluate(
+                ["zero_states_bytes"],
+                recipe=recipe,
+                zero_stage=1,
+                data_parallel=d,
+                parameters=parameters,
+            )
+            shard = -(-parameters // d)
+            assert found["zero_states_bytes"] == whole * parameters + cut * shard
+
+
+# --- smaller than a master ------------------------------------------------------------------------
+
+
+def test_stochastic_rounding_is_one_of_two_neighbours():
+    """Every value becomes one of the bf16 numbers around it; a bf16 number stays; what is not
+    finite stays; the mean of many is the value, within five standard errors.
+
+    Must catch: rounding away from zero for negative numbers alone; infinities made of the largest
+    numbers; NaN with its payload in the low bits that becomes infinite."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(4096, generator=draw) * 10.0 ** torch.randint(
+        -30, 30, (4096,), generator=draw
+    )
+    rounded = round_stochastically(values, draw)
+    below = (values.view(torch.int32) & ~0xFFFF).view(torch.float32)
+    above = ((values.view(torch.int32) & ~0xFFFF) + 0x10000).view(torch.float32)
+    assert ((rounded.float() == below) | (rounded.float() == above)).all()
+    exact = values.bfloat16().float()
+    assert torch.equal(round_stochastically(exact, draw).float(), exact)
+    largest = torch.finfo(torch.bfloat16).max
+    quiet = torch.tensor([0x7F800001], dtype=torch.int32).view(torch.float32)
+    ends = torch.cat([torch.tensor([torch.inf, -torch.inf, largest, -largest]), quiet])
+    kept = round_stochastically(ends, draw)
+    assert kept[:4].tolist() == ends[:4].tolist() and kept[4].isnan()
+    value, count = 1.002344, 100_000
+    mean = round_stochastically(torch.full((count,), value), draw).double().mean().item()
+    share = (value - 1) * 2**7
+    assert abs(mean - value) < 5 * 2.0**-7 * (share * (1 - share) / count) ** 0.5
+
+
+def test_stochastic_rounding_moves_what_nearest_loses():
+    """100 updates of a sixteenth of a spacing on 4,096 weights: their mean moves by the sum.
+
+    Must catch: rounding to nearest; a master that stays between updates."""
+    weight = nn.Parameter(torch.ones(4096, dtype=torch.bfloat16))
+    update = 2.0**-7 / 16
+    optimizer = StochasticRounding(
+        [weight], torch.optim.SGD, lr=update, generator=torch.Generator().manual_seed(0)
+    )
+    for _ in range(100):
+        weight.grad = -torch.ones_like(weight)
+        optimizer.step()
+    noise = (100 * update * (2.0**-7 - update) / 4096) ** 0.5
+    assert abs(weight.double().mean().item() - 1 - 100 * update) < 5 * noise
+    assert optimizer.pairs[0][1].numel() == 0
+
+
+@pytest.mark.parametrize("kind", [Bf16Moments, EightBitMoments])
+def test_moments_are_near(kind):
+    """What is kept is within the format's rounding: half a spacing of bf16; for 8 bits, levels
+    (i / 127)^2, no more than one step of 2 / 127 of the largest in the block. No divisor becomes
+    zero.
+
+    Must catch: levels evenly spaced; scales of another block; a second moment rounded to zero."""
+    draw = torch.Generator().manual_seed(0)
+    moment = torch.randn(1000, generator=draw) * 10.0 ** torch.randint(
+        -6, 0, (1000,), generator=draw
+    )
+    weight = nn.Parameter(torch.zeros(1000, dtype=torch.bfloat16))
+    optimizer = kind([weight], torch.optim.AdamW, lr=1e-3)
+    for values in (moment, moment.square()):
+        back = optimizer.moment(optimizer.kept(values))
+        if kind is Bf16Moments:
+            limit = values.abs() * 2.0**-8
+        else:
+            blocks = torch.nn.functional.pad(values.abs(), (0, 24)).view(-1, BLOCK)
+            limit = blocks.amax(1).repeat_interleave(BLOCK)[:1000] * 2 / 127
+        assert ((back - values).abs() <= limit).all()
+        assert ((back != 0) | (values == 0)).all() or (values < 0).any()
+    assert torch.equal(optimizer.moment(optimizer.kept(torch.zeros(3, 5))), torch.zeros(3, 5))

@@ -1,0 +1,343 @@
+"""Mixed precision with data parallelism, ZeRO, tensor parallelism and pipelines, on 8 ranks."""
+
+import sys
+from functools import partial
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
+from shardlab.gpt import GPT, GPTConfig
+from shardlab.mesh import Mesh
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep
+from shardlab.pipeline import Pipeline
+from shardlab.pipeline_plan import plan_pipeline
+from shardlab.ranks import ranks
+from shardlab.reduce_in_fp32 import Fp32DataParallel, InFp32
+from shardlab.saving import resume, save
+from shardlab.schedules import schedule
+from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.zero.options import clip_gradients
+from shardlab.zero.stage3 import fully_shard
+from shardlab.zero.whole import unsharded
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
+M = 4  # microbatches
+
+
+@pytest.fixture(scope="module")
+def eight():
+    with ranks(8, device="cpu", announce=False) as world:
+        yield world
+
+
+# --- one overflow, all ranks ----------------------------------------------------------------------
+
+
+def train_on_three_axes(scale):
+    """Scales after each step, whether the step moved this rank's weights, and the norms: dp x pp x
+    tp. In step r one gradient of rank r becomes infinite, after all sums; the last step has
+    none."""
+    mesh = Mesh(dp=2, pp=2, tp=2)
+    torch.manual_seed(7)
+    sizes = GPTConfig(**CONFIG)
+    model = GPT(sizes).half()
+    draw = torch.Generator().manual_seed(mesh.dp.rank)
+    tokens, targets = (torch.randint(11, (M, 6), generator=draw) for _ in range(2))
+    layers = [model.embedding, *model.blocks, model.head]
+    plan = plan_pipeline(layers, schedule("1F1B", 2, M), tokens)
+    apply_tensor_parallel(model, gpt_plan(sizes), mesh.tp.group)
+    layers = [model.embedding, *model.blocks, model.head]
+    scaler = LossScaler(scale, growth_interval=2)
+    in_fp32 = partial(vocabulary_parallel_loss, vocabulary=11, group=mesh.tp.group)
+    pipeline = Pipeline(
+        layers, plan, lambda y, t: scaler.scale(in_fp32(y.float(), t)), mesh.pp.group
+    )
+    replicas = DistributedDataParallel(pipeline, group=mesh.dp.group)
+    optimizer = MasterWeights(replicas.parameters(), torch.optim.AdamW, lr=1e-2)
+    seen, norms = [], []
+    for step in range(9):
+        optimizer.zero_grad()
+        before = [master.clone() for _, master in optimizer.pairs]
+        pipeline.step(tokens, targets)
+        if dist.get_rank() == step:
+            next(p.grad for p in pipeline.parameters() if p.grad is not None).view(-1)[0] = (
+                torch.inf
+            )
+        scaler.unscale_(optimizer)
+        norms.append(clip_gradients(optimizer, 1.0, stages=mesh.pp.group).item())
+        scaler.step(optimizer)
+        scaler.update()
+        moved = any(not torch.equal(m, b) for (_, m), b in zip(optimizer.pairs, before))
+        seen.append((scaler.factor.item(), moved))
+    return seen, norms
+
+
+def test_all_ranks_agree_on_an_overflow(eight):
+    """Wherever the infinite gradient is, no rank steps, and all scales halve. The model is a GPT in
+    fp16, cut by depth and by width, and its gradients' norm is one number.
+
+    Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees
+    then."""
+    events, norms = zip(*eight.run(train_on_three_axes, 2.0**14))
+    halved = [(2.0 ** (13 - step), False) for step in range(8)]
+    assert events == ([*halved, (2.0**6, True)],) * 8
+    last = {of_rank[-1] for of_rank in norms}
+    assert len(last) == 1 and 0 < last.pop() < float("inf")
+
+
+def on_every_step():
+    """What each rank is told if one rank's gradients overflow for ever."""
+    weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
+    optimizer = MasterWeights([("head.weight", weight)], torch.optim.SGD, lr=0.1)
+    scaler = LossScaler(most_skips=3)
+    for _ in range(20):
+        weight.grad = torch.full_like(weight, torch.inf if dist.get_rank() == 5 else 1.0)
+        try:
+            scaler.step(optimizer)
+            scaler.update()
+        except OverflowEveryStep as error:
+            return str(error)
+        optimizer.zero_grad()
+
+
+def no_gradient_here():
+    """A rank without gradients takes part, and a rank with fp16 gradients stops all."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], lr=0.5), LossScaler(2.0)
+    if dist.get_rank() != 3:
+        weight.grad = torch.full((2,), 2.0)
+    scaler.step(optimizer)
+    scaler.update()
+    half = nn.Parameter(
+        torch.ones(2, dtype=torch.float16 if dist.get_rank() == 2 else torch.float32)
+    )
+    half.grad = torch.ones_like(half)
+    try:
+        scaler.step(torch.optim.SGD([half], lr=0.1))
+    except CannotScale as error:
+        return weight.tolist(), str(error)
+
+
+def test_errors_are_raised_on_all_ranks(eight):
+    """Must catch: an error on one rank while the others wait; a rank without gradients that does
+    not send its flag."""
+    told = eight.run(on_every_step)
+    assert all(sentence.startswith("4 steps in a row") for sentence in told)
+    assert "head.weight of shape [2] is not" in told[5] and "another rank" in told[0]
+    found = eight.run(no_gradient_here)
+    assert [weights for weights, _ in found] == [[0.5, 0.5]] * 3 + [[1, 1]] + [[0.5, 0.5]] * 4
+    assert "MasterWeights" in found[2][1] and "another rank" in found[0][1]
+
+
+# --- parity with one process ----------------------------------------------------------------------
+
+
+def net():
+    torch.manual_seed(3)
+    layers = nn.Linear(6, 9), nn.Linear(9, 5), nn.Linear(5, 3)
+    for layer in layers:
+        nn.init.normal_(layer.weight, std=0.5)
+        nn.init.normal_(layer.bias, std=0.5)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+
+def part(rank, step):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step + rank))
+
+
+def loss_of(model, x, dtype):
+    return model(x.to(dtype)).float().square().mean()
+
+
+STEPS, LR = 3, 1e-2
+
+
+def one_process(dtype):
+    """Two halves of a batch; gradients halved in 16 bits and added, as two ranks do."""
+    model = net().to(dtype)
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=LR)
+    scaler = LossScaler(2.0**8)
+    for step in range(STEPS):
+        halves = []
+        for rank in (0, 1):
+            model.zero_grad()
+            scaler.scale(loss_of(model, part(rank, step), dtype)).backward()
+            halves.append([p.grad / 2 for p in model.parameters()])
+        for parameter, left, right in zip(model.parameters(), *halves):
+            parameter.grad = left + right
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).float()
+
+
+def pairs_of_ranks(how, dtype):
+    """The same on two ranks, four times, by a technique: whole 16-bit weights, or what each rank
+    has of them."""
+    mesh = Mesh(dp=2, tp=4)
+    group, model = mesh.dp.group, net()
+    if dist.get_rank() >= 4:  # begin differently: rank 0's values are handed out
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+    scaler = LossScaler(2.0**8)
+    if how == "replicas":
+        model = DistributedDataParallel(model.to(dtype), group=group)
+        optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=LR)
+    elif how == "stage 3":
+        model.to(dtype).float()  # what masters begin with
+        units = [model[0], model[2], model[4]]
+        fully_shard(model, units, group=group, compute_dtype=dtype)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    else:
+        model, optimizer = zero.shard(
+            model.to(dtype),
+            MasterWeights,
+            stage=int(how[-1]),
+            group=group,
+            of=torch.optim.AdamW,
+            lr=LR,
+        )
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, part(mesh.dp.rank, step), dtype)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    if how == "stage 3":
+        with unsharded(model):
+            weights = [p.detach().to(dtype) for p in model.parameters()]
+    else:
+        weights = [p.detach() for p in model.parameters()]
+    held = sum(m.nbytes for _, m in getattr(getattr(optimizer, "inner", None), "pairs", ()))
+    return torch.cat([w.flatten() for w in weights]).float(), held
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
+def test_parity_of_techniques(eight, how, dtype):
+    """The 16-bit weights after three steps of AdamW are those of one process, bit for bit: two
+    halves are added, so no order matters. In stages 1 and 2 a rank has masters of its shard alone.
+
+    Must catch: masters of each rank's own beginning; gradients of shards unscaled in fp16, or
+    counted twice; the division by the number of ranks after the sum; masters of all parameters."""
+    want = one_process(dtype)
+    elements = want.numel()
+    for weights, held in eight.run(pairs_of_ranks, how, dtype):
+        assert torch.equal(weights, want)
+        if how in ("stage 1", "stage 2"):
+            assert held in (4 * (elements // 2), 4 * (elements - elements // 2))
+
+
+def grad_scaler_on_shards(stage):
+    """PyTorch's scaler, and a rank whose shard has an infinite gradient."""
+    mesh = Mesh(dp=2, tp=4)
+    model, optimizer = zero.shard(
+        net().half(), MasterWeights, stage=stage, group=mesh.dp.group, of=torch.optim.AdamW, lr=LR
+    )
+    scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
+    for step in range(3):
+        optimizer.zero_grad()
+        x = part(mesh.dp.rank, step)
+        if step == 1 and mesh.dp.rank == 1:
+            x[0, 0] = torch.inf
+        scaler.scale(loss_of(model, x, torch.float16)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        seen.append(scaler.get_scale())
+    return seen, [p.isfinite().all().item() for p in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_grad_scaler_with_masters_of_shards(eight, stage):
+    """Must catch: GradScaler that meets fp16 shards, or ranks that disagree."""
+    for seen, finite in eight.run(grad_scaler_on_shards, stage):
+        assert seen == [1024, 512, 512] and all(finite)
+
+
+def saved_and_resumed(folder):
+    """A run of stage 1 with masters, saved after two steps and resumed by a model that began
+    otherwise."""
+    mesh = Mesh(dp=8)
+    runs = []
+    for restart in (False, True):
+        model, optimizer = zero.shard(
+            net().bfloat16(), MasterWeights, stage=1, group=None, of=torch.optim.AdamW, lr=LR
+        )
+        for step in range(4):
+            if step == 2 and not restart:
+                save(folder, model, optimizer, step=2)
+            if step == 2 and restart:
+                with torch.no_grad():
+                    for parameter in model.parameters():
+                        parameter.zero_()
+                resume(folder, model, optimizer)
+            optimizer.zero_grad()
+            loss_of(model, part(mesh.dp.rank, step), torch.bfloat16).backward()
+            optimizer.step()
+        runs.append([m.detach().clone() for _, m in optimizer.inner.pairs])
+    return all(torch.equal(left, right) for left, right in zip(*runs, strict=True))
+
+
+def test_masters_are_saved(eight, tmp_path):
+    """Must catch: masters that begin anew from the rounded weights after a resume."""
+    assert all(eight.run(saved_and_resumed, str(tmp_path / "run")))
+
+
+# --- sums over ranks ------------------------------------------------------------------------------
+
+
+def mean_of(how, dtype, large, small):
+    """The mean over 8 ranks of gradients: `large` on rank 0, `small` on the others."""
+    weight = nn.Linear(16, 1, bias=False).to(torch.float32 if how.endswith("3") else dtype)
+    value = large if dist.get_rank() == 0 else small
+    if how == "replicas":
+        model = DistributedDataParallel(weight)
+    elif how == "fp32 replicas":
+        model = Fp32DataParallel(weight)
+    elif how.endswith("stage 3"):
+        collectives = InFp32() if how.startswith("fp32") else None
+        model = fully_shard(weight, compute_dtype=dtype, collectives=collectives)
+    else:
+        collectives = InFp32() if how.startswith("fp32") else None
+        model, optimizer = zero.shard(
+            weight, torch.optim.SGD, stage=int(how[-1]), collectives=collectives, lr=0.1
+        )
+    model(torch.ones(1, 16, dtype=dtype)).sum().mul(value).backward()
+    if how.endswith(("1", "2")):
+        if how.endswith("1"):
+            optimizer.reduce_gradients()
+        gradients = [shard.grad for bucket in optimizer.buckets for shard in bucket.shards]
+    else:
+        gradients = [p.grad for p in model.parameters()]
+    return torch.cat([g.flatten() for g in gradients]).float().unique().tolist()
+
+
+@pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
+def test_divided_before_it_is_added(eight, how):
+    """Eight fp16 gradients of 40,960: their sum is infinite and their mean is not, added in fp16 or
+    in fp32. An eighth of it, and what eighths add up to, are fp16 numbers.
+
+    Must catch: the division after the sum."""
+    for way in (how, f"fp32 {how}"):
+        assert eight.run(mean_of, way, torch.float16, 40_960.0, 40_960.0) == [[40_960.0]] * 8
+
+
+@pytest.mark.parametrize("how", ["replicas", "stage 1", "stage 2", "stage 3"])
+def test_added_in_fp32(eight, how):
+    """bf16: 1 beside seven of 2^-9. Added one after the other in bf16 each of the small shares is
+    lost beside the large one; in fp32 the mean is right, and rounded once where the gradient is
+    bf16.
+
+    Must catch: a reduction in the gradients' own type; fp32 shards whose gradients were rounded."""
+    mean = (1 + 7 * 2.0**-9) / 8
+    rounded = torch.tensor(mean).bfloat16().item()
+    for found in eight.run(mean_of, f"fp32 {how}", torch.bfloat16, 1.0, 2.0**-9):
+        assert found == [mean if how == "stage 3" else rounded]
+    plain = eight.run(mean_of, how, torch.bfloat16, 1.0, 2.0**-9)
+    assert min(value for values in plain for value in values) < rounded

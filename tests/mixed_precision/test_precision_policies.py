@@ -1,0 +1,172 @@
+"""Policies: what computes in which type, what a device cannot run, and the probes."""
+
+import pytest
+import torch
+from torch import nn
+
+from shardlab import precision_policies
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.precision_policies import (
+    AUTOCAST_BF16,
+    AUTOCAST_FP16,
+    BF16,
+    FP16,
+    FP32,
+    POLICIES,
+    TF32,
+    CannotCompute,
+    Unscaled,
+    has_units,
+    refusal,
+)
+
+CPU = torch.device("cpu")
+CONFIG = GPTConfig(layers=1, hidden=16, heads=2, vocabulary=13, max_sequence=8)
+
+
+def trained(policy, steps=3):
+    """(losses, dtypes of what linear layers give, dtypes of the gradients, optimizer)"""
+    torch.manual_seed(0)
+    model = policy.prepare(GPT(CONFIG))
+    optimizer = policy.optimizer(model.parameters(), torch.optim.AdamW, lr=1e-2)
+    scaler, seen, losses = policy.scaler(), set(), []
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda _, __, y: seen.add(y.dtype))
+    tokens = torch.randint(13, (4, 9), generator=torch.Generator().manual_seed(1))
+    for _ in range(steps):
+        with policy.step():
+            with policy.forward("cpu"):
+                loss = next_token_loss(model(tokens[:, :-1]).float(), tokens[:, 1:])
+            scaler.scale(loss).backward()
+            gradients = {p.grad.dtype for p in model.parameters() if p.grad is not None}
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, seen, gradients, optimizer
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_what_a_policy_computes_in(policy):
+    """Types of products, of gradients and of what the optimizer updates, and whether there is a
+    scale. Losses fall as those of fp32 do: three steps at a relative distance of u times the 40 or
+    so roundings of a layer, at most.
+
+    Must catch: fp16 without a scale, bf16 with one; autocast around backward; 16-bit weights that
+    are updated directly."""
+    losses, products, gradients, optimizer = trained(policy)
+    assert products == {policy.computes_in} and gradients == {policy.weights}
+    updated = {p.dtype for group in optimizer.param_groups for p in group["params"]}
+    assert updated == {torch.float32}
+    assert isinstance(optimizer, MasterWeights) == (policy.weights is not torch.float32)
+    assert isinstance(policy.scaler(), LossScaler) == (policy.computes_in is torch.float16)
+    assert policy.scaler(init_scale=8.0).factor == 8 if policy.needs_scale else True
+    wanted, *_ = trained(FP32)
+    near = 40 * torch.finfo(policy.computes_in).eps / 2
+    assert losses == pytest.approx(wanted, rel=near) and losses[-1] < losses[0]
+
+
+def test_tf32_is_a_setting_of_a_step():
+    """Within the step, backward included, and not after it, also if the step fails.
+
+    Must catch: a setting that stays for the rest of the process."""
+    before = "highest"  # PyTorch's default, whatever a test before this one left
+    torch.set_float32_matmul_precision(before)
+    with TF32.step():
+        assert torch.get_float32_matmul_precision() == "high"
+    with pytest.raises(KeyError), TF32.step():
+        raise KeyError
+    assert torch.get_float32_matmul_precision() == before
+    with FP32.step():
+        assert torch.get_float32_matmul_precision() == before
+
+
+def test_a_context_for_each_forward():
+    """Each forward casts the weight anew, so an update is seen.
+
+    Must catch: one autocast context that is made once and entered for all steps."""
+    layer = nn.Linear(1, 1, bias=False)
+    seen = []
+    for value in (1.0, 2.0, 3.0):
+        nn.init.constant_(layer.weight, value)
+        with AUTOCAST_BF16.forward("cpu"):
+            seen += [layer(torch.ones(1, 1)).item(), layer(torch.ones(1, 1)).item()]
+    assert seen == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_device_that_cannot_run_a_policy(monkeypatch):
+    """A sentence says which policy, on which device, why, and what to take: for a refused product,
+    for tf32 where there is none, for a type that a T4 emulates. The GPUs are pretended: this
+    package asks for their compute capability, and a T4's is 7.5, an A100's 8.0.
+
+    Must catch: bf16 taken for real on a T4, as torch.cuda.is_bf16_supported() has it; a policy
+    named that the device cannot run either; emulation refused where nobody asked for units."""
+    with pytest.raises(CannotCompute, match="TF32 on this cpu: it has no tf32.*Take FP32"):
+        TF32.check("cpu")
+    FP32.check("cpu", units=True)
+    for policy in (BF16, FP16, AUTOCAST_BF16, AUTOCAST_FP16):
+        policy.check("cpu")  # slowly, perhaps
+
+    def refused(dtype, device):
+        return "" if dtype is torch.float32 else f"it refuses a product of {dtype} (not today)"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(precision_policies, "refusal", refused)
+        with pytest.raises(CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
+            BF16.check("cpu")
+
+    def pretend(patch, name, capability):
+        patch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        patch.setattr(precision_policies, "refusal", lambda dtype, device: "")
+
+    with monkeypatch.context() as patch:
+        pretend(patch, "Tesla T4", (7, 5))
+        for policy in (FP32, FP16, AUTOCAST_FP16, BF16):
+            policy.check("cuda")
+        for policy, instead in ((BF16, "FP16"), (AUTOCAST_BF16, "AUTOCAST_FP16"), (TF32, "FP32")):
+            with pytest.raises(
+                CannotCompute, match=f"^{policy.name} on Tesla T4: .*Take {instead} "
+            ):
+                policy.check("cuda", units=True)
+            POLICIES[instead].check("cuda", units=True)
+        with pytest.raises(CannotCompute, match="no tf32"):
+            TF32.check("cuda")
+    with monkeypatch.context() as patch:
+        pretend(patch, "A100", (8, 0))
+        for policy in POLICIES.values():
+            policy.check("cuda", units=True)
+        assert not has_units(torch.float8_e4m3fn, torch.device("cuda"))
+
+
+def test_probes_ask_the_device(monkeypatch):
+    """A product that raises or is wrong is a refusal; a CPU has units for a type if its products
+    are faster than fp32's.
+
+    Must catch: a capability read from a list of names; a slow type taken for a fast one."""
+    assert refusal(torch.bfloat16, CPU) == "" == refusal(torch.float16, CPU)
+    with monkeypatch.context() as patch:
+        error = RuntimeError('"addmm" not implemented for this type\nand more')
+        patch.setattr(torch.Tensor, "__matmul__", lambda a, b: (_ for _ in ()).throw(error))
+        assert refusal(torch.float32, CPU).endswith('("addmm" not implemented for this type)')
+    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: a)
+    assert "is wrong" in refusal(torch.float32, CPU)
+    for seconds, real in ((0.5, True), (2.0, False)):
+        times = {torch.float32: 1.0, torch.bfloat16: seconds}
+        monkeypatch.setattr(precision_policies, "seconds_of_product", times.__getitem__)
+        assert has_units(torch.bfloat16, CPU) is real
+    assert has_units(torch.float32, CPU) and not has_units("tf32", CPU)
+
+
+def test_unscaled_is_a_scaler():
+    """Must catch: a loop that needs an `if` for policies without a scale."""
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scaler = Unscaled()
+    scaler.scale(weight.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert weight.tolist() == [0, 0]

@@ -1,0 +1,148 @@
+"""What the chapter says of training in 16 bits, trained again: what fails, what a master copy and a
+loss scale mend, and the small sums of the page."""
+
+import pytest
+import torch
+
+from shardlab.float8 import from_float8, to_float8
+from shardlab.gpt import next_token_loss
+from shardlab.topics.mixed_precision.lab import (
+    ACCUMULATED,
+    SCALE,
+    adamw_rounded_stochastically,
+    adamw_with_master,
+    bf16_training,
+    build_model,
+    losses_of,
+    mean_of_last,
+    outputs_of_a_loop,
+    plain_adamw,
+    representable_and_lost,
+    training_data,
+)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def wanted():
+    """The losses in fp32."""
+    return losses_of(torch.float32)
+
+
+@pytest.mark.slow
+def test_fp16_needs_a_scale(wanted):
+    """Without a scale the loss stays above 3.5, where fp32 ends below 3.1; scaled, each step's loss
+    is fp32's to the digits of fp16, for SGD is not chaotic here.
+
+    Must catch: a scale that is not divided out; masters left in fp16; gradients scaled after they
+    were cast."""
+    unscaled, scaled = losses_of(torch.float16), losses_of(torch.float16, SCALE)
+    assert mean_of_last(wanted) < 3.1 and mean_of_last(unscaled) > 3.5 and max(unscaled) > 6
+    assert max(abs(ours - theirs) for ours, theirs in zip(scaled, wanted)) < 0.003
+    assert len(wanted) == 150
+
+
+@pytest.mark.slow
+def test_one_microbatch_needs_none(wanted):
+    """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048.
+
+    Must catch: a demonstration that fails for another reason than the division by k."""
+    end = mean_of_last(wanted)
+    assert mean_of_last(losses_of(torch.float16, microbatches=1)) == pytest.approx(end, abs=0.01)
+    assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.02)
+
+
+@pytest.mark.slow
+def test_norms_never_move():
+    """Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a copy
+    that is rounded after each update."""
+    alone = bf16_training(plain_adamw)
+    assert alone.norm_weights_unmoved == 1
+    for optimizer_of in (adamw_with_master, adamw_rounded_stochastically):
+        found = bf16_training(optimizer_of)
+        assert found.norm_weights_unmoved < 0.25
+        assert mean_of_last(found.losses) < mean_of_last(alone.losses) - 0.02
+
+
+def test_a_step_has_half_a_million_tokens():
+    """Must catch: a k that no longer is what the page says."""
+    tokens, _ = next(training_data(seed=0)[1])
+    assert ACCUMULATED == 2048 and tokens.numel() * ACCUMULATED == 524_288
+
+
+# --- the small sums of the page -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_update_fits_and_the_sum_does_not(dtype):
+    """Must catch: an update that is lost because it is no number of the format."""
+    w, u, total = representable_and_lost(dtype)
+    assert total == w and u > torch.finfo(dtype).smallest_normal and torch.tensor(u).to(dtype) == u
+
+
+def test_the_three_sums_of_the_page():
+    """Must catch: a page that says the update is the problem."""
+    one, step = torch.tensor(1.0, dtype=torch.bfloat16), torch.tensor(0.001, dtype=torch.bfloat16)
+    assert step != 0 and one - step == one and one + step == one
+    assert torch.tensor(2e-8).half() == 0
+    assert torch.tensor(40_000.0).half() * 2 == torch.inf
+
+
+@pytest.mark.parametrize(("dtype", "end"), [(torch.bfloat16, 0.5), (torch.float16, 4.0)])
+def test_ten_thousand_times_a_thousandth(dtype, end):
+    """Must catch: an end that is the sum's, which torch.sum keeps in fp32."""
+    total, summand = torch.zeros((), dtype=dtype), torch.tensor(0.001, dtype=dtype)
+    for _ in range(10_000):
+        total = total + summand
+    assert total.item() == end
+    assert summand.expand(10_000).sum().item() == pytest.approx(10, rel=0.01)
+
+
+def test_an_average_that_never_moves():
+    """Must catch: a claim about an average that rounds down."""
+    average = torch.ones((), dtype=torch.bfloat16)
+    for _ in range(100):
+        average = average * 0.999
+    assert average == 1
+
+
+def test_adam_in_fp16_is_not_a_number():
+    """eps is 0 in fp16, and second moments are.
+
+    Must catch: an eps that survives, with which the claim would be wrong."""
+    assert torch.tensor(1e-8).half() == 0
+    vocabulary, data = training_data(seed=0)
+    model = build_model(vocabulary, torch.float16)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(30):
+        tokens, targets = next(data)
+        optimizer.zero_grad()
+        next_token_loss(model(tokens), targets).backward()
+        optimizer.step()
+    assert any(parameter.isnan().any() for parameter in model.parameters())
+
+
+def test_the_loss_is_too_large_for_fp16():
+    """Must catch: a loss that is scaled in fp16."""
+    assert torch.tensor(4.2).half() * 2.0**16 == torch.inf
+
+
+def test_a_loop_inside_one_autocast_computes_with_old_weights():
+    """The page's trap: outputs stay while the weight moves.
+
+    Must catch: a version of PyTorch whose cache hears of updates: then the page is wrong."""
+    weights, outputs = outputs_of_a_loop(context_around_loop=True)
+    assert weights == [1, 0, -1, -2] and outputs == [1, 1, 1, 1]
+    weights, outputs = outputs_of_a_loop(context_around_loop=False)
+    assert weights == outputs == [1, 0, -1, -2]
+
+
+def test_scaling_does_not_make_eight_bits_more_precise():
+    """Must catch: a page that says a scale is for precision."""
+    torch.manual_seed(0)
+    given = torch.randn(64, 1024)
+    for scaled in (True, False):
+        packed = to_float8(given, torch.float8_e4m3fn, scaled=scaled)
+        error = (from_float8(packed) - given).norm() / given.norm()
+        assert error.item() == pytest.approx(0.026, abs=0.0015), scaled
