@@ -6,10 +6,11 @@ plain model's. Biases are drawn too, the vocabulary is odd, dropout is on. Sums 
 in another order than the plain model's, hence 1e-12 and not equality; float64 throughout.
 """
 
+import copy
+import io
 import re
 import sys
 import warnings
-from contextlib import ExitStack
 from functools import partial
 
 import cloudpickle
@@ -22,7 +23,6 @@ from torch.utils.checkpoint import checkpoint
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
-from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -33,28 +33,16 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.tensor_parallel.checks import CrossesNodes
+from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
 from shardlab.tensor_parallel.whole import cuts_of, load_whole_state_dict, whole_state_dict
 from shardlab.topics.tensor_parallelism import runs
+from shardlab.zero.options import clip_gradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12
 PEERS = {"DTensor": dict(sequence=False), "DTensor, sequence": dict(sequence=True)}
 WAYS = ("tensor", "sequence", "sequence, gathered again")
-
-
-@pytest.fixture(scope="module")
-def worlds():
-    """One of each size for all tests."""
-    with ExitStack() as stack:
-        started = {}
-
-        def world_of(n):
-            if n not in started:
-                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
-            return started[n]
-
-        yield world_of
 
 
 @pytest.fixture(params=(2, 3, 4))
@@ -263,6 +251,19 @@ def test_what_was_changed_in_place(worlds):
     assert all("modified by an inplace" in said for said in worlds(2).run(changed_in_place))
 
 
+def used_beside_enter():
+    x = torch.zeros(3, requires_grad=True)
+    (x + enter(x)).backward(torch.ones(3))
+    return x.grad.tolist()
+
+
+def test_a_gradient_that_others_use(worlds):
+    """1 from the sum itself, 1 + 1 from the two ranks behind `enter`.
+
+    Must catch: an all-reduce in the memory of the gradient, which the sum passes on as well: 4."""
+    assert worlds(2).run(used_beside_enter) == [[3.0] * 3] * 2
+
+
 # --- the loss -------------------------------------------------------------------------------------
 
 
@@ -346,6 +347,68 @@ def test_states_are_the_plain_models(world):
     n = world.world_size
     assert world.run(states, gpt_2(n), "tensor") == [(True, True)] * n
     assert world.run(states, llama(n), "sequence") == [(False, True)] * n
+
+
+def saved_and_loaded(model):
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def filled_anew(model):
+    """From the meta device, with the values of the model."""
+    twin = copy.deepcopy(model).to("meta").to_empty(device="cpu")
+    twin.load_state_dict(model.state_dict())
+    return twin
+
+
+def clipped_steps(model, config, way, group):
+    """On a rank: (norms of two clipped steps, parameters afterwards)."""
+    tokens, targets = batch_of(config, dist.get_world_size())
+    optimizer, norms = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for _ in range(2):
+        torch.manual_seed(5)
+        scores = model(tokens)
+        vocabulary_parallel_loss(scores, targets, config.vocabulary, group).backward()
+        if way != "tensor":
+            sum_gradients(optimizer, group)
+        norms.append(clip_gradients(optimizer, 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return norms, list(model.parameters())
+
+
+def copied(config, way, how, in_a_group):
+    """On a rank: whether a copy trains as the original does; or what it says instead."""
+    torch.set_default_dtype(torch.float64)
+    group = dist.new_group() if in_a_group else None
+    model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way), group)
+    try:
+        twin = how(model)
+    except TypeError as error:
+        return str(error)
+    norms, parameters = clipped_steps(twin, config, way, group)
+    want, originals = clipped_steps(model, config, way, group)
+    return norms == want and all(map(torch.equal, parameters, originals))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_copies(worlds, way):
+    """A deep copy, a loaded one and one that was filled from the meta device train as the original
+    does, to the bit. A process group cannot be written to a file.
+
+    Must catch: parts of a copy that are taken for whole, so that clipping counts one rank's and
+    sum_gradients adds different tokens' rows; memory or forward of the original; PyTorch's own
+    words about a C++ object."""
+    two = worlds(2)
+    for config in (gpt_2(2), llama(2)):
+        assert two.run(copied, config, way, copy.deepcopy, False) == [True, True]
+        assert two.run(copied, config, way, saved_and_loaded, False) == [True, True]
+        assert two.run(copied, config, way, copy.deepcopy, True) == [True, True]
+        for sentence in two.run(copied, config, way, saved_and_loaded, True):
+            assert "has a process group of its own, which is not pickled: save whole" in sentence
+    assert two.run(copied, llama(2), way, filled_anew, True) == [True, True]
 
 
 # --- what is sent ---------------------------------------------------------------------------------

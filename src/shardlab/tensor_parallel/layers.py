@@ -11,6 +11,7 @@ Whoever reads y = Wx elsewhere finds rows and columns the other way round.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import NamedTuple
 
 import torch
@@ -19,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..collective_wire import Group, place
-from ..shards import as_shard
-from ..torch_internals import active_fake_mode
+from ..shards import as_shard, groups_of_shards
+from ..torch_internals import ConvertedModule, active_fake_mode
 from .pairs import leave
 
 
@@ -59,12 +60,37 @@ class Parts:
         return self.made[whole]
 
 
-class CutModule(nn.Module):
-    """A module with parts of another one's parameters. `cuts` says how each was cut."""
+class CutModule(ConvertedModule):
+    """A module with parts of another one's parameters. `cuts` says how each was cut. Its copies
+    have parts among the same ranks."""
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
         super().__init__()
         self.group, self.cuts = group, cuts
+
+    def converted(self):
+        """What PyTorch has put where a part was is a part."""
+        for name, part in self.named_parameters(recurse=False):
+            if name in self.cuts:
+                groups_of_shards[part] = (self.group or dist.group.WORLD,)
+
+    def __deepcopy__(self, memo: dict):
+        memo[id(self.group)] = self.group  # all copies talk to the same ranks
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(deepcopy(vars(self), memo))
+        return twin
+
+    def __getstate__(self) -> dict:
+        if self.group is not None:
+            raise TypeError(
+                f"a {type(self).__name__} has a process group of its own, which is not pickled:"
+                " save whole_state_dict(model), and load it into a model that is split anew."
+            )
+        return vars(self)
+
+    def __setstate__(self, state: dict):
+        super().__setstate__(state)
+        self.converted()
 
     def extra_repr(self) -> str:
         shapes = [f"{name} {list(p.shape)}" for name, p in self.named_parameters(recurse=False)]

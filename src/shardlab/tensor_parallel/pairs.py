@@ -16,12 +16,20 @@ All ranks of the group call them, in the same order. Parts are equally large, so
 is a multiple of the number of ranks.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from .. import collectives_fast
-from ..collective_wire import Group, place
+from ..collective_wire import (
+    Group,
+    all_gather_single,
+    backend_for,
+    place,
+    reduce_scatter_single,
+)
 
 # --- the functions --------------------------------------------------------------------------------
 
@@ -123,7 +131,8 @@ def all_gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     to where they belong, which is a copy."""
     n, _ = place(group)
     parts = x.new_empty((n, *x.shape))
-    backend(x, group).all_gather(parts, x.contiguous(), group)
+    all_gather, _ = collectives_for(x, group)
+    all_gather(parts, x.contiguous(), group=group)
     return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 
@@ -132,7 +141,8 @@ def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:
     check_even(x, dim, n)
     parts = x.unflatten(dim, (n, -1)).movedim(dim, 0).contiguous()
     own = torch.empty_like(parts[0])
-    backend(x, group).reduce_scatter(own, parts, group)
+    _, reduce_scatter = collectives_for(x, group)
+    reduce_scatter(own, parts, group=group)
     return own
 
 
@@ -151,21 +161,9 @@ def check_even(x: Tensor, dim: int, n: int):
         )
 
 
-class OfTheBackend:
-    """PyTorch's own, renamed in 2.13."""
-
-    @staticmethod
-    def all_gather(full: Tensor, shard: Tensor, group: Group):
-        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        function(full, shard, group=group)
-
-    @staticmethod
-    def reduce_scatter(shard: Tensor, full: Tensor, group: Group):
-        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        function(shard, full, group=group)
-
-
-def backend(x: Tensor, group: Group):
-    """gloo makes its reduce-scatter by an all-reduce, so our ring sends half of what it does."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return collectives_fast if backends.get(x.device.type) == "gloo" else OfTheBackend
+def collectives_for(x: Tensor, group: Group) -> tuple[Callable, Callable]:
+    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce, so our
+    ring sends half as much."""
+    if backend_for(x.device.type, group) == "gloo":
+        return collectives_fast.all_gather, collectives_fast.reduce_scatter
+    return all_gather_single, reduce_scatter_single

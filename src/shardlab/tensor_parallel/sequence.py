@@ -12,7 +12,7 @@ needs S/t tokens of them. An all-reduce is a reduce-scatter and an all-gather: `
 first half, `enter` the second, and as much is sent as before.
 
 What a gathered layer keeps. Backward of xW needs x, so autograd keeps the gathered x [B, S, H] on
-every rank, and the largest part of the saving is lost. With `regather` a rank keeps its own tokens,
+every rank, and up to half of the saving is lost. With `regather` a rank keeps its own tokens,
 and gathers again in backward: one message more, and everything that is kept is cut by t.
 
 Parameters that are whole see own tokens only, so their gradients are parts of a sum. Korthikanti et
@@ -33,7 +33,7 @@ from ..collective_wire import place
 from ..gpt import Dropout, PositionIds
 from ..shards import groups_of, updated_by
 from ..torch_internals import hooks_of_saved_tensors, storage_key, version
-from .layers import OwnDropout, Parts
+from .layers import CutModule, OwnDropout, Parts
 from .pairs import all_gathered, gather, reduce_scatter
 from .plan import Around, Rows, TensorPlan, Tokens, Whole
 
@@ -65,12 +65,11 @@ class OwnTokens(Whole):
         return OwnRows(parts.group) if isinstance(module, PositionIds) else module
 
 
-class OwnRows(nn.Module):
+class OwnRows(CutModule):
     """gpt.PositionIds of a rank's own tokens."""
 
     def __init__(self, group):
-        super().__init__()
-        self.group = group
+        super().__init__(group, {})
 
     def forward(self, table: Tensor, sequence: int) -> Tensor:
         n, me = place(self.group)
@@ -147,11 +146,12 @@ class Regathered:
 
 @torch.no_grad()
 def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
-    """Add up, over the group, the gradients of all that is whole in it: each rank has those of its
-    own tokens. One all-reduce of each dtype, where one for each parameter would be mostly latency.
+    """Add up, over the group, the gradients of all that is whole in it: each rank has
+    those of its own tokens. One all-reduce of each dtype, where one for each parameter
+    would be mostly latency.
 
-    Once a step, after the last backward and before clipping, on all ranks. With any optimizer, also
-    of shards: ZeRO's are summed as shards."""
+    Once a step, after the last backward and before clipping, on all ranks. With any
+    optimizer, also of shards: ZeRO's are summed as shards."""
     group = group or dist.group.WORLD
     flats: dict[torch.dtype, list[Tensor]] = {}
     for parameter in updated_by(optimizer):

@@ -43,7 +43,7 @@ def whole_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def joined(part: Tensor, cut: Cut, group: dist.ProcessGroup | None) -> Tensor:
     """Parts differ in size, so each rank in turn hands out its own."""
     n, me = place(group)
-    sizes = [torch.zeros((), dtype=torch.long) for _ in range(n)]
+    sizes = [None] * n
     dist.all_gather_object(sizes, part.shape[cut.dim], group)
     shapes = [[*part.shape[: cut.dim], size, *part.shape[cut.dim + 1 :]] for size in sizes]
     parts = [part.contiguous() if r == me else part.new_empty(s) for r, s in enumerate(shapes)]

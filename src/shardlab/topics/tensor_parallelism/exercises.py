@@ -124,6 +124,150 @@ mlp_on_ranks = Exercise(
 )
 
 
+# --- enter and leave ------------------------------------------------------------------------------
+
+
+def _entered(solution, n):
+    """The output, the gradient of x, and that of a neighbour to which autograd hands the same
+    gradient, on each rank."""
+    x, *weights = _drawn(n, (2, 3), *[(2, 3)] * n)
+
+    def work(dist):
+        own, neighbour = (x.clone().requires_grad_() for _ in range(2))
+        beside = neighbour * 1.0  # its backward comes after that of the solution
+        y = solution.apply(own * 1.0, dist)
+        if not isinstance(y, torch.Tensor):
+            return y
+        ((y + beside) * weights[dist.get_rank()]).sum().backward()
+        return _digits(y), None if own.grad is None else _digits(own.grad), _digits(neighbour.grad)
+
+    return _on_ranks(n, work)
+
+
+def _left(solution, n):
+    """The output, the gradient of each rank's term, and how many messages both took."""
+    weight, *terms = _drawn(n, (2, 3), *[(2, 3)] * n)
+
+    def work(dist):
+        own = terms[dist.get_rank()].clone().requires_grad_()
+        y = solution.apply(own * 1.0, dist)
+        if not isinstance(y, torch.Tensor):
+            return y
+        (y * weight).sum().backward()
+        return _digits(y), None if own.grad is None else _digits(own.grad), dist._reductions
+
+    return _on_ranks(n, work)
+
+
+def _sent_by(dist, x, scale=1.0):
+    x = x.clone()
+    dist.all_reduce(x)
+    return x.mul_(scale)
+
+
+def _nothing(dist, x):
+    return x
+
+
+def _mean(dist, x):
+    return _sent_by(dist, x, 1 / dist.get_world_size())
+
+
+def _in_its_memory(dist, x):
+    dist.all_reduce(x)
+    return x
+
+
+def _function(forward_does, backward_does):
+    """An autograd function that does this forward, and that backward."""
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, dist):
+            ctx.dist = dist
+            return forward_does(dist, x.view_as(x))
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return backward_does(ctx.dist, gradient), None
+
+    return Function
+
+
+_TWO_RANKS_AND_THREE = (dict(n=2), dict(n=3))
+
+enter_columns = Exercise(
+    name="Enter",
+    reference=_function(_nothing, _sent_by),
+    cases=_TWO_RANKS_AND_THREE,
+    words=("2 ranks", "3 ranks"),
+    answer=_entered,
+    misconceptions=(
+        Misconception(
+            _function(_nothing, _nothing),
+            "forward is right. In backward each rank has the part of x's gradient that came through"
+            " its own columns, and nobody adds up the parts.",
+        ),
+        Misconception(
+            _function(_nothing, _in_its_memory),
+            "the sum is right, and it is made in the memory of the gradient that autograd gave you:"
+            " autograd may hand the same tensor to another function, such as the residual branch."
+            " Clone it first.",
+        ),
+        Misconception(
+            _function(_nothing, _mean),
+            "that is the mean. x is used by all ranks, so its gradient is the sum of what comes"
+            " back from them.",
+        ),
+        Misconception(
+            _function(_sent_by, _nothing),
+            "the other way round: that is Leave. All ranks have the same x, so forward has nothing"
+            " to add up.",
+        ),
+        Misconception(
+            _function(_sent_by, _sent_by),
+            "backward is right. Forward adds up the same x as often as there are ranks, and should"
+            " hand it on as it is.",
+        ),
+    ),
+    right="nothing forward; backward the parts of x's gradient are added up.",
+)
+
+leave_rows = Exercise(
+    name="Leave",
+    reference=_function(_sent_by, _nothing),
+    cases=_TWO_RANKS_AND_THREE,
+    words=("2 ranks", "3 ranks"),
+    answer=_left,
+    misconceptions=(
+        Misconception(
+            _function(_sent_by, _sent_by),
+            "forward is right. Backward has y's gradient already, whole and the same on all ranks:"
+            " adding it up makes it t times too large.",
+        ),
+        Misconception(
+            _function(_nothing, _nothing),
+            "nobody adds up the terms: each rank goes on with its own for the whole y.",
+        ),
+        Misconception(
+            _function(_mean, _nothing),
+            "that is the mean. The product over all inner columns is the sum of the ranks' terms.",
+        ),
+        Misconception(
+            _function(_nothing, _sent_by),
+            "the other way round: that is Enter. The terms differ from rank to rank, and forward"
+            " adds them up.",
+        ),
+        Misconception(
+            _function(_sent_by, _mean),
+            "the numbers are right, with a message that nobody needs: y's gradient is the same on"
+            " all ranks, so its mean is what each of them has.",
+        ),
+    ),
+    right="forward the terms are added up; backward each rank has y's gradient already.",
+)
+
+
 # --- bug hunt: a bias in a sum --------------------------------------------------------------------
 
 
@@ -244,6 +388,105 @@ own_vectors = Exercise(
         ),
     ),
     right="each token has one rank that gives its vector, and zeros from the others.",
+)
+
+
+# --- the loss of scores that are cut --------------------------------------------------------------
+
+
+def _loss_of_ranks(solution, n, vocabulary, largest):
+    """The loss that each rank has, and how many messages it took. A target has two scores of
+    `largest`, on two ranks."""
+    (scores,) = _drawn(vocabulary, (4, vocabulary))
+    scores[1, 0] = scores[1, vocabulary // 2] = largest
+    targets = torch.tensor([0, vocabulary // 2, vocabulary - 1, vocabulary // n])
+
+    def work(dist):
+        rank = dist.get_rank()
+        parts = scores.tensor_split(n, 1)
+        begin = sum(part.shape[1] for part in parts[:rank])
+        loss = solution(parts[rank].clone(), targets.clone(), begin, dist)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return list(loss.shape) if isinstance(loss, torch.Tensor) else loss
+        return f"{loss.item():.9g}", dist._reductions
+
+    return _on_ranks(n, work)
+
+
+def _part_of_loss(highest="max", shifted=True, masked=True, apart=False, log_first=False):
+    def loss(scores, targets, begin, dist):
+        own = (targets >= begin) & (targets < begin + scores.shape[1])
+        columns = torch.where(own, targets - begin, 0)
+        scores_of_targets = scores[range(len(targets)), columns]
+        largest = scores.amax(1) if highest else torch.zeros(len(scores), dtype=scores.dtype)
+        if highest in ("max", "sum"):
+            operator = dist.ReduceOp.MAX if highest == "max" else dist.ReduceOp.SUM
+            dist.all_reduce(largest, operator)
+        total = (scores - largest[:, None]).exp().sum(1)
+        target = scores_of_targets - (largest if shifted else 0)
+        target = target * own if masked else target
+        if log_first:
+            total = total.log()
+        if apart:
+            dist.all_reduce(total)
+            dist.all_reduce(target)
+        else:
+            sums = torch.stack([total, target])
+            dist.all_reduce(sums)
+            total, target = sums
+        return ((total if log_first else total.log()) - target).mean()
+
+    return loss
+
+
+loss_of_cut_scores = Exercise(
+    name="loss",
+    reference=_part_of_loss(),
+    cases=(
+        dict(n=2, vocabulary=8, largest=3.0),
+        dict(n=3, vocabulary=11, largest=3.0),
+        dict(n=2, vocabulary=8, largest=900.0),
+    ),
+    words=("2 ranks, 8 tokens", "3 ranks, 11 tokens", "2 ranks, a score of 900"),
+    answer=_loss_of_ranks,
+    misconceptions=(
+        Misconception(
+            _part_of_loss(highest=""),
+            "right as long as scores are small: exp(900) is more than a float can hold. Subtract"
+            " the largest score of all ranks first.",
+        ),
+        Misconception(
+            _part_of_loss(highest="own"),
+            "each rank subtracts its own largest score, so the ranks add up exponentials of"
+            " different scales. All subtract one number, the largest of all: an all-reduce with"
+            " MAX.",
+        ),
+        Misconception(
+            _part_of_loss(highest="sum"),
+            "the *sum* of the ranks' largest scores is subtracted. That is the same number on all"
+            " ranks, so small scores come out right; with a score of 900 all exponentials become"
+            " zero. Give the all-reduce dist.ReduceOp.MAX.",
+        ),
+        Misconception(
+            _part_of_loss(shifted=False),
+            "the largest score is subtracted in the exponentials, and not in the target's score:"
+            " subtract it in both, or add it again.",
+        ),
+        Misconception(
+            _part_of_loss(masked=False),
+            "ranks that do not have the target add the score of some other token to it. They bring"
+            " zero: `own` says who has it.",
+        ),
+        Misconception(
+            _part_of_loss(log_first=True),
+            "you add up logarithms. The logarithm comes after the sum over all ranks.",
+        ),
+        Misconception(
+            _part_of_loss(apart=True),
+            "right, in three messages. Both sums can go at once: stack them.",
+        ),
+    ),
+    right="two messages, of three numbers for each target, whatever the vocabulary.",
 )
 
 

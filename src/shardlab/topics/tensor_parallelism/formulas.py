@@ -659,14 +659,14 @@ def tensor_summed_bytes(sequence_parallel, tensor_whole_parameters, gradient_ele
     return sequence_parallel * gradient_element_bytes * tensor_whole_parameters
 
 
-@formula(r"Q_\ell^\text{fwd}", "bytes", source="Patarasu and Yuan 2009")
+@formula(r"Q_\ell^\text{fwd}", "bytes", source="Patarasuk and Yuan 2009")
 def tensor_layer_forward_sent_bytes(tensor_parallel, tensor_message_bytes):
     """bytes that a rank sends for a layer forward, around rings: two all-reduces, or two pairs of
     an all-gather and a reduce-scatter, which is as much"""
     return ceil_div(4 * (tensor_parallel - 1) * tensor_message_bytes, tensor_parallel)
 
 
-@formula(r"Q_\ell^\text{bwd}", "bytes", source="Patarasu and Yuan 2009")
+@formula(r"Q_\ell^\text{bwd}", "bytes", source="Patarasuk and Yuan 2009")
 def tensor_layer_backward_sent_bytes(tensor_parallel, tensor_message_bytes, regather):
     """bytes that a rank sends for a layer backward: as many, and half as many more where inputs are
     gathered again"""
@@ -675,7 +675,7 @@ def tensor_layer_backward_sent_bytes(tensor_parallel, tensor_message_bytes, rega
     )
 
 
-@formula(r"Q_t", "bytes", source="Patarasu and Yuan 2009")
+@formula(r"Q_t", "bytes", source="Patarasuk and Yuan 2009")
 def tensor_sent_bytes(
     tensor_parallel,
     accumulation_steps,
@@ -744,7 +744,7 @@ def tensor_latency_seconds(tensor_parallel, ranks_per_node, node_latency_seconds
     return where(tensor_parallel > ranks_per_node, latency_seconds, node_latency_seconds)
 
 
-@formula(r"\tau_\ell^t", "seconds", source="Patarasu and Yuan 2009, for each collective")
+@formula(r"\tau_\ell^t", "seconds", source="Patarasuk and Yuan 2009, for each collective")
 def tensor_layer_message_seconds(
     regather,
     tensor_parallel,

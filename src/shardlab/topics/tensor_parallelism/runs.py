@@ -123,30 +123,28 @@ def torch_plan(config: GPTConfig, sequence: bool) -> dict[str, Any]:
     )
 
     outside = Shard(1) if sequence else Replicate()
-    # a DTensor: the loss knows that the scores are cut
-    scores = ColwiseParallel(
-        input_layouts=outside, output_layouts=Shard(-1), use_local_output=False
-    )
+    whole = dict(input_layouts=Replicate(), output_layouts=Replicate())
+    # a DTensor comes out: the loss knows that the scores are cut
+    cut = dict(output_layouts=Shard(-1), use_local_output=False)
     plan = {
-        "embedding.tokens": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate()),
+        "embedding.tokens": RowwiseParallel(**whole),
         "blocks.*.attention.qkv": ColwiseParallel(),
         "blocks.*.attention.output": RowwiseParallel(output_layouts=outside),
         "blocks.*.mlp.up": ColwiseParallel(),
         "blocks.*.mlp.down": RowwiseParallel(output_layouts=outside),
-        "head.scores": scores,
+        "head.scores": ColwiseParallel(input_layouts=outside, **cut),
     }
     if config.gated_mlp:
         plan["blocks.*.mlp.gate"] = ColwiseParallel()
     if sequence:
-        whole = dict(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        enter = dict(input_layouts=Shard(1), desired_input_layouts=Replicate())
+        leave = dict(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         plan |= {
-            "embedding": PrepareModuleOutput(
-                output_layouts=Replicate(), desired_output_layouts=Shard(1)
-            ),
+            "embedding": PrepareModuleOutput(**leave),
             "blocks.*.attention_norm": SequenceParallel(),
-            "blocks.*.attention": PrepareModuleInput(**whole),
+            "blocks.*.attention": PrepareModuleInput(**enter),
             "blocks.*.mlp_norm": SequenceParallel(),
-            "blocks.*.mlp": PrepareModuleInput(**whole),
+            "blocks.*.mlp": PrepareModuleInput(**enter),
             "head.norm": SequenceParallel(),
         }
     return plan

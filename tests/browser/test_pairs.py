@@ -1,0 +1,223 @@
+"""A block cut among ranks, as a reader meets it: what is drawn is what every rank has; knobs, no
+script, paper, a phone."""
+
+import json
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from test_stepper import Card, contrast
+from visit import (
+    BEYOND,
+    DESKTOP,
+    EXPLORERS_AT_REST,
+    NO_SCRIPT_PROBLEMS,
+    PAPER,
+    PAPER_PROBLEMS,
+    PHONE,
+    Watch,
+    axe_findings,
+    until,
+)
+
+from shardlab.topics.tensor_parallelism.steps import (
+    FIRST_SHOWN,
+    PAIR_COLUMNS,
+    PAIR_WAYS,
+    RANKS,
+    Extent,
+    page_data,
+    pair_steps,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+CELLS = [name for *_, names in PAIR_COLUMNS for name in names]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A book with one such card, made as the real one is."""
+    from bookkit.build import build_book
+
+    folder = tmp_path_factory.mktemp("pairs")
+    (folder / "book" / "chapters").mkdir(parents=True)
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        copy(path, folder / "book")
+    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
+    (folder / "book" / "chapters" / "page.md").write_text(
+        "# A page\n\nWords.\n\n```{pairs} tensor\n```\n\nMore words.\n"
+    )
+    (folder / "book" / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
+    )
+    build_book(folder / "book", folder / "html")
+    return (folder / "html" / "chapters" / "page.html").as_uri()
+
+
+class Pairs(Card):
+    def choose(self, way, ranks):
+        self.find(f"[name=pairs-way][value='{way}']").check()
+        self.find(f"[name=pairs-n][value='{ranks}']").check()
+        until(
+            self.page,
+            """([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
+            && document.querySelectorAll(".stepper svg .strong").length === ranks""",
+            arg=[len(pair_steps(way, ranks)) - 1, ranks],
+        )
+
+    def shows(self, way, ranks, number):
+        step = pair_steps(way, ranks)[number]
+        return self.words == f"{step.sentence} {step.detail}" and self.at == number
+
+
+@pytest.fixture
+def open_card(browser, address):
+    contexts = []
+
+    def open_it(**options):
+        options = {
+            "viewport": DESKTOP,
+            "color_scheme": "light",
+            "reduced_motion": "reduce",
+            **options,
+        }
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.watch = Watch.of(page)
+        page.goto(address)
+        if options.get("java_script_enabled", True):
+            page.wait_for_selector(".stepper svg[width]")
+        return Pairs(page)
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def card(open_card):
+    card = open_card()
+    yield card
+    assert not card.page.watch.errors and not card.page.watch.failed
+
+
+def test_the_page_has_pythons_data(card):
+    """They come when they are asked for. Must catch: the words of one number of ranks for
+    another; all data in the page."""
+    assert card.page.evaluate("Object.keys(BOOK.steppers.known)") == ["tensor"]
+    card.choose("gathered again", 4)
+    found = card.page.evaluate("BOOK.steppers.known")
+    for way in PAIR_WAYS:
+        assert sorted(map(int, found[way])) == list(RANKS)
+        for ranks in RANKS:
+            assert found[way][str(ranks)] == json.loads(json.dumps(page_data(way, ranks)))
+
+
+# Of each cell: a grid of points, n by n, that are solid (2), hatched (1) or empty, and its mark.
+DRAWN = """n => [...document.querySelectorAll(".stepper svg g[transform]")].map(cell => {
+  const box = cell.querySelector(".place").getBBox(),
+    [solid, hatched] = [".solid", ".hatched"].map(kind => cell.querySelector(kind));
+  const there = (x, y) => { const point = new DOMPoint(x * box.width, y * box.height);
+    return (solid.isPointInFill(point) ? 2 : 0) + (hatched.isPointInFill(point) ? 1 : 0); };
+  return [[...Array(n).keys()].map(row => [...Array(n).keys()]
+    .map(column => there((column + 0.5) / n, (row + 0.5) / n))),
+    cell.querySelector(".mark").getAttribute("class").slice(5)]; })"""
+
+
+def wanted(extent, rank, n):
+    """Rows of a matrix, columns in each."""
+    places = {
+        Extent.NOTHING: lambda row, column: 0,
+        Extent.COLUMNS: lambda row, column: 2 * (column == rank),
+        Extent.TOKENS: lambda row, column: 2 * (row == rank),
+        Extent.WHOLE: lambda row, column: 2,
+        Extent.TERM: lambda row, column: 1,
+    }
+    return [[places[extent](row, column) for column in range(n)] for row in range(n)]
+
+
+@pytest.mark.parametrize(("way", "ranks"), [("tensor", 4), ("sequence", 2), ("gathered again", 8)])
+def test_what_is_drawn_is_what_every_rank_has(card, way, ranks):
+    """At every move each tensor on each rank; a collective is marked where it moves something, on
+    all ranks.
+
+    Must catch: rows drawn as columns; rank r's at r + 1; a term drawn as a whole; letters of one
+    column over another."""
+    card.choose(way, ranks)
+    heads = card.find("svg .tick").all_text_contents()[1:]
+    assert heads == [name.removeprefix("d") for name in CELLS]
+    for step in pair_steps(way, ranks):
+        card.step(step.number)
+        drawn = card.page.evaluate(DRAWN, ranks)
+        assert len(drawn) == ranks * len(CELLS)
+        for number, (found, mark) in enumerate(drawn):
+            rank, cell = divmod(number, len(CELLS))
+            assert found == wanted(step.has[CELLS[cell]], rank, ranks), (step.sentence, CELLS[cell])
+            sends = step.move is not None and step.move.sends
+            assert (mark == "moved") == (sends and CELLS[cell] == step.move.moved)
+
+
+def test_knobs(card):
+    """It begins at the sum; another way begins there, too; other ranks stay where one is; Reset.
+
+    Must catch: a way that forgets the ranks; two ways checked at once."""
+    assert card.shows("tensor", 4, FIRST_SHOWN)
+    card.choose("gathered again", 4)
+    assert card.shows("gathered again", 4, FIRST_SHOWN)
+    assert card.find("[name=pairs-way]:checked").count() == 1
+    card.step(9)
+    card.choose("gathered again", 8)
+    assert card.shows("gathered again", 8, 9)
+    card.find(".explorer-reset").click()
+    assert card.shows("tensor", 4, FIRST_SHOWN)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
+    """Must catch: a radio without a name; a band in a pale ink."""
+    card = open_card(color_scheme=mode)
+    assert not axe_findings(card.page)
+    colours = card.page.evaluate(
+        """() => [".place.held", ".solid", ".stripe", ".mark.moved"].flatMap(kind =>
+        [...document.querySelectorAll(".stepper svg " + kind)].map(node =>
+        getComputedStyle(node)[kind === ".stripe" ? "fill" : "stroke"]))"""
+    )
+    page = card.page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    assert len(colours) > 40 and all(contrast(colour, page) >= 3 for colour in colours)
+
+
+def test_without_javascript_and_on_paper_a_table_says_it(open_card):
+    """Must catch: a dead button; the table hidden in print."""
+    card = open_card(java_script_enabled=False)
+    rows = card.find("tbody tr").evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    )
+    assert rows == [[step.sentence, step.detail] for step in pair_steps("tensor", 4)]
+    assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
+    printed = open_card()
+    printed.page.set_viewport_size(PAPER)
+    printed.page.emulate_media(media="print")
+    assert printed.find("table").is_visible() and printed.find("svg").first.is_visible()
+    assert not printed.page.evaluate(PAPER_PROBLEMS) + printed.page.evaluate(BEYOND)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_on_a_phone(open_card, ranks):
+    """Text keeps its size, stays inside and apart. Must catch: headings that run into one another;
+    a picture wider than the phone."""
+    card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
+    card.choose("gathered again", ranks)
+    assert not card.page.evaluate(BEYOND)
+    texts = card.find("svg text").evaluate_all(
+        """texts => texts.map(text => { const box = text.getBoundingClientRect();
+        const svg = text.ownerSVGElement.getBoundingClientRect();
+        return [text.textContent, parseFloat(getComputedStyle(text).fontSize),
+          box.left - svg.left, svg.right - box.right, box.left, box.right, Math.round(box.top)];
+        })"""
+    )
+    for words, size, left, right, *_ in texts:
+        assert size >= 11 and left >= -1 and right >= -1, (words, size, left, right)
+    for one, other in (
+        (one, other) for one in texts for other in texts if one[6] == other[6] and one[4] < other[4]
+    ):
+        assert one[5] < other[4], (one, other)

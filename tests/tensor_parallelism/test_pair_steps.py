@@ -1,0 +1,210 @@
+"""The block of the chapter, move by move: the moves are what the code does, bytes are the
+formulas', words and card are whole before any script."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from shardlab.formulas import evaluate
+from shardlab.gpt import MLP, GPTConfig
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.tensor_parallel import apply_tensor_parallel, sequence_parallel, sum_gradients
+from shardlab.tensor_parallel.plan import Around, Columns, Rows, Whole
+from shardlab.topics.tensor_parallelism.steps import (
+    FIRST_SHOWN,
+    PAIR_COLUMNS,
+    PAIR_WAYS,
+    RANKS,
+    Extent,
+    encode,
+    held_tensors,
+    page_data,
+    pair_steps,
+)
+from shardlab.torch_internals import FakeTensorMode
+
+EVERY = [(way, ranks) for way in PAIR_WAYS for ranks in RANKS]
+TOKENS, HIDDEN = 16, 8
+
+
+class NormAndMLP(nn.Module):
+    def __init__(self):
+        super().__init__()
+        config = GPTConfig(hidden=HIDDEN, heads=1, feed_forward=4 * HIDDEN)
+        self.norm, self.mlp = nn.LayerNorm(HIDDEN), MLP(config)
+
+
+def run_block(way, t):
+    """(collectives, shapes of tensors and gradients by letter) of one rank of many."""
+    plan = {
+        "norm": Whole(),
+        "mlp": Around(),
+        "mlp.up": Columns(4 * HIDDEN),
+        "mlp.down": Rows(4 * HIDDEN),
+    }
+    shapes = {}
+
+    def keep(letter, tensor):
+        shapes[letter] = list(tensor.shape[1:])
+        tensor.register_hook(lambda g: shapes.update({"d" + letter: list(g.shape[1:])}))
+
+    with fake_ranks(t, 0), FakeTensorMode(), CommunicationLog() as log:
+        block = NormAndMLP()
+        plan = plan if way == "tensor" else sequence_parallel(plan, way == "gathered again")
+        apply_tensor_parallel(block, plan)
+        optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
+        start = len(log.messages)
+        x = torch.randn(1, TOKENS if way == "tensor" else TOKENS // t, HIDDEN, requires_grad=True)
+        keep("x", x)
+        n = block.norm(x)
+        keep("n", n)
+        block.mlp.up.register_forward_hook(lambda *found: keep("u", found[2]))
+        y = block.mlp(n)
+        keep("y", y)
+        y.sum().backward()
+        if way != "tensor":
+            sum_gradients(optimizer)
+        messages = log.messages[start:]
+    return messages, shapes
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("way", "t"), EVERY)
+def test_the_moves_are_what_the_code_does(way, t):
+    """The collectives of the block in their order, and what a rank has of each tensor outside of
+    the collectives.
+
+    Must catch: enter before the norm; an all-gather after the product; a norm of all tokens."""
+    messages, shapes = run_block(way, t)
+    moves = [step.move for step in pair_steps(way, t)[1:]]
+    wanted = [move.collective for move in moves if move.sends]
+    assert [message.operation for message in messages] == wanted
+    whole = 4 * TOKENS * HIDDEN
+    for message, move in zip(messages, (move for move in moves if move.sends)):
+        if move.moved != "dw":
+            assert message.nbytes == whole
+    after = {}
+    for step in pair_steps(way, t):
+        if step.move is not None and not step.move.sends:
+            after.update(step.move.then)
+    outside = [TOKENS if way == "tensor" else TOKENS // t, HIDDEN]
+    assert shapes["x"] == shapes["n"] == shapes["dx"] == shapes["y"] == shapes["dy"] == outside
+    assert shapes["u"] == shapes["du"] == [TOKENS, 4 * HIDDEN // t]
+    assert after["u"] == Extent.NOTHING and after["dA"] == Extent.COLUMNS
+
+
+@pytest.mark.parametrize(("way", "t"), EVERY)
+def test_what_is_kept_and_sent_is_the_formulas(way, t):
+    """What forward keeps for backward, without the statistics of the norm, and what a rank sends
+    for half a layer; in tensors of all tokens.
+
+    Must catch: the gathered n kept although it is gathered again; an all-reduce sent once."""
+    given = dict(
+        layers=1,
+        hidden=64,
+        heads=8,
+        key_value_heads=8,
+        feed_forward=256,
+        gated_mlp=0,
+        biases=1,
+        microbatch=1,
+        sequence=64,
+        dropout=0.0,
+        fused_attention=1,
+        compute_element_bytes=4,
+        residual_element_bytes=4,
+        layer_norm_statistic_element_bytes=4,
+        tensor_parallel=t,
+        tensor_rank=0,
+        sequence_parallel=int(way != "tensor"),
+        regather=int(way == "gathered again"),
+    )
+    names = ["tensor_mlp_bytes", "tensor_own_tokens", "tensor_message_bytes"]
+    names += ["tensor_layer_forward_sent_bytes", "tensor_layer_backward_sent_bytes"]
+    found = evaluate(names, allow_unused=True, **given)
+    one = found["tensor_message_bytes"]
+    kept = found["tensor_mlp_bytes"] - 2 * 4 * found["tensor_own_tokens"]
+    steps = pair_steps(way, t)
+    forward = next(step for step in steps if step.has["dy"])
+    assert held_tensors(forward.has, PAIR_COLUMNS[0][2], t) == kept / one
+    sent = sum(value for name, value in found.items() if name.endswith("sent_bytes")) / 2 / one
+    said = [float(re.search(r"in the end ([\d.]+) S", step.detail)[1]) for step in steps]
+    assert len(set(said)) == 1 and said[0] == pytest.approx(sent, rel=5e-3)
+
+
+def test_what_a_move_says():
+    """Must catch: a number off by one; `all of n` where own tokens are kept."""
+    plain, naive, again = ([step.sentence for step in pair_steps(way, 4)] for way in PAIR_WAYS)
+    assert plain[0] == "Before move 1 of 11: each rank has all tokens of x."
+    assert plain[5].startswith("Move 5 of 11: leave makes an all-reduce")
+    assert naive[5].endswith("and autograd keeps all of n.")
+    assert again[5].endswith("and of n it keeps its own tokens.")
+    assert again[9] == "Move 9 of 13: gathered again: A's gradient needs all of n."
+
+
+@pytest.mark.parametrize(
+    ("way", "number", "cells"),
+    [
+        ("tensor", 0, "20000000000"),
+        ("tensor", 2, "2C000000000"),
+        ("tensor", 4, "221D0000000"),
+        ("tensor", 5, "221c0000000"),
+        ("sequence", 5, "6C1g0000000"),
+        ("gathered again", 5, "6G1g0000000"),
+        ("gathered again", 9, "6c000016006"),
+    ],
+)
+def test_cells_on_their_way_to_the_page(way, number, cells):
+    """Must catch: rows for columns; a collective's mark where nothing is sent."""
+    assert encode(pair_steps(way, 4)[number]) == cells
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (("pipeline", 4), "way = 'pipeline': the card shows tensor, then sequence"),
+        (("tensor", 3), "ranks = 3: the card shows 2, 4, 8."),
+    ],
+)
+def test_what_there_is_not(given, sentence):
+    """Must catch: a KeyError, or three ranks that are drawn as four."""
+    with pytest.raises(ValueError, match=sentence):
+        pair_steps(*given)
+
+
+# --- the card -------------------------------------------------------------------------------------
+
+
+def test_the_card_is_whole_and_speaks_before_any_script():
+    """Must catch: a closing tag forgotten; two elements of one id; a sentence of another move than
+    the slider's."""
+    from test_bookkit_explorer import Nesting
+
+    from bookkit import pairs
+
+    class Card(Nesting):
+        EMPTY = Nesting.EMPTY | {"path"}
+
+    text = pairs.card("tensor", 4, "steps.js")
+    found = Card(text)
+    assert len(found.ids) == len(set(found.ids)) and set(found.references) <= set(found.ids)
+    text, steps = (
+        text.replace("\N{NO-BREAK SPACE}", " ").replace("&#x27;", "'"),
+        pair_steps("tensor", 4),
+    )
+    assert f'value="{FIRST_SHOWN}"' in text and f"{FIRST_SHOWN} of 11" in text
+    assert f'<p class="explorer-sentence">{steps[FIRST_SHOWN].sentence}</p>' in text
+    assert all(f"<tr><td>{step.sentence}</td><td>{step.detail}</td></tr>" in text for step in steps)
+
+
+def test_the_script_has_every_picture():
+    """Must catch: the words of one number of ranks for another."""
+    from bookkit import pairs
+
+    data = json.loads(re.fullmatch(r"BOOK\.steppers\.add\((.*)\);\n", pairs.script())[1])
+    for way, ranks in EVERY:
+        assert data[way][str(ranks)] == json.loads(json.dumps(page_data(way, ranks)))
