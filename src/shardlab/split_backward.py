@@ -6,9 +6,9 @@
     make_weight_gradients(put_off)          # weight.grad is what an undivided backward makes
 
 The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
-rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each layer
-are kept, and nothing else of the graph: I frees no memory on balance, which is why W must not be
-put off for ever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
+rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each
+layer are kept, and nothing else of the graph: I frees no memory on balance, so W must not be put
+off for ever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
 the first half.
 
 PyTorch's own pipelines split the same backward from outside, with hooks on the nodes where the

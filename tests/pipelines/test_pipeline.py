@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
 
 import cloudpickle
 import pytest
@@ -44,19 +43,6 @@ from shardlab.zero import stage1, stage2
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 M = 8  # microbatches
-
-
-@pytest.fixture(scope="module")
-def worlds():
-    with ExitStack() as stack:
-        started = {}
-
-        def world_of(n):
-            if n not in started:
-                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
-            return started[n]
-
-        yield world_of
 
 
 @pytest.fixture(autouse=True, scope="module")

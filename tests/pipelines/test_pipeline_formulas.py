@@ -76,6 +76,22 @@ def test_idle_time_is_what_is_simulated(times):
             assert found["pipeline_own_idle_seconds"] == pytest.approx(float(own), abs=1e-15)
 
 
+def test_the_slowest_rank_sets_the_pace():
+    """A last rank that takes 3/2 of the others' time: no schedule is faster than its work, and with
+    many microbatches 1F1B comes close.
+
+    Must catch: the share of the last rank taken off, or of one microbatch alone."""
+    factor = [1, 1, 1, Fraction(3, 2)]
+    for m in (4, 64):
+        given = dict(microbatches=m, last_rank_share=1.5, **seconds_of(1, 1, 1))
+        least = evaluate(["pipeline_least_seconds"], **given)["pipeline_least_seconds"]
+        assert least == 4.5 * m
+        for name in SCHEDULES:
+            if name != "interleaved 1F1B":
+                seconds = simulate(schedule(name, 4, m), Costs(factor, factor, factor)).seconds
+                assert least < seconds < 1.2 * least if m == 64 else least < seconds
+
+
 @pytest.mark.parametrize("transfer", [Fraction(1, 7), Fraction(1, 2), 1], ids=str)
 def test_transfer_time_is_what_is_simulated(transfer):
     """By how much a step is longer if messages take time, up to that of a stage's forward.

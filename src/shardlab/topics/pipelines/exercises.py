@@ -4,10 +4,11 @@ ranks: no check can hang."""
 import torch
 from torch import nn
 
-from shardlab.exercises.checker import Exercise, Failure, Misconception
+from shardlab.exercises.checker import Exercise, Failure, Misconception, is_blank
 from shardlab.exercises.thread_ranks import answer_of_ranks
-from shardlab.schedule_simulation import Costs, in_flight, simulate
-from shardlab.schedules import Kind, all_of, schedule, whole
+from shardlab.pipeline_plan import check_order_of_messages
+from shardlab.schedule_simulation import Costs, in_flight, simulate, validate_schedule
+from shardlab.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
 
 
 def _nine_digits(tensor):
@@ -87,6 +88,260 @@ warm_up_of_one_f_one_b = Exercise(
         ),
     ),
     right="every rank has one forward under way for each rank after it, and one of its own.",
+)
+
+
+# --- 1F1B, a list ---------------------------------------------------------------------------------
+
+
+def _run_of_lists(solution, ranks, microbatches):
+    """(time of the step where F, I and W take 1 each, microbatches that each rank holds), of lists
+    that a pipeline would run."""
+    lists = []
+    for rank in range(ranks):
+        try:
+            found = solution(rank, ranks, microbatches)
+            if found is None or found is ...:
+                return found
+            lists.append([Action(*action) for action in found])
+        except Exception as error:
+            return ... if is_blank(error) else Failure.of(error)
+    try:
+        validate_schedule(lists, microbatches)
+        check_order_of_messages(lists)
+    except ValueError as error:
+        return Failure.of(error)
+    return simulate(lists).seconds, in_flight(lists)
+
+
+def _list_of(
+    warm=lambda r, p, m: min(m, p - r - 1),
+    pair=lambda forward, backward: [forward, backward],
+    own=False,
+    cool_down=True,
+):
+    def actions_of_rank(rank, ranks, microbatches):
+        forwards, backwards = (
+            list(all_of(rank, kind, microbatches)) for kind in (Kind.FORWARD, Kind.BACKWARD)
+        )
+        first = warm(rank, ranks, microbatches)
+        actions = forwards[:first]
+        for forward, backward in zip(forwards[first:], backwards[first:] if own else backwards):
+            actions += pair(forward, backward)
+        rest = backwards[:first] if own else backwards[microbatches - first :]
+        return actions + rest * cool_down
+
+    return actions_of_rank
+
+
+one_f_one_b_of_a_rank = Exercise(
+    name="one_f_one_b",
+    reference=_list_of(),
+    cases=(
+        dict(ranks=4, microbatches=8),
+        dict(ranks=2, microbatches=3),
+        dict(ranks=5, microbatches=12),
+        dict(ranks=4, microbatches=2),
+    ),
+    words=(
+        "4 ranks, 8 microbatches",
+        "2 ranks, 3 microbatches",
+        "5 ranks, 12 microbatches",
+        "4 ranks, 2 microbatches",
+    ),
+    answer=_run_of_lists,
+    misconceptions=(
+        Misconception(
+            _list_of(warm=lambda r, p, m: max(0, p - r - 2)),
+            "one forward too few before the first pair. Nothing fails, and a step of 4 ranks and 8"
+            " microbatches takes 54 instead of 33: each rank waits for an answer before it hands on"
+            " the next microbatch. A pair begins with its own forward, so rank r needs one more for"
+            " each rank after it: p - r - 1.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: min(m, p - r)),
+            "one forward too many before the first pair, which begins with a forward of its own."
+            " The step takes as long, and every rank holds one microbatch more than it needs.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: min(m, p - 1)),
+            "the first rank's warm-up on every rank: the last one holds p microbatches, although it"
+            " could begin its first backward at once.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: m),
+            "all forwards first: that is GPipe. It takes as long, and every rank holds all m"
+            " microbatches.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: min(m, r)),
+            "the wrong way round: the first rank waits longest for its first gradient, so it needs"
+            " the longest warm-up.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: 0),
+            "no warm-up: each microbatch goes all the way down and back before the next one starts,"
+            " so one rank works at a time.",
+        ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: p - r - 1),
+            "right, as long as there are enough microbatches: with 4 ranks and 2 of them, rank 0"
+            " has only 2 forwards to begin with. The warm-up is at most m.",
+        ),
+        Misconception(
+            _list_of(cool_down=False),
+            "the backwards of the warm-up's microbatches are missing: when the forwards have run"
+            " out, as many backwards are left as there were forwards in the warm-up.",
+        ),
+        Misconception(
+            _list_of(pair=lambda forward, backward: [backward, forward]),
+            "a pair begins with its forward. On the last rank, which has no warm-up, backward of"
+            " microbatch 0 would come before its forward.",
+        ),
+        Misconception(
+            _list_of(own=True),
+            "you pair each forward with its own backward, and leave the warm-up's microbatches to"
+            " the end. The oldest microbatch comes back first: the first pair has the backward of"
+            " microbatch 0.",
+        ),
+    ),
+    right="warm-up, pairs, cool-down: every rank is at work as soon as anything has reached it.",
+)
+
+
+# --- what a stage does ----------------------------------------------------------------------------
+
+_WIDTH = 3
+
+
+def _stages_at_work(solution, ranks, microbatches):
+    """On each rank: the gradients of its layer, the most microbatches held at a time, and those
+    left in the end; on the last the losses, too."""
+    inputs, targets = (_drawn(seed, microbatches, 2, _WIDTH) for seed in (0, 1))
+
+    def work(dist):
+        rank = dist.get_rank()
+        layer, losses, held, most = _layer_of(rank), [], {}, 0
+
+        def run(x):
+            y = layer(x)
+            if rank < ranks - 1:
+                return y
+            return nn.functional.mse_loss(y, targets[now.microbatch]) / microbatches
+
+        def receive():
+            forward = now.kind is Kind.FORWARD
+            peer = rank - 1 if forward else rank + 1
+            if forward and rank == 0:
+                return inputs[now.microbatch].clone()
+            if not forward and rank == ranks - 1:
+                return None  # a loss needs no gradient from elsewhere
+            arrived = torch.empty(2, _WIDTH, dtype=torch.float64)
+            dist.recv(arrived, peer)
+            return arrived
+
+        def send(tensor):
+            forward = now.kind is Kind.FORWARD
+            if forward and rank == ranks - 1:
+                losses.append(tensor.item())
+            elif forward or rank > 0:
+                if not isinstance(tensor, torch.Tensor):
+                    raise TypeError(f"send was given {tensor!r} in {now.kind.name}")
+                dist.isend(tensor, rank + 1 if forward else rank - 1)
+
+        for now in one_f_one_b(ranks, microbatches)[rank]:
+            solution(now, run, held, receive, send)
+            most = max(most, len(held))
+        gradients = [_nine_digits(p.grad) if p.grad is not None else None for p in layer]
+        return gradients, [round(loss, 9) for loss in losses], most, len(held)
+
+    return answer_of_ranks(ranks, work)
+
+
+class _Layer(list):
+    """weight and bias: calling it multiplies, adds and bends."""
+
+    def __call__(self, x):
+        weight, bias = self
+        return torch.tanh(x @ weight + bias)
+
+
+def _layer_of(rank):
+    weight, bias = _drawn(10 + rank, _WIDTH + 1, _WIDTH).split([_WIDTH, 1])
+    return _Layer(tensor.clone().requires_grad_() for tensor in (weight, bias[0]))
+
+
+def _drawn(seed, *shape):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _perform(
+    needs_gradient=True,
+    take=lambda held, microbatch: held.pop(microbatch),
+    backward=lambda y, dy: y.backward(dy),
+    hands_on=lambda x, dy: x.grad,
+    sends=lambda x, y: y.detach(),
+):
+    def perform(action, stage, held, receive, send):
+        if action.kind is Kind.FORWARD:
+            x = receive()
+            x = x.requires_grad_() if needs_gradient else x
+            y = stage(x)
+            held[action.microbatch] = x, y
+            send(sends(x, y))
+        else:
+            x, y = take(held, action.microbatch)
+            dy = receive()
+            backward(y, dy)
+            send(hands_on(x, dy))
+
+    return perform
+
+
+actions_of_a_stage = Exercise(
+    name="perform",
+    reference=_perform(),
+    cases=(dict(ranks=2, microbatches=4), dict(ranks=3, microbatches=5)),
+    words=("2 ranks, 4 microbatches", "3 ranks, 5 microbatches"),
+    answer=_stages_at_work,
+    misconceptions=(
+        Misconception(
+            _perform(needs_gradient=False),
+            "x came from another rank, so autograd does not know that anybody wants its gradient:"
+            " x.grad is None. Call x.requires_grad_() before the stage.",
+        ),
+        Misconception(
+            _perform(backward=lambda y, dy: y.backward()),
+            "y is not a loss, but on the last rank: backward needs the gradient of y, which the"
+            " next rank sends. y.backward(receive()).",
+        ),
+        Misconception(
+            _perform(backward=lambda y, dy: y.sum().backward()),
+            "you call backward on a sum, which takes the gradient of y for ones. It is what"
+            " receive() gives.",
+        ),
+        Misconception(
+            _perform(take=lambda held, microbatch: held[microbatch]),
+            "the gradients are right, and nothing is ever let go: in the end the rank holds all m"
+            " microbatches, as in GPipe. Take it out of `held`: pop.",
+        ),
+        Misconception(
+            _perform(take=lambda held, microbatch: held.popitem()[1]),
+            "you take the newest microbatch, and the gradient that arrives is the oldest one's:"
+            " the action says whose turn it is.",
+        ),
+        Misconception(
+            _perform(hands_on=lambda x, dy: x if dy is None else dy),
+            "you hand on the gradient of your own output. The rank before needs that of *its*"
+            " output, which is your input: x.grad.",
+        ),
+        Misconception(
+            _perform(sends=lambda x, y: x if y.ndim else y),
+            "the next rank gets your input, not your output.",
+        ),
+    ),
+    right="autograd on every rank for itself, and between ranks one tensor each way.",
 )
 
 

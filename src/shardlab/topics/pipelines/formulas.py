@@ -23,21 +23,23 @@ from shardlab.formulas.subset import (
 
 BOOK.given(
     r"""
-pipeline_schedule | i_\text{sched} | count, from 1 to 6 | the schedule: 1 GPipe, 2 1F1B, 3 eager
-    1F1B, 4 interleaved 1F1B, 5 zero-bubble H1, 6 zero-bubble H2
-microbatches | m | count | microbatches of a step, which pass through the pipeline
-stages_per_rank | v | count | stages that a rank has in the interleaved schedule; the others have
-    one
-pipeline_rank | r_p | count, from 0 | one rank of the pipeline, from 0
+pipeline_schedule | i_\text{sched} | count, from 1 to 6, usually 2 | the schedule: 1 GPipe, 2 1F1B,
+    3 eager 1F1B, 4 interleaved 1F1B, 5 zero-bubble H1, 6 zero-bubble H2
+stages_per_rank | v | count, usually 1 | stages that a rank has in the interleaved schedule; the
+    others have one
+pipeline_rank | r_p | count, from 0, usually 0 | one rank of the pipeline, from 0
 microbatch_forward_seconds | \tau_\text{F} | seconds, from 0 | time of the forward of a rank's
     layers for one microbatch
 input_gradient_seconds | \tau_\text{I} | seconds, from 0 | time of the gradients of their inputs
 weight_gradient_seconds | \tau_\text{W} | seconds, from 0 | time of the gradients of their weights
+last_rank_share | \varphi_\text{last} | fraction, from 1, usually 1 | time of the last rank, which
+    has the head, over that of the others
 """
 )
 
 _SIMULATED = "tests/pipelines/test_pipeline_formulas.py::test_idle_time_is_what_is_simulated"
 _TRANSFER = "tests/pipelines/test_pipeline_formulas.py::test_transfer_time_is_what_is_simulated"
+_PACE = "tests/pipelines/test_pipeline_formulas.py::test_the_slowest_rank_sets_the_pace"
 _FLIGHT = "tests/pipelines/test_pipeline.py::test_in_flight_executed_simulated_and_by_formula"
 _STAGE = "tests/pipelines/test_pipeline.py::test_what_each_rank_has"
 _SENT = "tests/pipelines/test_pipeline.py::test_messages_and_bytes"
@@ -71,8 +73,23 @@ def interleaving_takes_groups(pipeline_schedule, microbatches, pipeline_parallel
     )
 
 
+@BOOK.rule(
+    "pipeline_parallel = {pipeline_parallel} makes {pipeline_stages} stages of layers = {layers}:"
+    " each stage needs a layer at least.",
+    marks="pipeline_parallel",
+)
+def each_stage_has_a_layer(pipeline_parallel, pipeline_stages, layers, stage_layers):
+    return pipeline_stages <= layers
+
+
 # --- in flight ------------------------------------------------------------------------------------
 formula = BOOK.section(source=_OURS, measured_by=_FLIGHT)
+
+
+@formula("m", "count", source="definition", least=1, choice=True)
+def microbatches(accumulation_steps):
+    """microbatches of a step, which pass through the pipeline: as many as are accumulated"""
+    return accumulation_steps
 
 
 @formula(r"v_i", "count", source=_NARAYANAN)
@@ -192,6 +209,12 @@ def pipeline_own_idle_seconds(
         pipeline_passing_seconds - weight_gradient_seconds,
         pipeline_passing_seconds - 2 * weight_gradient_seconds,
     )
+
+
+@formula(r"\tau_\text{pace}", "seconds", measured_by=_PACE)
+def pipeline_least_seconds(pipeline_ideal_seconds, last_rank_share):
+    """time that no step is shorter than: the work of the last rank, whatever the schedule"""
+    return last_rank_share * pipeline_ideal_seconds
 
 
 @formula(r"\varphi_\text{total}", "fraction", source="Narayanan et al. 2021")

@@ -1,0 +1,251 @@
+"""The ``{schedules}`` directive: pipeline schedules as small grids, drawn from the lists that ranks
+run.
+
+    ```{schedules} Four ways to run eight microbatches on four ranks
+    :ranks: 4
+    :microbatches: 8
+    :transfer: 1/2
+
+    GPipe
+    interleaved 1F1B stages_per_rank=2
+    GPipe microbatches=1
+    ```
+
+The argument is the title for readers who hear the figure; each line is a key of SCHEDULES and
+settings that this grid alone has. A forward, and each half of a backward, takes a rank one unit
+unless ``:forward:``, ``:input:`` or ``:weight:`` say otherwise; a message takes ``:transfer:``
+units. All grids have one time axis. Forwards before a rank's first backward are filled. The
+figure is SVG, made while the book is built by ``schedule_simulation``.
+"""
+
+from fractions import Fraction
+from html import escape
+from typing import NamedTuple
+
+from docutils import nodes
+from docutils.parsers.rst import directives
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from shardlab.schedule_simulation import Costs, Timeline, in_flight, simulate
+from shardlab.schedules import InvalidSchedule, Kind, schedule
+from shardlab.show.format import format_as
+
+logger = logging.getLogger(__name__)
+
+WIDTH, LEFT, RIGHT = 440, 16, 48  # units of the drawing: all, for ranks, for what is in flight
+HEAD, ROW, GAP, KEY = 19, 15, 10, 34
+ROOM_OF_A_DIGIT = 7.5
+COLOURS = {
+    Kind.FORWARD: "forward",
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "backward",
+    Kind.WEIGHT: "weight-gradient",
+}
+WORDS = {
+    Kind.BACKWARD: "backward",
+    Kind.INPUT: "backward of the input",
+    Kind.WEIGHT: "of the weights",
+}
+
+
+class Grid(NamedTuple):
+    """A schedule, simulated."""
+
+    name: str
+    ranks: int
+    timeline: Timeline
+    held: list[int]  # microbatches in flight on each rank
+
+    @property
+    def idle(self) -> Fraction:
+        """Share of the step, of all ranks."""
+        return Fraction(
+            sum(self.timeline.idle_of_step), len(self.held) * Fraction(self.timeline.seconds)
+        )
+
+    @property
+    def before(self) -> list[int]:
+        """Forwards of each rank before its first backward."""
+        return [
+            next(
+                (n for n, span in enumerate(own) if span.action.kind is not Kind.FORWARD), len(own)
+            )
+            for own in self.timeline.spans
+        ]
+
+
+def simulated(line: str, sizes: dict, units: dict) -> Grid:
+    """The grid of a line; `sizes` are ranks and microbatches, `units` the costs."""
+    words = line.split()
+    settings = {
+        name: int(value) for name, _, value in (w.partition("=") for w in words if "=" in w)
+    }
+    name = " ".join(word for word in words if "=" not in word)
+    given = {**sizes, **settings}
+    stages = given.get("stages_per_rank", 2 if name == "interleaved 1F1B" else 1)
+    plan = schedule(name, **given)
+    costs = {part: Fraction(units[part], stages) for part in ("forward", "input", "weight")}
+    timeline = simulate(plan, Costs(**costs, transfer=units["transfer"]))
+    said = ", ".join(f"{key} = {value}" for key, value in settings.items())
+    return Grid(f"{name}, {said}" if said else name, given["ranks"], timeline, in_flight(plan))
+
+
+# --- the drawing ----------------------------------------------------------------------------------
+
+
+def drawing(title: str, grids: list[Grid], ident: str) -> str:
+    """The grids one under the other, as SVG."""
+    longest = max(grid.timeline.seconds for grid in grids)
+    unit = Fraction(WIDTH - LEFT - RIGHT) / longest
+    parts, top = [_text(WIDTH, 13, "in flight", "end", size=11)], 0
+    for grid in grids:
+        parts.append(_grid(grid, top, unit))
+        top += HEAD + ROW * grid.ranks + GAP
+    parts.append(_key(grids, top + 4))
+    height = top + KEY
+    said = escape(" ".join(map(sentence, grids)))
+    return f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"
+ width="{WIDTH}" role="img" aria-labelledby="{ident}-title {ident}-text" class="schedule-grids"
+ style="display: block; width: 100%; max-width: 34rem; height: auto; margin: 0 auto"
+ font-family="inherit" fill="currentColor"><title id="{ident}-title">{escape(title)}</title>
+<desc id="{ident}-text">{said}</desc>
+{"".join(parts)}</svg>
+"""
+
+
+def sentence(grid: Grid) -> str:
+    """A grid in words."""
+    before, held = (", ".join(map(str, of)) for of in (grid.before, grid.held))
+    return (
+        f"{grid.name}: {_number(grid.timeline.seconds)} units, of which ranks are idle for"
+        f" {_share(grid.idle)}; forwards before the first backward, by rank: {before};"
+        f" microbatches in flight: {held}."
+    )
+
+
+def _grid(grid: Grid, top: int, unit: Fraction) -> str:
+    end = float(LEFT + grid.timeline.seconds * unit)
+    length = f"{_number(grid.timeline.seconds)} units, {_share(grid.idle)} idle"
+    parts = [
+        _text(LEFT, top + 13, grid.name, size=12, more=' font-weight="600"'),
+        _text(WIDTH - RIGHT, top + 13, length, "end", size=11),
+    ]
+    tops = [top + HEAD + rank * ROW for rank in range(grid.ranks)]
+    lines = "".join(f"M{LEFT} {y + 6.5}H{end:.1f}" for y in tops)
+    parts.append(
+        f'<path d="{lines}" style="stroke: var(--timeline-idle-line)" stroke-width=".75"'
+        ' stroke-dasharray="1 2"/>'
+    )
+    boxes: dict[tuple, list[str]] = {}  # by how they are filled
+    bars, numbers = [], []  # a bar on what is not the rank's first stage
+    for rank, (own, y) in enumerate(zip(grid.timeline.spans, tops)):
+        places: dict[bool, list] = {}
+        for number, span in enumerate(own):
+            first = number < grid.before[rank]
+            x, wide = float(LEFT + span.begin * unit), float((span.end - span.begin) * unit)
+            box = f"M{x:.1f} {y}h{wide:.1f}v{ROW - 2}h-{wide:.1f}z"
+            boxes.setdefault(_fill(span.action.kind, first), []).append(box)
+            if span.action.stage >= grid.ranks:
+                bars.append(f"M{x + 1:.1f} {y + 1}h{wide - 2:.1f}v2h-{wide - 2:.1f}z")
+            if wide >= ROOM_OF_A_DIGIT and span.action.microbatch < 10:
+                places.setdefault(first, []).append((x + wide / 2, span.action.microbatch))
+        numbers += [_digits(found, y + 10, first) for first, found in places.items()]
+        numbers.append(_text(LEFT - 5, y + 11, rank, "end", size=11))
+        numbers.append(_text(WIDTH - 18, y + 11, grid.held[rank], "end", size=11))
+    parts += [f'<path d="{"".join(found)}" {fill}/>' for fill, found in boxes.items()]
+    parts.append(f'<path d="{"".join(bars)}"/>' if bars else "")
+    return "".join(parts + numbers)
+
+
+def _fill(kind: Kind, first: bool) -> str:
+    """Attributes of a box; `first` says that it is before the rank's first backward."""
+    colour = f"--timeline-{COLOURS[kind]}"
+    opacity = 1 if first else 0.62 if kind is Kind.WEIGHT else 0.36
+    line = "--page" if first else f"{colour}-line"
+    return (
+        f'stroke-width=".75" style="fill: var({colour}); fill-opacity: {opacity}; stroke:'
+        f' var({line})"'
+    )
+
+
+def _digits(places: list[tuple[float, int]], y: int, first: bool) -> str:
+    """Microbatches in their boxes: one text, in which each digit has its place."""
+    xs = " ".join(f"{x:.1f}" for x, _ in places)
+    fill = ' fill="#fff"' if first else ""
+    words = "".join(str(number) for _, number in places)
+    return f'<text x="{xs}" y="{y}" font-size="9" text-anchor="middle"{fill}>{words}</text>'
+
+
+def _key(grids: list[Grid], y: int) -> str:
+    """What the fills mean, of those that are there, on two lines."""
+    kinds = {span.action.kind for grid in grids for own in grid.timeline.spans for span in own}
+    forwards = [
+        (Kind.FORWARD, True, "forward, before the rank's first backward"),
+        (Kind.FORWARD, False, "and after"),
+    ]
+    backwards = [(kind, False, words) for kind, words in WORDS.items() if kind in kinds]
+    if {Kind.BACKWARD, Kind.INPUT} <= kinds:  # of one colour, told by their lengths
+        backwards[:2] = [(Kind.INPUT, False, "backward, or half of it: of the input")]
+    parts = []
+    for row, entries in enumerate((forwards, backwards)):
+        x = LEFT
+        for kind, first, words in entries:
+            top = y + 15 * row
+            parts.append(f'<rect x="{x}" y="{top}" width="9" height="9" {_fill(kind, first)}/>')
+            parts.append(_text(x + 13, top + 8, words, size=11))
+            x += round(26 + 5.6 * len(words))
+    return "".join(parts)
+
+
+def _text(x, y, words, anchor="start", size=12, more="") -> str:
+    place = "" if anchor == "start" else f' text-anchor="{anchor}"'
+    return f'<text x="{x}" y="{y}" font-size="{size}"{place}{more}>{escape(str(words))}</text>'
+
+
+def _number(value: Fraction) -> str:
+    return format_as(float(value), "number")
+
+
+def _share(value: Fraction) -> str:
+    return format_as(float(value), "percent")
+
+
+# --- in a page ------------------------------------------------------------------------------------
+
+
+class SchedulesDirective(SphinxDirective):
+    """The drawing alone; a `{container} figure` around it has the caption."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+    has_content = True
+    option_spec = {
+        "ranks": directives.positive_int,
+        "microbatches": directives.positive_int,
+        **dict.fromkeys(("forward", "input", "weight", "transfer"), Fraction),
+    }
+
+    def run(self):
+        self.assert_has_content()
+        sizes = {name: self.options.get(name, 4) for name in ("ranks", "microbatches")}
+        units = {name: self.options.get(name, 1) for name in ("forward", "input", "weight")}
+        units["transfer"] = self.options.get("transfer", 0)
+        try:
+            grids = [simulated(line, sizes, units) for line in self.content if line.strip()]
+        except (InvalidSchedule, ValueError) as error:
+            logger.warning(
+                "schedules: %s",
+                error,
+                location=self.get_location(),
+                type="bookkit",
+                subtype="schedules",
+            )
+            return []
+        ident = f"schedules-{self.env.new_serialno('schedules')}"
+        made = drawing(" ".join(self.arguments[0].split()), grids, ident)
+        return [nodes.raw("", made, format="html")]
+
+
+def setup(app):
+    app.add_directive("schedules", SchedulesDirective)

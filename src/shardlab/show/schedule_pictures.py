@@ -1,0 +1,172 @@
+"""The picture of a pipeline's schedule, as data: which quantities say what is drawn, and what the
+simulation says beside the formulas. The page draws it in static/schedules.js, labs in
+schedule_figures.py; both play the lists that shardlab.schedules makes.
+
+    picture.plan(values)        the lists
+    picture.timeline(values)    when each action begins and ends
+    picture.derived(values)     what the sentences may say of it: names of SIMULATED_WORDS
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from shardlab.schedule_simulation import Costs, Timeline, in_flight, simulate
+from shardlab.schedules import SCHEDULES, Action, InvalidSchedule, Kind, Schedule, schedule
+
+# What a simulated schedule gives an explorer's sentences, and how it is printed.
+SIMULATED_WORDS = {
+    "simulated_seconds": "short duration",  # of the step
+    "simulated_idle_seconds": "short duration",  # of a rank in the step, the mean of all ranks
+    "simulated_share_of_total": "percent",
+    "simulated_share_of_ideal": "percent",
+    "simulated_own_idle_seconds": "short duration",  # between a rank's first and last action
+    "first_in_flight": "exact",
+    "last_in_flight": "exact",
+    "first_held_models": "number",  # in flight on rank 0, over all stages
+    "as_by_formula": "exact",  # 1 where the formula says the same idle time
+}
+SAME = 1e-9  # relative
+
+
+@dataclass(frozen=True)
+class SchedulePicture:
+    """A row for each rank, its actions from left to right, and at the end of the row what it holds
+    at the peak. The fields are names of quantities; the schedule is its place in SCHEDULES, from
+    1. `last` is how many times as long the last rank takes: its last stage has the head."""
+
+    title: str
+    schedule: str
+    ranks: str
+    microbatches: str
+    stages_per_rank: str
+    forward: str  # seconds of a rank's layers for one microbatch
+    input: str
+    weight: str
+    transfer: str
+    last: str
+    ideal: str  # by formula, without idle time
+    idle: str
+    kind: str = field(default="schedule", init=False)
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        return (*self.sizes, *self.seconds, self.ideal, self.idle)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        return self.schedule, self.ranks, self.microbatches, self.stages_per_rank
+
+    @property
+    def seconds(self) -> tuple[str, ...]:
+        return self.forward, self.input, self.weight, self.transfer, self.last
+
+    def plan(self, values: Mapping) -> Schedule:
+        return _plan(*(values[name] for name in self.sizes))
+
+    def timeline(self, values: Mapping) -> Timeline:
+        return _played(*(values[name] for name in (*self.sizes, *self.seconds)))
+
+    def derived(self, values: Mapping) -> dict[str, float]:
+        """The names of SIMULATED_WORDS."""
+        timeline, held = self.timeline(values), in_flight(self.plan(values))
+        ranks, busy, seconds = len(held), sum(timeline.busy), timeline.seconds
+        predicted = values[self.ideal] + values[self.idle]
+
+        def cleaned(idle):  # of what rounding leaves where no rank is idle
+            return idle if idle > SAME * seconds else 0.0
+
+        idle = cleaned(sum(timeline.idle_of_step))
+        found = dict(
+            simulated_seconds=seconds,
+            simulated_idle_seconds=idle / ranks,
+            simulated_share_of_total=idle / (ranks * seconds) if idle else 0.0,
+            simulated_share_of_ideal=idle / busy if idle else 0.0,
+            simulated_own_idle_seconds=cleaned(sum(timeline.idle_of_rank)) / ranks,
+            first_in_flight=held[0],
+            last_in_flight=held[-1],
+            first_held_models=held[0] / (ranks * chunks(self.plan(values))),
+            as_by_formula=int(abs(seconds - predicted) <= SAME * seconds),
+        )
+        # sums differ in the last digits by the order in which they are taken
+        return {name: float(f"{value:.12g}") for name, value in found.items()}
+
+
+def chunks(plan: Schedule) -> int:
+    """Stages of a rank."""
+    return len({action.stage for action in plan[0]})
+
+
+@lru_cache(maxsize=64)
+def _plan(number: int, ranks: int, microbatches: int, stages_per_rank: int) -> Schedule:
+    name = list(SCHEDULES)[number - 1]
+    options = dict(stages_per_rank=stages_per_rank) if name == "interleaved 1F1B" else {}
+    return schedule(name, ranks, microbatches, **options)
+
+
+@lru_cache(maxsize=64)
+def _played(number, ranks, microbatches, stages_per_rank, forward, input, weight, transfer, last):
+    plan = _plan(number, ranks, microbatches, stages_per_rank)
+    return simulate(plan, costs_of(plan, forward, input, weight, transfer, last))
+
+
+def costs_of(
+    plan: Schedule, forward: float, input: float, weight: float, transfer: float, last: float
+) -> Costs:
+    """Seconds of each stage: a rank's, over its stages, and what the last stage has besides."""
+    each, stages = chunks(plan), len(plan) * chunks(plan)
+
+    def of_stages(seconds):
+        more = (last - 1) * seconds
+        return [seconds / each + (more if stage == stages - 1 else 0) for stage in range(stages)]
+
+    return Costs(of_stages(forward), of_stages(input), of_stages(weight), transfer)
+
+
+# --- for the page ---------------------------------------------------------------------------------
+
+ACTION_LETTERS = {
+    Kind.FORWARD: "ABCDEFGH",
+    Kind.BACKWARD: "abcdefgh",
+    Kind.INPUT: "i",
+    Kind.WEIGHT: "w",
+}
+
+
+def letters(plan: Schedule) -> list[str]:
+    """Each rank's list as text, a letter for an action: its kind and which of the rank's stages it
+    is. Microbatches of a letter come in order, as in every schedule here; ValueError if not."""
+    found = []
+    for rank, actions in enumerate(plan):
+        own = [ACTION_LETTERS[kind][stage // len(plan)] for stage, kind, _ in actions]
+        if list(actions_of(own, rank, len(plan))) != actions:
+            raise ValueError(f"rank {rank} does not take the microbatches of a stage in order.")
+        found.append("".join(own))
+    return found
+
+
+def actions_of(own: list[str], rank: int, ranks: int) -> Iterator[Action]:
+    """The actions that the letters say."""
+    meaning = {
+        letter: (kind, chunk)
+        for kind, of in ACTION_LETTERS.items()
+        for chunk, letter in enumerate(of)
+    }
+    next_of = dict.fromkeys(meaning, 0)
+    for letter in own:
+        kind, chunk = meaning[letter]
+        yield Action(chunk * ranks + rank, kind, next_of[letter])
+        next_of[letter] += 1
+
+
+def lists(picture: SchedulePicture, choices: Iterator[tuple[int, ...]]) -> dict[str, list[str]]:
+    """Letters of every schedule that there is among the choices of `sizes`, under "2,4,8,1"."""
+    found = {}
+    for sizes in choices:
+        try:
+            found[",".join(map(str, sizes))] = letters(
+                picture.plan(dict(zip(picture.sizes, sizes)))
+            )
+        except InvalidSchedule:
+            continue
+    return found

@@ -1,0 +1,144 @@
+"""The picture of a pipeline's schedule: what goes to the page is the list that ranks run, what is
+said is what is simulated, and the plotly figure draws the same spans."""
+
+import re
+
+import pytest
+
+from bookkit.explorer_data import data_of, packed
+from shardlab.schedule_simulation import in_flight, simulate
+from shardlab.schedules import Action, Kind, schedule
+from shardlab.show.explorer_figures import explorer_figures
+from shardlab.show.explorers import EXPLORERS
+from shardlab.show.schedule_pictures import SIMULATED_WORDS, actions_of, costs_of, letters
+
+SPEC = EXPLORERS["schedule"]
+PICTURE = SPEC.pictures[0]
+PAGE = data_of(SPEC)["pictures"][0]
+
+
+def moved(**changes):
+    """The explorer's numbers after these moves."""
+    values = SPEC.start()
+    for quantity, value in changes.items():
+        values = (
+            SPEC.choose(values, quantity, value)
+            if quantity in ("schedule", "stage_seconds")
+            else SPEC.move(values, quantity, value)
+        )
+    return SPEC.compute(values)
+
+
+@pytest.mark.parametrize("sizes", PAGE["lists"])
+def test_the_page_has_the_lists_that_ranks_run(sizes):
+    """Every list of the card, unpacked as schedules.js unpacks it.
+
+    Must catch: a run that is one longer or shorter; I for B; the stages of an interleaved rank
+    exchanged."""
+    number, ranks, microbatches, stages = map(int, sizes.split(","))
+    name = list(SPEC.menus[0].names)[0:3] + ["interleaved 1F1B", "zero-bubble H1", "zero-bubble H2"]
+    options = dict(stages_per_rank=stages) if number == 4 else {}
+    plan = schedule(name[number - 1], ranks, microbatches, **options)
+    for rank, text in enumerate(PAGE["lists"][sizes]):
+        unpacked = "".join(unit * int(count) for unit, count in re.findall(r"(\D+)(\d+)", text))
+        assert list(actions_of(list(unpacked), rank, ranks)) == plan[rank]
+
+
+def test_every_choice_of_the_card_has_its_lists():
+    """Must catch: a button that draws nothing, because its sizes were left out."""
+    ranks, microbatches = (control.stops for control in SPEC.controls[:2])
+    for name in SPEC.menus[0].names:
+        for p in ranks:
+            for m in microbatches:
+                shown = moved(pipeline_parallel=p, microbatches=m, schedule=name)
+                assert ",".join(str(shown[size]) for size in PICTURE.sizes) in PAGE["lists"]
+
+
+def test_what_is_packed():
+    """Must catch: a single letter that is taken into the run behind it."""
+    assert packed("AAAAAbAbAbbb") == "A5bA2b3" or packed("AAAAAbAbAbbb") == "A5bA2b1b2"
+    assert packed("ABABAB") == "AB3" and packed("A") == "A1"
+
+
+def test_a_list_in_another_order_is_refused():
+    """Must catch: microbatches of a stage in another order, which the letters cannot say."""
+    forward = [Action(0, Kind.FORWARD, 1), Action(0, Kind.FORWARD, 0)]
+    with pytest.raises(ValueError, match="rank 0 does not take the microbatches"):
+        letters([forward])
+
+
+@pytest.mark.parametrize("name", SPEC.menus[0].names)
+def test_the_start_is_as_by_formula(name):
+    """Idle time, both shares and what is in flight are the formulas', for every schedule of the
+    menu, and the sentence says so.
+
+    Must catch: a share over ranks and seconds that leaves the ranks out; idle time of one rank for
+    the mean; a formula that is said to agree where it does not."""
+    shown = moved(schedule=name)
+    found = PICTURE.derived(shown)
+    assert set(found) == set(SIMULATED_WORDS)
+    assert found["simulated_idle_seconds"] == pytest.approx(shown["pipeline_idle_seconds"])
+    assert found["simulated_share_of_total"] == pytest.approx(shown["bubble_share_of_total"])
+    assert found["simulated_share_of_ideal"] == pytest.approx(shown["bubble_share_of_ideal"])
+    assert found["first_in_flight"] == shown["pipeline_in_flight"] and found["as_by_formula"] == 1
+    assert "The formula says so, too." in SPEC.say_detail(shown)
+
+
+def test_messages_and_a_slow_rank_are_simulated():
+    """Must catch: a last rank whose every stage is slow; messages that take no time; a sentence
+    that still says that the formula agrees."""
+    for changes in (dict(transfer_seconds=0.005), dict(last_rank_share=1.5)):
+        shown = moved(**changes)
+        assert PICTURE.derived(shown)["as_by_formula"] == 0
+        assert "it knows no messages" in SPEC.say_detail(shown)
+    for name in ("1F1B", "interleaved 1F1B, v = 4"):
+        busy = PICTURE.timeline(moved(schedule=name, last_rank_share=1.5)).busy
+        assert busy == pytest.approx([0.24, 0.24, 0.24, 0.36])
+
+
+def test_no_rank_is_idle_between_its_own_actions_under_h2():
+    """Must catch: what rounding leaves, printed as a duration."""
+    found = PICTURE.derived(moved(schedule="zero-bubble H2"))
+    assert found["simulated_own_idle_seconds"] == 0 and found["simulated_idle_seconds"] > 0
+
+
+def test_interleaving_takes_the_next_multiple():
+    """A control never refuses its own stops: 4 microbatches on 8 ranks become 8.
+
+    Must catch: a multiple below; other schedules that are rounded, too; a menu after which the
+    rule of the formulas refuses."""
+    assert moved(pipeline_parallel=8, microbatches=4)["microbatches"] == 4
+    interleaved = "interleaved 1F1B, v = 2"
+    assert moved(pipeline_parallel=8, microbatches=4, schedule=interleaved)["microbatches"] == 8
+    assert moved(schedule=interleaved, pipeline_parallel=8, microbatches=16)["microbatches"] == 16
+
+
+@pytest.mark.parametrize("name", ("1F1B", "interleaved 1F1B, v = 2", "zero-bubble H1"))
+def test_bars_are_the_spans(name):
+    """The plotly figure has a bar for each action, in its rank's row, in milliseconds.
+
+    Must catch: seconds for milliseconds; rows upside down; W drawn as I."""
+    shown = moved(schedule=name, transfer_seconds=0.002)
+    plan = PICTURE.plan(shown)
+    seconds = [shown[quantity] for quantity in PICTURE.seconds]
+    spans = simulate(plan, costs_of(plan, *seconds)).spans
+    (figure,) = explorer_figures(SPEC, shown)
+    for trace in figure.data:
+        kinds = {
+            "forward": "F",
+            "backward": "B",
+            "gradient of the input": "I",
+            "gradients of the weights": "W",
+        }
+        wanted = [
+            (rank, 1000 * span.begin, 1000 * (span.end - span.begin))
+            for rank, own in enumerate(spans)
+            for span in own
+            if span.action.kind.value == kinds[trace.name]
+        ]
+        got = list(zip(trace.y, trace.base, trace.x))
+        assert len(got) == len(wanted) > 0
+        for one, other in zip(got, wanted):
+            assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
+    rows = figure.layout.yaxis.ticktext
+    assert rows == tuple(f"rank {r}: {m} in flight" for r, m in enumerate(in_flight(plan)))
