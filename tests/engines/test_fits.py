@@ -24,6 +24,8 @@ def test_the_lines_are_all_of_it():
         ("Mixtral 8x7B", dict(gpus=256)),
         ("Llama 2 70B", dict(gpus=4, kernels="PyTorch eager", recipe="fp32 Adam")),
         ("Llama 3 405B", dict(gpus=2, kernels="PyTorch eager", zero_stage=1)),
+        ("Llama 3 70B", dict(gpus=64, tensor_parallel=8, pipeline_parallel=4, zero_stage=1)),
+        ("Mixtral 8x7B", dict(gpus=64, tensor_parallel=4, sequence_parallel=False)),
     ):
         answer = fits(model, **H100, **layout)
         assert sum(line.nbytes for line in answer.lines) == answer.needed_bytes
@@ -55,6 +57,58 @@ def test_the_peak_is_the_formulas():
     )
 
 
+def test_the_fullest_rank_of_a_pipeline():
+    """Every rank of four needs at most what is said, and one needs just that; four microbatches for
+    each stage are assumed.
+
+    Must catch: the first rank taken where the last has the head and its logits; degrees that do not
+    divide the GPUs."""
+    asked = dict(model="Llama 3 8B", recipe="bf16 + fp32 master", microbatch=1)
+    asked |= dict(kernels="Megatron-LM with Transformer Engine", zero_stage=1, sequence=2048)
+    asked |= dict(tensor_parallel=2, sequence_parallel=1, regather=1, data_parallel=2)
+    for steps in (1, 16):
+        of_ranks = [
+            evaluate(
+                ["rank_peak_bytes"],
+                **asked,
+                pipeline_parallel=4,
+                pipeline_rank=rank,
+                accumulation_steps=steps,
+            )["rank_peak_bytes"]
+            for rank in range(4)
+        ]
+        answer = fits(
+            "Llama 3 8B",
+            gpu="H100 SXM 80GB",
+            sequence=2048,
+            gpus=16,
+            zero_stage=1,
+            tensor_parallel=2,
+            pipeline_parallel=4,
+            accumulation_steps=None if steps == 16 else steps,
+        )
+        assert answer.needed_bytes == max(of_ranks)
+        assert of_ranks[answer.values["pipeline_rank"]] == max(of_ranks)
+        assert f"It is rank {answer.values['pipeline_rank']} of the pipeline." in str(answer)
+        assert ("accumulation_steps" in answer.assumed) == (steps == 16)
+    assert answer.assumed["accumulation_steps"] == "16 (--accumulation-steps)"
+
+
+def test_the_nearest_may_cut_layers():
+    """Must catch: tensor parallelism or a pipeline that is never tried; a degree that no heads or
+    GPUs allow offered."""
+    answer = fits("Llama 3 8B", gpu="H100 SXM 80GB", sequence=512, gpus=8, zero_stage=0)
+    changes = dict(answer.nearest)
+    assert not answer.fits
+    assert {"--tensor-parallel 2", "--pipeline-parallel 2"} <= set(changes)
+    assert all(layout.fits for layout in changes.values())
+    odd = fits("Llama 3 8B", **H100, gpus=3, zero_stage=0)
+    assert not any("parallel" in change for change, _ in odd.nearest)
+    several = fits("Llama 3 70B", gpu="A100 SXM 40GB", gpus=64, sequence=8192, zero_stage=0)
+    ((change, layout),) = several.nearest
+    assert layout.fits and "--tensor-parallel" in change
+
+
 def test_the_nearest_layouts_fit_and_differ_in_one_thing():
     """Must catch: a layout that does not fit offered; the largest change before the smallest."""
     answer = fits("Llama 3 8B", **H100, gpus=8, zero_stage=0, microbatch=1)
@@ -71,7 +125,7 @@ def test_where_one_change_is_not_enough():
     assert not answer.fits and len(answer.nearest) == 1
     change, layout = answer.nearest[0]
     assert layout.fits and change.count("--") > 1 and "--gpus" in change
-    hopeless = fits("Llama 3 405B", gpu="T4", gpus=2, sequence=8192)
+    hopeless = fits("Llama 3 405B", gpu="T4", gpus=2, sequence=8192, reserve_gb=15.9)
     assert not hopeless.nearest and "Nothing near fits." in str(hopeless)
 
 
@@ -105,6 +159,13 @@ def test_from_a_shell(tmp_path, capsys):
         (["--gpu", "H200"], "no gpu is named 'H200'; did you mean H200 SXM; there are"),
         (["--model", "nothing.json"], "nothing.json cannot be read: No such file or directory;"),
         (["--recipe", "fp8"], "no recipe is named 'fp8'"),
+        (
+            ["--tensor-parallel", "3"],
+            "gpus = 2 is no multiple of tensor_parallel x pipeline_parallel = 3 x 1 = 3",
+        ),
+        (["--gpus", "8", "--tensor-parallel", "8"], "key_value_heads = 12 is not divisible by"),
+        (["--gpus", "13", "--pipeline-parallel", "13"], "makes 13 stages of layers = 12"),
+        (["--pipeline-parallel", "0"], "pipeline_parallel = 0: pipeline_parallel must be"),
         (["--reserve-gb", "-1"], "reserve_gb = -1.0: it must be at least 0."),
         (
             ["--model", "Qwen3 8B", "--kernels", "PyTorch eager"],
@@ -119,6 +180,12 @@ def test_what_cannot_be(changes, sentence, capsys):
     assert main(["fits", *(word for pair in asked.items() for word in pair)]) == 2
     said = capsys.readouterr()
     assert sentence in said.err and not said.out and said.err.count("\n") == 1
+
+
+def test_tokens_are_not_divided_among_one_rank():
+    """Must catch: sequence parallelism without tensor parallelism taken for none."""
+    with pytest.raises(InvalidQuantity, match="sequence_parallel = 1 with tensor_parallel = 1"):
+        fits("GPT-2 124M", gpu="T4", gpus=2, sequence=512, sequence_parallel=True)
 
 
 def test_a_file_that_is_no_model(tmp_path, capsys):

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from shardlab.formulas import RECIPES, UnusedQuantity, evaluate, rank_peak_bytes
+from shardlab.formulas import RECIPES, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger, TimelinePoint
@@ -118,7 +118,7 @@ def test_the_parts_are_all_of_it():
         data_parallel=64,
     )
     parts = [
-        "zero_parameter_bytes",
+        "rank_parameter_bytes",
         "optimizer_at_rank_peak_bytes",
         "gradients_at_rank_peak_bytes",
         "activations_at_rank_peak_bytes",
@@ -156,9 +156,23 @@ def test_published_layer():
     assert found == 2 * b * s * (2 * h + 2 * h + 3 * h + h + 3 * f) + 4 * b * s * (2 + a)
 
 
-def test_a_degree_that_is_not_counted_is_refused():
-    """Until their chapters, t and p change nothing here, so nobody may think that they do.
+def test_a_layer_that_is_cut():
+    """Korthikanti et al. 2022, Table 2, in a library's kernels: b s h (10 + 24/t + 5 a s / h t)
+    with tensor parallelism, b s h (34 + 5 a s / h)/t with sequence parallelism and inputs that
+    are gathered again; the statistics of norms apart.
 
-    Must catch: tensor_parallel = 8 ignored."""
-    with pytest.raises(UnusedQuantity, match="tensor_parallel is given, but rank_peak_bytes"):
-        rank_peak_bytes(**GPT2, zero_stage=0, data_parallel=1, tensor_parallel=8)
+    Must catch: an input or a mask that tensor parallelism cuts, or that sequence parallelism does
+    not; scores of all heads."""
+    b, s, h, a, t = 2, 1024, 4096, 32, 8
+    gpt = dict(layers=1, hidden=h, heads=a, key_value_heads=a, feed_forward=4 * h, vocabulary=100)
+    gpt |= dict(max_sequence=s, learned_positions=1, biases=1, gated_mlp=0, tied_head=1)
+    gpt |= dict(microbatch=b, sequence=s, compute_element_bytes=2, residual_element_bytes=2)
+    gpt |= dict(parameter_element_bytes=2, dropout=0.1, fused_attention=0, tensor_parallel=t)
+    for way, each, cut in (
+        (dict(sequence_parallel=0, regather=0), 10 + 24 / t, 1),
+        (dict(sequence_parallel=1, regather=1), 34 / t, t),
+    ):
+        found = evaluate(["library_layer_bytes"], allow_unused=True, **gpt, **way)
+        statistics = 2 * 8 * s * b / cut
+        want = s * b * h * (each + 5 * a * s / (h * t)) + statistics
+        assert found["library_layer_bytes"] == want, way

@@ -16,7 +16,7 @@ from shardlab.topics.where_the_memory_goes.formulas.step import (
     step_timeline,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 RANDOM_STEPS = 100
 AT_PEAK = dict(

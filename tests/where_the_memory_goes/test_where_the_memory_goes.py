@@ -10,7 +10,7 @@ from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import weigh
 from shardlab.torch_internals import FakeTensorMode
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 CONFIG = GPTConfig(layers=4, hidden=256, heads=4, max_sequence=256)
 GIVEN = quantities(

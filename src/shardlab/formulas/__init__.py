@@ -21,6 +21,7 @@ from .subset import (
     floor_div,
     maximum,
     minimum,
+    power_of_two,
     square_root,
     where,
 )
@@ -34,7 +35,8 @@ def __getattr__(name):
     states_bytes`."""
     if name in BOOK.formulas:
         return BOOK.formulas[name]
-    close = close_names(name, [*BOOK.formulas, *globals()["__all__"]])
+    # whoever looks at a module asks for __file__ and the like: nobody meant a formula
+    close = "" if name.startswith("__") else close_names(name, [*BOOK.formulas, *__all__])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
 
 
@@ -73,6 +75,7 @@ __all__ = [
     "given",
     "maximum",
     "minimum",
+    "power_of_two",
     "quantities",
     "read_config",
     "square_root",

@@ -8,7 +8,7 @@ import json
 import sys
 
 from .explain import explained
-from .fits import USUAL_KERNELS, USUAL_RECIPE, fits
+from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, USUAL_RECIPE, fits
 from .model_config import InvalidModelConfig
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
@@ -63,15 +63,31 @@ def add_fits(commands):
     )
     parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
     parser.add_argument(
-        "--gpus", required=True, type=int, help="how many, all of them data-parallel ranks"
+        "--gpus",
+        required=True,
+        type=int,
+        help="how many; what the two degrees below leave are data-parallel ranks",
     )
     parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
     parser.add_argument(
         "--zero-stage", type=int, help="0 to 3; by default 3, and 0 for a single GPU"
     )
+    parser.add_argument(
+        "--tensor-parallel", type=int, help="ranks that cut each layer by width, by default 1"
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="divide tokens between the layers among these ranks, too, as by default",
+    )
+    parser.add_argument(
+        "--pipeline-parallel", type=int, help="ranks that cut the model by depth, by default 1"
+    )
     parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
     parser.add_argument(
-        "--accumulation-steps", type=int, help="microbatches in a step, by default 1"
+        "--accumulation-steps",
+        type=int,
+        help="microbatches in a step, by default 1, and four for each stage of a pipeline",
     )
     parser.add_argument(
         "--recipe", help=f"by default {USUAL_RECIPE}; there are {', '.join(RECIPES)}"
@@ -87,8 +103,9 @@ def add_fits(commands):
 
 
 def run_fits(asked: argparse.Namespace) -> int:
-    options = ("microbatch", "accumulation_steps", "recipe", "kernels")
-    chosen = {name: getattr(asked, name) for name in options if getattr(asked, name) is not None}
+    chosen = {
+        name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
+    }
     try:
         answer = fits(
             asked.model,

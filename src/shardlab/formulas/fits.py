@@ -17,9 +17,22 @@ RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 USUAL_RECIPE = "bf16 + fp32 master"
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 MOST_GPUS = 65_536
+MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
+MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 NOT_COUNTED = (
     "the CUDA context, NCCL's buffers and what the allocator rounds up: set memory aside for them"
-    " with --reserve-gb; no recompute, no tensor, sequence, context or pipeline parallelism"
+    " with --reserve-gb; no recompute, no context or expert parallelism"
+)
+
+
+LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
+    "tensor_parallel",
+    "sequence_parallel",
+    "pipeline_parallel",
+    "microbatch",
+    "accumulation_steps",
+    "recipe",
+    "kernels",
 )
 
 
@@ -34,21 +47,71 @@ class RankLayout:
     sequence: int
     zero_stage: int
     microbatch: int = 1
-    accumulation_steps: int = 1
+    accumulation_steps: int | None = None  # None: 1, and four for each stage of a pipeline
     recipe: str = USUAL_RECIPE
     kernels: str = USUAL_KERNELS
     reserve_bytes: int = 0
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
+
+    @property
+    def steps(self) -> int:
+        """Microbatches that are accumulated."""
+        if self.accumulation_steps is not None:
+            return self.accumulation_steps
+        p = self.pipeline_parallel
+        return 1 if p == 1 else MICROBATCHES_PER_STAGE * p
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether there is sequence parallelism; a library gathers again in backward."""
+        asked = self.sequence_parallel
+        return self.tensor_parallel > 1 if asked is None else asked
 
     @property
     def given(self) -> dict:
-        """What formulas take. All GPUs are data-parallel ranks until other degrees are counted."""
+        """What formulas take. The GPUs that tensor parallelism and pipelines leave are
+        data-parallel ranks."""
         named = ("recipe", "kernels", "gpu", "sequence", "zero_stage", "microbatch")
-        values = {name: getattr(self, name) for name in (*named, "accumulation_steps")}
-        return {**self.sizes, **values, "data_parallel": self.gpus}
+        degrees = ("tensor_parallel", "pipeline_parallel")
+        values = {name: getattr(self, name) for name in (*named, *degrees)}
+        copy = self.tensor_parallel * self.pipeline_parallel
+        return {
+            **self.sizes,
+            **values,
+            "accumulation_steps": self.steps,
+            "data_parallel": self.gpus // copy,
+            "sequence_parallel": int(self.cuts_tokens),
+            "regather": int(self.cuts_tokens),
+            **(
+                {} if self.pipeline_parallel > 1 else {"pipeline_schedule": 2, "stages_per_rank": 1}
+            ),
+        }
+
+    def check(self):
+        """Raises InvalidQuantity for degrees that no GPUs make."""
+        t, p = self.tensor_parallel, self.pipeline_parallel
+        BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
+        if self.gpus % (t * p):
+            raise InvalidQuantity(
+                "gpus",
+                self.gpus,
+                f"gpus = {show(self.gpus)} is no multiple of tensor_parallel x pipeline_parallel ="
+                f" {t} x {p} = {t * p}: each copy of the model needs as many GPUs.",
+            )
+        if self.sequence_parallel and t == 1:
+            raise InvalidQuantity(
+                "sequence_parallel",
+                1,
+                "sequence_parallel = 1 with tensor_parallel = 1: it divides tokens among the ranks"
+                " of a tensor-parallel group, so give it one of at least 2.",
+            )
 
     def solved(self) -> dict:
-        """The values of all quantities. Raises InvalidQuantity for what cannot be."""
-        BOOK.validate(gpus=self.gpus)
+        """The values of all quantities on the fullest rank, which is the pipeline's first, second
+        or last. Raises InvalidQuantity for what cannot be."""
+        self.check()
         positions = self.sizes["max_sequence"]
         if self.sizes["learned_positions"] and self.sequence > positions:
             raise InvalidQuantity(
@@ -58,11 +121,20 @@ class RankLayout:
                 " positions, so its sequences are not longer.",
             )
         targets = (RANK_PEAK, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
-        return BOOK.solve(targets, self.given, allow_unused=True)
+        p = self.pipeline_parallel
+        found = [
+            BOOK.solve(targets, {**self.given, "pipeline_rank": rank}, allow_unused=True)
+            for rank in sorted({0, min(1, p - 1), p - 1})
+        ]
+        return max(found, key=lambda values: values[RANK_PEAK])
 
     @property
     def fits(self) -> bool:
-        values = self.solved()
+        """False, too, for a layout that cannot be."""
+        try:
+            values = self.solved()
+        except InvalidQuantity:
+            return False
         return values[RANK_PEAK] + self.reserve_bytes <= values["gpu_memory_bytes"]
 
 
@@ -120,6 +192,8 @@ class Answer:
             f"{asked.model} on {asked.gpus:,} x {asked.gpu}: {verdict}. The fullest rank needs"
             f" {gigabytes(self.needed_bytes)} of {gigabytes(self.memory_bytes)}; {spare}."
         )
+        if asked.pipeline_parallel > 1:
+            yield f"It is rank {self.values['pipeline_rank']} of the pipeline."
         yield f"It is fullest {self.place}."
         yield ""
         for line in self.lines:
@@ -147,6 +221,7 @@ class Answer:
             needed_bytes=self.needed_bytes,
             memory_bytes=self.memory_bytes,
             place=self.place,
+            pipeline_rank=self.values["pipeline_rank"],
             parameters=self.values["parameters"],
             active_parameters=self.values["active_parameters"],
             lines=[vars(line) for line in self.lines],
@@ -162,8 +237,9 @@ class Answer:
 
 def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -> Answer:
     """The Answer for a model, by name or by the path of its config.json, on `gpus` GPUs of a
-    preset, all of them data-parallel ranks. `more` may give microbatch, accumulation_steps, recipe
-    and kernels. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence."""
+    preset. `more` may give tensor_parallel, sequence_parallel, pipeline_parallel, microbatch,
+    accumulation_steps, recipe and kernels; what the degrees leave of the GPUs are data-parallel
+    ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence."""
     assumed = {}
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
@@ -182,11 +258,13 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
         reserve_bytes=round(reserve_gb * 10**9),
         **more,
     )
-    for name in ("microbatch", "accumulation_steps", "recipe", "kernels"):
-        if name not in more:
-            assumed[name] = f"{getattr(layout, name)} (--{name.replace('_', '-')})"
     values = layout.solved()
-    flat = BOOK.expand(layout.given)
+    taken = dict(vars(layout), accumulation_steps=layout.steps)
+    taken |= dict(sequence_parallel=int(layout.cuts_tokens))
+    for name in LAYOUT_OPTIONS:
+        if more.get(name) is None:
+            assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
+    flat = BOOK.expand({**layout.given, "pipeline_rank": values["pipeline_rank"]})
     _, inputs = BOOK.resolve([RANK_PEAK], flat)
     assumed |= {
         name: f"{show(value)}: {BOOK.quantities[name].meaning}"
@@ -242,21 +320,46 @@ def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
     yield from ((difference(layout, tried), tried) for tried in found)
     if found:
         return
-    frugal = replace(layout, zero_stage=3, microbatch=1, kernels=_fused(layout.kernels))
     for sequence in (layout.sequence // step for step in (1, 2, 4, 8, 16)):
         gpus = layout.gpus
         while sequence and gpus <= MOST_GPUS:
-            tried = replace(frugal, sequence=sequence, gpus=gpus)
-            if tried.fits:
+            frugal = replace(layout, sequence=sequence, gpus=gpus)
+            if tried := _first_that_fits(_frugal(frugal)):
                 yield difference(layout, tried), tried
                 return
             gpus *= 2
+
+
+def _frugal(layout):
+    """With all that costs no time: the degrees as they are, and then ever more ranks of a copy.
+    Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
+    frugal = replace(layout, microbatch=1, kernels=_fused(layout.kernels))
+    yield replace(frugal, zero_stage=3)
+    for ranks in _doubles(1):
+        if ranks > MOST_TENSOR_PARALLEL * MOST_PIPELINE_PARALLEL:
+            return
+        t = max(layout.tensor_parallel, min(ranks, MOST_TENSOR_PARALLEL))
+        p = max(layout.pipeline_parallel, ranks // t)
+        if layout.gpus % (t * p) == 0:
+            yield replace(
+                frugal, zero_stage=3 if p == 1 else 1, tensor_parallel=t, pipeline_parallel=p
+            )
 
 
 def _single_changes(layout):
     yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
     yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
     yield [replace(layout, kernels=_fused(layout.kernels))]
+    yield [
+        replace(layout, tensor_parallel=t)
+        for t in _doubles(layout.tensor_parallel)
+        if t <= MOST_TENSOR_PARALLEL
+    ]
+    yield [
+        replace(layout, pipeline_parallel=p)
+        for p in _doubles(layout.pipeline_parallel)
+        if p <= MOST_PIPELINE_PARALLEL
+    ]
     if layout.zero_stage:
         yield [replace(layout, gpus=n) for n in _doubles(layout.gpus)]
     yield [replace(layout, sequence=s) for s in _halves(layout.sequence) if s >= 128]
@@ -270,7 +373,8 @@ def _first_that_fits(layouts):
 
 def difference(layout: RankLayout, other: RankLayout) -> str:
     """What to change, as options of the command."""
-    names = ("zero_stage", "microbatch", "kernels", "gpus", "sequence", "gpu")
+    degrees = ("tensor_parallel", "pipeline_parallel")
+    names = ("zero_stage", *degrees, "microbatch", "kernels", "gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
     values = {name: getattr(other, name) for name in changed}
     return " ".join(

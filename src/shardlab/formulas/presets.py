@@ -18,14 +18,15 @@ from .registry import BOOK
 
 @dataclass(frozen=True)
 class Preset:
-    """Quantities under a name. `note` says what is behind the numbers; `verified` names the test,
-    or is empty: not compared with a run yet."""
+    """Quantities under a name. `note` says what is behind the numbers, `read_on` when they were
+    read in the source; `verified` names the test, or is empty: not compared with a run yet."""
 
     name: str
     quantities: MappingProxyType
     source: str
     note: str = ""
     verified: str = ""
+    read_on: str = ""  # 2026-11-22
 
 
 def _by_name(presets):
@@ -34,17 +35,22 @@ def _by_name(presets):
 
 # --- models, recipes, operations ------------------------------------------------------------------
 _RUN = "tests/why_one_gpu/test_states.py::test_states_of_a_training_run"
+_COPIES = "tests/mixed_precision/test_master_weights.py::test_state_bytes"
 
 
 def _table(text):
     """On the first line the quantities, then a preset on each: name | values in that order | source
-    | note | test. An indented line goes on."""
+    | note | test. An indented line goes on. A line `read on 2026-11-22` is about those below it."""
     (names, *lines), presets = re.sub(r"\n +", " ", text).strip().splitlines(), []
+    day = ""
     for line in lines:
+        if line.startswith("read on "):
+            day = line.removeprefix("read on ")
+            continue
         name, values, source, note, test = (*line.split(" | "), "", "")[:5]
         numbers = dict(zip(names.split(), map(int, values.split()), strict=True))
-        test = _RUN if test == "run" else test
-        presets.append(Preset(name, MappingProxyType(numbers), source, note, test))
+        test = {"run": _RUN, "copies": _COPIES}.get(test, test)
+        presets.append(Preset(name, MappingProxyType(numbers), source, note, test, day))
     return _by_name(presets)
 
 
@@ -52,6 +58,7 @@ _SHAPES = _table(
     r"""
 layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
     gated_mlp tied_head
+read on 2026-11-21
 GPT-2 124M | 12 768 12 12 3072 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
 GPT-2 355M | 24 1024 16 16 4096 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
 GPT-2 774M | 36 1280 20 20 5120 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
@@ -60,6 +67,7 @@ GPT-3 175B | 96 12288 96 96 49152 50257 2048 1 1 0 1 | Brown et al. 2020, Table 
 Llama 7B | 32 4096 32 32 11008 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
 Llama 13B | 40 5120 40 40 13824 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
 Llama 2 70B | 80 8192 64 8 28672 32000 4096 0 0 1 0 | Touvron et al. 2023b, Table 1 and section 2.2
+read on 2026-11-22
 Llama 3 8B | 32 4096 32 8 14336 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
 Llama 3 70B | 80 8192 64 8 28672 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
 Llama 3 405B | 126 16384 128 8 53248 128256 131072 0 0 1 0 | Grattafiori et al. 2024, Table 3
@@ -70,6 +78,7 @@ _OWN_HEADS = _table(  # models with what GPT-2 and Llama do not have
     r"""
 layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
     gated_mlp tied_head head_size query_key_norms norms_per_layer experts experts_per_token
+read on 2026-11-22
 Gemma 7B | 28 3072 16 16 24576 256000 8192 0 0 1 1 256 0 2 0 0 | Gemma Team 2024a, Table 1
 Gemma 2 9B | 42 3584 16 8 14336 256000 8192 0 0 1 1 256 0 4 0 0 | Gemma Team 2024b, Table 1
 Qwen3 0.6B | 28 1024 16 8 3072 151936 40960 0 0 1 1 128 1 2 0 0 | Qwen Team 2025, Table 1, and
@@ -99,28 +108,34 @@ RECIPES = _table(
     r"""
 parameter_element_bytes gradient_element_bytes master_element_bytes optimizer_moments
     moment_element_bytes step_counter_element_bytes residual_element_bytes compute_element_bytes
+read on 2026-11-21
 fp32 Adam | 4 4 0 2 4 4 4 4 | torch.optim.AdamW | everything in fp32 | run
 autocast Adam | 4 4 0 2 4 4 4 2 | torch.autocast | fp32 states; the 16-bit copies of weights that
     autocast caches come and go within a step | run
 bf16 + fp32 master | 2 2 4 2 4 0 2 2 | Rajbhandari et al. 2020 (ZeRO), section 3.1 | 16-bit
-    parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments
+    parameters and gradients; the optimizer keeps an fp32 master copy and fp32 moments | copies
 bf16 + fp32 gradients | 2 4 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters,
-    gradients accumulated in fp32, fp32 master copy and moments
+    gradients accumulated in fp32, fp32 master copy and moments | copies
 fp16 + fp32 gradients | 2 2 8 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
     gradients; the optimizer keeps an fp32 copy of the gradient beside the fp32 master copy, 4 + 4
-    bytes that are sharded with it, and fp32 moments
+    bytes that are sharded with it, and fp32 moments | copies
+bf16 + fp32 master, bf16 moments | 2 2 4 2 2 0 2 2 | shardlab.small_moments | the moments are in
+    bf16 between updates | copies
+bf16, stochastic rounding | 2 2 0 2 4 0 2 2 | shardlab.stochastic_rounding | no master copy: weights
+    are rounded up or down at random, right on average; moments in fp32 | copies
 fp32 SGD momentum | 4 4 0 1 4 0 4 4 | torch.optim.SGD(momentum=...) | one fp32 tensor of momentum |
     run
 bf16, no master | 2 2 0 2 2 4 2 2 | torch.optim.AdamW on a bf16 model | everything in bf16: small,
     but updates below the spacing of bf16 are lost | run
 8-bit Adam | 4 4 0 2 1 0 4 4 | Dettmers et al. 2022 | fp32 parameters and gradients, moments of one
-    byte; the scale that each block of elements keeps is not counted
+    byte; the scale that each block of elements keeps is not counted | copies
 """
 )
 
 KERNELS = _table(
     r"""
 library_kernels loss_logit_bytes kept_gated_tensors kept_attention_outputs workspace_bytes
+read on 2026-11-22
 PyTorch eager | 0 12 4 1 67108864 | gpt.py of this book; cuBLAS keeps 32 MiB from Hopper on for each
     thread that multiplies (torch, CUDABlas.cpp) | tensors to the byte by the ledger; the workspace
     as its source states it
@@ -135,6 +150,7 @@ Megatron-LM, fused loss | 1 2 3 2 100663296 | the same, with a loss fused into t
 OPERATIONS = _table(
     r"""
 matrix_product operation_rows operation_columns operation_depth
+read on 2026-11-21
 square product | 1 4096 4096 4096 | shapes of our own | one of the products in a layer of hidden
     size 4,096
 small product | 1 256 256 256 | shapes of our own | too small to keep a large chip busy
@@ -145,6 +161,21 @@ attention at decode | 1 1 8192 128 | shapes of our own | one query of one head a
 one elementwise operation | 0 4096 4096 1 | shapes of our own | such as a ReLU
 sixteen, fused | 0 4096 4096 16 | shapes of our own | sixteen elementwise operations in one kernel:
     each element still moves twice
+"""
+)
+
+
+FORMATS = _table(
+    r"""
+exponent_bits fraction_bits infinities
+read on 2026-11-22
+fp32 | 8 23 1 | IEEE 754-2019, binary32 | the type of PyTorch's tensors unless one says otherwise
+tf32 | 8 10 1 | NVIDIA 2020 | kept as fp32, 32 bits; tensor cores read 19 of them
+fp16 | 5 10 1 | IEEE 754-2019, binary16 | as precise as tf32, over the narrow range of 5 bits
+bf16 | 8 7 1 | Kalamkar et al. 2019 | the upper half of an fp32
+fp8 e4m3 | 4 3 0 | Micikevicius et al. 2022, Table 1 | no infinities, so that the top exponent holds
+    numbers; torch.float8_e4m3fn
+fp8 e5m2 | 5 2 1 | Micikevicius et al. 2022, Table 1 | the upper half of an fp16; torch.float8_e5m2
 """
 )
 
@@ -171,6 +202,7 @@ def _gpus():
             row["source"],
             f"{row['memory_GB']} GB, {dense_tflops:g} dense {kind} TFLOP/s",
             row["verified"],
+            row["read_on"],
         )
 
 
@@ -191,6 +223,7 @@ def _link(name, latency_seconds, bytes_per_second, source):
         ),
         f"Bandwidth: {source}. Latency: {_TUNING}",
         "each way, as vendors print it",
+        read_on="2026-11-21",
     )
 
 
@@ -218,6 +251,7 @@ NODE_LINKS = _by_name(  # the same, where ranks of one node talk over another li
         ),
         link.source,
         link.note,
+        read_on=link.read_on,
     )
     for link in LINKS.values()
 )
@@ -241,6 +275,7 @@ def _protocol(name, base, node, network, share, note=""):
         ),
         _CORE,
         note,
+        read_on="2026-11-22",
     )
 
 
@@ -264,6 +299,44 @@ PROTOCOLS = _by_name(
 )
 
 
+# --- pipelines ------------------------------------------------------------------------------------
+
+PIPELINE_SCHEDULES = _table(
+    r"""
+pipeline_schedule stages_per_rank
+read on 2026-11-22
+GPipe | 1 1 | Huang et al. 2019
+1F1B | 2 1 | Narayanan et al. 2021
+eager 1F1B | 3 1 | Zhuang et al. 2023
+interleaved 1F1B, v = 2 | 4 2 | Narayanan et al. 2021
+interleaved 1F1B, v = 4 | 4 4 | Narayanan et al. 2021
+zero-bubble H1 | 5 1 | Qi et al. 2024
+zero-bubble H2 | 6 1 | Qi et al. 2024
+"""
+)
+
+
+def _stage_seconds(name, forward, input, weight, note):
+    parts = "microbatch_forward_seconds", "input_gradient_seconds", "weight_gradient_seconds"
+    seconds = dict(zip(parts, (forward, input, weight)))
+    source, day = "counted matrix products", "2026-11-22"
+    return Preset(name, MappingProxyType(seconds), source, note, read_on=day)
+
+
+STAGE_SECONDS = _by_name(
+    [
+        _stage_seconds(
+            "1 : 1 : 1, products with weights", 0.01, 0.01, 0.01, "a product with a weight has two"
+        ),
+        _stage_seconds(
+            "1 : 1.5 : 0.5, half attention", 0.01, 0.015, 0.005, "scores have no weights"
+        ),
+        _stage_seconds(
+            "1 : 2 : 1, all recomputed", 0.01, 0.02, 0.01, "I begins with another forward"
+        ),
+    ]
+)
+
 BOOK.presets = PRESETS = MappingProxyType(
     dict(
         model=MODELS,
@@ -273,7 +346,10 @@ BOOK.presets = PRESETS = MappingProxyType(
         link=LINKS,
         node_link=NODE_LINKS,
         operation=OPERATIONS,
+        number_format=FORMATS,
         protocol=PROTOCOLS,
+        schedule=PIPELINE_SCHEDULES,
+        stage_seconds=STAGE_SECONDS,
     )
 )
 

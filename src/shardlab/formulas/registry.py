@@ -456,11 +456,15 @@ class Registry:
         for name in inputs:
             if name in self.formulas:
                 self._refuse_contradiction(name, values, inputs)
+        checked = {rule.name for rule in self.applicable_rules(values)}
         values.update(self.assumed(inputs, values))
         missing = [name for name in inputs if name not in values]
         if missing:
             raise MissingQuantity(self, targets, missing)
-        checked = {rule.name for rule in self.applicable_rules(values)}
+        for rule in self.applicable_rules(values):
+            if rule.name not in checked:  # it is about what was assumed, too
+                rule.check(values)
+                checked.add(rule.name)
         for name in formulas:
             values[name] = self.formulas[name].compute(values)
             if self.formulas[name].whole and values[name] < 0:

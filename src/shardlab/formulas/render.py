@@ -42,6 +42,9 @@ class _Latex(LatexPrinter):
     def _print_SquareRoot(self, expression, exp=None):
         return rf"\sqrt{{{self._print(expression.args[0])}}}"
 
+    def _print_PowerOfTwo(self, expression, exp=None):
+        return f"2^{{{self._print(expression.args[0])}}}"
+
     def _print_Piecewise(self, expression):
         """One row for each condition: a `where` instead of `no` goes on below, where a reader
         expects it."""
@@ -138,6 +141,9 @@ class _JavaScript(JavascriptCodePrinter):
 
     def _print_SquareRoot(self, expression):
         return f"Math.sqrt({self._print(expression.args[0])})"
+
+    def _print_PowerOfTwo(self, expression):
+        return f"Math.pow(2, {self._print(expression.args[0])})"
 
     def _print_Maximum(self, expression):
         return f"Math.max({', '.join(map(self._print, expression.args))})"

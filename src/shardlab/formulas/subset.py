@@ -79,6 +79,14 @@ def square_root(a):
     return math.sqrt(a)
 
 
+def power_of_two(a):
+    """2 to the power of a, which may be negative: exact for whole numbers down to -1074, in Python
+    and on the page."""
+    if _symbolic(a):
+        return _as_symbols("PowerOfTwo", a)
+    return 2**a if isinstance(a, int) else 2.0**a
+
+
 def maximum(*values):
     """The largest of the values: the peak over the points of a step."""
     if _symbolic(*values):
@@ -102,7 +110,7 @@ def arg_max(*values):
 
 def choose(place, *values):
     """The value with that number, counted from 1, as arg_max counts."""
-    if _symbolic(place, *values):
+    if _symbolic(place):
         return _as_symbols("Choose", place, *values)
     return values[place - 1]
 
@@ -150,6 +158,7 @@ SUBSET = {
         floor_div,
         ceil_log2,
         square_root,
+        power_of_two,
         maximum,
         minimum,
         arg_max,

@@ -20,6 +20,10 @@ class SquareRoot(sympy.Function):
     """square_root of symbols."""
 
 
+class PowerOfTwo(sympy.Function):
+    """power_of_two of symbols."""
+
+
 class Maximum(sympy.Function):
     """maximum of symbols, in the written order; sympy.Max sorts."""
 

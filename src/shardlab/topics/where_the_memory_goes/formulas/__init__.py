@@ -1,5 +1,5 @@
 """The bytes of a training step: what is kept, what comes and goes, and the peak."""
 
-from . import activations, kernels, rank, step, working_sets  # they fill the registry
+from . import activations, kernels, layout, rank, step, working_sets  # they fill the registry
 
-__all__ = ["activations", "kernels", "rank", "step", "working_sets"]
+__all__ = ["activations", "kernels", "layout", "rank", "step", "working_sets"]

@@ -6,11 +6,11 @@ Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 bits
 # Counted as in Megatron-LM's theoretical_memory_usage.py and in Korthikanti et al. 2022, Table 2,
 # with the differences that the kernels make: one kernel for SwiGLU keeps three inner tensors where
 # eager PyTorch keeps four, attention keeps its output a second time in some kernels, and the loss
-# takes 12, 6 or 2 bytes a logit. Tensor, sequence and context parallelism, pipelines and recompute
-# divide or replace these terms; each enters with its chapter.
+# takes 12, 6 or 2 bytes a logit. Tensor and sequence parallelism divide these terms; context
+# parallelism and recompute enter with their chapters.
 
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import equal, where
+from shardlab.formulas.subset import ceil_div, equal, where
 
 BOOK.given(
     r"""
@@ -38,21 +38,39 @@ def eager_kernels(library_kernels):
     return 1 - library_kernels
 
 
+@formula(r"A_\text{own}", "bytes")
+def own_input_bytes(tensor_own_tokens, compute_element_bytes, hidden):
+    """bytes of one vector of the hidden size for each token that the rank has between the layers:
+    all, or with sequence parallelism its part"""
+    return compute_element_bytes * tensor_own_tokens * hidden
+
+
+@formula(r"A_\text{inner}^\text{lib}", "bytes")
+def library_inner_bytes(microbatch_tokens, tensor_feed_forward, compute_element_bytes):
+    """bytes of one vector of the rank's part of the MLP's inner size for each token"""
+    return compute_element_bytes * microbatch_tokens * tensor_feed_forward
+
+
 @formula(r"A_\text{norms}^\text{lib}", "bytes")
 def library_norm_bytes(
-    norms_per_layer, linear_input_bytes, microbatch_tokens, norm_biases, query_key_norms
+    norms_per_layer,
+    own_input_bytes,
+    tensor_own_tokens,
+    norm_biases,
+    query_key_norms,
+    microbatch_tokens,
 ):
     """bytes that a layer's norms keep: inputs, and the statistics of a token, two in LayerNorm and
     one in RMSNorm"""
     return (
-        norms_per_layer * (linear_input_bytes + 4 * (1 + norm_biases) * microbatch_tokens)
+        norms_per_layer * (own_input_bytes + 4 * (1 + norm_biases) * tensor_own_tokens)
         + query_key_norms * 8 * microbatch_tokens
     )
 
 
 @formula(r"A_\text{attn}^\text{lib}", "bytes")
 def library_attention_bytes(
-    linear_input_bytes,
+    tensor_input_bytes,
     query_key_value_bytes,
     query_key_norms,
     key_bytes,
@@ -63,21 +81,25 @@ def library_attention_bytes(
     score_dropout_bytes,
     heads,
     microbatch_tokens,
-    mask_bytes,
+    tensor_parallel,
+    tensor_mask_bytes,
 ):
     """bytes that attention keeps: its input, queries, keys, values, before and after their norms,
-    its output, scores or their log-sum-exp, the mask"""
+    its output, scores or their log-sum-exp, all of the rank's heads; the mask"""
     return (
-        linear_input_bytes
-        + query_key_value_bytes
-        + query_key_norms * (query_bytes + key_bytes)
-        + kept_attention_outputs * query_bytes
-        + where(
-            equal(keeps_scores, 1),
-            score_bytes + score_dropout_bytes,
-            4 * heads * microbatch_tokens,
+        tensor_input_bytes
+        + ceil_div(
+            query_key_value_bytes
+            + query_key_norms * (query_bytes + key_bytes)
+            + kept_attention_outputs * query_bytes
+            + where(
+                equal(keeps_scores, 1),
+                score_bytes + score_dropout_bytes,
+                4 * heads * microbatch_tokens,
+            ),
+            tensor_parallel,
         )
-        + mask_bytes
+        + tensor_mask_bytes
     )
 
 
@@ -85,19 +107,22 @@ def library_attention_bytes(
 def library_mlp_bytes(
     experts,
     experts_per_token,
-    linear_input_bytes,
+    tensor_input_bytes,
     gated_mlp,
     kept_gated_tensors,
-    inner_bytes,
-    mask_bytes,
+    library_inner_bytes,
+    tensor_mask_bytes,
 ):
     """bytes that the MLP keeps: input, inner tensors, mask; of experts, those of the ones that a
     token goes through, if all get as many tokens"""
     return (
         where(experts > 0, experts_per_token, 1)
-        * (linear_input_bytes + where(equal(gated_mlp, 1), kept_gated_tensors, 2) * inner_bytes)
-        + where(experts > 0, linear_input_bytes, 0)
-        + mask_bytes
+        * (
+            tensor_input_bytes
+            + where(equal(gated_mlp, 1), kept_gated_tensors, 2) * library_inner_bytes
+        )
+        + where(experts > 0, tensor_input_bytes, 0)
+        + tensor_mask_bytes
     )
 
 
@@ -105,10 +130,3 @@ def library_mlp_bytes(
 def library_layer_bytes(library_norm_bytes, library_attention_bytes, library_mlp_bytes):
     """bytes that one layer keeps for backward under a library's kernels"""
     return library_norm_bytes + library_attention_bytes + library_mlp_bytes
-
-
-@formula(r"A^\text{lib}", "bytes")
-def library_saved_bytes(batch_bytes, mask_bytes, layers, library_layer_bytes):
-    """bytes that forward keeps under a library's kernels: batch, mask after the embedding,
-    layers"""
-    return batch_bytes + mask_bytes + layers * library_layer_bytes

@@ -1,22 +1,28 @@
-"""One rank of a layout: what it holds at every place of a training step, with ZeRO, accumulation
-and kernels; the peak is the largest. With stage 0 and eager PyTorch it is the peak of one GPU.
+"""One rank of a layout: what it holds at every place of a training step, with any degrees of data,
+tensor and pipeline parallelism, ZeRO, accumulation and kernels; the peak is the largest.
 """
 
-# Places of a step (step.py), with three differences. States are the rank's: whole, or its shard.
-# What backward has finished waits whole (stages 0 and 1) or as a shard (2 and 3). And what is whole
-# only for a moment is there: in stage 3 the unit at work, in stages 1 to 3 the gradients of a unit
-# or bucket, twice, while they are copied into the tensor that is reduced.
+# Alone, with stage 0 and eager PyTorch, it is the peak of one GPU. Places are those of a step
+# (step.py), with three differences. States are the rank's: whole, or its shard. What backward has
+# finished waits whole (stages 0 and 1) or as a shard (2 and 3). And what is whole only for a moment
+# is there: in stage 3 the unit at work, in stages 1 to 3 the gradients of a unit or bucket, twice,
+# while they are copied into the tensor that is reduced.
+#
+# What the rank has of the model and of the batch is in layout.py. Where tensor parallelism cuts
+# layers, a microbatch has places of its own; where a pipeline cuts the model, a place of the
+# embedding or of the head is there on the first or on the last rank, and other microbatches wait
+# beside the one at work.
 #
 # Units of stage 3 are the embedding, each layer, and the head with the last norm; a tied table is
-# the root's, and stays whole. t, p, c, recompute and experts divide or replace terms of single
-# places: they enter as new quantities of these places, each with its chapter.
+# the root's, and stays whole.
 
 from shardlab.formulas.places import Places, live
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import ceil_div, equal, floor_div, maximum, minimum, where
 
-_OURS = "shardlab.zero; counted from gpt.py"
+_OURS = "shardlab.zero, shardlab.tensor_parallel, shardlab.pipeline; counted from gpt.py"
 _LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
+_CUT = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_tensor_parallel_rank"
 _LIB = dict(
     source="Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py",
     measured_by="tests/where_the_memory_goes/test_rank.py::test_published_layer",
@@ -24,58 +30,58 @@ _LIB = dict(
 formula = BOOK.section(source=_OURS, measured_by=_LEDGER)
 
 
+# --- kernels --------------------------------------------------------------------------------------
+
+
+@formula(r"1_\text{plain}", "count")
+def plain_kernels(eager_kernels, tensor_parallel):
+    """1 where eager PyTorch runs whole layers"""
+    return where(tensor_parallel > 1, 0, eager_kernels)
+
+
+@formula(r"1_\text{cut}", "count", measured_by=_CUT)
+def cut_kernels(eager_kernels, tensor_parallel):
+    """1 where eager PyTorch runs parts of layers, which tensor parallelism has cut"""
+    return where(tensor_parallel > 1, eager_kernels, 0)
+
+
 # --- what lasts -----------------------------------------------------------------------------------
 
 
-@formula(r"M_\text{opt}^r", "bytes")
-def rank_optimizer_bytes(
-    zero_optimizer_bytes, zero_stage, step_counter_bytes, step_counter_element_bytes, layers
-):
-    """bytes of the rank's optimizer states and step counters: one for each parameter tensor, or one
-    for each unit"""
-    return zero_optimizer_bytes + where(
-        zero_stage < 1, step_counter_bytes, step_counter_element_bytes * (layers + 2)
-    )
-
-
-@formula(r"M_\text{old}^{\text{opt},r}", "bytes")
+@formula(
+    r"M_\text{old}^{\text{opt},r}", "bytes", source="Rajbhandari et al. 2020 (ZeRO), section 5"
+)
 def rank_standing_optimizer_bytes(first_step, rank_optimizer_bytes):
     """bytes that the rank's optimizer holds during forward and backward: none in the first step"""
     return (1 - first_step) * rank_optimizer_bytes
 
 
 @formula(r"M_\text{old}^{\text{grad},r}", "bytes")
-def rank_earlier_gradient_bytes(accumulation_steps, zero_gradient_bytes):
+def rank_earlier_gradient_bytes(
+    accumulation_steps, rank_fullest_first, rank_backward_gradient_bytes
+):
     """bytes of the gradients that earlier microbatches left on the rank"""
-    return where(accumulation_steps > 1, zero_gradient_bytes, 0)
+    return where(accumulation_steps > 1, (1 - rank_fullest_first) * rank_backward_gradient_bytes, 0)
 
 
 # --- what is whole for a moment -------------------------------------------------------------------
 
 
-@formula(r"\Psi_\text{table}", "parameters")
-def table_parameters(vocabulary, hidden):
-    """parameters of the token table"""
-    return vocabulary * hidden
-
-
 @formula(r"\Psi_\text{root}^r", "parameters")
-def rank_root_parameters(zero_stage, tied_head, table_parameters):
+def rank_root_parameters(zero_stage, rank_tied_head, rank_table_parameters):
     """parameters that stay whole in stage 3 while units come and go: a table that embedding and
     head share"""
-    return where(zero_stage < 3, 0, tied_head * table_parameters)
+    return where(zero_stage < 3, 0, rank_tied_head * rank_table_parameters)
 
 
-@formula(r"\Psi_\text{head}^r", "parameters")
-def head_unit_parameters(head_parameters, norm_parameters):
-    """parameters of the head's unit: its own weight, and the last norm"""
-    return head_parameters + norm_parameters
-
-
-@formula(r"\Psi_\text{embed}^r", "parameters")
-def embedding_unit_parameters(embedding_parameters, tied_head, zero_stage, table_parameters):
+@formula(r"\Psi_\text{own}^r", "parameters")
+def embedding_unit_parameters(
+    rank_embedding_parameters, rank_tied_head, zero_stage, rank_table_parameters
+):
     """parameters of the embedding's unit: in stage 3 without a table that is the root's"""
-    return embedding_parameters - where(zero_stage < 3, 0, tied_head * table_parameters)
+    return rank_embedding_parameters - where(
+        zero_stage < 3, 0, rank_tied_head * rank_table_parameters
+    )
 
 
 @formula(r"M_\text{root}^r", "bytes")
@@ -85,10 +91,14 @@ def rank_root_bytes(rank_root_parameters, parameter_element_bytes):
 
 
 @formula(r"M_\ell^r", "bytes")
-def gathered_layer_bytes(zero_stage, layer_parameters, parameter_element_bytes, rank_root_bytes):
+def gathered_layer_bytes(
+    zero_stage, rank_layer_parameters, parameter_element_bytes, rank_root_bytes
+):
     """bytes of parameters that stage 3 has whole while a layer is at work: the layer's, and the
     root's"""
-    return where(zero_stage < 3, 0, parameter_element_bytes * layer_parameters + rank_root_bytes)
+    return where(
+        zero_stage < 3, 0, parameter_element_bytes * rank_layer_parameters + rank_root_bytes
+    )
 
 
 @formula(r"M_\text{head}^r", "bytes")
@@ -111,38 +121,47 @@ def gathered_embedding_bytes(
 
 @formula(r"\Psi_\text{big}", "parameters")
 def largest_tensor_parameters(
-    table_parameters, hidden, feed_forward, query_key_value_size, learned_positions, max_sequence
+    rank_table_parameters,
+    hidden,
+    tensor_feed_forward,
+    query_key_value_size,
+    tensor_parallel,
+    learned_positions,
+    max_sequence,
 ):
     """parameters of the largest tensor, which is a bucket of its own where it is larger than one"""
     return maximum(
-        table_parameters,
-        hidden * feed_forward,
-        hidden * query_key_value_size,
+        rank_table_parameters,
+        hidden * tensor_feed_forward,
+        floor_div(hidden * query_key_value_size, tensor_parallel),
         learned_positions * max_sequence * hidden,
     )
 
 
 @formula(r"\Psi_\text{bucket}", "parameters")
-def rank_bucket_parameters(bucket_bytes, parameter_element_bytes, parameters):
+def rank_bucket_parameters(bucket_bytes, parameter_element_bytes, rank_parameters):
     """parameters of a bucket of stages 1 and 2 that no tensor overfills"""
-    return minimum(parameters, floor_div(bucket_bytes, parameter_element_bytes))
+    return minimum(rank_parameters, floor_div(bucket_bytes, parameter_element_bytes))
 
 
 @formula(r"\Psi_\text{close}", "parameters")
 def last_reduced_parameters(
     zero_stage,
-    parameters,
+    rank_parameters,
     rank_bucket_parameters,
     largest_tensor_parameters,
     embedding_unit_parameters,
-    table_parameters,
+    rank_table_parameters,
 ):
     """parameters of the bucket, or in stage 3 of the unit, that is reduced last and may be the
     largest"""
-    return where(
-        zero_stage < 3,
-        minimum(parameters, maximum(rank_bucket_parameters, largest_tensor_parameters)),
-        maximum(embedding_unit_parameters, table_parameters),
+    return minimum(
+        rank_parameters,
+        where(
+            zero_stage < 3,
+            maximum(rank_bucket_parameters, largest_tensor_parameters),
+            maximum(embedding_unit_parameters, rank_table_parameters),
+        ),
     )
 
 
@@ -165,35 +184,47 @@ def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
 
 
 @formula(r"\Psi_\text{open}", "parameters")
-def open_bucket_parameters(zero_stage, rank_bucket_parameters):
+def open_bucket_parameters(rank_reducing_stage, rank_bucket_parameters):
     """parameters at most whose gradients stage 2 has whole because their bucket is not complete"""
-    return where(equal(zero_stage, 2), rank_bucket_parameters, 0)
+    return where(equal(rank_reducing_stage, 2), rank_bucket_parameters, 0)
 
 
 # --- gradients that are finished ------------------------------------------------------------------
 
 
+@formula(r"\beta_\text{new}^r", "bytes")
+def rank_new_element_bytes(rank_fullest_first, gradient_element_bytes, new_gradient_element_bytes):
+    """bytes an element of a finished gradient adds: none when it is added to an earlier one"""
+    return where(equal(rank_fullest_first, 1), gradient_element_bytes, new_gradient_element_bytes)
+
+
+@formula(r"G_\text{tied}^r", "bytes")
+def waiting_table_bytes(rank_tied_head, gradient_element_bytes, rank_table_parameters):
+    """bytes of a tied head's gradient, which waits for the embedding's"""
+    return rank_tied_head * gradient_element_bytes * rank_table_parameters
+
+
 @formula(r"G_\text{head}^r", "bytes")
-def finished_head_bytes(
-    tied_head, head_gradient_bytes, new_gradient_element_bytes, norm_parameters
-):
+def finished_head_bytes(rank_new_element_bytes, head_unit_parameters):
     """bytes of the gradients of head and last norm, whole, when they are done"""
-    return (1 - tied_head) * head_gradient_bytes + new_gradient_element_bytes * norm_parameters
+    return rank_new_element_bytes * head_unit_parameters
 
 
 @formula(r"G_\text{most}^r", "bytes")
 def finished_layers_bytes(
-    finished_head_bytes, layers, new_gradient_element_bytes, layer_parameters
+    finished_head_bytes, rank_layers, rank_new_element_bytes, rank_layer_parameters
 ):
     """bytes of the gradients of the head and of all layers but the first, whole, when they are
     done"""
-    return finished_head_bytes + (layers - 1) * new_gradient_element_bytes * layer_parameters
+    return finished_head_bytes + (rank_layers - 1) * rank_new_element_bytes * rank_layer_parameters
 
 
 @formula(r"G_\text{rest}^r", "bytes")
-def finished_rest_bytes(new_gradient_element_bytes, parameters, table_parameters):
+def finished_rest_bytes(
+    rank_new_element_bytes, rank_parameters, pipeline_is_first, rank_table_parameters
+):
     """bytes of all gradients but the token table's, whole, when they are done"""
-    return new_gradient_element_bytes * (parameters - table_parameters)
+    return rank_new_element_bytes * (rank_parameters - pipeline_is_first * rank_table_parameters)
 
 
 @formula(r"G_\text{open}^r", "bytes")
@@ -202,53 +233,160 @@ def open_bucket_bytes(gradient_element_bytes, open_bucket_parameters):
     return gradient_element_bytes * open_bucket_parameters
 
 
+@formula(r"G_\text{head}^{r\prime}", "bytes")
+def rank_gradients_of_head_bytes(
+    rank_reducing_stage, finished_head_bytes, data_parallel, open_bucket_bytes
+):
+    """bytes of these gradients of head and last norm on the rank: whole, or its shard and the open
+    bucket"""
+    return where(
+        rank_reducing_stage < 2,
+        finished_head_bytes,
+        ceil_div(finished_head_bytes, data_parallel)
+        + minimum(finished_head_bytes, open_bucket_bytes),
+    )
+
+
+@formula(r"G_\text{most}^{r\prime}", "bytes")
+def rank_gradients_of_layers_bytes(
+    rank_reducing_stage, finished_layers_bytes, data_parallel, open_bucket_bytes
+):
+    """bytes of those of the head and of all layers but the first"""
+    return where(
+        rank_reducing_stage < 2,
+        finished_layers_bytes,
+        ceil_div(finished_layers_bytes, data_parallel)
+        + minimum(finished_layers_bytes, open_bucket_bytes),
+    )
+
+
+@formula(r"G_\text{rest}^{r\prime}", "bytes")
+def rank_gradients_of_rest_bytes(
+    rank_reducing_stage, finished_rest_bytes, data_parallel, open_bucket_bytes
+):
+    """bytes of all but the token table's"""
+    return where(
+        rank_reducing_stage < 2,
+        finished_rest_bytes,
+        ceil_div(finished_rest_bytes, data_parallel)
+        + minimum(finished_rest_bytes, open_bucket_bytes),
+    )
+
+
 @formula(r"G_\ell^r", "bytes")
-def unit_gradient_bytes(zero_stage, accumulation_steps, gradient_element_bytes, layer_parameters):
+def unit_gradient_bytes(
+    rank_reducing_stage, accumulation_steps, gradient_element_bytes, rank_layer_parameters
+):
     """bytes of a layer's new gradients beside the accumulated ones, which stages 2 and 3 have whole
     until they are reduced"""
     return where(
-        zero_stage < 2,
+        rank_reducing_stage < 2,
         0,
-        where(accumulation_steps > 1, gradient_element_bytes * layer_parameters, 0),
+        where(accumulation_steps > 1, gradient_element_bytes * rank_layer_parameters, 0),
+    )
+
+
+# --- what comes and goes --------------------------------------------------------------------------
+
+
+@formula(r"U_\text{embed}^r", "bytes", source="torch.autograd")
+def rank_table_work_bytes(
+    pipeline_is_first,
+    gradient_element_bytes,
+    rank_table_parameters,
+    waiting_table_bytes,
+    tensor_parallel,
+    tensor_message_bytes,
+    residual_bytes,
+):
+    """bytes at work when the token table gets its gradient: a tied one then holds two and their
+    sum"""
+    return pipeline_is_first * (
+        8
+        + gradient_element_bytes * rank_table_parameters
+        + maximum(
+            waiting_table_bytes + where(tensor_parallel > 1, tensor_message_bytes, residual_bytes),
+            2 * waiting_table_bytes,
+        )
+    )
+
+
+@formula(r"U_\text{cut}^r", "bytes", measured_by=_CUT)
+def cut_layer_work_bytes(
+    sequence_parallel,
+    tensor_message_bytes,
+    has_dropout,
+    rank_passing_bytes,
+    compute_element_bytes,
+    tensor_feed_forward,
+    microbatch_tokens,
+    hidden,
+    gated_mlp,
+):
+    """bytes at work in the backward of a layer that tensor parallelism has cut, in the MLP's second
+    product; with a gate, between the two, where three gradients of the inner size are there"""
+    return maximum(
+        where(equal(sequence_parallel, 1), tensor_message_bytes, 0)
+        + has_dropout * rank_passing_bytes
+        + compute_element_bytes * tensor_feed_forward * (microbatch_tokens + hidden),
+        gated_mlp * compute_element_bytes * tensor_feed_forward * (2 * microbatch_tokens + hidden),
+    )
+
+
+@formula(r"\Psi_\text{upd}^r", "parameters")
+def largest_update_parameters(
+    zero_stage,
+    last_reduced_parameters,
+    rank_table_parameters,
+    rank_layer_parameters,
+    data_parallel,
+):
+    """parameters that the update of a shard takes at once in the loop: the rank's share of the last
+    bucket, or in stage 3 of the largest unit"""
+    return ceil_div(
+        where(
+            zero_stage < 3,
+            last_reduced_parameters,
+            maximum(rank_table_parameters, rank_layer_parameters),
+        ),
+        data_parallel,
     )
 
 
 @formula(r"U_\text{opt}^r", "bytes", source="torch.optim.adamw")
 def rank_optimizer_temporary_bytes(
     zero_stage,
+    tensor_parallel,
+    pipeline_parallel,
     optimizer_temporary_bytes,
     optimizer_moments,
     optimizer_mode,
-    zero_shard_parameters,
-    last_reduced_parameters,
-    table_parameters,
-    layer_parameters,
-    data_parallel,
+    largest_tensor_parameters,
+    rank_parameters,
+    rank_shard_parameters,
+    largest_update_parameters,
     moment_element_bytes,
 ):
     """bytes that the update needs beside the states: of a shard, three tensors of the largest unit
-    in the loop, or all of it with foreach"""
+    in the loop, or all of it with foreach; of parts of a model, two tensors or all of it"""
     return where(
-        zero_stage < 1,
+        maximum(tensor_parallel * pipeline_parallel, 1 + zero_stage) < 2,
         optimizer_temporary_bytes,
         moment_element_bytes
         * where(
             optimizer_moments > 1,
             where(
                 equal(optimizer_mode, 0),
-                minimum(
-                    zero_shard_parameters,
-                    3
-                    * ceil_div(
-                        where(
-                            zero_stage < 3,
-                            last_reduced_parameters,
-                            maximum(table_parameters, layer_parameters),
-                        ),
-                        data_parallel,
-                    ),
+                where(
+                    zero_stage < 1,
+                    minimum(rank_parameters, 2 * largest_tensor_parameters),
+                    minimum(rank_shard_parameters, 3 * largest_update_parameters),
                 ),
-                where(equal(optimizer_mode, 1), zero_shard_parameters, 0),
+                where(
+                    equal(optimizer_mode, 1),
+                    where(zero_stage < 1, rank_parameters, rank_shard_parameters),
+                    0,
+                ),
             ),
             0,
         ),
@@ -264,7 +402,7 @@ RANK = Places(
     _OURS,
     _LEDGER,
     usual=dict(
-        parameters="zero_parameter_bytes",
+        parameters="rank_parameter_bytes",
         optimizer="rank_standing_optimizer_bytes",
         gradients="rank_earlier_gradient_bytes",
         workspaces="workspace_bytes",
@@ -274,156 +412,150 @@ RANK = Places(
 )
 
 
-@RANK.place("rank_attention", phase="forward", symbol=r"_1^r", when="eager_kernels")
+@RANK.place("rank_attention", phase="forward", symbol=r"_1^r", when="plain_kernels")
 def rank_attention(
-    activations_at_attention_bytes,
-    gathered_layer_bytes,
+    rank_others_bytes,
+    activations_at_scores_bytes,
     keeps_scores,
-    temporaries_at_attention_bytes,
+    gathered_layer_bytes,
+    accumulation_steps,
+    bias_copy_bytes,
+    copies_weights,
+    residual_bytes,
+    compute_element_bytes,
+    sequence,
+    temporaries_at_scores_bytes,
+    rank_message_bytes,
 ):
     """in the last layer's unfused attention"""
     return live(
-        activations=activations_at_attention_bytes,
+        activations=keeps_scores * (rank_others_bytes + activations_at_scores_bytes),
         gathered=keeps_scores * gathered_layer_bytes,
-        temporaries=temporaries_at_attention_bytes,
+        temporaries=keeps_scores
+        * (
+            where(accumulation_steps > 1, 4, 0)
+            + bias_copy_bytes
+            + copies_weights * residual_bytes
+            + compute_element_bytes * sequence * sequence
+            + temporaries_at_scores_bytes
+            + rank_message_bytes
+        ),
     )
 
 
-@RANK.place("rank_loss", phase="backward", symbol=r"_2^r", when="eager_kernels")
-def rank_loss(activations_at_loss_bytes, temporaries_at_loss_bytes):
+@RANK.place("rank_loss", phase="backward", symbol=r"_2^r", when="plain_kernels")
+def rank_loss(rank_saved_bytes, rank_exit_bytes, pipeline_is_last, logit_bytes, rank_message_bytes):
     """in the backward of the log-softmax, when stage 3 has gathered nothing yet"""
     return live(
-        activations=activations_at_loss_bytes,
-        temporaries=temporaries_at_loss_bytes,
+        activations=rank_saved_bytes + rank_exit_bytes,
+        temporaries=pipeline_is_last * (2 * logit_bytes + 8) + rank_message_bytes,
     )
 
 
-@RANK.place("rank_head", phase="backward", symbol=r"_3^r", when="eager_kernels")
+@RANK.place("rank_head", phase="backward", symbol=r"_3^r", when="plain_kernels")
 def rank_head(
     rank_earlier_gradient_bytes,
+    pipeline_is_last,
     gradients_at_head_work_bytes,
-    activations_at_head_bytes,
+    rank_saved_bytes,
+    activations_at_head_work_bytes,
     gathered_head_bytes,
-    temporaries_at_head_bytes,
+    temporaries_at_head_work_bytes,
+    rank_message_bytes,
 ):
     """while the head goes backward"""
     return live(
-        gradients=rank_earlier_gradient_bytes + gradients_at_head_work_bytes,
-        activations=activations_at_head_bytes,
+        gradients=rank_earlier_gradient_bytes + pipeline_is_last * gradients_at_head_work_bytes,
+        activations=rank_saved_bytes + pipeline_is_last * activations_at_head_work_bytes,
         gathered=gathered_head_bytes,
-        temporaries=temporaries_at_head_bytes,
+        temporaries=pipeline_is_last * (8 + temporaries_at_head_work_bytes) + rank_message_bytes,
     )
 
 
 @RANK.place("rank_head_reduced", phase="backward", symbol=r"_4^r", when="eager_kernels")
 def rank_head_reduced(
-    batch_bytes,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
+    rank_saved_bytes,
     rank_root_bytes,
     zero_stage,
-    residual_bytes,
-    tied_head,
-    head_gradient_bytes,
+    rank_passing_bytes,
+    waiting_table_bytes,
     gradient_element_bytes,
     head_unit_parameters,
     data_parallel,
 ):
     """in stage 3, while the head's gradients are copied into the tensor that is reduced"""
     return live(
-        activations=batch_bytes + mask_bytes + layers * layer_activation_bytes,
+        activations=rank_saved_bytes,
         gathered=rank_root_bytes,
         temporaries=where(
             zero_stage < 3,
             0,
             8
-            + residual_bytes
-            + tied_head * head_gradient_bytes
+            + rank_passing_bytes
+            + waiting_table_bytes
             + gradient_element_bytes
             * (2 * head_unit_parameters + ceil_div(head_unit_parameters, data_parallel)),
         ),
     )
 
 
-@RANK.place("rank_last_layer", phase="backward", symbol=r"_5^r", when="eager_kernels")
+@RANK.place("rank_last_layer", phase="backward", symbol=r"_5^r", when="plain_kernels")
 def rank_last_layer(
     rank_earlier_gradient_bytes,
-    finished_head_bytes,
+    rank_gradients_of_head_bytes,
     gradients_at_layer_work_bytes,
     unit_gradient_bytes,
-    open_bucket_bytes,
-    zero_stage,
-    data_parallel,
-    batch_bytes,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
+    rank_others_bytes,
     activations_at_layer_work_bytes,
     gathered_layer_bytes,
-    tied_head,
-    head_gradient_bytes,
+    waiting_table_bytes,
     residual_bytes,
     temporaries_at_layer_work_bytes,
+    rank_message_bytes,
 ):
     """while the last layer goes backward, the first to do so"""
     return live(
         gradients=rank_earlier_gradient_bytes
-        + where(
-            zero_stage < 2,
-            finished_head_bytes,
-            ceil_div(finished_head_bytes, data_parallel)
-            + minimum(finished_head_bytes, open_bucket_bytes),
-        )
+        + rank_gradients_of_head_bytes
         + gradients_at_layer_work_bytes
         + unit_gradient_bytes,
-        activations=batch_bytes
-        + mask_bytes
-        + (layers - 1) * layer_activation_bytes
-        + activations_at_layer_work_bytes,
+        activations=rank_others_bytes + activations_at_layer_work_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
-        + tied_head * head_gradient_bytes
+        + waiting_table_bytes
         + residual_bytes
-        + temporaries_at_layer_work_bytes,
+        + temporaries_at_layer_work_bytes
+        + rank_message_bytes,
     )
 
 
-@RANK.place("rank_first_layer", phase="backward", symbol=r"_6^r", when="eager_kernels")
+@RANK.place("rank_first_layer", phase="backward", symbol=r"_6^r", when="plain_kernels")
 def rank_first_layer(
     rank_earlier_gradient_bytes,
-    finished_layers_bytes,
+    rank_gradients_of_layers_bytes,
     gradients_at_layer_work_bytes,
     unit_gradient_bytes,
-    open_bucket_bytes,
-    zero_stage,
-    data_parallel,
-    batch_bytes,
-    mask_bytes,
+    rank_behind_bytes,
     activations_at_layer_work_bytes,
     gathered_layer_bytes,
-    tied_head,
-    head_gradient_bytes,
+    waiting_table_bytes,
     residual_bytes,
     temporaries_at_layer_work_bytes,
+    rank_message_bytes,
 ):
     """while the first layer goes backward, the last to do so"""
     return live(
         gradients=rank_earlier_gradient_bytes
-        + where(
-            zero_stage < 2,
-            finished_layers_bytes,
-            ceil_div(finished_layers_bytes, data_parallel)
-            + minimum(finished_layers_bytes, open_bucket_bytes),
-        )
+        + rank_gradients_of_layers_bytes
         + gradients_at_layer_work_bytes
         + unit_gradient_bytes,
-        activations=batch_bytes + mask_bytes + activations_at_layer_work_bytes,
+        activations=rank_behind_bytes + activations_at_layer_work_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
-        + tied_head * head_gradient_bytes
+        + waiting_table_bytes
         + residual_bytes
-        + temporaries_at_layer_work_bytes,
+        + temporaries_at_layer_work_bytes
+        + rank_message_bytes,
     )
 
 
@@ -431,32 +563,28 @@ def rank_first_layer(
 def rank_layer_reduced(
     rank_earlier_gradient_bytes,
     finished_head_bytes,
-    batch_bytes,
-    mask_bytes,
-    layers,
-    layer_activation_bytes,
+    rank_others_bytes,
     rank_root_bytes,
     zero_stage,
-    residual_bytes,
-    tied_head,
-    head_gradient_bytes,
+    rank_passing_bytes,
+    waiting_table_bytes,
     gradient_element_bytes,
-    layer_parameters,
+    rank_layer_parameters,
     data_parallel,
 ):
     """in stage 3, while the last layer's gradients are copied into the tensor that is reduced"""
     return live(
         gradients=rank_earlier_gradient_bytes + ceil_div(finished_head_bytes, data_parallel),
-        activations=batch_bytes + mask_bytes + (layers - 1) * layer_activation_bytes,
+        activations=rank_others_bytes,
         gathered=rank_root_bytes,
         temporaries=where(
             zero_stage < 3,
             0,
             8
-            + residual_bytes
-            + tied_head * head_gradient_bytes
+            + rank_passing_bytes
+            + waiting_table_bytes
             + gradient_element_bytes
-            * (2 * layer_parameters + ceil_div(layer_parameters, data_parallel)),
+            * (2 * rank_layer_parameters + ceil_div(rank_layer_parameters, data_parallel)),
         ),
     )
 
@@ -464,61 +592,56 @@ def rank_layer_reduced(
 @RANK.place("rank_embedding", phase="backward", symbol=r"_8^r", when="eager_kernels")
 def rank_embedding(
     rank_earlier_gradient_bytes,
-    zero_stage,
-    finished_rest_bytes,
-    data_parallel,
-    open_bucket_bytes,
-    batch_bytes,
+    rank_gradients_of_rest_bytes,
+    rank_behind_bytes,
+    tensor_mask_bytes,
+    pipeline_is_first,
     gathered_embedding_bytes,
-    temporaries_at_embedding_bytes,
+    rank_table_work_bytes,
+    rank_message_bytes,
 ):
     """when the token table gets its gradient"""
     return live(
-        gradients=rank_earlier_gradient_bytes
-        + where(
-            zero_stage < 2,
-            finished_rest_bytes,
-            ceil_div(finished_rest_bytes, data_parallel)
-            + minimum(finished_rest_bytes, open_bucket_bytes),
-        ),
-        activations=batch_bytes,
+        gradients=rank_earlier_gradient_bytes + rank_gradients_of_rest_bytes,
+        activations=rank_behind_bytes - pipeline_is_first * tensor_mask_bytes,
         gathered=gathered_embedding_bytes,
-        temporaries=temporaries_at_embedding_bytes,
+        temporaries=rank_table_work_bytes + rank_message_bytes,
     )
 
 
 @RANK.place("rank_reduced", phase="backward", symbol=r"_9^r", when="eager_kernels")
 def rank_reduced(
-    zero_stage,
+    rank_reducing_stage,
     gradient_element_bytes,
-    parameters,
+    rank_parameters,
+    zero_stage,
     rank_bucket_parameters,
     last_reduced_parameters,
     uneven_shard_parameters,
     rank_earlier_gradient_bytes,
     new_gradient_element_bytes,
     data_parallel,
-    batch_bytes,
+    rank_batch_bytes,
     rank_root_bytes,
 ):
     """while the last bucket's gradients, or the embedding's, are copied into the tensor that is
     reduced: the largest where the table is large"""
     return live(
         gradients=where(
-            zero_stage < 2,
-            gradient_element_bytes * parameters,
+            rank_reducing_stage < 2,
+            gradient_element_bytes * rank_parameters,
             rank_earlier_gradient_bytes
             + new_gradient_element_bytes
-            * ceil_div(parameters - last_reduced_parameters, data_parallel),
+            * ceil_div(rank_parameters - last_reduced_parameters, data_parallel),
         ),
-        activations=batch_bytes,
+        activations=rank_batch_bytes,
         gathered=rank_root_bytes,
         temporaries=where(
             zero_stage < 1,
             0,
             gradient_element_bytes
             * where(
-                zero_stage < 2,
+                rank_reducing_stage < 2,
                 rank_bucket_parameters,
                 2 * last_reduced_parameters,
             )
@@ -528,66 +651,334 @@ def rank_reduced(
     )
 
 
-@RANK.place(
-    "rank_library_loss", phase="backward", symbol=r"_{10}^r", when="library_kernels", **_LIB
-)
-def rank_library_loss(
-    zero_gradient_bytes,
-    library_saved_bytes,
-    linear_input_bytes,
-    gathered_head_bytes,
-    loss_logit_bytes,
-    microbatch_tokens,
-    vocabulary,
+@RANK.place("rank_tied_sum", phase="backward", symbol=r"_{10}^r", when="eager_kernels")
+def rank_tied_sum(
+    rank_backward_gradient_bytes,
+    rank_batch_bytes,
+    pipeline_parallel,
+    pipeline_ends,
+    tied_head,
+    gradient_element_bytes,
+    rank_table_parameters,
 ):
-    """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
-    and the logits in all their copies"""
+    """at the end of a pipeline's step, when its ends add up the gradients of a tied table: the
+    other's, and two sums"""
     return live(
-        gradients=zero_gradient_bytes,
-        activations=library_saved_bytes + 2 * linear_input_bytes,
-        gathered=gathered_head_bytes,
-        temporaries=loss_logit_bytes * microbatch_tokens * vocabulary,
+        gradients=rank_backward_gradient_bytes,
+        activations=rank_batch_bytes,
+        temporaries=where(
+            pipeline_parallel > 1,
+            where(
+                pipeline_ends > 0, 3 * tied_head * gradient_element_bytes * rank_table_parameters, 0
+            ),
+            0,
+        ),
+    )
+
+
+# --- of a layer that tensor parallelism has cut ---------------------------------------------------
+
+
+@RANK.place(
+    "rank_cut_attention", phase="forward", symbol=r"_{11}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_cut_attention(
+    keeps_scores,
+    rank_others_bytes,
+    tensor_norm_bytes,
+    tensor_input_bytes,
+    scored_bytes,
+    score_bytes,
+    weighted_bytes,
+    tensor_parallel,
+    gathered_layer_bytes,
+    compute_element_bytes,
+    sequence,
+    temporaries_at_scores_bytes,
+    rank_message_bytes,
+):
+    """in the last layer's unfused attention, of the rank's heads: about as one part of that of all
+    heads"""
+    return live(
+        activations=keeps_scores
+        * (
+            rank_others_bytes
+            + tensor_norm_bytes
+            + tensor_input_bytes
+            + ceil_div(scored_bytes + score_bytes + weighted_bytes, tensor_parallel)
+        ),
+        gathered=keeps_scores * gathered_layer_bytes,
+        temporaries=keeps_scores
+        * (
+            compute_element_bytes * sequence * sequence
+            + ceil_div(temporaries_at_scores_bytes, tensor_parallel)
+            + rank_message_bytes
+        ),
     )
 
 
 @RANK.place(
-    "rank_library_layer", phase="backward", symbol=r"_{11}^r", when="library_kernels", **_LIB
+    "rank_scatter", phase="forward", symbol=r"_{12}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_scatter(
+    rank_saved_bytes,
+    gathered_layer_bytes,
+    sequence_parallel,
+    microbatch,
+    regather,
+    tensor_message_bytes,
+    tensor_parallel,
+    rank_message_bytes,
+):
+    """in the last layer's reduce-scatter: its output is there twice (once for a single sequence),
+    own tokens of the sum, and the MLP's input, which still has a name"""
+    return live(
+        activations=rank_saved_bytes,
+        gathered=gathered_layer_bytes,
+        temporaries=sequence_parallel
+        * (
+            (where(microbatch > 1, 2, 1) + regather) * tensor_message_bytes
+            + floor_div(tensor_message_bytes, tensor_parallel)
+        )
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_cut_loss", phase="forward", symbol=r"_{13}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_cut_loss(
+    rank_saved_bytes,
+    rank_exit_bytes,
+    pipeline_is_last,
+    microbatch_tokens,
+    tensor_vocabulary,
+    compute_element_bytes,
+    rank_message_bytes,
+):
+    """in the loss over parts of the vocabulary: all is saved, and the scores are still there beside
+    the exponentials; 16-bit scores also as fp32"""
+    return live(
+        activations=rank_saved_bytes + rank_exit_bytes,
+        temporaries=pipeline_is_last
+        * microbatch_tokens
+        * (
+            tensor_vocabulary * (compute_element_bytes + where(compute_element_bytes < 4, 4, 0))
+            + 20
+        )
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_cut_head", phase="backward", symbol=r"_{14}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_cut_head(
+    rank_saved_bytes,
+    pipeline_is_last,
+    tensor_norm_bytes,
+    tensor_input_bytes,
+    compute_element_bytes,
+    tensor_logit_bytes,
+    gathered_head_bytes,
+    tensor_vocabulary,
+    hidden,
+    microbatch_tokens,
+    regather,
+    tensor_message_bytes,
+    rank_message_bytes,
+):
+    """in the product of a part of the head: the gradients of its weight and of its input, which is
+    gathered again with sequence parallelism"""
+    return live(
+        activations=rank_saved_bytes
+        + pipeline_is_last
+        * (
+            tensor_norm_bytes
+            + tensor_input_bytes
+            + where(compute_element_bytes < 4, 0, tensor_logit_bytes)
+        ),
+        gathered=gathered_head_bytes,
+        temporaries=pipeline_is_last
+        * (
+            compute_element_bytes
+            * tensor_vocabulary
+            * (hidden + where(compute_element_bytes < 4, microbatch_tokens, 0))
+            + (1 + regather) * tensor_message_bytes
+            + 8
+        )
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_cut_norm", phase="backward", symbol=r"_{15}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_cut_norm(
+    rank_earlier_gradient_bytes,
+    rank_head_parameters,
+    rank_new_element_bytes,
+    rank_saved_bytes,
+    pipeline_is_last,
+    tensor_norm_bytes,
+    gathered_head_bytes,
+    waiting_table_bytes,
+    sequence_parallel,
+    norm_backward_bytes,
+    tensor_parallel,
+    rank_message_bytes,
+):
+    """in the last norm, with the gradient of a part of the head"""
+    return live(
+        gradients=rank_earlier_gradient_bytes + rank_new_element_bytes * rank_head_parameters,
+        activations=rank_saved_bytes + pipeline_is_last * tensor_norm_bytes,
+        gathered=gathered_head_bytes,
+        temporaries=pipeline_is_last
+        * (
+            8
+            + waiting_table_bytes
+            + where(
+                equal(sequence_parallel, 1),
+                floor_div(norm_backward_bytes, tensor_parallel),
+                norm_backward_bytes,
+            )
+        )
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_cut_last_layer", phase="backward", symbol=r"_{16}^r", when="cut_kernels", measured_by=_CUT
+)
+def rank_cut_last_layer(
+    rank_earlier_gradient_bytes,
+    rank_gradients_of_head_bytes,
+    rank_others_bytes,
+    rank_layer_bytes,
+    tensor_mask_bytes,
+    gathered_layer_bytes,
+    waiting_table_bytes,
+    rank_passing_bytes,
+    cut_layer_work_bytes,
+    rank_message_bytes,
+):
+    """in the MLP of the last layer that is cut, the first to go backward"""
+    return live(
+        gradients=rank_earlier_gradient_bytes + rank_gradients_of_head_bytes,
+        activations=rank_others_bytes + (rank_layer_bytes - tensor_mask_bytes),
+        gathered=gathered_layer_bytes,
+        temporaries=8
+        + waiting_table_bytes
+        + rank_passing_bytes
+        + cut_layer_work_bytes
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_cut_first_layer",
+    phase="backward",
+    symbol=r"_{17}^r",
+    when="cut_kernels",
+    measured_by=_CUT,
+)
+def rank_cut_first_layer(
+    rank_earlier_gradient_bytes,
+    rank_gradients_of_layers_bytes,
+    rank_behind_bytes,
+    rank_layer_bytes,
+    tensor_mask_bytes,
+    gathered_layer_bytes,
+    waiting_table_bytes,
+    rank_passing_bytes,
+    cut_layer_work_bytes,
+    rank_message_bytes,
+):
+    """in the MLP of the first layer that is cut, the last to go backward"""
+    return live(
+        gradients=rank_earlier_gradient_bytes + rank_gradients_of_layers_bytes,
+        activations=rank_behind_bytes + (rank_layer_bytes - tensor_mask_bytes),
+        gathered=gathered_layer_bytes,
+        temporaries=8
+        + waiting_table_bytes
+        + rank_passing_bytes
+        + cut_layer_work_bytes
+        + rank_message_bytes,
+    )
+
+
+# --- under a library's kernels --------------------------------------------------------------------
+
+
+@RANK.place(
+    "rank_library_loss", phase="backward", symbol=r"_{18}^r", when="library_kernels", **_LIB
+)
+def rank_library_loss(
+    rank_backward_gradient_bytes,
+    rank_saved_bytes,
+    pipeline_is_last,
+    own_input_bytes,
+    gathered_head_bytes,
+    loss_logit_bytes,
+    microbatch_tokens,
+    tensor_vocabulary,
+    tensor_parallel,
+    linear_input_bytes,
+):
+    """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
+    and the logits in all their copies; in a fused loss of a part, the head's whole input and its
+    gradient"""
+    return live(
+        gradients=rank_backward_gradient_bytes,
+        activations=rank_saved_bytes + pipeline_is_last * 2 * own_input_bytes,
+        gathered=gathered_head_bytes,
+        temporaries=pipeline_is_last
+        * (
+            loss_logit_bytes * microbatch_tokens * tensor_vocabulary
+            + where(loss_logit_bytes < 3, where(tensor_parallel > 1, 2 * linear_input_bytes, 0), 0)
+        ),
+    )
+
+
+@RANK.place(
+    "rank_library_layer", phase="backward", symbol=r"_{19}^r", when="library_kernels", **_LIB
 )
 def rank_library_layer(
-    zero_gradient_bytes,
-    library_saved_bytes,
+    rank_backward_gradient_bytes,
+    rank_others_bytes,
+    rank_layer_bytes,
     gathered_layer_bytes,
-    zero_stage,
+    rank_reducing_stage,
     gradient_element_bytes,
-    layer_parameters,
+    rank_layer_parameters,
     linear_input_bytes,
-    inner_bytes,
+    library_inner_bytes,
 ):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
     stage 3 also the unit that is fetched ahead, and the layer's gradients twice"""
     return live(
-        gradients=zero_gradient_bytes,
-        activations=library_saved_bytes,
+        gradients=rank_backward_gradient_bytes,
+        activations=rank_others_bytes + rank_layer_bytes,
         gathered=2 * gathered_layer_bytes,
         temporaries=linear_input_bytes
-        + 2 * inner_bytes
-        + where(zero_stage < 3, 0, 2 * gradient_element_bytes * layer_parameters),
+        + 2 * library_inner_bytes
+        + where(rank_reducing_stage < 3, 0, 2 * gradient_element_bytes * rank_layer_parameters),
     )
 
 
-@RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{12}^r")
+@RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{20}^r")
 def rank_optimizer(
     rank_optimizer_bytes,
-    zero_gradient_bytes,
-    batch_bytes,
+    rank_gradient_bytes,
+    rank_batch_bytes,
     eager_kernels,
     rank_optimizer_temporary_bytes,
 ):
     """in the optimizer's step; a library updates without temporaries"""
     return live(
         optimizer=rank_optimizer_bytes,
-        gradients=zero_gradient_bytes,
-        activations=batch_bytes,
+        gradients=rank_gradient_bytes,
+        activations=rank_batch_bytes,
         temporaries=eager_kernels * rank_optimizer_temporary_bytes + 4,
     )
 
