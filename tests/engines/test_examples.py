@@ -1,0 +1,92 @@
+"""The scripts of "Your first eight ranks", started as the page says: by torchrun."""
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.ranks
+SECONDS = 200  # a limit for a hang: torchrun starts in seconds
+
+
+def torchrun(script, *arguments, ranks=2, more=(), wait=True):
+    """What a command of the page prints."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *more]
+    process = subprocess.Popen(
+        [*command, str(ROOT / "examples" / script), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        start_new_session=True,
+    )
+    return output_of(process) if wait else process
+
+
+def output_of(process):
+    try:
+        printed, _ = process.communicate(timeout=SECONDS)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, printed
+    return printed
+
+
+def losses(printed):
+    found = re.findall(r"step (\d+) loss ([\d.]+)", printed)
+    return {int(step): float(loss) for step, loss in found}
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return losses(torchrun("train_ddp.py", "--steps", 4, ranks=1))
+
+
+def test_hello():
+    """Must catch: a rank that says nothing; an all-reduce that one rank leaves out."""
+    printed = torchrun("hello.py", ranks=3)
+    assert sorted(re.findall(r"rank (\d) of 3", printed)) == ["0", "1", "2"]
+    assert "all-reduce: [3.0, 3.0, 3.0, 3.0]" in printed
+
+
+@pytest.mark.parametrize("script", ["train_ddp.py", "train_fsdp2.py"])
+def test_a_run_that_goes_on(script, one_process, tmp_path):
+    """Two ranks save after two steps, and one rank goes on from there: the losses of one process.
+
+    Must catch: averages over microbatches or ranks that are sums; no_sync in the last microbatch; a
+    sampler that begins anew; optimizer states that are not loaded."""
+    first = losses(torchrun(script, "--steps", 2, "--save", tmp_path / "save"))
+    second = losses(torchrun(script, "--steps", 4, "--save", tmp_path / "save", ranks=1))
+    assert list(first) == [1, 2] and list(second) == [3, 4]
+    assert first | second == pytest.approx(one_process, abs=2e-5)
+
+
+def test_two_nodes(one_process):
+    """Two torchruns meet, each with one rank, as two machines would.
+
+    Must catch: a global rank taken for the number of a GPU or of a window."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    more = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", meeting)
+    nodes = [
+        torchrun("train_ddp.py", "--steps", 2, ranks=1, more=more, wait=False) for _ in range(2)
+    ]
+    printed = "".join([output_of(node) for node in nodes])
+    assert losses(printed) == pytest.approx({1: one_process[1], 2: one_process[2]}, abs=2e-5)
+
+
+def test_bad_input():
+    """Must catch: a batch that ranks cannot share, cut without a word."""
+    process = torchrun("train_ddp.py", "--batch", 6, wait=False)
+    printed, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode != 0
+    assert "--batch 6: a multiple of 2 ranks x 2." in printed
