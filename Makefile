@@ -6,9 +6,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PORT ?= 8000
 # Two test files at a time, in the order of tests/conftest.py; the tests of one file stay together, as they share ranks and
-# pages. Those of `make check` share less: whoever is done takes over from the other.
+# pages. Those of `make check` share less: whoever is done takes over from the others, and the third works while another waits.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
-CHECKERS ?= -n 2 --dist worksteal
+CHECKERS ?= -n 3 --dist worksteal
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 
@@ -20,6 +20,10 @@ FOR_310 = $(shell $(BIN)/python -c 'import sys; print("--ignore-requires-python"
 INSTALL = $(PIP) install $(PIP_ARGS) $(FOR_310) --constraint constraints.txt
 BOOK := build/html/index.html
 SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json)
+
+# Bytecode is kept, whatever the environment says: tests, labs and ranks are many processes, and each would compile the
+# package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
 .PHONY: help book check format test serve lab bench gpu store lock clean

@@ -20,15 +20,9 @@ from bench.pages import (
 )
 from bench.sample import build_sample
 from shardlab.measure.races import Result
+from shardlab.show.explorers import EXPLORERS
 
 PAGES = ("exact", "load", "redraw", "weight")
-REDRAWN = (
-    "does-it-fit",
-    "fits-and-how-long",
-    "where-the-memory-goes",
-    "roofline",
-    "collective-cost",
-)
 
 
 class CannotBrowse(RuntimeError):
@@ -91,7 +85,7 @@ def measure_part(part: str, browser, root: Path, book: Path, homes: dict) -> lis
         }
         return measure_loads(reader, pages)
     if part == "redraw":
-        homes = {name: home_of(name, book) for name in REDRAWN}
+        homes = {name: home_of(name, book) for name in EXPLORERS}
         return measure_redraws(reader, {name: path for name, path in homes.items() if path})
     from visit import page_paths
 

@@ -6,6 +6,10 @@ who waits for whom. The time of a message is fitted, alpha and bandwidth, from t
 the same collective; the configured speed is not used. Predicted is the closed form of the chapter
 with these times; measured is a step less the same step of the same technique in a group of one, in
 turns.
+
+Ratios are a little above 1 because a link that has rested passes 10 ms of its speed free, which the
+fit, of messages without a pause, does not know. Stage 3 pauses nine times in a step: on an idle
+machine it was predicted 961 ms and took 853. Techniques that pause once are 10 to 25 ms off.
 """
 
 import time

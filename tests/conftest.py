@@ -1,10 +1,10 @@
-"""What tests share: their marks, the browser, the built book, small builds.
+"""What tests share: their marks, ranks, the browser, the built book, small builds.
 
 Marks say what a test needs, and `make check` leaves out what needs much. Two of them are given
 here, so that nobody forgets them: `browser` to a test with the browser or the built book among its
-fixtures, `ranks` to every test of a module that imports the ranks or a notebook's kernel. A single
-test that starts ranks in another module carries the mark itself; without it, the ranks do not
-start.
+fixtures, `ranks` to a test with `worlds` among them, and to every test of a module that imports the
+ranks or a notebook's kernel. A single test that starts ranks in another module carries the mark
+itself; without it, the ranks do not start.
 
 Where there is no browser its tests are skipped, and the header of the test run says how to get one;
 on a continuous integration machine (CI=true) a missing browser is an error.
@@ -15,8 +15,8 @@ import re
 import shutil
 import sys
 import threading
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -50,6 +50,7 @@ FLAGS = [
 ]
 
 
+@cache
 def starts_ranks(module):
     """Whether a test module holds anything of shardlab.ranks, or of what starts kernels."""
     names = (getattr(value, "__module__", None) for value in vars(module).values())
@@ -61,7 +62,7 @@ def starts_ranks(module):
 def pytest_itemcollected(item):
     if {"chromium", "book_html"} & set(item.fixturenames):
         item.add_marker("browser")
-    if starts_ranks(item.module):
+    if "worlds" in item.fixturenames or starts_ranks(item.module):
         item.add_marker("ranks")
 
 
@@ -88,6 +89,29 @@ _start = server.start
 
 def refuse_to_start(place, method):
     pytest.fail("this test starts ranks, so it needs the mark @pytest.mark.ranks", pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """worlds(n, **options): n ranks that all tests of a module use, started when the first test
+    asks. Whoever asks finds PyTorch's own default dtype on the ranks, whatever the tests before
+    have set."""
+    import torch
+
+    from shardlab.ranks import ranks
+
+    with ExitStack() as stack:
+        started = {}
+
+        def world_of(n, **options):
+            key = (n, *options.items())
+            if key not in started:
+                world = ranks(n, device="cpu", announce=False, **options)
+                started[key] = stack.enter_context(world)
+            started[key].run(torch.set_default_dtype, torch.float32)
+            return started[key]
+
+        yield world_of
 
 
 def find_browser(names=BROWSERS):

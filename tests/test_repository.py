@@ -61,6 +61,7 @@ TOPICS = {path.parent.name for path in (SOURCES / "shardlab" / "topics").glob("*
 # What building the book loads.
 NO_TORCH = ("formulas", "show", "topics/*/formulas*", "topics/*/explorer.py", "topics/*/steps.py")
 NO_TORCH += ("topics/*/moves.py", "collective_plans.py", "schedule*.py", "measure/recordings.py")
+NO_TORCH += ("topics/*/bits.py", "topics/*/formats.py", "topics/*/histogram.py")
 
 
 def floor_of(name: str) -> str:

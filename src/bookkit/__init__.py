@@ -8,6 +8,10 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
 - ``stepper``  a collective step by step: its plan, drawn and said
 - ``shards``   the same card for a training step under ZeRO: who holds which shard
+- ``pairs``    the same card for a block cut among ranks: what is sent forward and backward
+- ``schedules`` schedules of pipelines as small grids, from the lists that ranks run
+- ``bits``     a number in six formats, bit by bit
+- ``gradients`` recorded gradients beside what a format holds
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
@@ -27,16 +31,20 @@ def setup(app):
     # loaded (see build.py).
     from bookkit import (
         address,
+        bits,
         boxes,
         build,
         diffs,
         explorer,
         formulas,
+        gradients,
         look,
         mathml,
         offline,
+        pairs,
         policy,
         recorded,
+        schedules,
         shards,
         stepper,
     )
@@ -48,6 +56,10 @@ def setup(app):
         explorer,
         stepper,
         shards,
+        pairs,
+        schedules,
+        bits,
+        gradients,
         formulas,
         diffs,
         recorded,

@@ -8,8 +8,8 @@ What the explorer shows is data (``shardlab.show.explorers``); what it computes 
 the formulas. This module writes the card, with everything in it that needs no script: menus and
 controls, the sentence for the start, the equations behind "Why?", and a table for print and for
 readers without JavaScript. ``static/explorer.js`` makes it live while the rest of the page is still
-being read; ``static/pictures.js``, ``static/timeline.js``, ``static/curves.js`` and
-``static/streams.js`` draw.
+being read; ``static/pictures.js``, ``static/timeline.js``, ``static/curves.js``,
+``static/streams.js`` and ``static/schedules.js`` draw.
 """
 
 import json
@@ -46,7 +46,7 @@ class ExplorerDirective(SphinxDirective):
             logger.warning(
                 "no explorer is named %r; there are %s",
                 name,
-                ", ".join(EXPLORERS),
+                ", ".join(sorted(EXPLORERS)),
                 location=self.get_location(),
                 type="bookkit",
                 subtype="explorer",
@@ -329,6 +329,7 @@ def _add_scripts(app, pagename, templatename, context, doctree):
                 ("timeline.js", {"timeline", "time"}),
                 ("curves.js", {"curves"}),
                 ("streams.js", {"streams"}),
+                ("schedules.js", {"schedule"}),
             )
             if kinds & drawn
         ]

@@ -3,13 +3,15 @@ JavaScript."""
 
 import json
 import re
+from itertools import product
 
 import rjsmin
 
 from shardlab.formulas.events import COMPUTE, LINK, Event, Repeat
 from shardlab.formulas.render import javascript
 from shardlab.show.palette import LINES
-from shardlab.show.spec import AtLeast, Product, Ratio, default_style
+from shardlab.show.schedule_pictures import lists
+from shardlab.show.spec import AtLeast, AtMost, Multiple, Product, Ratio, default_style
 
 
 def functions_of(spec):
@@ -131,6 +133,18 @@ def _picture(spec, drawn):
         )
     if drawn.kind == "streams":
         return dict(kind="streams", step=_entries(drawn.step), colours=drawn.colours)
+    if drawn.kind == "schedule":
+        return dict(
+            kind="schedule",
+            sizes=drawn.sizes,
+            seconds=drawn.seconds,
+            ideal=drawn.ideal,
+            idle=drawn.idle,
+            lists={
+                sizes: [packed(own) for own in ranks]
+                for sizes, ranks in lists(drawn, _sizes(spec, drawn)).items()
+            },
+        )
     if drawn.kind == "memory":
         return dict(
             kind="memory",
@@ -168,6 +182,27 @@ def _picture(spec, drawn):
     )
 
 
+def _sizes(spec, drawn):
+    """Every choice of the sizes of a schedule that the card's menus and buttons offer."""
+    schedules = {
+        (preset[drawn.schedule], preset[drawn.stages_per_rank])
+        for menu in spec.menus
+        for preset in (spec.preset(menu.kind, name) for name in menu.names)
+        if drawn.schedule in preset
+    }
+    stops = {control.quantity: control.stops for control in spec.controls}
+    for (schedule, stages), ranks, microbatches in product(
+        sorted(schedules), stops[drawn.ranks], stops[drawn.microbatches]
+    ):
+        yield schedule, ranks, microbatches, stages
+
+
+def packed(text):
+    """Runs of a text as what is repeated and how often: "AAAAAbAbAbbb" is "A5bA2b3"."""
+    runs = re.finditer(r"(\w{1,4}?)\1+|\w", text)
+    return "".join(f"{run[1] or run[0]}{len(run[0]) // len(run[1] or run[0])}" for run in runs)
+
+
 def _moving(spec, curves):
     """The inputs that move the lines of a picture: not the swept one, nor one that each line is
     given."""
@@ -195,7 +230,13 @@ def _part(part):
     return [part.quantity, part.label, part.colour]
 
 
-LINKS = {Ratio: "ratio", AtLeast: "least", Product: "product"}
+LINKS = {
+    Ratio: "ratio",
+    AtLeast: "least",
+    AtMost: "most",
+    Product: "product",
+    Multiple: "multiple",
+}
 
 
 def _link(found):

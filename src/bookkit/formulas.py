@@ -469,7 +469,7 @@ class FormulaSheetDirective(SphinxDirective):
                     moments,
                     compute(f'bytes_per_parameter(recipe="{recipe.name}") exact')[0],
                     "yes" if recipe.verified else "not yet",
-                    f"{recipe.note} ({recipe.source})",
+                    f"{recipe.note} ({recipe.source}, read on {recipe.read_on})",
                 ]
             )
         heads = [
@@ -504,7 +504,7 @@ class FormulaSheetDirective(SphinxDirective):
                 model.name,
                 *(f"{model.quantities[name]:,}" for name in shape),
                 compute(f'parameters(model="{model.name}") exact')[0],
-                model.source,
+                f"{model.source}; read on {model.read_on}",
             ]
             for model in MODELS.values()
         ]
@@ -536,7 +536,8 @@ class FormulaSheetDirective(SphinxDirective):
                     *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
                     format_as(rate / 1e12, "number"),
                     format_as(gpu.quantities["memory_bytes_per_second"] / 1e12, "number"),
-                    f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}.",
+                    f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}. Read on"
+                    f" {gpu.read_on}.",
                 ]
             )
         intro = _text(
@@ -560,7 +561,7 @@ class FormulaSheetDirective(SphinxDirective):
                 link.name,
                 format_as(link.quantities["link_bytes_per_second"] / 1e9, "number"),
                 format_as(link.quantities["latency_seconds"] * 1e6, "number"),
-                f"{link.source}.",
+                f"{link.source}. Read on {link.read_on}.",
             ]
             for link in LINKS.values()
         ]

@@ -4,6 +4,8 @@ python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
 python -m shardlab explain QUANTITY [NAME=VALUE ...]
     what a number follows from: the tree of formulas, with units and sources
+python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
+    does a training step fit, category by category, and what would fit instead
 """
 
 import argparse

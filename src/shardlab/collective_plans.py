@@ -10,7 +10,7 @@ plan knows neither tensors nor sizes, so this module needs no torch. It is writt
 - 1 of one group.
 
 A move is one message: chunk c of rank `source` goes to rank `target`, which adds it to its own
-chunk c (`+=`) or replaces its own by it (`=`). The moves of one step travel at the same
+chunk c (`+=`) or replaces its own chunk with it (`=`). The moves of one step travel at the same
 time; a rank begins a step when its moves of the step before are done. Each link is used by one
 message at a time, each way, so the number of steps is the number of times that a latency is paid.
 """

@@ -1,10 +1,14 @@
-"""Helpers of all collectives: a rank's place in its group, checks of shards, and copies of tensors
-that the backend can send."""
+"""Helpers of all collectives: a rank's place in its group, checks of shards, the group's backend,
+and copies of tensors that the backend can send."""
 
 import torch.distributed as dist
 from torch import Tensor
 
 Group = dist.ProcessGroup | None
+
+# PyTorch's own, under the names that 2.13 gave them; shards are equally large
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def place(group: Group, root: int = 0) -> tuple[int, int]:
@@ -35,10 +39,16 @@ def check_shard(shard: Tensor, full: Tensor | None, n: int, me: int, times: int 
         )
 
 
+def backend_for(device_type: str, group: Group) -> str | None:
+    """The group's backend for tensors on that device, such as "gloo"; None if it has none."""
+    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
+    return backends.get(device_type)
+
+
 def can_send(device_type: str, group: Group) -> bool:
     """Whether the group's backend has send and recv for tensors on that device."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return (device_type, backends.get(device_type)) != ("cuda", "gloo") and device_type in backends
+    backend = backend_for(device_type, group)
+    return backend is not None and (device_type, backend) != ("cuda", "gloo")
 
 
 def wire(tensor: Tensor, group: Group) -> Tensor:

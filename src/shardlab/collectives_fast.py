@@ -64,21 +64,21 @@ Chunk = Tensor | list[Tensor]
 Chunks = Mapping[int, Chunk] | Sequence[Chunk]
 
 
-def run(plan: Plan, chunks: Chunks, group: Group):
+def run(plan: Plan, chunks: Chunks, group: Group, piece_bytes: int = PIECE_BYTES):
     """Make this rank's moves. A chunk is a flat tensor, in which a sum is made in place, or a list
-    of pieces."""
+    of pieces. All ranks have the same `piece_bytes`."""
     me = dist.get_rank(group)
     for moves in plan:
         receives, sends, sent = [], [], []
         for source, target, chunk, operator in moves:
             if target == me:
-                here = pieces(chunks[chunk])
+                here = pieces(chunks[chunk], piece_bytes)
                 for place, mine in enumerate(here):
                     arriving = torch.empty_like(mine) if operator == "+=" else mine
                     receive = message(dist.irecv, arriving, source, chunk, group)
                     receives.append((receive, here, place))
             if source == me:
-                leaving = pieces(chunks[chunk])
+                leaving = pieces(chunks[chunk], piece_bytes)
                 sends += [message(dist.isend, mine, target, chunk, group) for mine in leaving]
                 sent.append(leaving)
         if not receives and not sends:
@@ -105,10 +105,10 @@ def add(arrived: Tensor, here: Sequence[Tensor], place: int):
         here[place].add_(arrived)
 
 
-def pieces(chunk: Chunk) -> Sequence[Tensor]:
+def pieces(chunk: Chunk, piece_bytes: int = PIECE_BYTES) -> Sequence[Tensor]:
     if isinstance(chunk, list):
         return chunk
-    return tuple(chunk.split(max(1, PIECE_BYTES // chunk.element_size()))) if chunk.numel() else ()
+    return tuple(chunk.split(max(1, piece_bytes // chunk.element_size()))) if chunk.numel() else ()
 
 
 # --- the collectives ------------------------------------------------------------------------------

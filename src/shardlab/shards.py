@@ -41,10 +41,14 @@ def as_shard(
 
 
 def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What the optimizer updates: shards, and what every rank has whole. Their gradients are there
-    afterwards."""
+    """What the optimizer updates: shards, fp32 copies, and what every rank has whole. Their
+    gradients are there afterwards."""
     if hasattr(optimizer, "reduce_gradients"):  # ZeRO stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
+    for holder in (optimizer, getattr(optimizer, "inner", None)):
+        if hasattr(holder, "take_gradients"):  # copies of parameters or of shards
+            holder.take_gradients()
+            return [p for param_group in holder.param_groups for p in param_group["params"]]
     if hasattr(optimizer, "buckets"):
         return [shard for bucket in optimizer.buckets for shard in bucket.shards]
     return [p for param_group in optimizer.param_groups for p in param_group["params"]]

@@ -23,12 +23,16 @@ __all__ = [
     "FakeTensorMode",  # tensors without memory. Without: nothing is weighed that does not fit here
     "TorchDispatchMode",  # sees every operation. Without: no ledger, no count of operations
     "CALL",
+    "ConvertedModule",
+    "FUSED_ATTENTION",
     "active_fake_mode",  # the fake mode that is on. Without: the ledger counts DTensor's trial runs
     "tree_leaves",  # tensors in a nested output. Without: only a plain tensor can be an output
     "tree_map",  # the same output with other tensors. Without: an output is taken as it is
     "abort_process_groups",
     "argument_names",
     "at_end_of_backward",
+    "base_of",
+    "changes_arguments",
     "clear_cublas_workspaces",
     "current_backward",
     "disable_modes",
@@ -44,13 +48,16 @@ __all__ = [
     "own_parameters",
     "process_groups",
     "reduction_name",
+    "scaled_product",
     "storage_key",
     "take_fake_tensors",
+    "unscale_in_one_pass",
     "version",
     "watch_clipping",
     "watch_new_groups",
     "watch_resize",
     "watch_unscaling",
+    "watch_value_clipping",
     "withdraw",
 ]
 
@@ -164,6 +171,38 @@ def watch_clipping(
     return lambda: put(total, clip)
 
 
+def watch_value_clipping(
+    tensors_of: Callable[[list[Tensor]], list[Tensor]],
+) -> Callable[[], None]:
+    """torch.nn.utils.clip_grad_value_(parameters, ...) clips the gradients of
+    tensors_of(parameters), also for whoever has imported it before. Returns a function that ends
+    the watch. Without it, stage 1 clips gradients before they are averaged, and stage 2 none."""
+    public = torch.nn.utils.clip_grad.clip_grad_value_
+    original = public.__wrapped__
+    (inside,) = (cell for cell in public.__closure__ if cell.cell_contents is original)
+
+    @functools.wraps(original)
+    def clip(parameters, *args, **named):
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        return original(tensors_of(parameters), *args, **named)
+
+    inside.cell_contents = clip
+    return lambda: setattr(inside, "cell_contents", original)
+
+
+def unscale_in_one_pass(gradients: list[Tensor], found: Tensor, inverse: Tensor):
+    """Each gradient times `inverse`, in place; `found` [1] becomes 1 if one of them was not finite.
+    All are on one device. Without it, a loss scaler reads each gradient twice."""
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+
+
+def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype) -> Tensor:
+    """(a * scale_a) @ (b * scale_b) of float8 factors, b with its columns in a row each, in the
+    units that a GPU has for them. PyTorch 2.13 has a public name for it, and 2.6 has not. Without
+    it, fp8 is only emulated."""
+    return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
+
+
 # --- tensors, storages, modules -------------------------------------------------------------------
 
 
@@ -171,6 +210,12 @@ def version(tensor: Tensor) -> int:
     """How often the tensor was written in place. Without it, stage 3 gathers unchanged weights
     again."""
     return tensor._version
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """The tensor of which this one is a view, or itself. Without it, a weight that a linear layer
+    saves as its transpose is taken for an activation, and travels to the host and back."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:
@@ -206,6 +251,19 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
 CALL = "_call_impl"
 
 
+class ConvertedModule(nn.Module):
+    """Its `converted()` is called after .to(), .double() and to_empty(), which can give a module
+    other parameters. Without it, parts of tensor parallelism that leave the meta device are taken
+    for whole, and clipping counts too little."""
+
+    def converted(self): ...
+
+    def _apply(self, *args, **named):
+        super()._apply(*args, **named)
+        self.converted()
+        return self
+
+
 def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], None]:
     """Calls `seen` after each resize_ of a storage, by which FSDP2 and stage 3 free and refill
     memory: no dispatch mode sees it. Returns a function that ends the watch. The name is public;
@@ -219,6 +277,19 @@ def watch_resize(seen: Callable[[torch.UntypedStorage], None]) -> Callable[[], N
 
     torch.UntypedStorage.resize_ = resize_
     return lambda: setattr(torch.UntypedStorage, "resize_", original)
+
+
+# The operators of F.scaled_dot_product_attention, of the CPU and of three kernels of CUDA, by which
+# selective checkpointing knows fused attention. Without them, it computes attention twice.
+FUSED_ATTENTION = tuple(
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kind}")
+    for kind in (
+        "flash_attention_for_cpu",
+        "flash_attention",
+        "efficient_attention",
+        "cudnn_attention",
+    )
+)
 
 
 def disable_modes():
@@ -310,6 +381,13 @@ def argument_names(function: torch._ops.OpOverload) -> list[str]:
     """The names of an operator's arguments, in order. Without it, the log must know them by number,
     which differs between versions."""
     return [argument.name for argument in function._schema.arguments]
+
+
+def changes_arguments(function: torch._ops.OpOverload) -> bool:
+    """Whether the operator writes into one of its arguments, as in-place operators do. Collectives
+    of c10d do not tell. Without it, selective checkpointing keeps a product that is changed in
+    place, and changes it a second time."""
+    return function._schema.is_mutable
 
 
 def reduction_name(reduce_op: torch.ScriptObject) -> str:

@@ -11,6 +11,8 @@ import pytest
 from shardlab.formulas import BOOK, InvalidQuantity
 from shardlab.formulas.events import COMPUTE, LINK, operations, run, waiting
 from shardlab.formulas.registry import show
+from shardlab.schedule_simulation import in_flight
+from shardlab.schedules import Kind
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 
@@ -91,6 +93,12 @@ def arbitrary(spec, chance):
                 int(quantity.least), 2 ** chance.choice((2, 4, 8, 12, 16))
             )
     if chance.random() < 0.9:
+        if "tensor_rank" in values:
+            t = values["tensor_parallel"] = chance.randint(1, 16)
+            values["tensor_rank"] = chance.randint(0, t - 1)
+            values["key_value_heads"] = t * chance.randint(1, 9)
+            values["sequence"] = t * chance.randint(1, 999)
+            values["regather"] = chance.randint(0, values["sequence_parallel"])
         if "heads" in values:
             values["heads"] = values["key_value_heads"] * chance.randint(1, 9)
             values["hidden"] = values["heads"] * chance.randint(1, 257)
@@ -264,6 +272,68 @@ def test_the_events_of_streams(open_page, name, place):
             for one in ran
         ]
         assert [tuple(span) for span in idle] == list(waiting(ran))
+
+
+SIMULATE = """([name, place, configurations]) => {
+  const card = document.getElementById("explorer-" + name), schedules = BOOK.schedules;
+  const spec = JSON.parse(card.querySelector("script[type='application/json']").textContent)
+    .pictures[place];
+  return configurations.map(values => {
+    const plan = schedules.planOf(spec, values), costs = schedules.costsOf(spec, plan, values);
+    return [schedules.simulate(plan, costs), schedules.inFlight(plan),
+      BOOK.derived.schedule(spec, values)];
+  });
+}"""
+
+
+def configurations_of_schedules(spec, picture, chance):
+    """Every schedule that the card offers, twice, with costs from the controls' stops."""
+    found = []
+    stops = {control.quantity: control.stops for control in spec.controls}
+    for name in 2 * list(spec.menus[0].names):
+        for ranks in stops[picture.ranks]:
+            for microbatches in stops[picture.microbatches]:
+                values = spec.choose(spec.start(), spec.menus[0].kind, name)
+                moves = {picture.ranks: ranks, picture.microbatches: microbatches}
+                moves.update((cost, chance.choice(stops[cost])) for cost in picture.seconds)
+                for quantity, stop in moves.items():
+                    values = spec.move(values, quantity, stop)
+                found.append(spec.compute(values))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        (name, place)
+        for name, spec in EXPLORERS.items()
+        for place, picture in enumerate(spec.pictures)
+        if picture.kind == "schedule"
+    ],
+)
+def test_the_schedules(open_page, name, place):
+    """The page plays the lists that ranks run as the simulator does, to the last bit: every
+    schedule that the card offers, with messages, unequal halves and a slow last rank. What it holds
+    and what the sentences say follow from them.
+
+    Must catch: a message that does not wait for the one before it on its link; a stage of the
+    neighbour taken for one of the own rank; a head on every stage of the last rank; memory that is
+    free after I."""
+    spec, chance = EXPLORERS[name], random.Random(name)
+    picture = spec.pictures[place]
+    configurations = configurations_of_schedules(spec, picture, chance)
+    kinds = [kind.value for kind in Kind]
+    got = ask(open_page(name, "file"), SIMULATE, name, place, configurations)
+    for configuration, (spans, held, derived) in zip(configurations, got, strict=True):
+        assert spans == [
+            [
+                [[a.stage, kinds.index(a.kind.value), a.microbatch], begin, end]
+                for a, begin, end in own
+            ]
+            for own in picture.timeline(configuration).spans
+        ]
+        assert held == in_flight(picture.plan(configuration))
+        assert derived == pytest.approx(picture.derived(configuration), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", EXPLORERS)

@@ -1,6 +1,7 @@
 """Where data parallelism was wrong without a word: now the plain model's result, or one sentence.
 
-Each case once returned a wrong number and raised nothing.
+Each test but the last has a case that once returned a wrong number, or raised PyTorch's own words.
+The other cases, and the last test, were right before and stay right.
 """
 
 import copy

@@ -257,11 +257,14 @@ def book(build_once):
 def test_an_equation_with_a_number_given(build):
     """Of ZeRO's stages each has its own equation, out of the one formula.
 
-    Mutation: `where` left with both sides; the parts that depend on the stage not written out; an
-    unknown name given and no word said."""
+    Mutation: `where` left with both sides, or `choose` with all of its values; the parts that
+    depend on the stage not written out; an unknown name given and no word said."""
     assert right_hand_side("zero_states_bytes", given={"zero_stage": 2}) == (
         r"\beta_\text{param}\,\Psi + \beta_\text{grad}\,\Psi_r"
         r" + \left(\beta_\text{master} + n_\text{mom}\,\beta_\text{mom}\right)\,\Psi_r"
+    )
+    assert right_hand_side("pipeline_idle_seconds", given={"pipeline_schedule": 2}) == (
+        r"p_\text{last}\,\tau_\text{mb}"
     )
     asked = "zero_states_bytes(zero_stage=1) zero_states_bytes(zero_stage=3)"
     text = "# Page\n\n```{equation} %s\n```\n"

@@ -1,13 +1,15 @@
 """What pages claim: sentences that were wrong stay away, numbers that are typed follow from a
 source or from a formula."""
 
+import csv
 import re
+from datetime import date
 from pathlib import Path
 
 import pytest
 import torch
 
-from shardlab.formulas import GPUS, LINKS, evaluate, quantities
+from shardlab.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
@@ -168,3 +170,51 @@ def test_typed_numbers_are_round_or_have_a_source():
                     f"{page}: {typed} in {' '.join(said.split())}: compute it, or say in this test"
                     " where it was read"
                 )
+
+
+# --- sources, and what a page must name -----------------------------------------------------------
+
+
+def test_names_of_authors():
+    """Must catch: "Patarasu", which two formula sheets printed."""
+    sources = [formula.source for formula in BOOK.formulas.values()] + list(PAGES.values())
+    sources.append((ROOT / "references.bib").read_text(encoding="utf-8"))
+    assert sum("Patarasuk" in source for source in sources) > 5
+    wrong = [source for source in sources if re.search(r"Patarasu(?!k)", source)]
+    assert not wrong, wrong[0][:100]
+
+
+def test_stages_are_not_all_of_zero():
+    """Must catch: "It comes in three stages", without a word on what else the papers have."""
+    _, after = words("zero").split("It comes in three stages", 1)
+    assert "ZeRO-R" in after[:300] and "ZeRO-Infinity" in after[:300]
+
+
+def test_the_allocator_had_another_name():
+    """Must catch: PYTORCH_ALLOC_CONF alone, which the oldest PyTorch that we allow ignores."""
+    _, after = words("where-the-memory-goes").split("`PYTORCH_ALLOC_CONF=", 1)
+    assert "Older PyTorch wants `PYTORCH_CUDA_ALLOC_CONF`" in after[:300]
+
+
+def test_sources_that_were_not_read():
+    """What a claim rests on and nobody read is in the table of the last page.
+
+    Must catch: a claim on Daly, PaLM, ZeRO-Infinity or quoted numbers that is named nowhere."""
+    said = words("about").split("could not be read at its source", 1)[1]
+    for cited in ("Daly 2006", "PaLM", "ZeRO-Infinity", "Li et al. 2020", "2507.03114", "SHARP"):
+        assert cited in said, cited
+
+
+def test_presets_are_dated():
+    """Each preset says where its numbers are from and when that was read; the formula sheets print
+    both.
+
+    Must catch: a model, a recipe, a GPU, a link or a protocol without a source or a day."""
+    for kind, presets in PRESETS.items():
+        for preset in presets.values():
+            assert preset.source, (kind, preset.name)
+            assert date.fromisoformat(preset.read_on) <= date.today(), (kind, preset.name)
+    rows = csv.DictReader((ROOT / "src/shardlab/data/hardware.csv").read_text().splitlines())
+    assert {row["name"]: row["read_on"] for row in rows} == {
+        gpu.name: gpu.read_on for gpu in GPUS.values()
+    }

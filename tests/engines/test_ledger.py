@@ -94,6 +94,31 @@ def test_fake_tensors_give_the_same_timeline(changes):
     assert real.peak == fake.peak
 
 
+def test_gradients_that_are_assigned():
+    """A gradient without autograd, as a sum over ranks or a hand-written backward makes it, is one
+    from the operation on that made it; without a step too.
+
+    Must catch: gradients called temporaries until an optimizer steps, or for ever; lines before
+    they were found that still call them so."""
+    model = torch.nn.Linear(30, 20)
+    sizes = [4 * p.numel() for p in model.parameters()]
+    with Ledger(model) as ledger:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        while_asked = ledger.bytes
+        model.weight.grad = None
+        model.weight.grad = torch.zeros(20, 30)
+    assert while_asked.gradients == ledger.bytes.gradients == sum(sizes)
+    assert {point.bytes.temporaries for point in ledger.timeline} == {0}
+    assert [point.bytes.gradients for point in ledger.timeline[-3:]] == [
+        sizes[0],
+        sum(sizes),
+        sum(sizes),
+    ]
+    model.bias.grad = torch.ones(20)
+    assert ledger.bytes.gradients == sizes[0], "nothing is found after the end"
+
+
 def test_categories_at_each_phase():
     """Parameters are there from the start; after backward all gradients are; after the first step
     the optimizer's states are, and they are called so from the operation that made them on; saved

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from shardlab.collective_wire import reduce_scatter_single
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
@@ -185,8 +186,7 @@ def messages_and_memory():
         works = [dist.all_reduce(x, async_op=True, group=group)]
         [work.wait() for work in works]
         halves = torch.empty(3)
-        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        function(halves, x)
+        reduce_scatter_single(halves, x)
         return x, halves
 
     sums()

@@ -19,6 +19,8 @@ A_ROLE_IN_EVERY_TOPIC = {
     "SIZES": "the sizes of a topic's GPT",
     "build_model": "the model of a lab",
     "count_sent": "what a rank of a lab sends",
+    "given_to_explorer": "where the explorer of a lab begins",
+    "warm_up": "a first step of a lab's ranks, which loads what PyTorch needs",
     "COLOURS": "the colours of what a timeline shows",
     "RANKS": "how many ranks a stepper can show",
     "Step": "what a stepper shows of one step",
@@ -29,7 +31,16 @@ A_ROLE_IN_EVERY_TOPIC = {
 }
 THE_SAME_IN_ANOTHER_WAY = {
     **dict.fromkeys(
-        ("all_gather", "all_reduce", "reduce_scatter", "run", "Chunks", "PIECE_BYTES", "Ring"),
+        (
+            "all_gather",
+            "all_reduce",
+            "reduce_scatter",
+            "run",
+            "Chunks",
+            "PIECE_BYTES",
+            "Ring",
+            "LossScaler",
+        ),
         "readable in one file and fast in another, behind the same interface",
     ),
     **dict.fromkeys(

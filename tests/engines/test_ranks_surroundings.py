@@ -3,11 +3,13 @@ next piece of work is right, or one sentence says what is wrong."""
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -16,8 +18,10 @@ from notebook_kernel import gone
 from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.findings import disagreement, unfinished
+from shardlab.ranks.messages import Returned
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
 from shardlab.ranks.shared import SharedFile
+from shardlab.ranks.watch import Member, Watch
 from shardlab.ranks.wire import ParentsEnd, RanksEnd, packed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -85,8 +89,6 @@ def test_two_threads_take_turns(two):
 
 def test_a_message_in_pieces():
     """Must catch: half a message taken for a whole one; one of earlier work taken for an answer."""
-    import socket
-
     ours, theirs = socket.socketpair()
     end = ParentsEnd(ours.detach())
     frame = packed(7, b"y" * 1000)
@@ -106,6 +108,21 @@ def test_a_message_in_pieces():
     theirs.close()
     assert end.read() == [] and end.closed
     end.close()
+
+
+def test_an_answer_to_earlier_work():
+    """Must catch: an answer taken for one to this work because it came first: the number unread."""
+    ours, theirs = socket.socketpair()
+    member = Member(SimpleNamespace(exitcode=None), ParentsEnd(ours.detach()), None, None)
+    watch = Watch([member], 5, None, [])
+    theirs.sendall(packed(4, Returned(b"of earlier work")))
+    watch.receive(0)
+    assert watch.outcome.ends == [None]
+    theirs.sendall(packed(5, Returned(b"of this")))
+    watch.receive(0)
+    assert watch.outcome.ends == [Returned(b"of this")]
+    member.wire.close()
+    theirs.close()
 
 
 # --- what work leaves behind ----------------------------------------------------------------------
@@ -262,6 +279,7 @@ def test_one_long_line():
     thread.start()
     while thread.is_alive():
         printed.drain()
+        assert len(printed.head) + len(printed.tail) <= 3 * KEPT_BYTES
     text = printed.take()
     assert text.startswith("xxx") and text.endswith("xxx") and len(text) < 2.1 * KEPT_BYTES
     printed.close()

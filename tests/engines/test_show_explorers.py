@@ -12,7 +12,16 @@ from shardlab.formulas import BOOK, InvalidQuantity, evaluate, explain
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, format_to_type, parse_number
 from shardlab.show.pictures import MemoryBar
-from shardlab.show.spec import PRESETS, AtLeast, Explorer, ExplorerTable, Product, Ratio, Say
+from shardlab.show.spec import (
+    PRESETS,
+    AtLeast,
+    AtMost,
+    Explorer,
+    ExplorerTable,
+    Product,
+    Ratio,
+    Say,
+)
 from shardlab.show.stops import powers_of_two, steps_of_ten
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
@@ -56,7 +65,8 @@ def test_everything_named_exists(explorer):
         BOOK.validate(**{control.quantity: control.stops[0]})
         BOOK.validate(**{control.quantity: control.stops[-1]})
     for picture in explorer.pictures:
-        assert picture.kind in ("memory", "timeline", "time", "curves", "streams")
+        kinds = ("memory", "timeline", "time", "curves", "streams", "schedule")
+        assert picture.kind in kinds
         for event, words, colour in getattr(picture, "colours", ()):
             palette, _, name = colour.partition("-")
             names = dict(memory=MEMORY, timeline=TIMELINE)[palette]
@@ -219,6 +229,22 @@ def test_positions_follow_a_long_sequence():
         )
         == {}
     )
+
+
+def test_a_switch_takes_the_one_that_it_needs_along():
+    """Gathering again needs own tokens: no setting of the two is refused.
+
+    Mutation: the follower pulled down when it moves up; a comparison of text with a number."""
+    tensor = EXPLORERS["tensor-parallel"]
+    on = tensor.move(tensor.start(), "regather", 1)
+    assert (on["regather"], on["sequence_parallel"]) == (1, 1)
+    off = tensor.move(on, "sequence_parallel", 0)
+    assert (off["regather"], off["sequence_parallel"]) == (0, 0)
+    alone = tensor.move(tensor.start(), "sequence_parallel", 1)
+    assert (alone["regather"], alone["sequence_parallel"]) == (0, 1)
+    link = AtMost("regather", "sequence_parallel")
+    for odd in ("many", float("nan")):
+        assert link.move(dict(regather=odd, sequence_parallel=0), "regather", {}) == {}
 
 
 def test_every_claim_about_bytes_per_parameter_has_its_row():

@@ -1,8 +1,10 @@
 """The small table of the labs: Markdown for pages, aligned text for everything else."""
 
+from typing import NamedTuple
+
 import pytest
 
-from shardlab.show.tables import Table
+from shardlab.show.tables import Table, table_by_rank
 
 BYTES = Table(
     ["part", "predicted", "so"],
@@ -46,3 +48,16 @@ def test_a_row_of_another_length_is_refused():
     """Mutation: rows zipped with heads, which would drop the last cell in silence."""
     with pytest.raises(ValueError, match=r"\['a', '1', '2'\] has 3 cells, but there are 2 heads"):
         Table(["name", "value"], [["a", 1, 2]])
+
+
+def test_a_row_for_each_rank():
+    """Mutation: rounding printed with its digits, which differ between machines; rows counted from
+    1."""
+
+    class Found(NamedTuple):
+        bytes_sent: int
+        difference: float
+
+    table = table_by_rank([Found(6144, 3.4567e-16), Found(6140, 0.74567)])
+    assert table.heads == ["", "bytes sent", "difference"]
+    assert table.rows == [["rank 0", "6,144", "< 1e-12"], ["rank 1", "6,140", "0.75"]]

@@ -163,24 +163,26 @@ def test_what_torch_lets_one_say():
     """op, async_op, a receive that is waited for, a parameter that wants a gradient: as on real
     ranks.
 
-    Mutations: a sum where a mean was asked for; irecv that waits at once, which deadlocks;
-    autograd's objection to a parameter."""
+    Mutations: a sum where a mean or the largest was asked for; irecv that waits at once, which
+    deadlocks; autograd's objection to a parameter."""
 
     def work(dist):
         rank, n = dist.get_rank(), dist.get_world_size()
         x, y = torch.tensor([rank + 1.0]), torch.nn.Parameter(torch.tensor([rank + 1.0]))
         dist.all_reduce(x, op=dist.ReduceOp.AVG, async_op=True).wait()
         dist.all_reduce(y, dist.ReduceOp.SUM)
+        largest = torch.tensor([float(rank), -rank])
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
         arriving = torch.empty(1)
         receive = dist.irecv(arriving, (rank - 1) % n)
         dist.isend(torch.tensor([float(rank)]), (rank + 1) % n).wait()
         receive.wait()
         receive.wait()
-        return x.item(), y.item(), arriving.item()
+        return x.item(), y.item(), largest.tolist(), arriving.item()
 
-    assert on_threads(3, work) == [(2, 6, 2), (2, 6, 0), (2, 6, 1)]
-    with pytest.raises(ValueError, match="an all-reduce of thread ranks is a SUM or an AVG"):
-        on_threads(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX))
+    assert on_threads(3, work) == [(2, 6, [2, 0], 2), (2, 6, [2, 0], 0), (2, 6, [2, 0], 1)]
+    with pytest.raises(ValueError, match="an all-reduce of thread ranks is a SUM, an AVG or a MAX"):
+        on_threads(2, lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MIN))
     with pytest.raises(
         AttributeError, match="thread ranks have no all_gather; they have .*all_reduce, broadcast"
     ):

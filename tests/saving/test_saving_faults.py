@@ -23,7 +23,7 @@ import torch.distributed.checkpoint as dcp
 
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.ranks import RankDied, ranks
+from shardlab.ranks import RankDied
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import resume, save
@@ -33,15 +33,6 @@ CONFIG = GPTConfig(layers=2, hidden=12, heads=2, vocabulary=29, max_sequence=8)
 BATCH, END, EVERY = 12, 9, 3
 # torch 2.6 sees by itself that no other rank saves
 ALONE = {"no_dist": True} if "no_dist" in inspect.signature(dcp.save).parameters else {}
-
-
-@pytest.fixture(scope="module")
-def worlds():
-    """{number of ranks: a world of them}"""
-    opened = {n: ranks(n, device="cpu", announce=False) for n in (1, 2, 3, 4)}
-    yield opened
-    for world in opened.values():
-        world.close()
 
 
 def kill():
@@ -100,14 +91,14 @@ def test_killed_in_a_step(stage, dropout, worlds, tmp_path):
 
     Mutations: dropout's random state, the schedule, or a moment not brought back; the chunks of the
     save's ranks taken for those of the ranks that there are."""
-    three, disturbed = worlds[3], tmp_path / "disturbed"
+    three, disturbed = worlds(3), tmp_path / "disturbed"
     whole = three.run(train, stage, str(tmp_path / "whole"), dropout)[0]
     with pytest.raises(RankDied, match="Rank 1 died: .* SIGKILL"):
         three.run(train, stage, str(disturbed), dropout, (1, 7))
     assert sorted(os.listdir(disturbed)) == ["step-3", "step-6"]
     for n in (3,) if dropout else (3, 2, 4):
         shutil.copytree(disturbed, folder := tmp_path / f"{n}")
-        found = worlds[n].run(train, stage, str(folder), dropout)[0]
+        found = worlds(n).run(train, stage, str(folder), dropout)[0]
         assert found == (last(whole, 6) if n == 3 else pytest.approx(last(whole, 6), rel=1e-10)), n
 
 
@@ -163,14 +154,14 @@ def test_killed_in_the_save(rank, where, begin, worlds, tmp_path):
     Mutations: files written into the folder with the final name; the older save removed before the
     new one is whole; the older one removed under its name, so that a half of it looks like a
     whole."""
-    whole = worlds[2].run(train, 2, str(tmp_path / "whole"), keep=1)[0]
+    whole = worlds(2).run(train, 2, str(tmp_path / "whole"), keep=1)[0]
     folder = tmp_path / "disturbed"
     with pytest.raises(RankDied, match=f"Rank {rank} died: .* SIGKILL"):
-        worlds[2].run(dies_in_the_save, 2, str(folder), rank, where)
+        worlds(2).run(dies_in_the_save, 2, str(folder), rank, where)
     left = any(".partial" in name for name in os.listdir(folder))
     assert f"step-{begin}" in os.listdir(folder)
     assert left == (rank == 0 and where != "after the move")  # a rank 0 that lives clears up
-    assert worlds[2].run(train, 2, str(folder), keep=1)[0] == last(whole, begin)
+    assert worlds(2).run(train, 2, str(folder), keep=1)[0] == last(whole, begin)
     if begin == 3:
         assert os.listdir(folder) == ["step-6"]
 
@@ -198,7 +189,7 @@ def test_groups_of_ranks(stage, worlds, tmp_path):
 
     Mutation: shards cut by the world instead of the group that the model or the optimizer
     has."""
-    saved, resumed = (worlds[4].run(two_halves, stage, str(tmp_path), begin) for begin in (0, 9))
+    saved, resumed = (worlds(4).run(two_halves, stage, str(tmp_path), begin) for begin in (0, 9))
     for before, after in zip(saved, resumed):
         assert all(map(torch.equal, before, after))
     assert sorted(path.name for path in (tmp_path / "1" / "step-1").glob("*.pt")) == [
@@ -274,25 +265,25 @@ def test_killed_while_overwriting(worlds, tmp_path):
 
     Mutation: one of them killed before it begins or after it is done, which proves nothing."""
     path, folder = tmp_path / "model.pt", tmp_path / "saves"
-    (parts,) = worlds[1].run(overwrites, str(path), None)
-    (all_parts,) = worlds[1].run(saves_again, str(folder), None)
+    (parts,) = worlds(1).run(overwrites, str(path), None)
+    (all_parts,) = worlds(1).run(saves_again, str(folder), None)
     for eighth in range(8):
-        worlds[1].run(overwrites, str(path), None)
+        worlds(1).run(overwrites, str(path), None)
         assert torch.load(path).sum() == 64 * 64
         with pytest.raises(RankDied):
-            worlds[1].run(overwrites, str(path), eighth * parts // 8)
+            worlds(1).run(overwrites, str(path), eighth * parts // 8)
         with pytest.raises((RuntimeError, OSError, EOFError)):
             torch.load(path)
         with pytest.raises(RankDied):
-            worlds[1].run(saves_again, str(folder), eighth * all_parts // 8)
+            worlds(1).run(saves_again, str(folder), eighth * all_parts // 8)
         (newest,) = saving.saves(folder)
         for name, written in durable.read_json(newest / saving.MANIFEST)["files"].items():
             durable.read(newest / name, *written)
         assert newest.name == "step-1"
-    worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), False)
+    worlds(1).run(overwrites_dcp, str(tmp_path / "dcp"), False)
     dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", **ALONE)
     with pytest.raises(RankDied):
-        worlds[1].run(overwrites_dcp, str(tmp_path / "dcp"), True)
+        worlds(1).run(overwrites_dcp, str(tmp_path / "dcp"), True)
     with pytest.raises(dcp.api.CheckpointException):
         dcp.load(dict(w=torch.zeros(64, 64)), checkpoint_id=tmp_path / "dcp", **ALONE)
 

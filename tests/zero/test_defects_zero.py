@@ -6,6 +6,7 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 import copy
 import gc
 import sys
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from shardlab import zero
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
+from shardlab.mixed_precision import MasterWeights
 from shardlab.ranks import ranks
 from shardlab.zero import faster, stage1, stage2
 from shardlab.zero.flat import CannotShard, Ring
@@ -296,6 +298,20 @@ class DecaysMatrices(torch.optim.SGD):
         super().step(closure)
 
 
+class ByLayerLater(torch.optim.Optimizer):
+    """Its second step has the length of the first gradient."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            before = self.state[p].setdefault("first", p.grad.clone())
+            length = 1.0 if before.equal(p.grad) else before.norm()
+            p.sub_(p.grad * length, alpha=self.param_groups[0]["lr"])
+
+
 class Doubled(torch.optim.SGD):
     """Somebody's own, which looks at each element alone."""
 
@@ -313,7 +329,8 @@ def test_optimizers_that_look_at_shapes(two):
 
     def tried(stage):
         found = {}
-        for cls in (MyAdafactor, ByLayer, DecaysMatrices, torch.optim.LBFGS, Doubled):
+        looking = MyAdafactor, ByLayer, ByLayerLater, DecaysMatrices, torch.optim.LBFGS
+        for cls in (*looking, Doubled):
             options = dict(lr=0.0) if cls is not torch.optim.LBFGS else {}
             made = said(lambda c=cls, o=options: zero.shard(layers(3, 3), c, stage=stage, **o))
             found[cls.__name__] = made if isinstance(made, str) else "taken"
@@ -405,11 +422,57 @@ def test_clipping_by_torch(two):
     assert first < second  # each rank's own
 
 
+def clipped_by_value(stage, some, dtype=torch.float64):
+    """How far a step moves each parameter; or what it says."""
+    net = layers(4, 3, 2).to(dtype)
+    before = [parameter.detach().clone() for parameter in net.parameters()]
+    with_masters = dtype is torch.float16
+    rule, more = (
+        (MasterWeights, dict(of=torch.optim.SGD)) if with_masters else (torch.optim.SGD, {})
+    )
+    model, optimizer = zero.shard(net, rule, stage=stage, lr=1.0, **more)
+    for _ in range(2):
+        (model(own_input(4).to(dtype)).sum() / 2).backward()
+    parameters = list(model.parameters())
+
+    def step():
+        nn.utils.clip_grad_value_(parameters[:1] if some else parameters, 0.4)
+        optimizer.step()
+        with unsharded(net) if stage == 3 else torch.no_grad():
+            return [(b - p).detach() for b, p in zip(before, net.parameters())]
+
+    return said(step)
+
+
+def test_clipping_each_value(two):
+    """PyTorch's own clipping by value is the plain model's in every stage; of some parameters of a
+    shard it is refused.
+
+    Must catch: each rank's own gradients clipped before they are averaged; none clipped, because
+    stage 2 has taken them, or because fp32 copies have; two microbatches averaged twice; parameters
+    in a shard of which some are not to be clipped."""
+    plain = layers(4, 3, 2).double()
+    inputs = [torch.full((1, 4), 1.0 + rank, dtype=torch.float64) for rank in range(2)]
+    (sum(plain(x).sum() for x in inputs) / 2).backward()
+    want = [parameter.grad.clamp(-0.4, 0.4) for parameter in plain.parameters()]
+    assert any((w.abs() < 0.4).any() for w in want) and any((w.abs() == 0.4).any() for w in want)
+    for stage in range(4):
+        for found in two.run(clipped_by_value, stage, False):
+            assert all(map(partial(torch.allclose, rtol=1e-12), found, want)), stage
+    for stage in (1, 2):
+        for found in two.run(clipped_by_value, stage, False, torch.float16):
+            assert all(torch.allclose(f.double(), w, atol=2e-3) for f, w in zip(found, want)), stage
+        for sentence in two.run(clipped_by_value, stage, True):
+            assert sentence.startswith(
+                "CannotShard: torch.nn.utils.clip_grad_value_ of 1 of 4 parameters whose gradients"
+            )
+
+
 def scaled(stage, unscaled_first, **options):
     """(weights after a step that meets an infinity on rank 0 and one that does not, scales, norms)
     with PyTorch's own scaler."""
     torch.manual_seed(0)
-    net = nn.Linear(4, 2, bias=False).double()
+    net = nn.Linear(4, 1, bias=False).double()  # x[0, 0] reaches rank 0's shard alone
     model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=1.0, **options)
     scaler, seen = torch.amp.GradScaler("cpu", init_scale=1024.0), []
     for infinite in (True, False):
@@ -436,7 +499,7 @@ def test_loss_scaling(two, unscaled_first):
 
     Must catch: a rank that steps alone; scales that differ from now on; gradients left scaled."""
     torch.manual_seed(0)
-    want = nn.Linear(4, 2, bias=False).double().weight.detach() - 1.5
+    want = nn.Linear(4, 1, bias=False).double().weight.detach() - 1.5
     ways = [(stage, {}) for stage in range(4)]
     ways += [(1, dict(offload=True)), (2, dict(offload=True)), (3, dict(fused=True))]
     for stage, options in ways:
@@ -444,7 +507,7 @@ def test_loss_scaling(two, unscaled_first):
             assert torch.allclose(weight, want), (stage, options)
             assert [scale for scale, _ in seen] == [512.0, 512.0]
             if unscaled_first:
-                assert seen[1][1] == pytest.approx((8 * 1.5**2) ** 0.5)
+                assert seen[1][1] == pytest.approx((4 * 1.5**2) ** 0.5)
 
 
 def test_the_door(two):

@@ -9,7 +9,6 @@ batch, of which each rank has an equal part.
 
 import math
 import sys
-from contextlib import ExitStack
 from functools import partial
 
 import cloudpickle
@@ -34,20 +33,6 @@ from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def worlds():
-    """One of each size for all tests: what runs on it sets the default dtype that it wants."""
-    with ExitStack() as stack:
-        started = {}
-
-        def world_of(n):
-            if n not in started:
-                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
-            return started[n]
-
-        yield world_of
 
 
 @pytest.fixture(params=(2, 3, 4))

@@ -27,6 +27,17 @@
       if (changed !== link.leader || preset[link.follower] === undefined || !whole(values[link.leader])) return;
       values[link.follower] = Math.max(preset[link.follower], values[link.leader]);
     },
+    multiple(link, values) {
+      const count = values[link.follower], leader = values[link.leader];
+      if (!whole(count) || !whole(leader) || !link.when.every(pair => values[pair[0]] === pair[1])) return;
+      values[link.follower] = count + (leader - count % leader) % leader;
+    },
+    most(link, values, changed) { // NaN and text are above nothing
+      const { follower, leader } = link;
+      if (typeof values[follower] !== "number" || typeof values[leader] !== "number" || !(values[follower] > values[leader])) return;
+      if (changed === follower) values[leader] = values[follower];
+      else if (changed === leader) values[follower] = values[leader];
+    },
     product(link, values, changed) {
       const product = values[link.product], first = values[link.first], second = values[link.second];
       if (changed === link.first && whole(first) && whole(second)) values[link.product] = first * second;
@@ -103,6 +114,14 @@
       return Object.assign(computed, { free_bytes: Math.max(left, 0), missing_bytes: Math.max(-left, 0), fits: left >= 0 ? 1 : 0 });
     }
 
+    /* What a picture finds by playing a schedule: Explorer.with_derived of show/spec.py. */
+    function withDerived(computed) {
+      spec.pictures.filter(picture => picture.kind === "schedule").forEach(picture => {
+        Object.assign(computed, BOOK.derived[picture.kind](picture, computed));
+      });
+      return computed;
+    }
+
     function say(pieces) {
       return pieces.map(piece => {
         const holds = pair => shown[pair[0]] === pair[1];
@@ -121,7 +140,7 @@
     function refresh(changed) {
       let refused = null;
       try {
-        shown = withRoom(model(values));
+        shown = withDerived(withRoom(model(values)));
       } catch (error) {
         if (!(error instanceof BOOK.InvalidQuantity)) throw error;
         refused = error;
@@ -257,7 +276,7 @@
       chosen[menu.kind] = menu.select.value;
       const preset = menu.presets[menu.select.value];
       Object.assign(values, preset);
-      spec.links.filter(link => link.kind === "least").forEach(link => LINKS.least(link, values, link.leader, preset));
+      spec.links.filter(link => ["least", "multiple"].includes(link.kind)).forEach(link => LINKS[link.kind](link, values, link.leader, preset));
       announce(refresh());
       releaseGhost();
     }));

@@ -138,8 +138,8 @@ class ThreadRank:
     def all_reduce(
         self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
     ) -> "ThreadRank | None":
-        if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG):
-            raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM or an AVG.")
+        if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG, self.ReduceOp.MAX):
+            raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM, an AVG or a MAX.")
         self._reductions += 1
         with self._sheet.changed:
             brought = self._sheet.brought[self._reductions]
@@ -156,8 +156,9 @@ class ThreadRank:
                 f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))}"
                 " elements."
             )
-        total = sum(brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n))
-        tensor.detach().copy_(total / self._sheet.n if op == self.ReduceOp.AVG else total)
+        parts = [brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n)]
+        reduced = torch.stack(parts).amax(0) if op == self.ReduceOp.MAX else sum(parts)
+        tensor.detach().copy_(reduced / self._sheet.n if op == self.ReduceOp.AVG else reduced)
         return self if async_op else None
 
     def broadcast(self, tensor: Tensor, src: int, group=None):

@@ -11,7 +11,9 @@ allocated it.
 A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new
 storage gets one entry and a weak reference; when the storage dies, the entry goes. The purpose of a
 storage becomes known after its allocation: it is a temporary until autograd keeps it for backward
-(an activation), it becomes a parameter's gradient, or the optimizer keeps it.
+(an activation), it becomes a parameter's gradient, or the optimizer keeps it. A gradient that is
+not autograd's but assigned, `p.grad = ...`, is found by the next question about bytes, by the next
+step or at the end, and earlier lines are corrected.
 
 The ledger does not see scratch memory inside one operation; the 8 bytes of a plain number that
 autograd keeps, such as the divisor of x / 3; bytes that an allocator adds by rounding up or holds
@@ -132,6 +134,8 @@ class Ledger(TorchDispatchMode):
     @property
     def bytes(self) -> Counts:
         """Live bytes by category, now."""
+        if self._undo:  # within the context
+            self._find_gradients()
         return Counts(**self._now)
 
     @property
@@ -200,7 +204,7 @@ class Ledger(TorchDispatchMode):
             else "backward"
         )
         self.timeline.append(
-            TimelinePoint(counts := self.bytes, phase, operation, self._modules[-1])
+            TimelinePoint(counts := Counts(**self._now), phase, operation, self._modules[-1])
         )
         self._changed = False
         if counts.total > self._most:
@@ -212,7 +216,7 @@ class Ledger(TorchDispatchMode):
         """A storage has another purpose than noted: correct the line of the operation that made it,
         if that line is the last."""
         if self.timeline[-1].bytes.total == sum(self._now.values()):
-            self.timeline[-1] = self.timeline[-1]._replace(bytes=self.bytes)
+            self.timeline[-1] = self.timeline[-1]._replace(bytes=Counts(**self._now))
             self._changed = False
         else:
             self._write_line(operation)
@@ -271,15 +275,14 @@ class Ledger(TorchDispatchMode):
 
     def _before_step(self, optimizer, *_):
         self._stepping += 1  # a sharded optimizer has one inside
-        self._found(
-            "gradients",
-            [
-                p.grad
-                for group in optimizer.param_groups
-                for p in group["params"]
-                if p.grad is not None
-            ],
-        )
+        self._find_gradients(optimizer)
+
+    def _find_gradients(self, optimizer=None):
+        """Also those that are assigned, of which no hook is told."""
+        held = list(self.model.parameters())
+        for one in filter(None, (self.optimizer, optimizer)):
+            held += [p for group in one.param_groups for p in group["params"]]
+        self._found("gradients", [p.grad for p in held if p.grad is not None])
 
     def _after_step(self, optimizer, *_):
         self._keep_states(optimizer)
@@ -310,6 +313,8 @@ class Ledger(TorchDispatchMode):
             if entry.category == "temporaries":
                 born[entry.born] += entry.nbytes
         self._move(category, held)
+        if not any(born):
+            return
         since = 0
         for line, point in enumerate(self.timeline):
             since += born[line]
@@ -336,6 +341,7 @@ class Ledger(TorchDispatchMode):
         try:
             return super().__exit__(*error)
         finally:
+            self._find_gradients()
             self._unwatch()
 
     def _watch(self):

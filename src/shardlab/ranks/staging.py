@@ -9,6 +9,7 @@ CUDA tensor would hand gloo an address that it cannot read. A received tensor is
 import torch
 import torch.distributed as dist
 
+from ..collective_wire import backend_for
 from ..torch_internals import on_the_cpu
 
 NOT_SENT_BY_GLOO = ("cuda",)
@@ -17,10 +18,10 @@ NOT_SENT_BY_GLOO = ("cuda",)
 def must_stage(call) -> bool:
     """Whether the call is a send or recv of tensors on a device that the group's backend does not
     support. `call` is from calls.py."""
-    if call.name not in ("send", "recv") or call.own[0].device.type not in NOT_SENT_BY_GLOO:
+    if call.name not in ("send", "recv"):
         return False
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(call.group).split(","))
-    return backends.get(call.own[0].device.type) == "gloo"
+    device = call.own[0].device.type
+    return device in NOT_SENT_BY_GLOO and backend_for(device, call.group) == "gloo"
 
 
 def through_the_host(function, call, *rest, **named):

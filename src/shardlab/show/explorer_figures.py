@@ -2,12 +2,13 @@
 
 from .curve_figures import curves_figure
 from .figures import Bytes, columns_figure, duration_figure, memory_figure
+from .schedule_figures import schedule_figure
 from .stream_figures import streams_figure
 
 
 def measurable(picture):
     """The quantities of a picture beside which a measured value can be drawn."""
-    if picture.kind == "streams":
+    if picture.kind in ("streams", "schedule"):
         return []  # of a step that ran, trace_figure draws what was measured
     if picture.kind == "timeline":
         return []  # a measured step is drawn by timeline_figure in the topic's figures.py
@@ -48,6 +49,8 @@ def explorer_figures(spec, computed, measured=None):
             )
         elif picture.kind == "streams":
             figures.append(streams_figure(picture, computed))
+        elif picture.kind == "schedule":
+            figures.append(schedule_figure(picture, computed))
         elif picture.kind == "timeline":
             columns = [
                 (

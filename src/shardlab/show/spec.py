@@ -18,6 +18,7 @@ from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
 
 from .format import STYLE_OF_UNIT, format_as
 from .pictures import MemoryBar
+from .schedule_pictures import SIMULATED_WORDS
 
 # --- what an explorer is made of ------------------------------------------------------------------
 
@@ -75,13 +76,14 @@ class Menu:
     kind: str
     label: str
     without: tuple = ()  # presets that set one of these quantities are not offered
+    but: tuple = ()  # nor these, by name: an explorer's own stops would refuse them
 
     @property
     def names(self):
         return tuple(
             name
             for name, preset in PRESETS[self.kind].items()
-            if not set(self.without) & set(preset.quantities)
+            if not set(self.without) & set(preset.quantities) and name not in self.but
         )
 
     @property
@@ -120,6 +122,24 @@ class AtLeast:
 
 
 @dataclass(frozen=True)
+class AtMost:
+    """`follower` is never above `leader`: the one that moves takes the other along. A switch that
+    needs another switch."""
+
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        ours, theirs = values[self.follower], values[self.leader]
+        numbers = all(isinstance(value, (int, float)) for value in (ours, theirs))
+        if not numbers or not ours > theirs:
+            return {}
+        if changed == self.follower:
+            return {self.leader: ours}
+        return {self.follower: theirs} if changed == self.leader else {}
+
+
+@dataclass(frozen=True)
 class Product:
     """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it
     divides; when `first` moves, the product follows. Where it does not divide nothing follows, and
@@ -140,6 +160,22 @@ class Product:
         ):
             return {self.first: product // second}
         return {}
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """`follower` becomes the next multiple of `leader`, where all of `when` holds, which are pairs
+    (quantity, value): microbatches of an interleaved schedule."""
+
+    follower: str
+    leader: str
+    when: tuple = ()
+
+    def move(self, values, changed, preset):
+        count, of = values[self.follower], values[self.leader]
+        if not _whole(count, of) or any(values[name] != value for name, value in self.when):
+            return {}
+        return {self.follower: -(-count // of) * of}
 
 
 @dataclass(frozen=True)
@@ -188,13 +224,14 @@ class ExplorerTable:
 
 # The names of MemoryBar.room, and how they are printed.
 ROOM = {"free_bytes": "decimal bytes", "missing_bytes": "decimal bytes", "fits": "exact"}
+OF_PICTURES = {**ROOM, **SIMULATED_WORDS}  # what sentences may say that no formula computes
 
 
 def default_style(name):
     """The default style of a quantity. Bytes are GB here, since they are compared with a card's
     GB."""
-    if name in ROOM:
-        return ROOM[name]
+    if name in OF_PICTURES:
+        return OF_PICTURES[name]
     return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
 
 
@@ -247,7 +284,7 @@ class Explorer:
             for name in part.quantities
         ]
         shown += [column[1] for column in self.table.columns]
-        return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in ROOM]
+        return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in OF_PICTURES]
 
     @cached_property
     def card(self):
@@ -318,7 +355,7 @@ class Explorer:
         preset = self.preset(kind, name)
         values = {**values, **preset}
         for link in self.links:
-            if isinstance(link, AtLeast):
+            if isinstance(link, (AtLeast, Multiple)):
                 values.update(link.move(values, link.leader, preset))
         return values
 
@@ -370,11 +407,21 @@ class Explorer:
 
     def say(self, computed):
         """The sentence for a result of compute(): the picture in words."""
+        computed = self.with_derived(computed)
         return "".join(piece.said(computed) for piece in self.sentence)
 
     def say_detail(self, computed):
         """The rest of the picture in words."""
+        computed = self.with_derived(computed)
         return "".join(piece.said(computed) for piece in self.detail)
+
+    def with_derived(self, computed):
+        """A result of compute(), and what a picture finds by playing a schedule."""
+        found = dict(computed)
+        for picture in self.pictures:
+            if picture.kind == "schedule":
+                found.update(picture.derived(computed))
+        return found
 
     def marks(self, quantity, changed=None):
         """The control to mark when `quantity` is refused: its own control, the control of the

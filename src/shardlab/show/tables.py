@@ -7,6 +7,23 @@ from .format import format_exact
 # the beginning of a cell that is aligned to the right; a dash means "none"
 NUMBER = re.compile(r"[-–(]?[\d.]|[-–]$")
 
+ROUNDING = 1e-12  # a sum in another order differs by less, in float64
+
+
+def table_by_rank(found):
+    """A table of NamedTuples, one of each rank: a row for each rank, a column for each field."""
+    heads = [field.replace("_", " ") for field in found[0]._fields]
+    return Table(["", *heads], [[f"rank {rank}", *in_words(own)] for rank, own in enumerate(found)])
+
+
+def in_words(values):
+    """Floats in two digits, or as rounding of float64; everything else as it is."""
+
+    def word(value):
+        return f"{value:.2g}" if abs(value) >= ROUNDING else f"< {ROUNDING:g}"
+
+    return [word(value) if isinstance(value, float) else value for value in values]
+
 
 class Table:
     """`rows` under `heads`. Whole numbers are printed with all their digits, text as it is; columns

@@ -47,7 +47,7 @@ def explorer(name_or_spec, measured=None, **start):
     if isinstance(name_or_spec, str):
         if name_or_spec not in EXPLORERS:
             raise TypeError(
-                f"no explorer is named {name_or_spec!r}; there are {', '.join(EXPLORERS)}."
+                f"no explorer is named {name_or_spec!r}; there are {', '.join(sorted(EXPLORERS))}."
             )
         name_or_spec = EXPLORERS[name_or_spec]
     return ExplorerWidget(name_or_spec, measured or {}, start)

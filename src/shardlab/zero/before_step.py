@@ -6,8 +6,12 @@
                                                          the norm of all shards, in stage 3. Stages
                                                          1 and 2 refuse it: gradients of parameters
                                                          are this rank's own, or gone
+    torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+                                                         the mean gradients of this rank's shards,
+                                                         in all stages
 
-FSDP2 has both by DTensor. Both stay as they are for tensors that are not shards.
+FSDP2 has the first two by DTensor, and the third because its gradients are shards. All stay as they
+are for tensors that are not shards.
 """
 
 import functools
@@ -20,11 +24,12 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..shards import Groups, groups_of, groups_of_shards, updated_by
-from ..torch_internals import watch_clipping, watch_unscaling
+from ..torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 from .flat import CannotShard
 
-# parameter -> a weak reference to the optimizer of stage 1 or 2 that shards it
-sharded = WeakTensorKeyDictionary()
+# parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
+# of copies
+gradient_is_with = WeakTensorKeyDictionary()
 
 
 @functools.cache
@@ -32,13 +37,15 @@ def watch_steps():
     """Watch from the first shard of this process on."""
     watch_unscaling(updated_by, agree_on_infinities)
     watch_clipping(norm_over_ranks, refuse_clipping)
+    watch_value_clipping(with_shards)
 
 
 def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
-    """This optimizer shards these parameters."""
+    """This optimizer takes the gradients of these parameters, and why_not_clip(parameter) says why
+    they cannot be clipped by PyTorch's function, or nothing."""
     watch_steps()
     for parameter in parameters:
-        sharded[parameter] = ref(optimizer)
+        gradient_is_with[parameter] = ref(optimizer)
 
 
 @torch.no_grad()
@@ -91,11 +98,35 @@ def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Te
     return one ** (1 / norm_type)
 
 
+def with_shards(parameters: list[Tensor]) -> list[Tensor]:
+    """Tensors with the gradients of these parameters: the shards of the buckets that they are in,
+    which have their mean gradients now, and fp32 copies that have taken them. All ranks call it."""
+    given, holders = set(parameters), dict.fromkeys(map(holder_of, parameters))
+    sharding = [holder for holder in holders if hasattr(holder, "buckets")]
+    found = [parameter for parameter in parameters if holder_of(parameter) not in sharding]
+    for optimizer in sharding:
+        updated_by(optimizer)  # averages what is not yet averaged
+        for bucket in optimizer.buckets:
+            inside = given.intersection(bucket.parameters)
+            if inside and len(inside) < len(bucket.parameters):
+                raise CannotShard(
+                    f"torch.nn.utils.clip_grad_value_ of {len(inside)} of {len(bucket.parameters)}"
+                    " parameters whose gradients are in one shard: give it all parameters of the"
+                    " sharded optimizer."
+                )
+            found += bucket.shards if inside else []
+    copying = [*holders, *(optimizer.inner for optimizer in sharding)]
+    pairs = [pair for optimizer in copying for pair in getattr(optimizer, "pairs", ())]
+    taken = {tensor: copy for tensor, copy in pairs if tensor.grad is None}
+    return [taken.get(tensor, tensor) for tensor in found]
+
+
+def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
+    return gradient_is_with[parameter]() if parameter in gradient_is_with else None
+
+
 def refuse_clipping(parameters: list[Tensor]):
     for parameter in parameters:
-        if parameter in sharded and sharded[parameter]() is not None:
-            raise CannotShard(
-                "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this"
-                " parameter's are averaged by a sharded optimizer: call"
-                " options.clip_gradients(optimizer, max_norm)."
-            )
+        optimizer = holder_of(parameter)
+        if optimizer is not None and (why_not := optimizer.why_not_clip(parameter)):
+            raise CannotShard(why_not)

@@ -46,6 +46,7 @@ class Bucket:
     def add_to_shards(self, mean: list[Tensor]):
         """`mean` is the gradient of this rank's chunk [about E/n], in the parts of its shards."""
         for shard, part in zip(self.shards, mean):
+            part = part.to(shard.dtype)  # fp32 where 16-bit gradients were added in fp32
             shard.grad = part if shard.grad is None else shard.grad.add_(part)
 
     @property

@@ -1,10 +1,15 @@
 """PyTorch's own reduce-scatter and all-gather of flat tensors: NCCL's rings, on GPUs."""
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ..collective_wire import Group, place
+from ..collective_wire import (
+    Group,
+    all_gather_single,
+    backend_for,
+    place,
+    reduce_scatter_single,
+)
 from .flat import Ring, flattened, own_chunk
 
 
@@ -18,15 +23,12 @@ class Native(Ring):
         flat = flattened(tensors).mul_(share)
         tensors.clear()
         even, shard = self._even(flat, group)
-        # renamed in PyTorch 2.13
-        function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-        function(shard, even, group=group)
+        reduce_scatter_single(shard, even, group=group)
         return [shard[: own_chunk(flat, group).numel()].clone()]
 
     def all_gather(self, flat: Tensor, group: Group = None):
         even, shard = self._even(flat, group)
-        function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-        function(even, shard, group=group)
+        all_gather_single(even, shard, group=group)
         if even is not flat:
             n, _ = place(group)
             rows = zip(even.view(n, -1), flat.tensor_split(n))
@@ -47,5 +49,4 @@ class Native(Ring):
 def best_collectives(device: torch.device, group: Group = None) -> Ring:
     """The fastest collectives for the group. gloo makes a reduce-scatter from an all-reduce, so
     Ring is faster; NCCL has rings of its own."""
-    backends = dict(pair.split(":") for pair in dist.get_backend_config(group).split(","))
-    return Ring() if backends.get(device.type) == "gloo" else Native()
+    return Ring() if backend_for(device.type, group) == "gloo" else Native()

@@ -28,6 +28,7 @@ class UnitPlaces:
         numbers = {parameter: number for number, parameter in enumerate(order)}
         self.sites = [(place, name, numbers[parameter]) for place, name, parameter in sites]
         self.backward = None  # refers weakly to the backward that it is in
+        self.entrances: set[str] = set()  # methods that were called from outside of the others
         self.placeholders = placeholders.of(self)
         self.close()
         self.gather_in(CALL)
@@ -40,13 +41,26 @@ class UnitPlaces:
     def gather_in(self, method: str):
         """The module's parameters are whole while this method runs."""
         compute = getattr(self.module, method)
-        setattr(self.module, method, update_wrapper(partial(self.called, compute), compute))
+        run = partial(self.called, method, compute)
+        setattr(self.module, method, update_wrapper(run, compute))
 
     @never_compiled
-    def called(self, compute: Callable, *inputs, **named):
+    def called(self, method: str, compute: Callable, *inputs, **named):
         if self.open or self.computing:  # the parameters are there
             return compute(*inputs, **named)
+        if self.in_backward and method not in self.entrances:
+            return self.again(compute, *inputs, **named)
+        self.entrances.add(method)
         return self.forward(compute, *inputs, **named)
+
+    def again(self, compute: Callable, *inputs, **named):
+        """A method that was called within another one is computed again by a checkpoint that is in
+        there too. Backward has gathered the parameters."""
+        try:
+            self.computing = True
+            return compute(*inputs, **named)
+        finally:
+            self.computing = False
 
     def place(self, tensors: Sequence[Tensor]):
         self.placed = tensors
@@ -115,6 +129,7 @@ class UnitPlaces:
             other = memo[id(flat)] = shallow_copy(flat)
             other.shard, other.full = deepcopy(flat.shard, memo), torch.empty_like(flat.full)
             groups_of_shards[other.shard] = groups_of_shards[flat.shard]
+            steps.watch(other.shard)
             other.free()
         for name, value in vars(self).items():
             setattr(twin, name, deepcopy(value, memo))

@@ -19,6 +19,7 @@ refused.
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.autograd.graph import increment_version
 
 from ..backward import BackwardListener
@@ -121,7 +122,9 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
                 loss = closure()
         self.check()
         self.reduce_gradients()
-        if all(shard.grad is None for bucket in self.buckets for shard in bucket.shards):
+        updated = [p for group in self.param_groups for p in group["params"]]
+        shards = [shard for bucket in self.buckets for shard in bucket.shards]
+        if all(tensor.grad is None for tensor in (*shards, *updated)):
             raise CannotShard(
                 "step() without a gradient on this rank: all ranks run backward before a step, each"
                 " with at least one parameter in it."
@@ -140,6 +143,15 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
             for parameter in (*bucket.parameters, *bucket.shards):
                 if parameter.grad is not None:
                     parameter.grad = None if set_to_none else parameter.grad.zero_()
+        self.inner.zero_grad(set_to_none)
+
+    def why_not_clip(self, parameter: nn.Parameter) -> str:
+        """Why PyTorch's clip_grad_norm_ cannot clip this parameter."""
+        return (
+            "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this parameter's"
+            " are averaged by a sharded optimizer: call options.clip_gradients(optimizer,"
+            " max_norm)."
+        )
 
     def check(self):
         for bucket in self.buckets:

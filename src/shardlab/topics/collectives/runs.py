@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardlab import collective_plans, collectives, collectives_fast
+from shardlab.collective_wire import all_gather_single, reduce_scatter_single
 from shardlab.measure.attempts import attempt
 from shardlab.measure.links import Timing, all_reduce_timings
 from shardlab.measure.races import AGAIN, TURNS, Bench, Result, Run, in_turns, step_result
@@ -204,34 +205,26 @@ def race(megabytes: Sequence[float] = (16, 64), turns: int = TURNS) -> list[Resu
 def beside_gloo(which: str, elements: int, turns: int) -> dict[str, list[float]]:
     """On a rank: seconds of each way, in turns."""
     full, shard = torch.zeros(elements), torch.zeros(elements // 2)
-    # renamed in PyTorch 2.13
-    dist_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    dist_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    one_piece = partial(collectives_fast.run, piece_bytes=full.nbytes)
     works = {
         "all-reduce": {
             PEER: lambda: dist.all_reduce(full),
             "ring": lambda: collectives_fast.all_reduce(full),
             "ring, readable": lambda: collectives.all_reduce(full),
-            "ring, a chunk as one piece": lambda: as_one_piece(full),
+            "ring, a chunk as one piece": lambda: collectives_fast.all_reduce(full, run=one_piece),
         },
         "reduce-scatter": {
-            PEER: lambda: dist_scatter(shard, full),
+            PEER: lambda: reduce_scatter_single(shard, full),
             "ring": lambda: collectives_fast.reduce_scatter(shard, full),
             "ring, readable": lambda: collectives.reduce_scatter(shard, full),
         },
         "all-gather": {
-            PEER: lambda: dist_gather(full, shard),
+            PEER: lambda: all_gather_single(full, shard),
             "ring": lambda: collectives_fast.all_gather(full, shard),
             "ring, readable": lambda: collectives.all_gather(full, shard),
         },
     }[which]
     return in_turns({**works, PEER + AGAIN: works[PEER]}, turns)
-
-
-def as_one_piece(full: torch.Tensor):
-    used, collectives_fast.PIECE_BYTES = collectives_fast.PIECE_BYTES, full.nbytes
-    collectives_fast.all_reduce(full)
-    collectives_fast.PIECE_BYTES = used
 
 
 RUNS = (

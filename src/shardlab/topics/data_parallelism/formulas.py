@@ -320,6 +320,18 @@ def hidden_seconds(all_buckets_seconds, exposed_seconds):
     return all_buckets_seconds - exposed_seconds
 
 
+@formula(
+    r"\tau_\varphi",
+    "seconds",
+    source="arXiv 2507.03114, abstract, for the share",
+    measured_by="tests/data_parallelism/test_published_overlap.py::test_a_hidden_second_costs",
+)
+def contention_seconds(contention, hidden_seconds):
+    """time that computing loses to the messages beside it, which use the same memory and some of
+    the same cores: not in the other times"""
+    return contention * hidden_seconds
+
+
 # --- the step -------------------------------------------------------------------------------------
 formula = BOOK.section(source="definition", measured_by=_STEP)
 

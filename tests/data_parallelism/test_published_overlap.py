@@ -1,0 +1,57 @@
+"""What overlap brought others, beside the model of a step; and what a hidden message costs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from shardlab.formulas import evaluate
+from shardlab.topics.data_parallelism.published import (
+    BACKWARD_SECONDS,
+    FORWARD_SECONDS,
+    OVERLAPS,
+    SOURCE,
+    hidden_share,
+    most_hidden_share,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTER = " ".join((ROOT / "chapters" / "data-parallelism.md").read_text("utf-8").split())
+
+
+def test_published_overlap():
+    """No published share is above the most that the model can hide, and the page prints each row
+    with its share and its part of the most.
+
+    Must catch: a speed-up printed as the share that was hidden; a model that hides forward's time
+    too, or nothing."""
+    most = most_hidden_share()
+    step = FORWARD_SECONDS + 2 * BACKWARD_SECONDS
+    assert most == pytest.approx(BACKWARD_SECONDS / step, rel=0.01)
+    assert f"at most {100 * most:.0f}%" in CHAPTER and "quoted" in SOURCE
+    print()
+    for row in OVERLAPS:
+        share = 100 * row.hidden_share
+        print(f"{share:.1f} % hidden of at most {100 * most:.1f} %: {row.name} [{SOURCE}]")
+        assert row.hidden_share <= most
+        line = rf"\| {re.escape(row.name)} \| {100 * row.speed_up:.1f}% \| {share:.1f}% \|"
+        assert re.search(line, CHAPTER), row.name
+    assert hidden_share(0.5) < most > hidden_share(8)
+
+
+@pytest.mark.parametrize("contention", (0.0, 0.16, 0.29))
+def test_a_hidden_second_costs(contention):
+    """Computing that goes on at a part of its speed while a message is under way, in small steps
+    of time, against the formula.
+
+    Must catch: the share of speed taken for the share of time; exposed seconds counted, in which
+    nothing is computed."""
+    work, message, step = 0.9, 0.4, 1e-4
+    time = done = 0.0
+    while done < work:
+        done += step * (1 - contention if time < message else 1)
+        time += step
+    names = ["contention_seconds"]
+    given = dict(contention=contention, hidden_seconds=message)
+    lost = evaluate(names, **given)["contention_seconds"]
+    assert time - work == pytest.approx(lost, abs=3 * step)
