@@ -280,7 +280,7 @@ def test_degrees_that_do_not_fill_the_gpus(long):
         (
             dict(name_or_spec="does-it-float"),
             TypeError,
-            "no explorer is named 'does-it-float'; there are collective-cost",
+            "no explorer is named 'does-it-float'; there are bytes-per-parameter, collective-cost",
         ),
         (
             dict(name_or_spec="does-it-fit", layer=3),
