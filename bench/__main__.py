@@ -16,7 +16,7 @@ from bench.ranks import measure_ranks
 from bench.report import machine, recording, table, write
 from shardlab import topics
 from shardlab.measure.races import Bench
-from shardlab.measure.recordings import InvalidRecording
+from shardlab.measure.recordings import InvalidRecording, read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = (
@@ -85,7 +85,9 @@ def main(arguments=None, folder: Path = ROOT / "build") -> int:
     if given.record:
         words = ["python -m bench", *chosen, *["--quick"] * given.quick, "--record measured"]
         try:
-            recording(results, described, " ".join(words)).write(given.record)
+            found = recording(results, described, " ".join(words))
+            path = Path(given.record) / found.file_name
+            (found.after(read_recording(path)) if path.exists() else found).write(given.record)
         except InvalidRecording as error:
             print(f"bench:  nothing was recorded: {error}", file=sys.stderr)
             return 1

@@ -50,6 +50,20 @@ def test_what_is_written_is_read(tmp_path):
     assert recording.label == "recorded on NVIDIA H200, 2026-11-21"
 
 
+def test_a_second_race_of_a_day_goes_on_in_the_recording():
+    """Must catch: rows of the morning that are lost in the evening; a row that stands twice, or
+    keeps its old value; rows of another machine under this one's name."""
+    morning, peak = Recording(**GOOD), dict(layers=4, optimizer="loop")
+    again = Row("step.peak", 1, "bytes", peak)
+    evening = replace(morning, command="make bench", rows=(again,))
+    both = evening.after(morning)
+    assert both.find("step.peak", optimizer="loop") == [again] and len(both.rows) == 3
+    assert both.command == "make gpu && make bench" == evening.after(both).command
+    elsewhere = replace(morning, versions={**GOOD["versions"], "torch": "2.6.0"})
+    with pytest.raises(InvalidRecording, match="versions.*2.6.0.*goes on here"):
+        evening.after(elsewhere)
+
+
 def test_rows_are_found_by_name_and_case():
     """Must catch: a case that is ignored."""
     recording = Recording(**GOOD)

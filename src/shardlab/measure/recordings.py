@@ -18,7 +18,7 @@ import datetime
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +171,22 @@ class Recording:
     def file_name(self) -> str:
         words = "".join(c if c.isalnum() else "-" for c in self.hardware.device.lower())
         return f"{'-'.join(filter(None, words.split('-')))}-{self.date}.json"
+
+    def after(self, earlier: "Recording") -> "Recording":
+        """This recording with the rows of an earlier one of the same day that it does not replace.
+
+        Raises InvalidRecording where the machine or the versions differ."""
+        for name in ("hardware", "versions", "date"):
+            mine, theirs = getattr(self, name), getattr(earlier, name)
+            _require(mine == theirs, name, theirs, f"only a recording of {mine} goes on here")
+        replaced = {(row.name, tuple(sorted(row.case.items()))) for row in self.rows}
+        kept = [
+            row
+            for row in earlier.rows
+            if (row.name, tuple(sorted(row.case.items()))) not in replaced
+        ]
+        commands = dict.fromkeys([*earlier.command.split(" && "), *self.command.split(" && ")])
+        return replace(self, command=" && ".join(commands), rows=(*kept, *self.rows))
 
     def write(self, folder: Path) -> Path:
         """Write the recording as `folder`/<device>-<date>.json and return that path. An old file
