@@ -6,6 +6,8 @@
 
 ``predict``, ``measured``, ``which-number`` and ``wild``; each takes an optional title after its
 name, which follows the label. The label and the mark say which box it is without any colour.
+A ``predict`` box asks: ``static/predict.js`` gives it a field, and opens what follows once a
+prediction is locked.
 
 A notebook has no directives outside the book. There a quotation that begins with a label, ``>
 **Predict.** How many?``, is the box.
@@ -64,7 +66,8 @@ class Box(SphinxDirective):
         title, messages = (
             self.state.inline_text(self.arguments[0], self.lineno) if self.arguments else ([], [])
         )
-        box = new_box(self.name, title, self.options.get("class", []))
+        asks = ["asks"] if self.name == "predict" else []
+        box = new_box(self.name, title, [*asks, *self.options.get("class", [])])
         self.set_source_info(box)
         self.add_name(box)
         self.state.nested_parse(self.content, self.content_offset, box)
@@ -100,7 +103,16 @@ class QuotedBox(SphinxTransform):
             quotation.replace_self(box)
 
 
+def _add_scripts(app, pagename, templatename, context, doctree):
+    if doctree is not None and any(
+        "asks" in box["classes"] for box in doctree.findall(nodes.admonition)
+    ):
+        app.add_css_file("predict.css", priority=812)
+        app.add_js_file("predict.js", priority=812, loading_method="defer")
+
+
 def setup(app):
     for kind in LABELS:
         app.add_directive(kind, Box)
     app.add_transform(QuotedBox)
+    app.connect("html-page-context", _add_scripts)

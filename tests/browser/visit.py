@@ -57,7 +57,10 @@ MARK_LOOKS = """() => {
   return looks.size;
 }"""
 
-OPEN_ALL = "() => document.querySelectorAll('details').forEach(part => { part.open = true; })"
+OPEN_ALL = """() => {
+  document.querySelectorAll("details").forEach(part => { part.open = true; });
+  document.querySelectorAll(".predict-answer").forEach(part => { part.removeAttribute("hidden"); });
+}"""
 
 ASK_STEPPERS = """async () => {
   for (const card of document.querySelectorAll(".stepper.live")) {

@@ -1,0 +1,155 @@
+"""A predict box as a reader meets it: an answer is locked, what follows opens, and the browser
+remembers."""
+
+from pathlib import Path
+from shutil import copy
+
+import pytest
+from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = """# A page
+
+```{predict}
+How many?
+```
+
+Seven, as [everybody](there) knows.
+
+```{predict}
+And how many in a fold?
+```
+
+:::{dropdown} Answer
+Eight.
+:::
+
+(there)=
+```{predict}
+Nothing follows. Which number?
+```
+
+## The end
+
+Words.
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The page of a small book, made as the real one is."""
+    from bookkit.build import build_book
+
+    folder = tmp_path_factory.mktemp("predict")
+    (folder / "book" / "chapters").mkdir(parents=True)
+    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
+        copy(path, folder / "book")
+    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
+    (folder / "book" / "chapters" / "page.md").write_text(PAGE)
+    (folder / "book" / "_toc.yml").write_text(
+        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
+    )
+    build_book(folder / "book", folder / "html")
+    return (folder / "html" / "chapters" / "page.html").as_uri()
+
+
+@pytest.fixture
+def open_context(browser):
+    contexts = []
+
+    def open_it(**options):
+        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
+        contexts.append(browser.new_context(**{**given, **options}))
+        return contexts[-1]
+
+    yield open_it
+    for context in contexts:
+        context.close()
+
+
+def opened(context, address):
+    page = context.new_page()
+    page.watch = Watch.of(page)
+    page.goto(address)
+    return page
+
+
+def box(page, number):
+    return page.locator(".box-predict").nth(number)
+
+
+def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
+    """Must catch: an answer that is there before anybody predicted; a prediction that can be
+    changed after the answer was seen; one that is lost with the page; an empty prediction."""
+    context = open_context()
+    page = opened(context, built)
+    assert not page.get_by_text("Seven, as").is_visible()
+    first = box(page, 0)
+    first.get_by_role("button", name="Lock it and look").click()
+    assert not page.get_by_text("Seven, as").is_visible()
+    first.get_by_label("Your prediction").fill(" about <b>six</b> ")
+    first.get_by_label("Your prediction").press("Enter")
+    assert page.get_by_text("Seven, as").is_visible()
+    assert first.locator("q").text_content() == "about <b>six</b>"
+    assert not first.get_by_label("Your prediction").is_visible()
+    page.close()
+    page = opened(context, built)
+    assert page.get_by_text("Seven, as").is_visible() and box(page, 0).locator("q").is_visible()
+    box(page, 0).get_by_role("button", name="Predict again").click()
+    assert not page.get_by_text("Seven, as").is_visible()
+    assert box(page, 0).get_by_label("Your prediction").input_value() == "about <b>six</b>"
+    page.reload()
+    assert not box(page, 0).locator("q").is_visible()
+    assert not page.watch.errors and not page.watch.failed
+
+
+def test_a_fold_opens_and_nothing_else_hides(open_context, built):
+    """Must catch: the rest of a section that hides with the answer; a box without an answer that
+    hides the next section."""
+    page = opened(open_context(), built)
+    assert not page.locator("details.sd-dropdown[open]").count()
+    box(page, 1).get_by_label("Your prediction").fill("8")
+    box(page, 1).get_by_role("button", name="Lock it and look").click()
+    assert page.get_by_text("Eight.").is_visible()
+    assert page.get_by_text("Words.").is_visible()
+    assert box(page, 2).get_by_role("button", name="Lock it", exact=True).is_visible()
+    box(page, 0).get_by_role("button", name="Look without one").click()
+    assert page.get_by_text("Seven, as").is_visible()
+    assert box(page, 0).get_by_label("Your prediction").is_visible()
+
+
+def test_without_a_script_the_text_is_there(open_context, built):
+    """Must catch: an answer that only a script shows."""
+    page = opened(open_context(java_script_enabled=False), built)
+    assert page.get_by_text("Seven, as").is_visible()
+    assert not page.locator(".predict-room").count()
+
+
+def test_paper_has_the_answer_and_no_field(open_context, built):
+    """Must catch: an answer that is missing in print."""
+    page = opened(open_context(viewport=PAPER), built)
+    page.emulate_media(media="print")
+    assert page.locator(".predict-answer p").bounding_box()["height"] > 10
+    assert not page.locator(".predict-room input").first.is_visible()
+
+
+def test_where_nothing_can_be_kept(open_context, built):
+    """Must catch: a page that stops where the browser refuses storage."""
+    context = open_context()
+    context.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new Error('refused'); } });"
+    )
+    page = opened(context, built)
+    box(page, 0).get_by_label("Your prediction").fill("6")
+    box(page, 0).get_by_role("button", name="Lock it and look").click()
+    assert page.get_by_text("Seven, as").is_visible() and not page.watch.errors
+
+
+@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": PHONE}])
+def test_access_and_widths(open_context, built, options):
+    """Must catch: a field without a name, pale words, a row that a phone cuts off."""
+    page = opened(open_context(**options), built)
+    assert not axe_findings(page) and not page.evaluate(BEYOND)
+    box(page, 0).get_by_label("Your prediction").fill("a long prediction " * 8)
+    box(page, 0).get_by_role("button", name="Lock it and look").click()
+    assert not axe_findings(page) and not page.evaluate(BEYOND)
