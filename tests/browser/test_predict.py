@@ -17,6 +17,18 @@ How many?
 Seven, as [everybody](there) knows.
 
 ```{predict}
+How many in a table?
+```
+
+| Things |
+|--:|
+| 9 |
+
+Nine, says the table.
+
+Another paragraph.
+
+```{predict}
 And how many in a fold?
 ```
 
@@ -105,17 +117,21 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
 
 def test_a_fold_opens_and_nothing_else_hides(open_context, built):
     """Must catch: the rest of a section that hides with the answer; a box without an answer that
-    hides the next section."""
+    hides the next section; a table whose words are there before it."""
     page = opened(open_context(), built)
     assert not page.locator("details.sd-dropdown[open]").count()
-    box(page, 1).get_by_label("Your prediction").fill("8")
-    box(page, 1).get_by_role("button", name="Lock it and look").click()
+    box(page, 2).get_by_label("Your prediction").fill("8")
+    box(page, 2).get_by_role("button", name="Lock it and look").click()
     assert page.get_by_text("Eight.").is_visible()
     assert page.get_by_text("Words.").is_visible()
-    assert box(page, 2).get_by_role("button", name="Lock it", exact=True).is_visible()
+    assert box(page, 3).get_by_role("button", name="Lock it", exact=True).is_visible()
     box(page, 0).get_by_role("button", name="Look without one").click()
     assert page.get_by_text("Seven, as").is_visible()
     assert box(page, 0).get_by_label("Your prediction").is_visible()
+    assert not page.get_by_text("Nine, says").is_visible()
+    assert page.get_by_text("Another paragraph.").is_visible()
+    box(page, 1).get_by_role("button", name="Look without one").click()
+    assert page.get_by_text("Nine, says").is_visible()
 
 
 def test_without_a_script_the_text_is_there(open_context, built):

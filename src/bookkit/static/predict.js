@@ -16,7 +16,7 @@
     try { if (text === null) localStorage.removeItem(key); else localStorage.setItem(key, text); } catch (refused) { /* as above */ }
   }
 
-  /* What follows the box: an answer that folds already, or the next block. An explorer or a new section stays open. */
+  /* What follows the box: an answer that folds already, or the next block with its words. An explorer or a new section stays open. */
   function answerTo(box) {
     var next = box.nextElementSibling;
     if (!next || /^(SECTION|H[1-6])$/.test(next.tagName) || next.matches(".explorer") || next.querySelector(".explorer, .box-predict")) return null;
@@ -27,8 +27,10 @@
       watch: function (changed) { next.addEventListener("toggle", changed); }
     };
     var veil = make("div", "predict-answer");
+    var words = next.nextElementSibling;
     next.replaceWith(veil);
     veil.appendChild(next);
+    if (next.tagName !== "P" && words && words.tagName === "P") veil.appendChild(words); /* what a table says */
     return {
       show: function () { veil.removeAttribute("hidden"); },
       hide: function () { veil.setAttribute("hidden", "until-found"); },
