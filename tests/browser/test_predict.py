@@ -145,7 +145,7 @@ def test_paper_has_the_answer_and_no_field(open_context, built):
     """Must catch: an answer that is missing in print."""
     page = opened(open_context(viewport=PAPER), built)
     page.emulate_media(media="print")
-    assert page.locator(".predict-answer p").bounding_box()["height"] > 10
+    assert page.locator(".predict-answer p").first.bounding_box()["height"] > 10
     assert not page.locator(".predict-room input").first.is_visible()
 
 
