@@ -10,6 +10,7 @@ Where there is no browser its tests are skipped, and the header of the test run 
 on a continuous integration machine (CI=true) a missing browser is an error.
 """
 
+import gc
 import os
 import re
 import shutil
@@ -48,6 +49,18 @@ FLAGS = [
     # no network: only this machine has a name
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """What is loaded now (PyTorch, SymPy, thousands of tests) stays to the end: the collector of
+    cycles need not go through it again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @cache

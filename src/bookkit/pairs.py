@@ -12,9 +12,6 @@ Without a script, and on paper, a table says the same moves.
 """
 
 from docutils import nodes
-from docutils.parsers.rst import directives
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
 from shardlab import topics
@@ -28,8 +25,6 @@ RANKS = _steps.RANKS
 page_data = _steps.page_data
 pair_steps = _steps.pair_steps
 
-logger = logging.getLogger(__name__)
-
 SCRIPT = "_static/pair-steps.js"
 IDENT = "pairs"
 
@@ -38,25 +33,13 @@ class pairs(nodes.General, nodes.Element):
     """The place of the card in a page; ``way`` and ``ranks`` are those shown first."""
 
 
-class PairsDirective(SphinxDirective):
-    required_arguments = 1
-    final_argument_whitespace = True
-    option_spec = {"ranks": directives.nonnegative_int}
-
-    def run(self):
+class PairsDirective(stepper.CardDirective):
+    def make(self):
         way, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
-        try:
-            pair_steps(way, ranks)
-            if next(self.state.document.findall(pairs), None) is not None:
-                raise ValueError("a block cut among ranks stands on this page already.")
-        except ValueError as wrong:
-            logger.warning(
-                "pairs: %s", wrong, location=self.get_location(), type="bookkit", subtype="pairs"
-            )
-            return []
-        node = pairs(way=way, ranks=ranks)
-        self.set_source_info(node)
-        return [node]
+        pair_steps(way, ranks)
+        if self.on_this_page(pairs):
+            raise ValueError("a block cut among ranks stands on this page already.")
+        return pairs(way=way, ranks=ranks)
 
 
 def card(way, ranks, source):
@@ -87,21 +70,6 @@ def script():
     return f"BOOK.steppers.add({stepper.json_of(data)});\n"
 
 
-def _visit_html(writer, node):
-    page = writer.builder.current_docname
-    writer.body.append(card(node["way"], node["ranks"], "../" * page.count("/") + SCRIPT))
-    raise nodes.SkipNode
-
-
-def _add_scripts(app, pagename, templatename, context, doctree):
-    if doctree is not None and next(doctree.findall(pairs), None) is not None:
-        stepper.add_scripts(app, "shards")
-
-
 def setup(app):
-    app.add_node(
-        pairs, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None)
-    )
-    app.add_directive("pairs", PairsDirective)
-    app.connect("builder-inited", lambda app: stepper.write_script(app, SCRIPT, script()))
-    app.connect("html-page-context", _add_scripts)
+    shown = lambda node, source: card(node["way"], node["ranks"], source)
+    stepper.add_card(app, pairs, PairsDirective, "shards", SCRIPT, script, shown)

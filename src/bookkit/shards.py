@@ -14,8 +14,6 @@ another. Without a script, and on paper, a table says the same moves.
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
 from shardlab import topics
@@ -30,8 +28,6 @@ name_of = _steps.name_of
 page_data = _steps.page_data
 shard_steps = _steps.shard_steps
 
-logger = logging.getLogger(__name__)
-
 SCRIPT = "_static/shard-steps.js"
 IDENT = "shards"
 
@@ -40,26 +36,14 @@ class shards(nodes.General, nodes.Element):
     """The place of the card in a page; ``stage`` and ``ranks`` are those shown first."""
 
 
-class ShardsDirective(SphinxDirective):
-    required_arguments = 1
-    option_spec = {"ranks": directives.nonnegative_int}
-
-    def run(self):
-        try:
-            node = shards(
-                stage=directives.nonnegative_int(self.arguments[0]),
-                ranks=self.options.get("ranks", 4),
-            )
-            shard_steps(node["stage"], node["ranks"], 1)
-            if next(self.state.document.findall(shards), None) is not None:
-                raise ValueError("who holds which shard stands on this page already.")
-        except ValueError as wrong:
-            logger.warning(
-                "shards: %s", wrong, location=self.get_location(), type="bookkit", subtype="shards"
-            )
-            return []
-        self.set_source_info(node)
-        return [node]
+class ShardsDirective(stepper.CardDirective):
+    def make(self):
+        stage = directives.nonnegative_int(self.arguments[0])
+        ranks = self.options.get("ranks", 4)
+        shard_steps(stage, ranks, 1)
+        if self.on_this_page(shards):
+            raise ValueError("who holds which shard stands on this page already.")
+        return shards(stage=stage, ranks=ranks)
 
 
 def card(stage, ranks, source):
@@ -106,21 +90,6 @@ def script():
     return f"BOOK.steppers.add(BOOK.steppers.kinds.shards.unpack({stepper.json_of(packed)}));\n"
 
 
-def _visit_html(writer, node):
-    page = writer.builder.current_docname
-    writer.body.append(card(node["stage"], node["ranks"], "../" * page.count("/") + SCRIPT))
-    raise nodes.SkipNode
-
-
-def _add_scripts(app, pagename, templatename, context, doctree):
-    if doctree is not None and next(doctree.findall(shards), None) is not None:
-        stepper.add_scripts(app, "shards")
-
-
 def setup(app):
-    app.add_node(
-        shards, html=(_visit_html, None), text=(stepper.skip, None), latex=(stepper.skip, None)
-    )
-    app.add_directive("shards", ShardsDirective)
-    app.connect("builder-inited", lambda app: stepper.write_script(app, SCRIPT, script()))
-    app.connect("html-page-context", _add_scripts)
+    shown = lambda node, source: card(node["stage"], node["ranks"], source)
+    stepper.add_card(app, shards, ShardsDirective, "shards", SCRIPT, script, shown)

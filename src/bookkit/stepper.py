@@ -39,25 +39,41 @@ class stepper(nodes.General, nodes.Element):
     """The place of a stepper in a page; ``name`` is a key of COLLECTIVES, ``ranks`` is in RANKS."""
 
 
-class StepperDirective(SphinxDirective):
+class CardDirective(SphinxDirective):
+    """A directive that puts one card into the page. `make()` returns the card's node, or raises
+    ValueError with what the author has to mend; then the page has a warning instead."""
+
     required_arguments = 1
     final_argument_whitespace = True
     option_spec = {"ranks": directives.nonnegative_int}
 
     def run(self):
-        name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
         try:
-            stepper_steps(name, ranks)
-            if any(node["name"] == name for node in self.state.document.findall(stepper)):
-                raise ValueError(f"stepper {name!r} stands on this page already.")
+            node = self.make()
         except ValueError as wrong:
             logger.warning(
-                "%s", wrong, location=self.get_location(), type="bookkit", subtype="stepper"
+                f"{self.name}: %s",
+                wrong,
+                location=self.get_location(),
+                type="bookkit",
+                subtype=self.name,
             )
             return []
-        node = stepper(name=name, ranks=ranks)
         self.set_source_info(node)
         return [node]
+
+    def on_this_page(self, kind):
+        """The cards of a kind of node that stand above."""
+        return list(self.state.document.findall(kind))
+
+
+class StepperDirective(CardDirective):
+    def make(self):
+        name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
+        stepper_steps(name, ranks)
+        if any(node["name"] == name for node in self.on_this_page(stepper)):
+            raise ValueError(f"{name!r} stands on this page already.")
+        return stepper(name=name, ranks=ranks)
 
 
 # --- the card -------------------------------------------------------------------------------------
@@ -184,12 +200,6 @@ def _a(name):
 # --- in a Sphinx build ----------------------------------------------------------------------------
 
 
-def _visit_html(writer, node):
-    page = writer.builder.current_docname
-    writer.body.append(card(node["name"], node["ranks"], "../" * page.count("/") + SCRIPT))
-    raise nodes.SkipNode
-
-
 def skip(writer, node):
     raise nodes.SkipNode
 
@@ -215,12 +225,6 @@ def write_script(app, path, text):
         path.write_text(text, encoding="utf-8")
 
 
-def _add_scripts(app, pagename, templatename, context, doctree):
-    """Plain scripts in the page's head: they are there when the parser meets the first stepper."""
-    if doctree is not None and next(doctree.findall(stepper), None) is not None:
-        add_scripts(app, "chunks")
-
-
 def add_scripts(app, kind):
     """What a card needs whose picture is of that kind: chunks or shards."""
     for place, sheet in enumerate(("explorer.css", "stepper.css", f"{kind}.css")):
@@ -230,8 +234,27 @@ def add_scripts(app, kind):
         app.add_js_file(script, priority=813 + place)
 
 
+def add_card(app, node_class, directive, kind, path, script, card):
+    """Make a card known to Sphinx. Its directive has the name of its class of nodes; its picture is
+    of that kind; `script()` is the text of the file `path`, which the page fetches when the reader
+    asks for another picture; `card(node, address of that file)` is the card as HTML."""
+
+    def visit_html(writer, node):
+        page = writer.builder.current_docname
+        writer.body.append(card(node, "../" * page.count("/") + path))
+        raise nodes.SkipNode
+
+    def add_scripts_to_page(app, pagename, templatename, context, doctree):
+        """Plain scripts in the page's head: they are there when the parser meets the first card."""
+        if doctree is not None and next(doctree.findall(node_class), None) is not None:
+            add_scripts(app, kind)
+
+    app.add_node(node_class, html=(visit_html, None), text=(skip, None), latex=(skip, None))
+    app.add_directive(node_class.__name__, directive)
+    app.connect("builder-inited", lambda app: write_script(app, path, script()))
+    app.connect("html-page-context", add_scripts_to_page)
+
+
 def setup(app):
-    app.add_node(stepper, html=(_visit_html, None), text=(skip, None), latex=(skip, None))
-    app.add_directive("stepper", StepperDirective)
-    app.connect("builder-inited", lambda app: write_script(app, SCRIPT, script()))
-    app.connect("html-page-context", _add_scripts)
+    shown = lambda node, source: card(node["name"], node["ranks"], source)
+    add_card(app, stepper, StepperDirective, "chunks", SCRIPT, script, shown)

@@ -365,7 +365,7 @@ def test_the_weight_of_a_stepper(stepper):
         ("```{stepper} scatter\n:ranks: 1\n```", "n = 1: the stepper draws 2 to 8 ranks."),
         (
             "```{stepper} scatter\n```\n\n```{stepper} scatter\n```",
-            "stepper 'scatter' stands on this page already.",
+            "stepper: 'scatter' stands on this page already.",
         ),
     ],
 )

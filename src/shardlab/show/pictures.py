@@ -20,6 +20,25 @@ class Part:
     colour: str
 
 
+# Category of memory, as in palette.MEMORY -> its label.
+MEMORY_LABELS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "temporaries": "temporaries",
+}
+
+
+def memory_parts(**quantities):
+    """A part for each category of memory, `category="its quantity"`, in the order given: what lasts
+    longest comes first, from zero on or at the bottom of a column."""
+    return tuple(
+        Part(quantity, MEMORY_LABELS[category], category)
+        for category, quantity in quantities.items()
+    )
+
+
 @dataclass(frozen=True)
 class MemoryBar:
     """Bytes end to end from zero; on a GPU the card's capacity as a line, free room outlined, bytes

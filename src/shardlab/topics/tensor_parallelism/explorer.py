@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part
+from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, memory_parts
 from shardlab.show.spec import (
     AtLeast,
     AtMost,
@@ -82,12 +82,12 @@ TENSOR_PARALLEL = Explorer(
     pictures=(
         MemoryBar(
             "Rank 0 at the peak of the step",
-            (
-                Part("tensor_parameter_bytes", "parameters", "parameters"),
-                Part("optimizer_at_tensor_peak_bytes", "optimizer states", "optimizer"),
-                Part("gradients_at_tensor_peak_bytes", "gradients", "gradients"),
-                Part("activations_at_tensor_peak_bytes", "activations", "activations"),
-                Part("temporaries_at_tensor_peak_bytes", "temporaries", "temporaries"),
+            memory_parts(
+                parameters="tensor_parameter_bytes",
+                optimizer="optimizer_at_tensor_peak_bytes",
+                gradients="gradients_at_tensor_peak_bytes",
+                activations="activations_at_tensor_peak_bytes",
+                temporaries="temporaries_at_tensor_peak_bytes",
             ),
             total="tensor_peak_bytes",
             capacity="gpu_memory_bytes",

@@ -3,7 +3,7 @@ parameter."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import Column, MemoryBar, Part, TimelinePicture
+from shardlab.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
 from shardlab.show.spec import (
     AtLeast,
     Choice,
@@ -18,26 +18,13 @@ from shardlab.show.spec import (
 from shardlab.show.stops import FEED_FORWARD_SIZES, HEADS, HIDDEN_SIZES, powers_of_two
 from shardlab.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
-CATEGORIES = {
-    "parameters": "parameters",
-    "optimizer": "optimizer states",
-    "gradients": "gradients",
-    "activations": "activations",
-    # from the bottom of a column, or from zero on: what lasts longest comes first
-    "temporaries": "temporaries",
-}
-
 
 def _column(point):
-    parts = tuple(
-        Part(quantity, CATEGORIES[category], category)
-        for category, quantity in point.categories().items()
-    )
     return Column(
         point.name,
         point.phase,
         point.total,
-        parts,
+        memory_parts(**point.categories()),
         when=((point.when, 1),) if point.when else (),
     )
 
@@ -103,12 +90,12 @@ WHERE_THE_MEMORY_GOES = Explorer(
     pictures=(
         MemoryBar(
             "One GPU at the peak of the step",
-            (
-                Part("parameter_bytes", "parameters", "parameters"),
-                Part("optimizer_at_peak_bytes", "optimizer states", "optimizer"),
-                Part("gradients_at_peak_bytes", "gradients", "gradients"),
-                Part("activations_at_peak_bytes", "activations", "activations"),
-                Part("temporaries_at_peak_bytes", "temporaries", "temporaries"),
+            memory_parts(
+                parameters="parameter_bytes",
+                optimizer="optimizer_at_peak_bytes",
+                gradients="gradients_at_peak_bytes",
+                activations="activations_at_peak_bytes",
+                temporaries="temporaries_at_peak_bytes",
             ),
             total="peak_bytes",
             capacity="gpu_memory_bytes",

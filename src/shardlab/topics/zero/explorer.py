@@ -2,7 +2,7 @@
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
+from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, StreamsPicture, memory_parts
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
 from shardlab.topics.zero.timeline import COLOURS, MICROBATCH
@@ -56,10 +56,10 @@ ZERO = Explorer(
     pictures=(
         MemoryBar(
             "Model states on rank 0",
-            (
-                Part("zero_parameter_bytes", "parameters", "parameters"),
-                Part("zero_gradient_bytes", "gradients", "gradients"),
-                Part("zero_optimizer_bytes", "optimizer states", "optimizer"),
+            memory_parts(
+                parameters="zero_parameter_bytes",
+                gradients="zero_gradient_bytes",
+                optimizer="zero_optimizer_bytes",
             ),
             total="zero_states_bytes",
             capacity="gpu_memory_bytes",
