@@ -1,7 +1,6 @@
 """The ledger beside PyTorch's own MemTracker, on the same step."""
 
 import torch
-from torch.distributed._tools.mem_tracker import MemTracker
 
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
@@ -21,6 +20,9 @@ def step(watcher):
 
 
 def tracker(model, optimizer, tokens):
+    # a second, which every collection of tests would wait for
+    from torch.distributed._tools.mem_tracker import MemTracker
+
     tracker = MemTracker()
     tracker.track_external(model, optimizer, tokens)
     return tracker
