@@ -9,7 +9,10 @@ The products of a linear layer are twice as many in backward as in forward: dx =
 rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each
 layer are kept, and nothing else of the graph: I frees no memory on balance, so W must not be put
 off for ever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
-the first half.
+the first half, and so is every layer that is neither nn.Linear nor a part of one.
+
+Tensor parallelism cuts dW with the weight, so W sends nothing. With sequence parallelism x is
+gathered again in I, and stays whole until W: the ranks of a group would have to meet once more.
 
 PyTorch's own pipelines split the same backward from outside, with hooks on the nodes where the
 gradients of weights begin, and keep the whole graph until W.
@@ -22,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .tensor_parallel.layers import CutLinear
+
 
 class PutOff(NamedTuple):
     """The gradient of one weight from one product: y = x Wᵀ."""
@@ -32,18 +37,24 @@ class PutOff(NamedTuple):
 
 
 class WeightGradientsLater:
-    """Puts off the weight gradients of all linear layers in a module."""
+    """Puts off the weight gradients of all linear layers in a module, and of a rank's parts of
+    them."""
 
     def __init__(self, module: nn.Module):
         self.products: list[PutOff] = []
         for layer in module.modules():
             if type(layer) is nn.Linear:
-                layer.forward = partial(self.linear, layer)
+                layer.forward = partial(self.forward_of, layer)
+            elif isinstance(layer, CutLinear):
+                layer.product = self.product
 
-    def linear(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        if layer.weight.requires_grad and torch.is_grad_enabled():
-            return LinearInTwoHalves.apply(x, layer.weight, layer.bias, self)
-        return F.linear(x, layer.weight, layer.bias)
+    def forward_of(self, layer: nn.Linear, x: Tensor) -> Tensor:
+        return self.product(x, layer.weight, layer.bias)
+
+    def product(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
+        if weight.requires_grad and torch.is_grad_enabled():
+            return LinearInTwoHalves.apply(x, weight, bias, self)
+        return F.linear(x, weight, bias)
 
     def take(self) -> list[PutOff]:
         """The products so far; the next backward begins with none."""

@@ -1,15 +1,26 @@
 """A backward in two halves against the undivided one: the same bits in every gradient, on the
 parameters themselves, and what is kept in between."""
 
+import sys
+
+import cloudpickle
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab.gpt import Block, GPTConfig
+from shardlab.gpt import GPT, Block, GPTConfig
 from shardlab.measure.ledger import Ledger
 from shardlab.split_backward import WeightGradientsLater, make_weight_gradients
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    vocabulary_parallel_loss,
+)
+from shardlab.tensor_parallel.layers import CutLinear
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=5)
 
 
@@ -108,6 +119,74 @@ def test_what_is_kept_between_the_halves(recompute):
         assert beside(ledger, model) == 34 * unit
         make_weight_gradients(put_off)
         assert beside(ledger, model) == 3 * unit  # the input and both gradients that are not ours
+
+
+def test_what_pytorchs_split_keeps():
+    """56 of the same: the whole graph, and gradients between its nodes.
+
+    Must catch: the page comparing ours with another number than PyTorch's."""
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    config = GPTConfig(**SIZES, biases=0)
+    model = nn.Sequential(Block(config), Block(config))
+    x = torch.randn(2, 5, 8, requires_grad=True)
+    dy = torch.randn(2, 5, 8)
+    with Ledger(model) as ledger:
+        y = model(x)
+        _, groups = stage_backward_input([y], [dy], [x], model.parameters())
+        statistics = (4 + 2 * 2) * 2 * 5 * 4  # fp32: of four norms, and of two heads twice
+        assert beside(ledger, model) == 56 * x.nbytes + statistics
+        stage_backward_weight(model.parameters(), groups)
+
+
+def parts_on_ranks(way):
+    """(gradients of the undivided backward, of both halves, products, names of parts whose weight
+    had a gradient before W)"""
+    config = GPTConfig(
+        layers=2, hidden=8, heads=4, key_value_heads=2, vocabulary=11, max_sequence=6, gated_mlp=1
+    )
+    plan = gpt_plan(config) if way == "tensor" else sequence_parallel(gpt_plan(config))
+    draw = torch.Generator().manual_seed(2)
+    tokens = torch.randint(11, (2, 6), generator=draw)
+    found = []
+    for halves in (False, True):
+        torch.manual_seed(1)
+        model = GPT(config).double()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        apply_tensor_parallel(model, plan)
+        later = WeightGradientsLater(model) if halves else None
+        for microbatch in range(2):
+            vocabulary_parallel_loss(model(tokens), tokens, 11).backward()
+            if halves and not microbatch:
+                early = [
+                    name
+                    for name, module in model.named_modules()
+                    if isinstance(module, CutLinear) and module.weight.grad is not None
+                ]
+            if halves:
+                products = later.take()
+                count = len(products)
+                make_weight_gradients(products)
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    return *found, count, early
+
+
+@pytest.mark.parametrize("way", ("tensor", "sequence"))
+def test_parts_of_layers_in_two_halves(worlds, way):
+    """A rank's parts of a gated GPT with a tied head, two microbatches: the undivided backward's
+    bits, and nothing that a column or row layer's W makes is there before.
+
+    Must catch: parts whose whole backward is done in I; the bias of a row layer left out; a part of
+    a tied weight whose other gradient is overwritten; own tokens taken for all."""
+    for whole, halves, products, early in worlds(2).run(parts_on_ranks, way):
+        assert products == 2 * 5 + 1 and early == ["head.scores"]  # the table's gradient is in I
+        assert whole.keys() == halves.keys()
+        for name, gradient in whole.items():
+            if name == "embedding.tokens.weight":  # a sum of two uses in another order
+                torch.testing.assert_close(gradient, halves[name], rtol=1e-12, atol=1e-15)
+            else:
+                assert torch.equal(gradient, halves[name]), name
 
 
 def test_evaluation_puts_nothing_off():

@@ -97,7 +97,13 @@ class CutModule(ConvertedModule):
         return ", ".join([*shapes, f"1 of {dist.get_world_size(self.group)} ranks"])
 
 
-class ColumnLinear(CutModule):
+class CutLinear(CutModule):
+    """`product` makes xW; split_backward.py puts another in its place."""
+
+    product = staticmethod(F.linear)
+
+
+class ColumnLinear(CutLinear):
     """Some columns of a linear layer. Before it, x must `enter`."""
 
     def __init__(self, linear: nn.Linear, pieces: int, parts: Parts):
@@ -110,10 +116,10 @@ class ColumnLinear(CutModule):
         return dict(weight=Cut(0, pieces), bias=Cut(0, pieces))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in]
-        return F.linear(x, self.weight, self.bias)  # [..., out/t]
+        return self.product(x, self.weight, self.bias)  # [..., out/t]
 
 
-class RowLinear(CutModule):
+class RowLinear(CutLinear):
     """Some rows of a linear layer, and its whole bias, which is added once: after the sum. `join`
     makes the sum."""
 
@@ -129,7 +135,7 @@ class RowLinear(CutModule):
         return dict(weight=Cut(1, pieces))
 
     def forward(self, x: Tensor) -> Tensor:  # [..., in/t]
-        y = self.join(F.linear(x, self.weight), group=self.group)  # [..., out]
+        y = self.join(self.product(x, self.weight), group=self.group)  # [..., out]
         return y if self.bias is None else y.add_(self.bias)
 
 
