@@ -1,6 +1,7 @@
 """Does it fit? The ledger, the nearest layout that fits, and what cannot be asked."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from shardlab.__main__ import main
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.formulas.fits import fits
+from shardlab.nodes import CrossesNodes
 
 PUBLISHED = {
     model["name"]: model["config"]
@@ -92,6 +94,51 @@ def test_the_fullest_rank_of_a_pipeline():
         assert f"It is rank {answer.values['pipeline_rank']} of the pipeline." in str(answer)
         assert ("accumulation_steps" in answer.assumed) == (steps == 16)
     assert answer.assumed["accumulation_steps"] == "16 (--accumulation-steps)"
+
+
+def test_tensor_parallelism_across_nodes(capsys):
+    """Warned of with the formulas' number, by its type, before any rank starts: here, with none.
+
+    Must catch: no word of it, or one where all is well; the share of a node's link for that of the
+    network's; a warning in the middle of JSON."""
+    asked = dict(gpus=32, tensor_parallel=16, zero_stage=1, gpu="A100 SXM 80GB", sequence=2048)
+    with pytest.warns(CrossesNodes) as caught:
+        answer = fits("GPT-3 175B", **asked)
+    (said,) = [str(one.message) for one in caught]
+    assert said.startswith("tensor_parallel = 16 on nodes of 8 GPUs:") and said in str(answer)
+    shares = {
+        size: evaluate(
+            ["tensor_message_share", "tensor_layer_message_seconds"],
+            model="GPT-3 175B",
+            recipe="bf16 + fp32 master",
+            tensor_parallel=16,
+            sequence_parallel=1,
+            regather=1,
+            microbatch=1,
+            sequence=2048,
+            gpu="A100 SXM 80GB",
+            utilisation=0.5,
+            node_link="NVLink 3 (A100)",
+            link="network, 400 Gbit/s",
+            ranks_per_node=size,
+        )
+        for size in (8, 16)
+    }
+    number = {
+        size: f"{1000 * found['tensor_layer_message_seconds']:.3g} ms,"
+        f" {100 * found['tensor_message_share']:.0f}%"
+        for size, found in shares.items()
+    }
+    assert f"{number[8]} of its time, over one network, 400 Gbit/s; inside a" in said
+    assert f"over NVLink 3 (A100), they would take {number[16]}." in said
+    assert shares[8]["tensor_message_share"] > 1.5 * shares[16]["tensor_message_share"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not fits("GPT-3 175B", **asked, ranks_per_node=16).warning
+        assert not fits("GPT-3 175B", **{**asked, "tensor_parallel": 8}).warning
+        command = ["fits", "--model", "GPT-3 175B", "--gpu", "A100 SXM 80GB", "--gpus", "32"]
+        main([*command, "--sequence", "2048", "--tensor-parallel", "16", "--json"])
+    assert json.loads(capsys.readouterr().out)["warning"].startswith("tensor_parallel = 16")
 
 
 def test_the_nearest_may_cut_layers():

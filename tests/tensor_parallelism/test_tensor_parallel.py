@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
+from shardlab.nodes import CrossesNodes
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -32,7 +33,6 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.checks import CrossesNodes
 from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
 from shardlab.tensor_parallel.whole import cuts_of, load_whole_state_dict, whole_state_dict

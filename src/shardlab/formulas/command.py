@@ -6,7 +6,9 @@ exit code 2.
 import argparse
 import json
 import sys
+import warnings
 
+from ..nodes import CrossesNodes
 from .explain import explained
 from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, USUAL_RECIPE, fits
 from .model_config import InvalidModelConfig
@@ -83,6 +85,11 @@ def add_fits(commands):
     parser.add_argument(
         "--pipeline-parallel", type=int, help="ranks that cut the model by depth, by default 1"
     )
+    parser.add_argument(
+        "--ranks-per-node",
+        type=int,
+        help="GPUs of a node, by default 8: warns where tensor parallelism has more",
+    )
     parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
     parser.add_argument(
         "--accumulation-steps",
@@ -107,15 +114,17 @@ def run_fits(asked: argparse.Namespace) -> int:
         name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
     }
     try:
-        answer = fits(
-            asked.model,
-            gpu=asked.gpu,
-            gpus=asked.gpus,
-            sequence=asked.sequence,
-            zero_stage=asked.zero_stage,
-            reserve_gb=asked.reserve_gb,
-            **chosen,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
+            answer = fits(
+                asked.model,
+                gpu=asked.gpu,
+                gpus=asked.gpus,
+                sequence=asked.sequence,
+                zero_stage=asked.zero_stage,
+                reserve_gb=asked.reserve_gb,
+                **chosen,
+            )
     except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
         return refuse(refused)
     print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)

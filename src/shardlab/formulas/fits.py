@@ -2,12 +2,16 @@
 category with its formula and source, what was assumed, and the nearest layout that fits.
 
     print(fits("config.json", gpu="H100 SXM 80GB", gpus=64, sequence=8192))
+
+Warns of tensor parallelism across nodes: CrossesNodes, with the time of a layer's messages.
 """
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ..nodes import CrossesNodes
 from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, MODELS
 from .registry import BOOK, InvalidQuantity, show
@@ -18,6 +22,18 @@ USUAL_RECIPE = "bf16 + fp32 master"
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 MOST_GPUS = 65_536
 MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
+USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
+LINK_BETWEEN_NODES = "network, 400 Gbit/s"
+LINK_IN_NODE = {  # by how the GPU's name begins; PCIe for all others
+    "V100": "NVLink 2 (V100)",
+    "A100": "NVLink 3 (A100)",
+    "H100": "NVLink 4 (H100)",
+    "H200": "NVLink 4 (H100)",
+    "B200": "NVLink 5 (B200)",
+    "GB200": "NVLink 5 (B200)",
+    "B300": "NVLink 5 (B200)",
+    "GB300": "NVLink 5 (B200)",
+}
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 NOT_COUNTED = (
     "the CUDA context, NCCL's buffers and what the allocator rounds up: set memory aside for them"
@@ -33,6 +49,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "accumulation_steps",
     "recipe",
     "kernels",
+    "ranks_per_node",
 )
 
 
@@ -54,6 +71,7 @@ class RankLayout:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
+    ranks_per_node: int = USUAL_RANKS_PER_NODE
 
     @property
     def steps(self) -> int:
@@ -93,6 +111,7 @@ class RankLayout:
         """Raises InvalidQuantity for degrees that no GPUs make."""
         t, p = self.tensor_parallel, self.pipeline_parallel
         BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
+        BOOK.validate(ranks_per_node=self.ranks_per_node)
         if self.gpus % (t * p):
             raise InvalidQuantity(
                 "gpus",
@@ -128,6 +147,30 @@ class RankLayout:
         ]
         return max(found, key=lambda values: values[RANK_PEAK])
 
+    def crossing(self) -> str:
+        """What a layer's messages cost where its ranks are on several nodes; empty where they are
+        on one."""
+        t, node = self.tensor_parallel, self.ranks_per_node
+        if t <= node:
+            return ""
+        inside = LINK_IN_NODE.get(self.gpu.split()[0], "PCIe 4 x16")
+        names = ["tensor_layer_message_seconds", "tensor_message_share"]
+        given = {**self.given, "utilisation": USUAL_UTILISATION}
+        given |= dict(node_link=inside, link=LINK_BETWEEN_NODES)
+        (across_ms, across), (inside_ms, within) = (
+            (1000 * found[names[0]], f"{100 * found[names[1]]:.0f}%")
+            for found in (
+                BOOK.solve(names, {**given, "ranks_per_node": size}, allow_unused=True)
+                for size in (node, t)
+            )
+        )
+        return (
+            f"tensor_parallel = {t} on nodes of {node} GPUs: the messages of a layer take"
+            f" {across_ms:.3g} ms, {across} of its time, over one {LINK_BETWEEN_NODES}; inside a"
+            f" node, over {inside}, they would take {inside_ms:.3g} ms, {within}. At"
+            f" {100 * USUAL_UTILISATION:.0f}% of the GPU's FLOP/s; cut by depth beyond a node."
+        )
+
     @property
     def fits(self) -> bool:
         """False, too, for a layout that cannot be."""
@@ -160,6 +203,7 @@ class Answer:
     lines: tuple
     assumed: dict
     nearest: tuple
+    warning: str = ""  # of tensor parallelism across nodes
 
     @property
     def fits(self) -> bool:
@@ -195,6 +239,8 @@ class Answer:
         if asked.pipeline_parallel > 1:
             yield f"It is rank {self.values['pipeline_rank']} of the pipeline."
         yield f"It is fullest {self.place}."
+        if self.warning:
+            yield f"Warning: {self.warning}"
         yield ""
         for line in self.lines:
             yield f"{line.category:<12}{gigabytes(line.nbytes):>12}  {line.meaning}"
@@ -228,6 +274,7 @@ class Answer:
             reserve_bytes=self.layout.reserve_bytes,
             assumed=self.assumed,
             not_counted=NOT_COUNTED,
+            warning=self.warning,
             nearest=[
                 dict(change=change, needed_bytes=layout.solved()[RANK_PEAK] + layout.reserve_bytes)
                 for change, layout in self.nearest
@@ -238,8 +285,9 @@ class Answer:
 def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -> Answer:
     """The Answer for a model, by name or by the path of its config.json, on `gpus` GPUs of a
     preset. `more` may give tensor_parallel, sequence_parallel, pipeline_parallel, microbatch,
-    accumulation_steps, recipe and kernels; what the degrees leave of the GPUs are data-parallel
-    ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence."""
+    accumulation_steps, recipe, kernels and ranks_per_node; what the degrees leave of the GPUs are
+    data-parallel ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence;
+    warns of tensor parallelism across nodes."""
     assumed = {}
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
@@ -262,7 +310,7 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
     for name in LAYOUT_OPTIONS:
-        if more.get(name) is None:
+        if more.get(name) is None and (name != "ranks_per_node" or layout.tensor_parallel > 1):
             assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
     flat = BOOK.expand({**layout.given, "pipeline_rank": values["pipeline_rank"]})
     _, inputs = BOOK.resolve([RANK_PEAK], flat)
@@ -271,7 +319,9 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
         for name, value in BOOK.assumed(inputs, flat).items()
     }
     lines = tuple(_lines(values))
-    answer = Answer(layout, values, lines, assumed, ())
+    answer = Answer(layout, values, lines, assumed, (), layout.crossing())
+    if answer.warning:
+        warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
     return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
 
 

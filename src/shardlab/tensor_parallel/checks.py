@@ -9,16 +9,13 @@ import warnings
 from torch import nn
 
 from ..gpt import Dropout
+from ..nodes import CrossesNodes
 from .layers import Cut
 from .plan import TensorPlan, Whole
 
 
 class CannotSplit(ValueError):
     """Why this model cannot be split by this plan among so many ranks: one sentence."""
-
-
-class CrossesNodes(UserWarning):
-    """The ranks that split each layer are not on one node."""
 
 
 def check_plan(model: nn.Module, plan: TensorPlan, ranks: int, ranks_per_node: int | None = None):

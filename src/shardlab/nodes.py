@@ -1,0 +1,12 @@
+"""What ranks of different machines pay for: a warning's category, and no torch.
+
+    warnings.simplefilter("error", CrossesNodes)        # no tensor parallelism across nodes
+
+Two say it before any rank starts, each with the number that it knows:
+`tensor_parallel.check_plan`, the vectors that cross the links for each token, and `formulas.fits`,
+the time of a layer's messages inside a node and across.
+"""
+
+
+class CrossesNodes(UserWarning):
+    """The ranks that split each layer are not on one node."""
