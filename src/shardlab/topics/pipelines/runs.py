@@ -39,7 +39,7 @@ from shardlab.topics.pipelines.sleeping import (
 RACE_MICROBATCHES = 8
 CLOSE_LOSSES = 1e-4  # relative, in fp32
 STEP_RATIO = 1.0  # of the time of PyTorch's, at most
-WHOLE_PEAK, SPLIT_PEAK = 1.0, 0.65  # of PyTorch's bytes, and where backward is split
+WHOLE_PEAK, SPLIT_PEAK = 1.0, 0.65  # of PyTorch's fullest rank, and where backward is split
 SIMULATED = 1.08  # measured seconds over simulated ones, at most
 
 DEEP = dict(layers=8, hidden=256, heads=4, vocabulary=1000, tied_head=0)
@@ -236,23 +236,23 @@ def race(
 def beside_the_same(
     world, name: str, task: TrainingTask, weigh_task: TrainingTask, turns: int
 ) -> list[Result]:
-    peer, last = TORCH_NAME.format(name), world.world_size - 1
-    times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
+    """The step of one task, and of another the peak of the fullest rank, which decides what fits.
+    PyTorch's split keeps the graph of each microbatch between I and W, and the last rank has most
+    of those: there zero bubble differs most, and there it needs most."""
+    peer, what = TORCH_NAME.format(name), f"{name}, {world.world_size} ranks"
     figure = world.world_size == 4
+    times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
     on = f"{world.world_size} ranks, {task.name}"
-    most, what = STEP_RATIO if figure else None, f"{name}, {on}"
-    results = [races.step_result("pipelines", on, times, name, peer, most, what)]
-    ours, theirs = (world.run(weighed_steps, way, weigh_task, "cpu") for way in (name, peer))
-    what = f"{name}, {world.world_size} ranks, {weigh_task.name}"
-    # what W keeps weighs most on the last rank, whose own activations are fewest
-    split = figure and name == "zero-bubble H1"
-    for row, rank, most in (
-        ("first_peak", 0, WHOLE_PEAK),
-        ("last_peak", last, SPLIT_PEAK if split else WHOLE_PEAK),
-    ):
-        peaks = ours[rank][0], theirs[rank][0]
-        results.append(races.share_result("pipelines", what, row, peer, *peaks, most))
-    return results
+    most = STEP_RATIO if figure else None
+    step = races.step_result("pipelines", on, times, name, peer, most, what)
+    ours, theirs = (
+        [peak for peak, *_ in world.run(weighed_steps, way, weigh_task, "cpu")]
+        for way in (name, peer)
+    )
+    most = SPLIT_PEAK if figure and name == "zero-bubble H1" else WHOLE_PEAK
+    peak = races.share_result("pipelines", what, "peak", peer, max(ours), max(theirs), most)
+    of_ranks = " ".join(f"{mine / other:.2f}" for mine, other in zip(ours, theirs))
+    return [step, peak._replace(note=f"{peak.note}, {weigh_task.name}; by rank {of_ranks}")]
 
 
 def beside_simulation(
