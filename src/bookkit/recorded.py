@@ -120,7 +120,7 @@ class RecordedDirective(SphinxDirective):
 
 class RaceDirective(SphinxDirective):
     """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of
-    `python -m bench --record`. Nothing where no recording has such a race."""
+    `python -m bench --record` that has both. Nothing where no recording has such a race."""
 
     required_arguments = 1
     has_content = True
@@ -131,7 +131,7 @@ class RaceDirective(SphinxDirective):
             (
                 found
                 for found in _recordings(self.env, self.get_location(), "cpu")
-                if found.find(f"{group}.step")
+                if found.find(f"{group}.step") and found.find(f"{group}.peak")
             ),
             None,
         )

@@ -1,6 +1,7 @@
 """What pages say of recordings: the numbers when there are some, no box when there are none."""
 
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -145,7 +146,7 @@ Who races.
 
 def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
     """Must catch: a ratio without its A/A interval, the peak of another case, a GPU's recording or
-    none passed off as this race."""
+    none passed off as this race; a build that a recording of steps alone stops."""
     case = dict(what="stage 1, 2 ranks", peer="torch tuned")
     other = dict(what="stage 3, 2 ranks", peer="torch")
     rows = (
@@ -167,6 +168,9 @@ def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
     )
     on_cpu_alone, warnings = build(RACE.replace("zero_race", "other_race"))
     assert not warnings and "Who races." not in on_cpu_alone
+    steps = replace(on_cpu, rows=rows[1::2])
+    no_peaks, warnings = build(RACE, steps)
+    assert not warnings and "Who races." not in no_peaks
 
 
 def test_a_damaged_recording_stops_the_build(build, tmp_path):

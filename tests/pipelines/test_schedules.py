@@ -2,7 +2,8 @@
 picture where they are wrong; simulated by rules that a schedule must obey."""
 
 from collections import Counter
-from itertools import product
+from itertools import accumulate, product
+from pathlib import Path
 
 import pytest
 
@@ -332,3 +333,24 @@ def test_the_picture():
     assert rows[1].endswith(">1F10< 1B10")
     assert rows[0].index("0F1 ") == rows[1].index("1B0 ")
     assert Counter(row.count(">") for row in rows) == {0: 1, 1: 1}
+
+
+def held_at_the_peak(lists, whole, halved):
+    """Of each rank, where a microbatch counts `whole` until its I, and `halved` until its W."""
+    weight = {Kind.FORWARD: whole, Kind.INPUT: halved - whole, Kind.WEIGHT: -halved}
+    return [max(accumulate(weight[action.kind] for action in own)) for own in lists]
+
+
+def test_activations_that_h1_holds_on_each_rank():
+    """The page's table, in activations of the hidden size: 32 before I; ours keeps 34 after it and
+    PyTorch 56, as test_split_backward measures.
+
+    Must catch: a schedule in which rank r has another number of microbatches than r + 1 between I
+    and W."""
+    lists = zero_bubble_h1(4, 8)
+    ours, theirs = (held_at_the_peak(lists, 32, halved) for halved in (34, 56))
+    assert ours == [130, 132, 134, 136] and theirs == [152, 176, 200, 224]
+    page = (Path(__file__).parents[2] / "chapters/pipelines.md").read_text(encoding="utf-8")
+    for name, halved, found in (("ours", 34, ours), ("PyTorch", 56, theirs)):
+        row = f"| {name}, $32(3 - r) + {halved}(r + 1)$ | {' | '.join(map(str, found))} |"
+        assert row in page

@@ -218,41 +218,49 @@ def pipeline_sent(name: str, task: TrainingTask, rank: int, count: int) -> int:
 
 
 def race(
+    task: TrainingTask = RACE_TASK, counts: Sequence[int] = (4, 2), turns: int = TURNS
+) -> list[Result]:
+    """Step times in turns of each schedule, beside PyTorch's. The figure is for 4 ranks; on 2 of
+    them the ratios are only reported."""
+    results = []
+    for count in counts:
+        most = STEP_RATIO if count == 4 else None
+        with ranks(count, device="cpu", announce=False) as world:
+            for name in TORCH_SCHEDULES:
+                peer, on = TORCH_NAME.format(name), f"{count} ranks, {task.name}"
+                times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
+                shown = f"{name}, {on}"
+                results.append(races.step_result("pipelines", on, times, name, peer, most, shown))
+    return results
+
+
+def weigh(
     task: TrainingTask = RACE_TASK,
     weigh_task: TrainingTask = WEIGH_TASK,
     counts: Sequence[int] = (4, 2),
-    turns: int = TURNS,
 ) -> list[Result]:
-    """Step times in turns and peak bytes of each schedule, beside PyTorch's. The figure is for 4
-    ranks; on 2 of them the ratios are only reported."""
+    """Peak bytes of the fullest rank, which decides what fits, beside PyTorch's. They do not depend
+    on the machine's load; `task` names what they are shown beside.
+
+    PyTorch's split keeps the graph of each microbatch between I and W, and the last rank has most
+    of those: there zero bubble differs most, and there it needs most."""
     results = []
     for count in counts:
         with ranks(count, device="cpu", announce=False) as world:
             for name in TORCH_SCHEDULES:
-                results += beside_the_same(world, name, task, weigh_task, turns)
+                peer, what = TORCH_NAME.format(name), f"{name}, {count} ranks, {task.name}"
+                ours, theirs = (
+                    [peak for peak, *_ in world.run(weighed_steps, way, weigh_task, "cpu")]
+                    for way in (name, peer)
+                )
+                split = count == 4 and name == "zero-bubble H1"
+                most = SPLIT_PEAK if split else WHOLE_PEAK
+                fullest = max(ours), max(theirs)
+                peak = races.share_result("pipelines", what, "peak", peer, *fullest, most)
+                of_ranks = " ".join(f"{mine / other:.2f}" for mine, other in zip(ours, theirs))
+                note = f"{peak.note}, {weigh_task.name}; by rank {of_ranks}"
+                results.append(peak._replace(note=note))
     return results
-
-
-def beside_the_same(
-    world, name: str, task: TrainingTask, weigh_task: TrainingTask, turns: int
-) -> list[Result]:
-    """The step of one task, and of another the peak of the fullest rank, which decides what fits.
-    PyTorch's split keeps the graph of each microbatch between I and W, and the last rank has most
-    of those: there zero bubble differs most, and there it needs most."""
-    peer, what = TORCH_NAME.format(name), f"{name}, {world.world_size} ranks"
-    figure = world.world_size == 4
-    times = world.run(steps_in_turns, [name, peer], task, turns, "cpu")[0]
-    on = f"{world.world_size} ranks, {task.name}"
-    most = STEP_RATIO if figure else None
-    step = races.step_result("pipelines", on, times, name, peer, most, what)
-    ours, theirs = (
-        [peak for peak, *_ in world.run(weighed_steps, way, weigh_task, "cpu")]
-        for way in (name, peer)
-    )
-    most = SPLIT_PEAK if figure and name == "zero-bubble H1" else WHOLE_PEAK
-    peak = races.share_result("pipelines", what, "peak", peer, max(ours), max(theirs), most)
-    of_ranks = " ".join(f"{mine / other:.2f}" for mine, other in zip(ours, theirs))
-    return [step, peak._replace(note=f"{peak.note}, {weigh_task.name}; by rank {of_ranks}")]
 
 
 def beside_simulation(
@@ -302,7 +310,8 @@ BENCHES = (
     Bench(
         "pipelines",
         race,
-        dict(task=SMALL_TASK, weigh_task=SMALL_TASK, counts=(2,), turns=2),
+        dict(task=SMALL_TASK, counts=(2,), turns=2),
     ),
+    Bench("pipelines-peaks", weigh, dict(task=SMALL_TASK, weigh_task=SMALL_TASK, counts=(2,))),
     Bench("pipelines-simulated", beside_simulation, dict(seconds=0.002)),
 )
