@@ -234,7 +234,7 @@ def race(
     return results
 
 
-def weigh(
+def peaks_of_ranks(
     task: TrainingTask = RACE_TASK,
     weigh_task: TrainingTask = WEIGH_TASK,
     counts: Sequence[int] = (4, 2),
@@ -312,6 +312,8 @@ BENCHES = (
         race,
         dict(task=SMALL_TASK, counts=(2,), turns=2),
     ),
-    Bench("pipelines-peaks", weigh, dict(task=SMALL_TASK, weigh_task=SMALL_TASK, counts=(2,))),
+    Bench(
+        "pipelines-peaks", peaks_of_ranks, dict(task=SMALL_TASK, weigh_task=SMALL_TASK, counts=(2,))
+    ),
     Bench("pipelines-simulated", beside_simulation, dict(seconds=0.002)),
 )
