@@ -119,6 +119,70 @@ def test_gradients_that_are_assigned():
     assert ledger.bytes.gradients == sizes[0], "nothing is found after the end"
 
 
+class OnCopies(torch.optim.SGD):
+    """Updates copies of the parameters, in an optimizer of its own where `inside`."""
+
+    def __init__(self, parameters, copies, inside=False):
+        self.held, self.inside = list(parameters), inside
+        super().__init__(self.held if inside else copies, lr=0.1)
+
+    @torch.no_grad()
+    def step(self):
+        if self.inside:
+            copies = [torch.nn.Parameter(p.clone()) for p in self.held]
+            torch.optim.SGD(copies, lr=0.1).step()
+        else:
+            super().step()
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_copies_that_an_optimizer_updates_are_states(known):
+    """Copies of parameters in fp32 that an optimizer updates are its own: from the beginning where
+    the ledger was given the optimizer, else from the operation on that made them.
+
+    Must catch: copies called temporaries; parameters of the model called states; copies that were
+    states from the step on only."""
+    model = torch.nn.Linear(30, 20).bfloat16()
+    elements = sum(p.numel() for p in model.parameters())
+
+    def optimizer_of_copies():
+        return OnCopies(model.parameters(), [p.detach().float() for p in model.parameters()])
+
+    def step(optimizer):
+        model(torch.ones(2, 30, dtype=torch.bfloat16)).float().sum().backward()
+        for parameter, copy in zip(model.parameters(), optimizer.param_groups[0]["params"]):
+            copy.grad = parameter.grad.float()
+        optimizer.step()
+
+    if known:
+        optimizer = optimizer_of_copies()
+        with Ledger(model, optimizer) as ledger:
+            step(optimizer)
+        assert ledger.timeline[0].bytes == Counts(parameters=2 * elements, optimizer=4 * elements)
+    else:
+        with Ledger(model) as ledger:
+            optimizer = optimizer_of_copies()
+            made = len(ledger.timeline)
+            step(optimizer)
+        assert ledger.timeline[made - 1].bytes.optimizer == 4 * elements
+    assert ledger.bytes.optimizer == 4 * elements and ledger.bytes.parameters == 2 * elements
+
+
+def test_copies_for_one_step_alone_and_another_model():
+    """Copies that an optimizer inside another makes for a step and drops are temporaries, and what
+    backward keeps of another model is an activation, although an optimizer updates it.
+
+    Must catch: a category by the class of an optimizer, or by the step that is innermost."""
+    model, other = torch.nn.Linear(30, 20), torch.nn.Linear(20, 5, bias=False)
+    optimizer = OnCopies(model.parameters(), (), inside=True)
+    with Ledger(model, optimizer) as ledger:
+        other(model(torch.ones(2, 30))).sum().backward()
+        optimizer.step()
+        torch.optim.SGD(other.parameters(), lr=0.1).step()
+    assert {point.bytes.optimizer for point in ledger.timeline} == {0}
+    assert ledger.bytes.activations == 4 * other.weight.numel()
+
+
 def test_categories_at_each_phase():
     """Parameters are there from the start; after backward all gradients are; after the first step
     the optimizer's states are, and they are called so from the operation that made them on; saved

@@ -6,6 +6,7 @@ from torch import nn
 
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.optimizer_of_copies import CannotCopy
@@ -335,6 +336,54 @@ def test_state_bytes(recipe):
         sizes = [p.numel() for p in parameters]
         assert scales == 2 * 4 * sum(-(-size // BLOCK) for size in sizes)
     assert RECIPES[recipe].verified.endswith("test_state_bytes")
+
+
+@pytest.mark.parametrize("moment", ["backward", "optimizer"])
+def test_peak_of_a_step(moment):
+    """The ledger's categories are the formulas': masters are optimizer states, from the first line
+    on. So is the peak, in backward to the byte but for the step counters, which the recipe leaves
+    out; in the optimizer's step with the fp32 gradients of one pile on top, which is the largest
+    weight here.
+
+    Must catch: masters called temporaries; fp32 gradients of all parameters at once; a composed
+    peak that does not ask how many bytes an element has."""
+    recipe, batch, sequence = "bf16 + fp32 master", *((8, 32) if moment == "backward" else (1, 2))
+    config = GPTConfig(layers=2, hidden=32, heads=4, vocabulary=61, max_sequence=32)
+    model = GPT(config).bfloat16()
+    optimizer = MasterWeights(
+        model.parameters(), torch.optim.AdamW, at_once_bytes=1, lr=1e-3, foreach=False
+    )
+    given = dict(
+        **config.quantities(),
+        **RECIPES[recipe].quantities,
+        **dict(dropout=0, fused_attention=1, microbatch=batch, sequence=sequence),
+        **dict(accumulation_steps=1, first_step=0, optimizer_mode=0),
+    )
+    wanted = evaluate([*PARTS, "activation_bytes", "peak_bytes"], **given)
+
+    def step(look=lambda: None):
+        tokens = torch.zeros(batch, sequence, dtype=torch.long)
+        loss = next_token_loss(model(tokens), torch.zeros_like(tokens))
+        look()
+        loss.backward()
+        look()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    seen = []
+    with Ledger(model, optimizer) as ledger:
+        step(lambda: seen.append(ledger.bytes))
+    counters = 4 * len(optimizer.pairs)
+    assert ledger.timeline[0].bytes.optimizer == wanted["optimizer_bytes"] + counters
+    assert ledger.timeline[0].bytes.parameters == wanted["parameter_bytes"]
+    assert seen[0].activations == wanted["activation_bytes"]
+    assert seen[1].gradients == wanted["gradient_bytes"]
+    assert ledger.peak.phase == moment
+    largest = 4 * max(master.numel() for _, master in optimizer.pairs)
+    pile = largest if moment == "optimizer" else 0
+    found = ledger.peak.bytes.total - counters - pile
+    assert found == pytest.approx(wanted["peak_bytes"], rel=0.01)
 
 
 def test_bytes_of_megatron():

@@ -11,9 +11,10 @@ allocated it.
 A dispatch mode sees every operation of PyTorch, on CPU, CUDA and fake tensors alike. Each new
 storage gets one entry and a weak reference; when the storage dies, the entry goes. The purpose of a
 storage becomes known after its allocation: it is a temporary until autograd keeps it for backward
-(an activation), it becomes a parameter's gradient, or the optimizer keeps it. A gradient that is
-not autograd's but assigned, `p.grad = ...`, is found by the next question about bytes, by the next
-step or at the end, and earlier lines are corrected.
+(an activation), it becomes a parameter's gradient, or it belongs to the optimizer, as a state or as
+a copy that the optimizer updates instead of a parameter. A gradient that is not autograd's but
+assigned, `p.grad = ...`, is found by the next question about bytes, by the next step or at the end,
+and earlier lines are corrected.
 
 The ledger does not see scratch memory inside one operation; the 8 bytes of a plain number that
 autograd keeps, such as the divisor of x / 3; bytes that an allocator adds by rounding up or holds
@@ -286,6 +287,8 @@ class Ledger(TorchDispatchMode):
 
     def _after_step(self, optimizer, *_):
         self._keep_states(optimizer)
+        if self._stepping == 1:  # an optimizer inside may have copies for the step alone
+            self._keep_copies(optimizer)
         self._stepping -= 1
 
     def _keep_states(self, optimizer):
@@ -299,6 +302,19 @@ class Ledger(TorchDispatchMode):
                 if isinstance(t, Tensor)
             ],
         )
+
+    def _keep_copies(self, optimizer):
+        """Whatever an optimizer updates and the model does not have is a copy of a parameter, as an
+        fp32 master weight is: a state as well."""
+        own = {storage_key(s) for p in self.model.parameters() for s in self._storages(p)}
+        updated = [p for group in optimizer.param_groups for p in group["params"]]
+        self._found("optimizer", [p for p in updated if self._is_unknown(p, own)])
+
+    def _is_unknown(self, tensor, own) -> bool:
+        """Whether the tensor is not among these storages, and has no purpose yet."""
+        keys = [storage_key(storage) for storage in self._storages(tensor)]
+        entries = [self._live[key] for key in keys if key in self._live]
+        return not own.intersection(keys) and all(e.category == "temporaries" for e in entries)
 
     def _found(self, category, held):
         """These storages have been of the category since they were made. Correct the lines since
@@ -362,6 +378,7 @@ class Ledger(TorchDispatchMode):
             self._record("temporaries", buffer, BUFFER)
         if self.optimizer is not None:
             self._keep_states(self.optimizer)
+            self._keep_copies(self.optimizer)
         self._undo += [
             register_optimizer_step_pre_hook(self._before_step).remove,
             register_optimizer_step_post_hook(self._after_step).remove,
