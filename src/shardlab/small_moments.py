@@ -57,13 +57,8 @@ class EightBits(NamedTuple):
 
 
 class SmallMoments(MasterWeights):
-    """A subclass says how a moment is kept, and what it was."""
-
-    def kept(self, moment: Tensor):
-        raise NotImplementedError
-
-    def moment(self, kept) -> Tensor:
-        raise NotImplementedError
+    """A subclass defines kept(moment), the moment between updates, and moment(kept), which is fp32
+    again."""
 
     def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
         super().before_update(parameter, master)
