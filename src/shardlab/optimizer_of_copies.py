@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .shards import groups_of, groups_of_shards
+from .shards import take_place
 from .torch_internals import version
 from .zero import before_step
 
@@ -49,8 +49,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         self.pairs += [pair for _, pair in made]
         for _, (parameter, master) in made:
             self.versions[parameter] = version(parameter)
-            if groups := groups_of(parameter):  # part of a weight, and so is its copy
-                groups_of_shards[master] = groups
+            take_place(master, [parameter])
         before_step.note([p for p, master in self.pairs if p is not master], self)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 

@@ -15,6 +15,9 @@ Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the
 
     DistributedDataParallel(pipeline, group=mesh.dp.group)     # and step the pipeline itself
 
+A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.scale(loss(y, t)).
+torch.amp.GradScaler skips on all ranks or on none.
+
 pipeline_plan.py cuts the model and says what is wrong with it before a rank waits, pipeline_wire.py
 sends and receives, split_backward.py divides a backward into I and W.
 """
@@ -32,6 +35,8 @@ from .backward import as_one_backward
 from .pipeline_plan import CannotPipeline, PipelinePlan
 from .pipeline_wire import TiedWeights, Wire
 from .schedules import Action, Kind
+from .shards import Stages, stages_of_parameters
+from .zero.before_step import watch_steps
 
 
 class InFlight(NamedTuple):
@@ -67,6 +72,9 @@ class Pipeline(nn.Module):
         for stage, (first, end) in enumerate(plan.cuts):
             if plan.home[stage] == self.rank:
                 self.layers.update({str(number): layers[number] for number in range(first, end)})
+        stages = Stages(group, plan.home[plan.last] == self.rank)
+        stages_of_parameters.update({parameter: stages for parameter in self.parameters()})
+        watch_steps()
         self.wire = Wire(plan, group, next(self.parameters()).device)
         self.tied = TiedWeights(layers, plan, group)
         self.tied.hand_out()

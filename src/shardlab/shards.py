@@ -2,6 +2,7 @@
 
     groups_of(tensor)            (), or the groups of which every rank has another part of it
     as_shard(tensor, group)      a part, as an optimizer takes it
+    stages_of(tensor)            None, or the ranks that have other layers of the same model
 
 A rank of tensor parallelism has part of a weight: (tp,). ZeRO cuts that part once more, over the
 ranks that see other batches: (tp, dp). A norm's weight is whole on all ranks of tp, and ZeRO cuts
@@ -10,6 +11,7 @@ element counts once, however the model is laid out.
 """
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,32 @@ def groups_of(tensor: Tensor) -> Groups:
     return groups_of_shards.get(tensor, ())
 
 
+class Stages(NamedTuple):
+    """The ranks of a pipeline, None for the world, and whether this one computes the loss."""
+
+    group: dist.ProcessGroup | None
+    has_loss: bool
+
+
+# parameter, its shard or its copy -> the pipeline that it is part of
+stages_of_parameters = WeakTensorKeyDictionary()
+
+
+def stages_of(tensor: Tensor) -> Stages | None:
+    return stages_of_parameters.get(tensor)
+
+
+def take_place(copy: Tensor, of: Iterable[Tensor]):
+    """The copy is what an optimizer updates instead of these tensors, which are cut alike: it is
+    cut as they are, and of their pipeline."""
+    for tensor in of:
+        if groups := groups_of(tensor):
+            groups_of_shards[copy] = groups
+        if stages := stages_of(tensor):
+            stages_of_parameters[copy] = stages
+        return
+
+
 def as_shard(
     tensor: Tensor,
     group: dist.ProcessGroup | None,
@@ -35,8 +63,8 @@ def as_shard(
     """A part of what lies whole in the group, as an optimizer takes it; `of` are the tensors that
     are in it, which are parts or not alike."""
     shard = torch.nn.Parameter(tensor, requires_grad)
-    larger = next((groups_of(tensor) for tensor in of), ())
-    groups_of_shards[shard] = (*larger, group or dist.group.WORLD)
+    take_place(shard, of)
+    groups_of_shards[shard] = (*groups_of(shard), group or dist.group.WORLD)
     return shard
 
 

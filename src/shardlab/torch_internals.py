@@ -124,13 +124,16 @@ if not TELLS_HOOKS:
 def watch_unscaling(
     tensors_of: Callable[[torch.optim.Optimizer], list[Tensor]],
     seen: Callable[[list[Tensor], dict[torch.device, Tensor]], None],
+    unscaled_here: Callable[[torch.optim.Optimizer], bool] = lambda optimizer: False,
 ) -> Callable[[], None]:
     """Every GradScaler unscales the gradients of tensors_of(optimizer), and then calls
     `seen(tensors, found)`: device -> 1. if a gradient there is not finite, else 0. Whatever is
-    written into `found` decides about the step. Returns a function that ends the watch. Without it,
-    ranks that have shards disagree whether to step. DTensor does the same for FSDP2, in its kernel
-    of the operator that unscales."""
+    written into `found` decides about the step. A scaler that has scaled no loss begins all the
+    same where unscaled_here(optimizer). Returns a function that ends the watch. Without it, ranks
+    that have shards disagree whether to step, and only the last stage of a pipeline has a scale.
+    DTensor does the same for FSDP2, in its kernel of the operator that unscales."""
     original = torch.amp.GradScaler._unscale_grads_
+    public = {name: getattr(torch.amp.GradScaler, name) for name in ("unscale_", "step")}
 
     @functools.wraps(original)
     def unscale(self, optimizer, *args, **named):
@@ -139,8 +142,22 @@ def watch_unscaling(
         seen(tensors, found)
         return found
 
-    torch.amp.GradScaler._unscale_grads_ = unscale
-    return lambda: setattr(torch.amp.GradScaler, "_unscale_grads_", original)
+    def begun(call):
+        @functools.wraps(call)
+        def begin(self, optimizer, *args, **named):
+            if self.is_enabled() and self._scale is None and unscaled_here(optimizer):
+                self._lazy_init_scale_growth_tracker(torch.device(self._device))
+            return call(self, optimizer, *args, **named)
+
+        return begin
+
+    def put(unscale, calls):
+        torch.amp.GradScaler._unscale_grads_ = unscale
+        for name, call in calls.items():
+            setattr(torch.amp.GradScaler, name, call)
+
+    put(unscale, {name: begun(call) for name, call in public.items()})
+    return lambda: put(original, public)
 
 
 def watch_clipping(

@@ -11,7 +11,7 @@ from torch import nn
 
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.gpt import GPT, GPTConfig
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep
@@ -40,31 +40,35 @@ def eight():
 # --- one overflow, all ranks ----------------------------------------------------------------------
 
 
-def train_on_three_axes(scale):
+def train_on_three_axes(scaler_of, dtype, scale):
     """Scales after each step, whether the step moved this rank's weights, and the norms: dp x pp x
     tp. In step r one gradient of rank r becomes infinite, after all sums; the last step has
     none."""
     mesh = Mesh(dp=2, pp=2, tp=2)
     torch.manual_seed(7)
     sizes = GPTConfig(**CONFIG)
-    model = GPT(sizes).half()
+    model = GPT(sizes).to(dtype)
     draw = torch.Generator().manual_seed(mesh.dp.rank)
     tokens, targets = (torch.randint(11, (M, 6), generator=draw) for _ in range(2))
     layers = [model.embedding, *model.blocks, model.head]
     plan = plan_pipeline(layers, schedule("1F1B", 2, M), tokens)
     apply_tensor_parallel(model, gpt_plan(sizes), mesh.tp.group)
     layers = [model.embedding, *model.blocks, model.head]
-    scaler = LossScaler(scale, growth_interval=2)
+    scaler = scaler_of(init_scale=scale, growth_interval=2)
     in_fp32 = partial(vocabulary_parallel_loss, vocabulary=11, group=mesh.tp.group)
     pipeline = Pipeline(
         layers, plan, lambda y, t: scaler.scale(in_fp32(y.float(), t)), mesh.pp.group
     )
     replicas = DistributedDataParallel(pipeline, group=mesh.dp.group)
-    optimizer = MasterWeights(replicas.parameters(), torch.optim.AdamW, lr=1e-2)
+    if dtype is torch.float32:
+        optimizer = torch.optim.AdamW(replicas.parameters(), lr=1e-2)
+    else:
+        optimizer = MasterWeights(replicas.parameters(), torch.optim.AdamW, lr=1e-2)
+    updated = optimizer.param_groups[0]["params"]
     seen, norms = [], []
     for step in range(9):
         optimizer.zero_grad()
-        before = [master.clone() for _, master in optimizer.pairs]
+        before = [tensor.clone() for tensor in updated]
         pipeline.step(tokens, targets)
         if dist.get_rank() == step:
             next(p.grad for p in pipeline.parameters() if p.grad is not None).view(-1)[0] = (
@@ -74,18 +78,29 @@ def train_on_three_axes(scale):
         norms.append(clip_gradients(optimizer, 1.0, stages=mesh.pp.group).item())
         scaler.step(optimizer)
         scaler.update()
-        moved = any(not torch.equal(m, b) for (_, m), b in zip(optimizer.pairs, before))
-        seen.append((scaler.factor.item(), moved))
+        moved = any(not torch.equal(m, b) for m, b in zip(updated, before))
+        seen.append((scaler.state_dict()["scale"], moved))
     return seen, norms
 
 
-def test_all_ranks_agree_on_an_overflow(eight):
-    """Wherever the infinite gradient is, no rank steps, and all scales halve. The model is a GPT in
-    fp16, cut by depth and by width, and its gradients' norm is one number.
+@pytest.mark.parametrize(
+    ("scaler_of", "dtype"),
+    [
+        (LossScaler, torch.float16),
+        (partial(torch.amp.GradScaler, "cpu"), torch.float16),
+        (partial(torch.amp.GradScaler, "cpu"), torch.float32),
+    ],
+    ids=["ours", "GradScaler", "GradScaler and plain AdamW"],
+)
+def test_all_ranks_agree_on_an_overflow(eight, scaler_of, dtype):
+    """Wherever the infinite gradient is, no rank steps, and all scales halve. The model is a GPT,
+    cut by depth and by width, and its gradients' norm is one number. PyTorch's own scaler begins on
+    stages that have no loss as well.
 
-    Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees
-    then."""
-    events, norms = zip(*eight.run(train_on_three_axes, 2.0**14))
+    Must catch: agreement over one axis of the mesh alone; a rank that steps first and agrees then;
+    GradScaler that knows the parts of tensor parallelism and not the stages, or stages of
+    parameters and not of their fp32 copies."""
+    events, norms = zip(*eight.run(train_on_three_axes, scaler_of, dtype, 2.0**14))
     halved = [(2.0 ** (13 - step), False) for step in range(8)]
     assert events == ([*halved, (2.0**6, True)],) * 8
     last = {of_rank[-1] for of_rank in norms}
@@ -232,6 +247,95 @@ def test_parity_of_techniques(eight, how, dtype):
         assert torch.equal(weights, want)
         if how in ("stage 1", "stage 2"):
             assert held in (4 * (elements // 2), 4 * (elements - elements // 2))
+
+
+def microbatches_of(step):
+    draw = torch.Generator().manual_seed(step)
+    return [torch.randint(11, (M, 6), generator=draw) for _ in range(2)]
+
+
+def gpt_in(dtype):
+    """(model, its layers)"""
+    torch.manual_seed(7)
+    model = GPT(GPTConfig(**CONFIG))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    model.to(dtype)
+    return model, [model.embedding, *model.blocks, model.head]
+
+
+def through_stages(theirs):
+    """The 16-bit weights of this rank's layers after three steps, by their number and name."""
+    mesh = Mesh(dp=4, pp=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8) if theirs else LossScaler(2.0**8)
+    _, layers = gpt_in(torch.float16)
+    plan = plan_pipeline(layers, schedule("1F1B", 2, M), microbatches_of(0)[0])
+    pipeline = Pipeline(
+        layers, plan, lambda y, t: scaler.scale(next_token_loss(y.float(), t)), mesh.pp.group
+    )
+    optimizer = MasterWeights(pipeline.parameters(), torch.optim.AdamW, lr=LR)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        pipeline.step(*microbatches_of(step))
+        scaler.step(optimizer)
+        scaler.update()
+    return {name: p.detach() for name, p in pipeline.layers.named_parameters()}
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
+def test_parity_of_stages(eight, theirs):
+    """A GPT in fp16 cut by depth: three steps of AdamW give the weights of one process, bit for
+    bit, because both add the microbatches' gradients in the same order.
+
+    Must catch: a stage without a loss whose gradients stay scaled, or are unscaled twice; masters
+    of layers that belong to another rank."""
+    _, layers = gpt_in(torch.float16)
+    wanted = nn.ModuleDict({str(number): layer for number, layer in enumerate(layers)})
+    optimizer = MasterWeights(wanted.parameters(), torch.optim.AdamW, lr=LR)
+    scaler = LossScaler(2.0**8)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for x, t in zip(*(batch.chunk(M) for batch in microbatches_of(step))):
+            for layer in layers:
+                x = layer(x)
+            (scaler.scale(next_token_loss(x.float(), t)) / M).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    whole = dict(wanted.named_parameters())
+    found = eight.run(through_stages, theirs)
+    assert {name for own in found for name in own} == set(whole)
+    for own in found:
+        assert all(torch.equal(weight, whole[name]) for name, weight in own.items())
+
+
+def norm_on_parts(dtype, theirs):
+    """The norm of all gradients of a GPT cut by width, unscaled."""
+    mesh = Mesh(dp=2, tp=4)
+    model, _ = gpt_in(dtype)
+    apply_tensor_parallel(model, gpt_plan(GPTConfig(**CONFIG)), mesh.tp.group)
+    optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=LR)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8) if theirs else LossScaler(2.0**8)
+    tokens, targets = microbatches_of(0)
+    loss = vocabulary_parallel_loss(model(tokens).float(), targets, 11, mesh.tp.group)
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    return clip_gradients(optimizer, 1e9).item()
+
+
+@pytest.mark.parametrize("theirs", [False, True], ids=["ours", "GradScaler"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_of_parts(eight, dtype, theirs):
+    """The norm of all gradients, parts and whole ones, is that of one process in fp32. Each
+    gradient is behind some 90 roundings of 4 layers, forward and backward, each off by half of eps
+    at most: three times their random sum, as in test_gradients_of_a_gpt.
+
+    Must catch: fp32 copies of parts that count as whole; parts that are unscaled on one rank."""
+    model, _ = gpt_in(torch.float32)
+    tokens, targets = microbatches_of(0)
+    next_token_loss(model(tokens), targets).backward()
+    wanted = torch.cat([p.grad.flatten() for p in model.parameters()]).norm().item()
+    tolerance = 3 * torch.finfo(dtype).eps / 2 * 90**0.5
+    assert eight.run(norm_on_parts, dtype, theirs) == [pytest.approx(wanted, rel=tolerance)] * 8
 
 
 def grad_scaler_on_shards(stage):

@@ -1,7 +1,8 @@
 """PyTorch's functions between backward and step, made aware of the shards on other ranks.
 
     scaler = torch.amp.GradScaler()                      where one rank has a gradient that is not
-                                                         finite, no rank steps: all stages
+                                                         finite, no rank steps: all stages of ZeRO,
+                                                         tensor parallelism and pipelines
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                                                          the norm of all shards, in stage 3. Stages
                                                          1 and 2 refuse it: gradients of parameters
@@ -23,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..shards import Groups, groups_of, groups_of_shards, updated_by
+from ..shards import Groups, groups_of, groups_of_shards, stages_of, updated_by
 from ..torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 from .flat import CannotShard
 
@@ -35,7 +36,7 @@ gradient_is_with = WeakTensorKeyDictionary()
 @functools.cache
 def watch_steps():
     """Watch from the first shard of this process on."""
-    watch_unscaling(updated_by, agree_on_infinities)
+    watch_unscaling(updated_by, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping)
     watch_value_clipping(with_shards)
 
@@ -53,6 +54,8 @@ def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]
     """`found` has a scaler's result for this rank's gradients, afterwards the result for the
     gradients of all ranks."""
     groups = dict.fromkeys(group for p in updated for group in groups_of(p))
+    # stages last: by then the ranks that share a stage agree, whatever each stage is cut into
+    groups |= dict.fromkeys(stages.group for p in updated if (stages := stages_of(p)))
     if not groups:
         return
     worst = torch.zeros((), dtype=torch.float32, device=updated[0].device)
@@ -62,6 +65,12 @@ def agree_on_infinities(updated: list[Tensor], found: dict[torch.device, Tensor]
         dist.all_reduce(worst, dist.ReduceOp.MAX, group=group)
     for device in {*found, worst.device}:
         found[device] = worst.to(device)
+
+
+def loss_is_elsewhere(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether this rank's stages of a pipeline are not the last, so that no loss is scaled here."""
+    tensors = [p for param_group in optimizer.param_groups for p in param_group["params"]]
+    return any((stages := stages_of(p)) and not stages.has_loss for p in tensors)
 
 
 def norm_over_ranks(
