@@ -7,6 +7,7 @@ units for it.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -189,42 +190,60 @@ PRODUCT_TYPES = {
 # --- make bench -----------------------------------------------------------------------------------
 
 
+# instead of larger ones where a CPU emulates 16 bits: one step of those takes many seconds there
+EMULATED_TASK = races.TrainingTask(
+    "0.5M parameters", dict(layers=2, hidden=128, heads=4, vocabulary=512, max_sequence=32)
+)
+RACE_SECONDS, LEAST_TURNS = 60, 5  # of one policy and task: a slow CPU gets fewer turns
+
+
 def race_precision(tasks: Sequence[races.TrainingTask] = TASKS, turns: int = TURNS) -> list[Result]:
     """A step with 16-bit weights, master weights and our scaler, beside torch.amp with GradScaler,
-    on the CPU: seconds in turns, and peak bytes."""
+    on the CPU: seconds in turns, and peak bytes. A CPU without units for the type races too: it
+    computes the same numbers slowly, and the rows say so."""
     device, results = torch.device("cpu"), []
-    for task in tasks:
-        for name in ("BF16", "FP16"):
-            policy = POLICIES[name]
-            try:
-                policy.check(device, units=True)
-            except CannotCompute:  # slower than fp32 either way: nobody would train so
-                continue
-            results += beside_amp(policy, task, device, turns)
+    for policy in (POLICIES["BF16"], POLICIES["FP16"]):
+        policy.check(device)
+        units = has_units(policy.computes_in, device)
+        smallest = min((EMULATED_TASK, *tasks), key=lambda task: task.sizes["hidden"])
+        for task in tasks if units else (smallest,):
+            results += beside_amp(policy, task, device, turns, units)
     return results
 
 
-def beside_amp(policy, task, device, turns) -> list[Result]:
-    ours, theirs = f"{policy.name}, master weights", f"torch.amp, {policy.computes_in}"
-    peaks = {}
+def seconds_of(work: Callable[[], object]) -> float:
+    begin = perf_counter()
+    work()
+    return perf_counter() - begin
+
+
+def turns_in_time(step_seconds: float, works: int, turns: int) -> int:
+    """So many turns, or as many as fit into RACE_SECONDS, and LEAST_TURNS at least."""
+    return min(turns, max(LEAST_TURNS, int(RACE_SECONDS / (works * step_seconds))))
+
+
+def beside_amp(policy, task, device, turns, units) -> list[Result]:
+    kind = FORMAT_NAMES[policy.computes_in]
+    ours, theirs = f"{policy.name}, master weights", f"torch.amp, {kind}"
+    peaks, works = {}, {}
     for name, is_theirs in ((ours, False), (theirs, True)):
         training = build_training(policy, task, device, is_theirs)
         training.step()
         with Ledger(training.model, training.optimizer) as ledger:
             training.step()
-        peaks[name] = ledger.peak.bytes.total
-    works = {
-        ours: build_training(policy, task, device).step,
-        theirs: build_training(policy, task, device, theirs=True).step,
-    }
+        peaks[name], works[name] = ledger.peak.bytes.total, training.step
+    turns = turns_in_time(max(map(seconds_of, works.values())), len(works) + 1, turns)
     times = races.in_turns({**works, ours + AGAIN: works[ours]}, turns)
+    what = f"{task.name}, {kind}{'' if units else ' on a CPU without units for it'}"
     return [
-        races.step_result("precision", task.name, times, ours, theirs, STEP_OF_AMP, ours),
+        races.step_result("precision", what, times, ours, theirs, STEP_OF_AMP, what),
         races.share_result(
-            "precision", task.name, "peak", theirs, peaks[ours], peaks[theirs], PEAK_OF_AMP
+            "precision", what, "peak", theirs, peaks[ours], peaks[theirs], PEAK_OF_AMP
         ),
     ]
 
+
+FORMAT_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 POLICY_RUNS = (
     Run(35, precision, dict(task=TINY, steps=3)),
