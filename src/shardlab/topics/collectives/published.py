@@ -190,6 +190,54 @@ def switches() -> Iterator[PublishedRow]:
         )
 
 
+# --- switches of a network that add ---------------------------------------------------------------
+# GB/s of the array, read off two figures: 8 MiB to 1 GiB, each size twice the one before
+SHARP_OF_8 = (7.29, 7.78, 7.90, 8.42, 7.99, 8.23, 8.45, 8.41)
+SHARP_OF_4 = (7.90, 8.37, 8.38, 8.77, 9.07, 8.94, 9.08, 9.00)
+RING_OF_8 = (5.11, 5.63, 5.55, 5.79, 5.94, 5.72, 5.80, 5.79)
+RING_OF_4 = (6.33, 6.62, 6.85, 6.95, 6.64, 6.88, 6.90, 7.12)
+
+
+def networks() -> Iterator[PublishedRow]:
+    """SHARP on cards of 100, 200 and 100 Gbit/s."""
+    pairs, wires = [], []
+    for ranks, sharp, ring in ((4, SHARP_OF_4, RING_OF_4), (8, SHARP_OF_8, RING_OF_8)):
+        wire = 1e9 * 2 * (ranks - 1) / ranks * median(ring)
+        wires.append(wire)
+        for size, speed in zip(sizes(8 * MIB, 8), sharp):
+            given = dict(message_bytes=size, link_bytes_per_second=wire, switch_seconds=30e-6)
+            model = ask("in_network_all_reduce_seconds", **given)
+            pairs.append(Pair(f"{sized(size)}, {ranks} ranks", size / (1e9 * speed), model))
+    reached = " and ".join(f"{wire / 1e9:.1f}" for wire in wires)
+    yield PublishedRow(
+        "SHARP, 4 and 8 V100 with a card each, 8 MiB to 1 GiB",
+        "optcast@355ca0a docs/eval_results.md, both figures",
+        f"{reached} GB/s, which NCCL's ring reached there on cards of 100 Gbit/s; 30 µs, as in"
+        " tuning.cc",
+        pairs,
+    )
+    large = dict(message_bytes=GIB, link_bytes_per_second=25e9, switch_seconds=0)
+    yield PublishedRow(
+        "SHARP, HDR InfiniBand, large arrays",
+        "Graham et al. 2020, abstract: 95% of the network's bandwidth",
+        "200 Gbit/s, all of it; nothing fitted",
+        [
+            Pair(
+                "large arrays",
+                GIB / (0.95 * 25e9),
+                ask("in_network_all_reduce_seconds", **large),
+            )
+        ],
+    )
+    small = dict(message_bytes=4096, link_bytes_per_second=12.5e9, switch_seconds=2.83e-6)
+    yield PublishedRow(
+        "SHARP of 2016, 128 hosts, 4 KiB",
+        "Graham et al. 2016, abstract",
+        "2.83 µs, which 8 bytes took; 100 Gbit/s",
+        [Pair("4 KiB", 14.48e-6, ask("in_network_all_reduce_seconds", **small))],
+    )
+
+
 # --- latency, and peaks of several nodes ----------------------------------------------------------
 
 
@@ -224,4 +272,4 @@ def single_numbers() -> Iterator[PublishedRow]:
 
 def rows() -> list[PublishedRow]:
     """All rows, in the order of the page."""
-    return [*four_nodes(), *one_node(), *switches(), *single_numbers()]
+    return [*four_nodes(), *one_node(), *switches(), *networks(), *single_numbers()]
