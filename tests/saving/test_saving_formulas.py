@@ -2,12 +2,14 @@
 
 import math
 import random
+from pathlib import Path
 
 import pytest
 
 from shardlab.formulas import RECIPES, checkpoint_bytes_per_parameter, evaluate, render, square_root
 from shardlab.formulas.registry import Registry
 
+ROOT = Path(__file__).resolve().parents[2]
 STORAGE = 2e9  # bytes a second
 
 
@@ -72,6 +74,21 @@ def test_what_a_restart_costs():
     both = evaluate(["save_lost_fraction", "failures_lost_fraction"], **llama)
     assert both["save_lost_fraction"] == pytest.approx(0.0209, abs=5e-5)
     assert both["failures_lost_fraction"] == pytest.approx(0.0748, abs=5e-5)
+
+
+def test_published_intervals():
+    """Daly 2006, captions of figures 3 to 5: saves of five minutes, a failure each 24 hours, 6
+    hours and 15 minutes, and an interval of 117, 57 and 9.1 minutes. Young's is within 6 % of the
+    first two and a third above the last, where a save takes a third of the time between failures;
+    the page says so.
+
+    Must catch: the square root without the 2; a page that calls Young's interval exact."""
+    page = " ".join((ROOT / "chapters" / "saving.md").read_text(encoding="utf-8").split())
+    for hours, minutes, most in ((24, 117, 1.06), (6, 57, 1.06), (0.25, 9.1, 1.35)):
+        given = dict(checkpoint_seconds=300.0, failure_seconds=3600.0 * hours)
+        found = evaluate(["save_interval_seconds"], **given)["save_interval_seconds"]
+        assert 1.02 < found / (60 * minutes) < most
+        assert f"{minutes} minutes" in page
 
 
 def test_what_each_recipe_saves():
