@@ -40,15 +40,17 @@ _COPIES = "tests/mixed_precision/test_master_weights.py::test_state_bytes"
 
 def _table(text):
     """On the first line the quantities, then a preset on each: name | values in that order | source
-    | note | test. An indented line goes on. A line `read on 2026-11-22` is about those below it."""
+    | note | test. An indented line goes on. A line `read on 2026-11-22` is about those below it;
+    what follows `, as in` there has the same numbers."""
     (names, *lines), presets = re.sub(r"\n +", " ", text).strip().splitlines(), []
-    day = ""
+    day, also = "", ""
     for line in lines:
         if line.startswith("read on "):
-            day = line.removeprefix("read on ")
+            day, _, also = line.removeprefix("read on ").partition(", as in ")
             continue
         name, values, source, note, test = (*line.split(" | "), "", "")[:5]
         numbers = dict(zip(names.split(), map(int, values.split()), strict=True))
+        source += f"; as in {also}" if also else ""
         test = {"run": _RUN, "copies": _COPIES}.get(test, test)
         presets.append(Preset(name, MappingProxyType(numbers), source, note, test, day))
     return _by_name(presets)
@@ -62,23 +64,27 @@ read on 2026-11-21
 GPT-2 124M | 12 768 12 12 3072 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
 GPT-2 355M | 24 1024 16 16 4096 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
 GPT-2 774M | 36 1280 20 20 5120 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
-GPT-2 1.5B | 48 1600 25 25 6400 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2
+read on 2026-11-22
+GPT-2 1.5B | 48 1600 25 25 6400 50257 1024 1 1 0 1 | Radford et al. 2019, Table 2, and config.json
+    of openai-community/gpt2-xl
+read on 2026-11-21
 GPT-3 175B | 96 12288 96 96 49152 50257 2048 1 1 0 1 | Brown et al. 2020, Table 2.1
 Llama 7B | 32 4096 32 32 11008 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
 Llama 13B | 40 5120 40 40 13824 32000 2048 0 0 1 0 | Touvron et al. 2023a, Table 2
+read on 2026-11-22, as in litgpt@2685705 litgpt/config.py
 Llama 2 70B | 80 8192 64 8 28672 32000 4096 0 0 1 0 | Touvron et al. 2023b, Table 1 and section 2.2
-read on 2026-11-22
 Llama 3 8B | 32 4096 32 8 14336 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
 Llama 3 70B | 80 8192 64 8 28672 128256 8192 0 0 1 0 | Grattafiori et al. 2024, Table 3
 Llama 3 405B | 126 16384 128 8 53248 128256 131072 0 0 1 0 | Grattafiori et al. 2024, Table 3
-Mistral 7B | 32 4096 32 8 14336 32000 32768 0 0 1 0 | Jiang et al. 2023, Table 1
+Mistral 7B | 32 4096 32 8 14336 32000 32768 0 0 1 0 | Jiang et al. 2023, Table 1,
+    and config.json of mistralai/Mistral-7B-v0.1 (32,768 positions; litgpt has 4,096)
 """
 )
 _OWN_HEADS = _table(  # models with what GPT-2 and Llama do not have
     r"""
 layers hidden heads key_value_heads feed_forward vocabulary max_sequence learned_positions biases
     gated_mlp tied_head head_size query_key_norms norms_per_layer experts experts_per_token
-read on 2026-11-22
+read on 2026-11-22, as in litgpt@2685705 litgpt/config.py
 Gemma 7B | 28 3072 16 16 24576 256000 8192 0 0 1 1 256 0 2 0 0 | Gemma Team 2024a, Table 1
 Gemma 2 9B | 42 3584 16 8 14336 256000 8192 0 0 1 1 256 0 4 0 0 | Gemma Team 2024b, Table 1
 Qwen3 0.6B | 28 1024 16 8 3072 151936 40960 0 0 1 1 128 1 2 0 0 | Qwen Team 2025, Table 1, and
@@ -223,7 +229,7 @@ def _link(name, latency_seconds, bytes_per_second, source):
         ),
         f"Bandwidth: {source}. Latency: {_TUNING}",
         "each way, as vendors print it",
-        read_on="2026-11-21",
+        read_on="2026-11-22",
     )
 
 
