@@ -74,12 +74,14 @@ def draw(generator, stage):
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", range(4))
 def test_peak_of_a_rank(stage, monkeypatch):
-    """Eight random steps: stage 0 within 16 bytes, as on one GPU, which are numbers that operations
-    turn into tensors. In the other stages six of eight are within 0.2 % and two within 5 %: buckets
-    and units of these small models are unlike each other, and the formula's are alike.
+    """Eight random steps of models in which a table may be larger than all layers. Stage 0 is
+    within 16 bytes, as on one GPU, which are numbers that operations turn into tensors; stage 3
+    within a thousandth. In stages 1 and 2 six of eight are within 0.2 %, and all within the bytes
+    of one bucket: which tensors fill a bucket is not in the formula.
 
     Mutations: whole optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered
-    in stage 3; the copy that is reduced forgotten; accumulated gradients forgotten."""
+    in stage 3; the copy that is reduced forgotten; accumulated gradients forgotten; in stage 1 a
+    head that is reduced first, in stage 3 the first layer that is reduced last, forgotten."""
     monkeypatch.setattr(checks, "agree", lambda *facts: None)  # there is nobody to agree with
     generator, misses = random.Random(7), []
     for _ in range(8):
@@ -91,6 +93,7 @@ def test_peak_of_a_rank(stage, monkeypatch):
         if stage == 0:
             assert abs(wanted - peak) <= 16
         misses.append(abs(wanted / peak - 1))
+        assert abs(wanted - peak) <= (given["bucket_bytes"] if 0 < stage < 3 else 0.001 * peak)
     assert sorted(misses)[-3] < 0.002 and max(misses) < 0.05, misses
 
 

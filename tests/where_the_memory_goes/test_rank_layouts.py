@@ -311,9 +311,11 @@ def test_weight_gradients_that_are_put_off():
 @pytest.mark.ranks
 def test_random_layouts():
     """Thirty layouts of small models, in which a table is as large as all layers, with attention
-    that stores its scores and dropout: four of five within half a percent, all within 6.
+    that stores its scores and dropout: four of five within half a percent, all within 1.1 percent,
+    and where it is more than half a percent, within one bucket.
 
-    Must catch: a place of the cut layers that none of the tests above makes the fullest."""
+    Must catch: a place of the cut layers that none of the tests above makes the fullest; in stage 1
+    a large table whose reduction is the fullest moment."""
     draw, misses = Random(1), []
     for _ in range(30):
         t, p = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
@@ -343,9 +345,11 @@ def test_random_layouts():
             ),
         )
         rank = draw.randrange(p)
-        misses.append(abs(layout.wanted(rank) / measured(layout, rank) - 1))
+        wanted, found = layout.wanted(rank), measured(layout, rank)
+        misses.append(abs(wanted / found - 1))
+        assert abs(wanted - found) <= max(0.007 * found, layout.bucket_bytes % (25 << 20)), layout
     misses.sort()
-    assert misses[len(misses) * 4 // 5] < 0.005 and misses[-1] < 0.06, misses
+    assert misses[len(misses) * 4 // 5] < 0.005 and misses[-1] < 0.011, misses
 
 
 # --- on ranks that run ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ tensor and pipeline parallelism, ZeRO, accumulation and kernels; the peak is the
 
 from shardlab.formulas.places import Places, live
 from shardlab.formulas.registry import BOOK
-from shardlab.formulas.subset import ceil_div, equal, floor_div, maximum, minimum, where
+from shardlab.formulas.subset import ceil_div, choose, equal, floor_div, maximum, minimum, where
 
 _OURS = "shardlab.zero, shardlab.tensor_parallel, shardlab.pipeline; counted from gpt.py"
 _LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
@@ -165,6 +165,28 @@ def last_reduced_parameters(
     )
 
 
+@formula(r"\Psi_\text{first}", "parameters")
+def first_reduced_parameters(rank_bucket_parameters, rank_head_parameters):
+    """parameters of the bucket that stage 1 reduces first: a head of its own may be larger than a
+    bucket"""
+    return maximum(rank_bucket_parameters, rank_head_parameters)
+
+
+@formula(r"1_\text{close}", "count")
+def reduced_last_is_fullest(
+    last_reduced_parameters, rank_parameters, data_parallel, first_reduced_parameters
+):
+    """1 if stage 1 holds more while it reduces the last bucket, such as a large table, than while
+    it reduces the first, when all gradients are whole"""
+    return where(
+        2 * last_reduced_parameters
+        + ceil_div(rank_parameters - last_reduced_parameters, data_parallel)
+        > rank_parameters + first_reduced_parameters,
+        1,
+        0,
+    )
+
+
 @formula(r"\Psi_\text{uneven}", "parameters")
 def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
     """parameters of one shard more: of what is reduced while its gradients are still there, as in
@@ -273,16 +295,45 @@ def rank_gradients_of_rest_bytes(
     )
 
 
+@formula(r"n_\text{done}", "parameters")
+def done_layer_parameters(
+    layer_work_place,
+    hidden,
+    feed_forward,
+    biases,
+    mlp_done_parameters,
+    mlp_parameters,
+    attention_side_parameters,
+    mlp_side_parameters,
+    attention_parameters,
+):
+    """parameters of a layer whose gradients are done where the layer's backward needs most: one
+    number for each of its places, in their order"""
+    return choose(
+        layer_work_place,
+        0,
+        0,
+        hidden * (feed_forward + biases),
+        mlp_done_parameters,
+        mlp_done_parameters,
+        mlp_parameters,
+        attention_side_parameters,
+        attention_side_parameters,
+        mlp_side_parameters + attention_parameters,
+        attention_side_parameters,
+    )
+
+
 @formula(r"G_\ell^r", "bytes")
 def unit_gradient_bytes(
-    rank_reducing_stage, accumulation_steps, gradient_element_bytes, rank_layer_parameters
+    rank_reducing_stage, accumulation_steps, gradient_element_bytes, done_layer_parameters
 ):
     """bytes of a layer's new gradients beside the accumulated ones, which stages 2 and 3 have whole
     until they are reduced"""
     return where(
         rank_reducing_stage < 2,
         0,
-        where(accumulation_steps > 1, gradient_element_bytes * rank_layer_parameters, 0),
+        where(accumulation_steps > 1, gradient_element_bytes * done_layer_parameters, 0),
     )
 
 
@@ -589,6 +640,36 @@ def rank_layer_reduced(
     )
 
 
+@RANK.place("rank_first_layer_reduced", phase="backward", symbol=r"_{21}^r", when="eager_kernels")
+def rank_first_layer_reduced(
+    rank_earlier_gradient_bytes,
+    finished_layers_bytes,
+    rank_behind_bytes,
+    rank_root_bytes,
+    zero_stage,
+    rank_passing_bytes,
+    waiting_table_bytes,
+    gradient_element_bytes,
+    rank_layer_parameters,
+    data_parallel,
+):
+    """in stage 3, while the first layer's gradients are copied into the tensor that is reduced"""
+    return live(
+        gradients=rank_earlier_gradient_bytes + ceil_div(finished_layers_bytes, data_parallel),
+        activations=rank_behind_bytes,
+        gathered=rank_root_bytes,
+        temporaries=where(
+            zero_stage < 3,
+            0,
+            8
+            + rank_passing_bytes
+            + waiting_table_bytes
+            + gradient_element_bytes
+            * (2 * rank_layer_parameters + ceil_div(rank_layer_parameters, data_parallel)),
+        ),
+    )
+
+
 @RANK.place("rank_embedding", phase="backward", symbol=r"_8^r", when="eager_kernels")
 def rank_embedding(
     rank_earlier_gradient_bytes,
@@ -612,10 +693,11 @@ def rank_embedding(
 @RANK.place("rank_reduced", phase="backward", symbol=r"_9^r", when="eager_kernels")
 def rank_reduced(
     rank_reducing_stage,
+    reduced_last_is_fullest,
     gradient_element_bytes,
     rank_parameters,
     zero_stage,
-    rank_bucket_parameters,
+    first_reduced_parameters,
     last_reduced_parameters,
     uneven_shard_parameters,
     rank_earlier_gradient_bytes,
@@ -629,7 +711,13 @@ def rank_reduced(
     return live(
         gradients=where(
             rank_reducing_stage < 2,
-            gradient_element_bytes * rank_parameters,
+            gradient_element_bytes
+            * where(
+                equal(reduced_last_is_fullest, 1),
+                last_reduced_parameters
+                + ceil_div(rank_parameters - last_reduced_parameters, data_parallel),
+                rank_parameters,
+            ),
             rank_earlier_gradient_bytes
             + new_gradient_element_bytes
             * ceil_div(rank_parameters - last_reduced_parameters, data_parallel),
@@ -642,7 +730,11 @@ def rank_reduced(
             gradient_element_bytes
             * where(
                 rank_reducing_stage < 2,
-                rank_bucket_parameters,
+                where(
+                    equal(reduced_last_is_fullest, 1),
+                    last_reduced_parameters,
+                    first_reduced_parameters,
+                ),
                 2 * last_reduced_parameters,
             )
             + gradient_element_bytes * uneven_shard_parameters
