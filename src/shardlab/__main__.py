@@ -17,7 +17,7 @@ from pathlib import Path
 def main(arguments: list[str] | None = None) -> int:
     from shardlab.formulas import command  # needs no torch
 
-    parser = argparse.ArgumentParser(
+    parser = command.OneSentence(
         prog="python -m shardlab",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

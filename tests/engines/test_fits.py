@@ -166,6 +166,23 @@ def test_the_nearest_layouts_fit_and_differ_in_one_thing():
     assert "--zero-stage 2: " in str(answer)
 
 
+def test_recomputing_is_among_the_nearest():
+    """Long sequences: each layer computed again in backward makes them fit, and the ledger is that
+    of the formula.
+
+    Must catch: recomputing that is never offered, or offered where it is asked already; a policy
+    that is not handed on."""
+    asked = dict(gpu="H100 SXM 80GB", gpus=64, sequence=16_384)
+    answer = fits("Llama 3 70B", **asked)
+    (again,) = [layout for change, layout in answer.nearest if change == "--recompute-policy 3"]
+    assert not answer.fits and again.fits
+    answer = fits("Llama 3 70B", **asked, recompute_policy=3)
+    assert answer.fits and answer.needed_bytes == again.solved()["rank_peak_bytes"]
+    assert "recompute_policy" not in answer.assumed
+    full = fits("Llama 3 70B", **{**asked, "sequence": 10 * 16_384}, recompute_policy=3)
+    assert not full.fits and not any("recompute" in change for change, _ in full.nearest)
+
+
 def test_where_one_change_is_not_enough():
     """Must catch: nothing offered; a layout that would take more GPUs than needed."""
     answer = fits("Llama 3 70B", gpu="A100 SXM 40GB", gpus=2, sequence=8192, microbatch=4)
@@ -213,7 +230,12 @@ def test_from_a_shell(tmp_path, capsys):
         (["--gpus", "8", "--tensor-parallel", "8"], "key_value_heads = 12 is not divisible by"),
         (["--gpus", "13", "--pipeline-parallel", "13"], "makes 13 stages of layers = 12"),
         (["--pipeline-parallel", "0"], "pipeline_parallel = 0: pipeline_parallel must be"),
-        (["--reserve-gb", "-1"], "reserve_gb = -1.0: it must be at least 0."),
+        (["--reserve-gb", "-1"], "reserve_gb = -1.0: it must be at least 0 and at most"),
+        (["--reserve-gb", "nan"], "reserve_gb = nan: it must be at least 0 and at most 1,000,000."),
+        (["--reserve-gb", "1e300"], "reserve_gb = 1e+300: it must be at least 0 and at most"),
+        (["--model", ""], "model is empty; models by name are GPT-2 124M,"),
+        (["--recompute-policy", "7"], "recompute_policy = 7: recompute_policy must be a whole"),
+        (["--recompute-policy", "1"], "recompute_policy = 1 with recompute_every = 1: the peak"),
         (
             ["--model", "Qwen3 8B", "--kernels", "PyTorch eager"],
             "what eager PyTorch keeps is known for this book's GPT",
@@ -242,6 +264,29 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
     asked = ["--gpu", "T4", "--gpus", "1", "--sequence", "16"]
     assert main(["fits", "--model", str(path), *asked]) == 2
     assert "'whisper' is an architecture that the formulas do not know" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("fits --gpus abc", "fits: argument --gpus: invalid int value: 'abc'; --help says"),
+        ("fits --gpu T4", "fits: the following arguments are required: --model, --gpus,"),
+        ("frobnicate", "argument COMMAND: invalid choice: 'frobnicate'"),
+        ("explain", "explain: the following arguments are required: QUANTITY; --help"),
+        ("explain states_bytes =3", "=3: there is no name before the equals sign."),
+        ("explain states_bytes rank=1 rank=2", "rank is given twice: 1 and 2."),
+        ("explain states_bytes rank=1 --levels -1", "--levels -1: it must be at least 0."),
+    ],
+)
+def test_commands_that_cannot_be(asked, sentence, capsys):
+    """One sentence, exit code 2. Must catch: a page of usage in the place of what is wrong; the
+    last of two values taken without a word."""
+    try:
+        code = main(asked.split())
+    except SystemExit as left:
+        code = left.code
+    said = capsys.readouterr()
+    assert code == 2 and sentence in said.err and not said.out and said.err.count("\n") == 1
 
 
 def test_python_says_the_same():

@@ -94,7 +94,7 @@ LLAMA = PUBLISHED["Llama 3 8B"]["config"]
         ),
         ('{"model_type": "llama"}', "has no num_hidden_layers, which llama needs"),
         (json.dumps({**LLAMA, "num_attention_heads": 7}), "heads = 7 does not divide hidden"),
-        (json.dumps({**LLAMA, "hidden_size": "wide"}), "hidden = wide: hidden must be a whole"),
+        (json.dumps({**LLAMA, "hidden_size": "4096"}), 'hidden_size = "4096" is text, not a whole'),
         (json.dumps({**LLAMA, "num_hidden_layers": 0}), "layers = 0: layers must be a whole"),
         (
             json.dumps({**LLAMA, "attention_bias": True}),

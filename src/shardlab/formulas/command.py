@@ -42,7 +42,9 @@ def add_explain(commands):
 def run_explain(asked: argparse.Namespace) -> int:
     names = [word for word in asked.names if "=" not in word]
     try:
-        given = dict(pair(word) for word in asked.names if "=" in word)
+        given = pairs(word for word in asked.names if "=" in word)
+        if asked.levels is not None and asked.levels < 0:
+            raise TypeError(f"--levels {asked.levels}: it must be at least 0.")
         found = explained(names, allow_unused=asked.allow_unused, levels=asked.levels, **given)
     except (InvalidQuantity, TypeError) as refused:
         return refuse(refused)
@@ -103,6 +105,11 @@ def add_fits(commands):
         "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
     )
     parser.add_argument(
+        "--recompute-policy",
+        type=int,
+        help="0, by default: nothing is computed again in backward; 3: each layer",
+    )
+    parser.add_argument(
         "--reserve-gb", type=float, default=0, help="GB set aside for what is not counted"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -129,6 +136,25 @@ def run_fits(asked: argparse.Namespace) -> int:
         return refuse(refused)
     print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
     return 0 if answer.fits else 1
+
+
+class OneSentence(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without a page of usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}; --help says what it takes.\n")
+
+
+def pairs(words) -> dict:
+    """What NAME=VALUE give. Raises TypeError for a word without a name, or a name given twice."""
+    given = {}
+    for name, value in map(pair, words):
+        if not name:
+            raise TypeError(f"={value}: there is no name before the equals sign.")
+        if name in given:
+            raise TypeError(f"{name} is given twice: {given[name]} and {value}.")
+        given[name] = value
+    return given
 
 
 def pair(word: str):

@@ -21,6 +21,7 @@ RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 USUAL_RECIPE = "bf16 + fp32 master"
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
 MOST_GPUS = 65_536
+MOST_RESERVE_GB = 1_000_000
 MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
 USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
 LINK_BETWEEN_NODES = "network, 400 Gbit/s"
@@ -35,9 +36,10 @@ LINK_IN_NODE = {  # by how the GPU's name begins; PCIe for all others
     "GB300": "NVLink 5 (B200)",
 }
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
+WHOLE_LAYERS = 3  # of recompute_policy
 NOT_COUNTED = (
     "the CUDA context, NCCL's buffers and what the allocator rounds up: set memory aside for them"
-    " with --reserve-gb; no recompute, no context or expert parallelism"
+    " with --reserve-gb; no context or expert parallelism"
 )
 
 
@@ -50,6 +52,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "recipe",
     "kernels",
     "ranks_per_node",
+    "recompute_policy",
 )
 
 
@@ -72,6 +75,7 @@ class RankLayout:
     pipeline_parallel: int = 1
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
+    recompute_policy: int = 0
 
     @property
     def steps(self) -> int:
@@ -92,6 +96,7 @@ class RankLayout:
         """What formulas take. The GPUs that tensor parallelism and pipelines leave are
         data-parallel ranks."""
         named = ("recipe", "kernels", "gpu", "sequence", "zero_stage", "microbatch")
+        named += ("recompute_policy",)
         degrees = ("tensor_parallel", "pipeline_parallel")
         values = {name: getattr(self, name) for name in (*named, *degrees)}
         copy = self.tensor_parallel * self.pipeline_parallel
@@ -285,16 +290,18 @@ class Answer:
 def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -> Answer:
     """The Answer for a model, by name or by the path of its config.json, on `gpus` GPUs of a
     preset. `more` may give tensor_parallel, sequence_parallel, pipeline_parallel, microbatch,
-    accumulation_steps, recipe, kernels and ranks_per_node; what the degrees leave of the GPUs are
-    data-parallel ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence;
-    warns of tensor parallelism across nodes."""
+    accumulation_steps, recipe, kernels, ranks_per_node and recompute_policy; what the degrees leave
+    of the GPUs are data-parallel ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError
+    with one sentence; warns of tensor parallelism across nodes."""
     assumed = {}
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
         assumed["zero_stage"] = f"{zero_stage} (--zero-stage)"
-    if reserve_gb < 0:
+    if not 0 <= reserve_gb <= MOST_RESERVE_GB:  # NaN, too, is refused
         raise InvalidQuantity(
-            "reserve_gb", reserve_gb, f"reserve_gb = {reserve_gb}: it must be at least 0."
+            "reserve_gb",
+            reserve_gb,
+            f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
         )
     layout = RankLayout(
         model=str(model),
@@ -327,6 +334,8 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=0, **more) -
 
 def model_sizes(model) -> dict:
     """The quantities of a model by name, or of a config.json."""
+    if not str(model).strip():
+        raise InvalidModelConfig(f"model is empty; models by name are {', '.join(MODELS)}.")
     if model in MODELS:
         return dict(MODELS_WITH_USUAL[model])
     try:
@@ -400,6 +409,8 @@ def _single_changes(layout):
     yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
     yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
     yield [replace(layout, kernels=_fused(layout.kernels))]
+    if layout.recompute_policy < WHOLE_LAYERS:
+        yield [replace(layout, recompute_policy=WHOLE_LAYERS)]
     yield [
         replace(layout, tensor_parallel=t)
         for t in _doubles(layout.tensor_parallel)
@@ -424,7 +435,8 @@ def _first_that_fits(layouts):
 def difference(layout: RankLayout, other: RankLayout) -> str:
     """What to change, as options of the command."""
     degrees = ("tensor_parallel", "pipeline_parallel")
-    names = ("zero_stage", *degrees, "microbatch", "kernels", "gpus", "sequence", "gpu")
+    names = ("zero_stage", *degrees, "microbatch", "kernels", "recompute_policy")
+    names += ("gpus", "sequence", "gpu")
     changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
     values = {name: getattr(other, name) for name in changed}
     return " ".join(

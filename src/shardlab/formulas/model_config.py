@@ -158,6 +158,10 @@ def _quantities(config, architecture, name):
                 f"{name} has no {field_name}, which {config['model_type']} needs: it is not a"
                 " complete config.json."
             )
+        if isinstance(value, str):
+            raise InvalidModelConfig(
+                f"{name}: {field_name} = {json.dumps(value)} is text, not a whole number."
+            )
         if value is not None:
             sizes[quantity] = value
     sizes.setdefault("key_value_heads", sizes["heads"])
