@@ -12,7 +12,7 @@ from playwright.sync_api import sync_playwright
 from bench.building import pages_of_the_book
 from bench.pages import (
     Reader,
-    home_of,
+    cards_of,
     measure_exactness,
     measure_loads,
     measure_redraws,
@@ -20,7 +20,6 @@ from bench.pages import (
 )
 from bench.sample import build_sample
 from shardlab.measure.races import Result
-from shardlab.show.explorers import EXPLORERS
 
 PAGES = ("exact", "load", "redraw", "weight")
 
@@ -85,8 +84,7 @@ def measure_part(part: str, browser, root: Path, book: Path, homes: dict) -> lis
         }
         return measure_loads(reader, pages)
     if part == "redraw":
-        homes = {name: home_of(name, book) for name in EXPLORERS}
-        return measure_redraws(reader, {name: path for name, path in homes.items() if path})
+        return measure_redraws(reader, cards_of(book))
     from visit import page_paths
 
     static = (root / "src" / "bookkit" / "static").iterdir()

@@ -1,5 +1,6 @@
 """Measurements in a real browser: the first input, redraws, exactness, and what a page weighs."""
 
+import re
 from collections import defaultdict
 from pathlib import Path
 from statistics import median
@@ -54,16 +55,17 @@ SCROLL = """async () => {
   await new Promise(done => setTimeout(done, 300));
 }"""
 
-# One input on each slider in turn, or on each list where there are no sliders. `handled` is what
-# the script takes; `redrawn` has the style and layout that follow, which are forced; `painted` is
+# One input on each switch in turn, or on each slider, or on each list. `handled` is what the script
+# takes; `redrawn` has the style and layout that follow, which are forced; `painted` is
 # the next frame, which waits for the screen and so cannot be below 16 ms for long. Inputs that are
 # refused draw nothing: they are counted, not timed, and Reset makes the values valid again.
-REDRAW = """async ([name, count, why]) => {
-  const card = document.getElementById("explorer-" + name);
+REDRAW = """async ([id, count, why]) => {
+  const card = document.getElementById(id);
   const shown = kind => [...card.querySelectorAll(kind)].filter(one => one.checkVisibility()),
-    sliders = shown("[type=range]"), lists = shown("select"),
-    controls = sliders.length ? sliders : lists;
-  card.querySelector(".explorer-why").open = why;
+    sliders = shown("[type=range]"), lists = shown("select"), switches = shown("[role=switch]"),
+    controls = switches.length ? switches : sliders.length ? sliders : lists,
+    list = !sliders.length && !switches.length;
+  if (why) card.querySelector(".explorer-why").open = true;
   while (why && !card.querySelector(".explorer-numbers")) 
     await new Promise(done => setTimeout(done, 20));
   card.scrollIntoView();
@@ -74,13 +76,14 @@ REDRAW = """async ([name, count, why]) => {
   let refused = 0;
   await frame();
   for (let k = 0; redrawn.length < count; k++) {
-    const control = controls[k % controls.length], list = !sliders.length,
+    const control = controls[k % controls.length],
       most = list ? control.options.length - 1 : +control.max,
       now = list ? control.selectedIndex : +control.value, next = (7 * k + 3) % (most + 1),
       other = next === now ? (next + 1) % (most + 1) : next;
-    if (list) control.selectedIndex = other; else control.value = other;
+    if (list) control.selectedIndex = other; else if (!switches.length) control.value = other;
     const start = performance.now();
-    control.dispatchEvent(new Event(list ? "change" : "input", {bubbles: true}));
+    if (switches.length) control.click();
+    else control.dispatchEvent(new Event(list ? "change" : "input", {bubbles: true}));
     const script = performance.now() - start;
     card.getBoundingClientRect(); document.body.offsetHeight;
     const layout = performance.now() - start;
@@ -249,23 +252,32 @@ def busy_seconds(session) -> float:
     return sum(entry["value"] for entry in metrics if entry["name"] in kinds)
 
 
-def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
-    """Median and 95th percentile of one redraw, and which explorers' median is above the figure;
-    `explorers`: name -> a page it stands on. Folded sliders stay folded."""
+def measure_redraws(reader: Reader, cards: dict[str, Path]) -> list[Result]:
+    """Median and 95th percentile of one redraw, the median and the worst of all cards, and which
+    are above the figure; `cards`: the element's id -> a page it stands on. Folded sliders stay
+    folded."""
     results, slow = [], {speed: [] for speed in SLOWED}
-    for name, path in explorers.items():
+    medians, busiest = {speed: {} for speed in SLOWED}, {}
+    for ident, path in cards.items():
+        name, explains = ident.removeprefix("explorer-"), ident.startswith("explorer-")
         for slowed, why in REDRAWN:
+            if why and not explains:
+                continue  # a stepper has no equations
             context, page, session = reader.open(path.as_uri(), slowed)
-            page.evaluate(REDRAW, [name, 30, why])  # the first runs are compiled
+            page.evaluate(REDRAW, [ident, 30, why])  # the first runs are compiled
             before = busy_seconds(session)
-            noted = page.evaluate(REDRAW, [name, REDRAWS, why])
+            noted = page.evaluate(REDRAW, [ident, REDRAWS, why])
             busy = 1000 * (busy_seconds(session) - before) / (REDRAWS + noted["refused"])
             context.close()
             speed = f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is"
             label = f"{name}, {speed}" + (", equations open" if why else "")
             note = f"{REDRAWS} inputs; {noted['refused']} more were refused, not timed"
-            if not why and quantile(noted["redrawn"], 0.5) > REDRAW_MS[slowed]:
-                slow[slowed].append(name)
+            if not why:
+                medians[slowed][name] = quantile(noted["redrawn"], 0.5)
+                if medians[slowed][name] > REDRAW_MS[slowed]:
+                    slow[slowed].append(name)
+                if slowed == 1:
+                    busiest[name] = busy
             for what, key, share, most in (
                 ("script, median", "handled", 0.5, None),
                 ("script, style and layout, median", "redrawn", 0.5, REDRAW_MS[slowed]),
@@ -293,12 +305,38 @@ def measure_redraws(reader: Reader, explorers: dict[str, Path]) -> list[Result]:
                         "depends little on what else the machine does",
                     )
                 )
+    for what, found in (
+        *(
+            (f"CPU {slowed}x slower" if slowed > 1 else "CPU as it is", medians[slowed])
+            for slowed in SLOWED
+        ),
+        ("CPU of the main thread", busiest),
+    ):
+        worst = max(found, key=found.get)
+        for label, value, note in (
+            ("median", median(found.values()), f"of {len(found)} cards"),
+            ("worst", found[worst], worst),
+        ):
+            results.append(
+                Result("redraw", f"all cards, {what}: {label}", round(value, 2), "ms", None, note)
+            )
     for slowed, names in slow.items():
         limit = f"explorers above {REDRAW_MS[slowed]} ms, CPU {slowed}x slower"
         said = limit if slowed > 1 else f"explorers above {REDRAW_MS[slowed]} ms, CPU as it is"
-        note = ", ".join(names) or f"of {len(explorers)}"
+        note = ", ".join(names) or f"of {len(cards)}"
         results.append(Result("redraw", said, len(names), "", 0, note))
     return results
+
+
+def cards_of(folder: Path) -> dict[str, Path]:
+    """Explorers and steppers of the built book's chapters, by their element's id: a page each."""
+    cards = {}
+    for path in sorted((folder / "chapters").glob("*.html")):
+        for ident in re.findall(
+            r'<div class="explorer [^"]*" id="([^"]+)"', path.read_text(encoding="utf-8")
+        ):
+            cards.setdefault(ident, path)
+    return cards
 
 
 def home_of(name: str, folder: Path) -> Path | None:
