@@ -30,6 +30,10 @@ where-the-memory-goes | In practice it is 10 | nobody ran it
 where-the-memory-goes | 1,343 MiB on a V100 for one tensor | since PyTorch 1.13 kernels load lazily
 where-the-memory-goes | 32 MiB on Hopper \{cite\} | and on Blackwell
 where-the-memory-goes | 205,852,680 of temporaries, 0 of gradients; .{70,90} On a CPU | 4 less
+collectives | and a tree needs about | of one pipelined tree: 3S/B; two trees bring it to 2S/B
+collectives | can be held against a datasheet | only where a flat ring ran
+collectives | [Aa]ll ranks of a node share its link | a good node has a card for each GPU
+collectives | we found no published time of it | there are figures of SHARP
 data-parallelism | give each an eighth of the batch | beside numbers of weak scaling
 data-parallelism | 19 times | 14 buckets: a table is one tensor
 data-parallelism | The last bucket is never hidden | here the last two are not

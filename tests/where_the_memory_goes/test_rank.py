@@ -76,7 +76,7 @@ def draw(generator, stage):
 def test_peak_of_a_rank(stage, monkeypatch):
     """Eight random steps of models in which a table may be larger than all layers. Stage 0 is
     within 16 bytes, as on one GPU, which are numbers that operations turn into tensors; stage 3
-    within a thousandth. In stages 1 and 2 six of eight are within 0.2 %, and all within the bytes
+    within a thousandth. In stages 1 and 2 seven of eight are within 0.2 %, and all within the bytes
     of one bucket: which tensors fill a bucket is not in the formula.
 
     Mutations: whole optimizer states, or gradients, in stage 1 or 2; the unit at work not gathered
@@ -94,7 +94,7 @@ def test_peak_of_a_rank(stage, monkeypatch):
             assert abs(wanted - peak) <= 16
         misses.append(abs(wanted / peak - 1))
         assert abs(wanted - peak) <= (given["bucket_bytes"] if 0 < stage < 3 else 0.001 * peak)
-    assert sorted(misses)[-3] < 0.002 and max(misses) < 0.05, misses
+    assert sorted(misses)[-2] < 0.002 and max(misses) < 0.05, misses
 
 
 GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=2, sequence=128)
