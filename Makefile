@@ -69,10 +69,11 @@ book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
 	@echo "book:   the pages (seconds; less when little has changed)"
 	@$(BIN)/python -m bookkit . build/html
 
-check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, tests without ranks, labs or browser
+check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, English, tests without ranks, labs or browser
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet . || { echo "check:  make format lays these files out"; exit 1; }
 	@$(BIN)/python tools/budgets.py
+	@$(BIN)/python tools/prose.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHECKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
 
 format:  ## lay out the Python code

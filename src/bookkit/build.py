@@ -10,6 +10,8 @@ import hashlib
 import sys
 from pathlib import Path
 
+from bookkit import words
+
 SOURCES = Path(__file__).resolve().parents[1]
 
 
@@ -106,4 +108,6 @@ def main():
         build_book(arguments.source, arguments.output, quiet=not arguments.verbose)
     except BuildFailed as error:
         sys.exit(f"{error}")
+    print("book:   words in the main line of each chapter")
+    print("\n".join(words.report(arguments.source)))
     print(f"The book is in {arguments.output / 'index.html'}")

@@ -1,0 +1,171 @@
+"""English that a reader does not stumble over, and the length of chapters: `make check` prints it.
+
+Each rule is a pattern of what trips a native reader, mostly German word order, with what to write
+instead. The rules read the prose of pages, boxes, captions and of the text cells of labs, one
+sentence at a time; code, formulas and quoted names are left out. `KNOWN` holds how many places of a
+page wait for their edit: no page may get worse, and a page without an entry has none. Spelling is
+codespell's list of common mistakes, which needs no network, without the words in `KEPT`.
+"""
+
+import json
+import re
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from bookkit import words  # noqa: E402  (bookkit is found in this folder, installed or not)
+
+# what trips | what to write instead
+RULES = [
+    tuple(part.strip() for part in line.split(" || "))
+    for line in r"""
+in (the )?place of || instead of
+(have|has|had) (it|them|this|that) from || was read in; was taken from
+(hold|holds|held|holding) (\w+ ){0,4}against || compare with
+^Who(ever)?\b[^?]*,[^?]*[.:;]$ || "Whoever needs the rest asks for it": no comma, or another subject
+^What\b[^?,]*, (is|are|was|were|comes?|goes|stays?|lies|stands?)\b[^?]*[.:;]$ || name the subject with a noun
+(and|but) who \w+s [^?]*[.:;]$ || a noun: "the rank that ..."
+\bof (which|whom) (only |at least |about )?(one|two|three|four|five|six|seven|eight|nine|ten|\w+teen|most|some|all|\d+)\b || "seven of them", in a sentence of its own
+\b(stand|stands|stood) (in|on) (a|an|no|the|this|that|each) (\w+ )?(table|page|list|row|column|sheet|file)\b || is in
+(?<!there )(?<!There )(?<!Why )(?<!why )\b(is|are) no (rank|collective|GPU|page|test|lab|parameter|part|matter|shard|tensor|message|network|place|accident)s?\b || is not a
+\b(is|are) none\b || say what it is not, with the noun
+\blet it be\b || leave it out, or say what to do
+\bhardly\b || barely, almost never, or the number
+is all there is to || name the whole thing
+\b([Oo]urs(?! over ours)|[Tt]heirs)\b(?<!ours over ours)(?<!Ours over ours) || the noun: "this book's ring", "PyTorch's"
+\b[Ll]ook what\b || look at what
+at the begin\b || at the beginning
+\b(is|are|was|were) others\b || differs
+\b(is|are) to be (seen|found|read|had|feared|expected)\b || can be seen
+\b[Ww]hat (has|have) (a|an|the|each|every) [^?]*\? || what does a rank hold?
+\bHow (many|much) [\w ]+ (has|have) (a|an|the|each|every)\b || how many ... does a rank hold?
+^(On top|Beneath|Under|Behind|Beside|Into|Out of|Above|Below)\b[^,.]{0,40}? (comes?|lies?|stands?|goes?) (?!\w+ed\b) || subject first
+\bno word (about|on|of)\b || says nothing about
+\b(thereby|therein|thereof|hereby|herein)\b || by this, in this, or a new sentence
+\ball what\b|\bthat what\b || all that, what
+\bin average\b || on average
+\b(the )?half of (it|them) is\b || half is
+\bby it\b || "so that", or the noun
+\ba thing of\b || the noun
+\bthe quarrel\b || the dispute
+\bnot before\b || only after, only then
+\bsince longer\b || for longer
+\bsimply\b || nothing: leave it out
+""".strip().splitlines()  # noqa: E501
+]
+# Page -> places where a rule applies and the page has not been edited yet. It may only shrink.
+KNOWN: dict[str, int] = {
+    "chapters/activation-checkpointing.md": 10,
+    "chapters/collectives.md": 13,
+    "chapters/data-parallelism.md": 8,
+    "chapters/first-eight-ranks.md": 1,
+    "chapters/formula-sheet.md": 1,
+    "chapters/hardware.md": 2,
+    "chapters/mixed-precision.md": 3,
+    "chapters/pipelines.md": 2,
+    "chapters/saving.md": 2,
+    "chapters/tensor-parallelism.md": 5,
+    "chapters/where-the-memory-goes.md": 4,
+    "chapters/why-one-gpu.md": 2,
+    "labs/05-data-parallelism.ipynb": 2,
+    "labs/06-zero.ipynb": 3,
+}
+# Words that codespell takes for mistakes and that are none here.
+KEPT = {"als", "ans", "co-ordinates", "inout", "nd", "ot", "te", "bu", "doub", "ue"}
+
+
+def sentences(lines):
+    """(line number, sentence) of prose: lines of one paragraph are joined, then cut at a full
+    stop, a question mark, a colon or a semicolon that a space follows."""
+    paragraph: list[tuple[int, str]] = []
+
+    def cut():
+        text = words.plain("\n".join(line for _, line in paragraph))
+        for match in re.finditer(r"\S.*?(?:[.?!:;](?=\s)|$(?!\n))", text, re.DOTALL):
+            number = paragraph[text[: match.start()].count("\n")][0]
+            yield number, " ".join(match[0].split())
+        paragraph.clear()
+
+    before = 0
+    for number, depth, text in lines:
+        new = re.match(r"\s*([-*]|\d+\.|#+|:)\s+", text)
+        if not text.strip() or new or depth != before:
+            yield from cut()
+        before = depth
+        text = text[new.end() :] if new else text
+        if text.strip():
+            paragraph.append((number, text.strip()))
+    yield from cut()
+
+
+def pages(root: Path = ROOT):
+    """(name, Markdown) of everything that somebody reads."""
+    for path in [root / "index.md", root / "README.md", *sorted((root / "chapters").glob("*.md"))]:
+        if path.exists():
+            yield path.relative_to(root).as_posix(), path.read_text("utf-8")
+    for path in sorted((root / "labs").glob("*.ipynb")):
+        cells = json.loads(path.read_text("utf-8"))["cells"]
+        text = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown"]
+        yield path.relative_to(root).as_posix(), "\n\n".join(text)
+
+
+COMPILED = [(re.compile(pattern), instead) for pattern, instead in RULES]
+
+
+def stumbles(page: str) -> list[tuple[int, str, str]]:
+    """(line, what was found, what to write instead) for each rule that a page breaks."""
+    found = []
+    for number, sentence in sentences(words.prose(page)):
+        for pattern, instead in COMPILED:
+            if match := pattern.search(sentence):
+                found.append((number, match[0], instead))
+    return found
+
+
+@cache
+def mistakes() -> dict[str, str]:
+    """codespell's list: a mistake, and how the word is spelled."""
+    from codespell_lib import _codespell
+
+    folder = Path(_codespell.__file__).parent / "data"
+    rows = (folder / "dictionary.txt").read_text("utf-8").splitlines()
+    return dict(row.split("->", 1) for row in rows if "->" in row)
+
+
+def misspelled(page: str, known: dict[str, str]) -> list[tuple[int, str, str]]:
+    """(line, word, how it is spelled) for each word of a page that the list knows as a mistake."""
+    found = []
+    for number, _, text in words.prose(page):
+        for word in re.findall(r"[A-Za-z][a-z'-]+", words.plain(text)):
+            if (low := word.lower()) in known and low not in KEPT:
+                found.append((number, word, known[low].strip(", ")))
+    return found
+
+
+def main(root: Path = ROOT, known: dict[str, int] | None = None) -> int:
+    """Prints every stumble, every misspelled word and the length of chapters; returns how many
+    pages are worse than they may be."""
+    allowed, worse = KNOWN if known is None else known, 0
+    spelling = mistakes() if find_spec("codespell_lib") else {}
+    if not spelling:
+        print("prose:  codespell is not installed: spelling was not looked at")
+    for name, page in pages(root):
+        found, wrong = stumbles(page), misspelled(page, spelling)
+        if len(found) > allowed.get(name, 0) or wrong:
+            worse += 1
+            for number, what, instead in found + wrong:
+                print(f"  {name}:{number}: {what!r}: {instead}")
+        elif len(found) < allowed.get(name, 0):
+            print(f"  {name}: {len(found)} left: tools/prose.py may say so")
+    print("prose:  words in the main line of each chapter")
+    lengths = words.report(root)
+    print("\n".join(lengths))
+    return worse + sum(f"over {words.MOST:,}" in line for line in lengths)
+
+
+if __name__ == "__main__":
+    sys.exit(1 if main() else 0)
