@@ -13,12 +13,17 @@ from itertools import zip_longest
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from . import collectives
+from .backward import BackwardListener
 
 
 class CannotReplicate(ValueError):
     """Why this module cannot be trained by several ranks: one sentence, on every rank."""
+
+
+NO_SHAPE = "has no shape yet"  # of a lazy module, before its first call
 
 
 def agree(
@@ -30,7 +35,8 @@ def agree(
 ):
     """Raise the error on every rank if the facts differ between ranks or if any rank has a
     complaint, which names a problem of that rank alone."""
-    every = [[complaint, *facts]] * dist.get_world_size(group)
+    lazy = next((f"{fact}: call the module once first." for fact in facts if NO_SHAPE in fact), "")
+    every = [[complaint or lazy, *facts]] * dist.get_world_size(group)
     dist.all_gather_object(every, every[0], group)
     for rank, (wrong, *_) in enumerate(every):
         if wrong:
@@ -43,6 +49,8 @@ def agree(
 
 def fact(name: str, tensor: Tensor) -> str:
     """The description of a tensor that ranks compare."""
+    if is_lazy(tensor):
+        return f"{name} {NO_SHAPE}"
     return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
 
 
@@ -86,6 +94,11 @@ def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
         return (
             f"no parameter of this {type(module).__name__} requires a gradient: there is nothing to"
             " average."
+        )
+    if any(isinstance(child, BackwardListener) for child in module.modules()):
+        return (
+            f"this {type(module).__name__} has replicas in it already: make new ones of their"
+            " .module."
         )
     devices = sorted({str(parameter.device) for parameter in module.parameters()})
     if len(devices) > 1:

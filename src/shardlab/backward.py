@@ -34,11 +34,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .torch_internals import at_end_of_backward
+from .torch_internals import at_end_of_backward, put_hook_last
 
 # parameter -> a weak reference to the listener that owns it. The dictionary is outside of the
 # parameter, so that a copied or saved parameter has neither a hook nor an owner
 owners = WeakTensorKeyDictionary()
+handles = WeakTensorKeyDictionary()  # parameter -> of its hook, for all its owners
+
+
+class NotOurGradient(RuntimeError):
+    """A gradient that a technique cannot average: one sentence."""
 
 
 class BackwardListener:
@@ -53,10 +58,17 @@ class BackwardListener:
         """Own these parameters from now on."""
         for parameter in parameters:
             if parameter not in owners:
-                parameter.register_post_accumulate_grad_hook(_tell_the_owner)
+                handles[parameter] = parameter.register_post_accumulate_grad_hook(_tell_the_owner)
             elif (former := owners[parameter]()) not in (None, self):
                 former.taken_by = type(self).__name__
             owners[parameter] = ref(self)
+
+    def listen_last(self, parameters: Iterable[nn.Parameter]):
+        """Hooks that others have registered since then see a gradient, and may change it, before
+        this listener does."""
+        for parameter in parameters:
+            if parameter in owners and owners[parameter]() is self:
+                put_hook_last(parameter, handles[parameter])
 
     @property
     def in_backward(self) -> bool:
@@ -82,10 +94,28 @@ def _tell_the_owner(parameter: nn.Parameter):
     listener = owners[parameter]()
     if listener is None or not listener.listening:
         return
+    refuse(parameter, type(listener).__name__)
     if not listener.in_backward:
         listener._running = when_backward_ends(listener._end)
         listener.backward_begins()
     listener.gradient_arrives(parameter)
+
+
+def refuse(parameter: nn.Parameter, name: str):
+    """Raise NotOurGradient for one that is gone, or that has a graph."""
+    shape = list(parameter.shape)
+    if parameter.grad is None:
+        raise NotOurGradient(
+            f"a hook took away the gradient of a parameter of shape {shape} before {name} averaged"
+            " it, as an optimizer that steps within backward does: step after backward, or take"
+            " ZeRO stage 3, where hooks of parameters find mean gradients."
+        )
+    if parameter.grad.requires_grad:
+        raise NotOurGradient(
+            f"backward(create_graph=True): {name} averages the gradient of a parameter of shape"
+            f" {shape}, but not the graph behind it. For a penalty on gradients take"
+            " torch.autograd.grad(loss, parameters, create_graph=True), and one backward."
+        )
 
 
 def when_backward_ends(function: Callable[[], None]) -> ReferenceType:

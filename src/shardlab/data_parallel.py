@@ -34,8 +34,9 @@ it. Further promises:
     copies       of the replicas, by deepcopy or torch.load, average too. Of several replicas of one
                  module the newest do
 
-All ranks must run backward equally often, each with at least one parameter in it. Double backward
-is not supported. The buckets are as in Li et al. 2020 (arXiv 2006.15704).
+All ranks must run backward equally often, each with at least one parameter in it. backward with
+create_graph=True is refused; torch.autograd.grad gives this rank's own gradients, as with
+PyTorch's. The buckets are as in Li et al. 2020 (arXiv 2006.15704).
 """
 
 from collections.abc import Iterable
@@ -105,6 +106,7 @@ class Replicas(BackwardListener, nn.Module):
             raise CannotReplicate(
                 f"a newer {self.taken_by} averages gradients of this module: call that one."
             )
+        self.listen_last(self.trained)
         known = set(self.trained)
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and parameter not in known and torch.is_grad_enabled():

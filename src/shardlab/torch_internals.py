@@ -37,6 +37,7 @@ __all__ = [
     "current_backward",
     "disable_modes",
     "fake_store",
+    "hooks_of_others",
     "hooks_of_saved_tensors",
     "in_plain_backward",
     "local_tensor",
@@ -47,6 +48,7 @@ __all__ = [
     "on_the_cpu",
     "own_parameters",
     "process_groups",
+    "put_hook_last",
     "reduction_name",
     "scaled_product",
     "storage_key",
@@ -83,6 +85,29 @@ def in_plain_backward() -> bool:
     """Whether the running backward fills .grad, as backward() does, and is not autograd.grad().
     Without it, a backward within a backward fills .grad of parameters that nobody asked for."""
     return torch.autograd._is_checkpoint_valid()
+
+
+def put_hook_last(parameter: Tensor, handle) -> None:
+    """This post-accumulate hook, and hooks of shardlab that came after it, run after all others.
+    Without it, a hook of the reader's that came later changes a gradient that is on its way."""
+    hooks = parameter._post_accumulate_grad_hooks
+    numbers = list(hooks)
+    later = numbers[numbers.index(handle.id) + 1 :]
+    if any(not is_our_hook(hooks[number]) for number in later):
+        for number in [handle.id, *filter(lambda number: is_our_hook(hooks[number]), later)]:
+            hooks[number] = hooks.pop(number)  # move_to_end() would leave the dict below as it is
+
+
+def hooks_of_others(parameter: Tensor) -> bool:
+    """Whether someone else than shardlab has registered a hook on the parameter's gradient. Without
+    it, hooks are lost without a word where a parameter becomes part of a shard."""
+    kinds = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    return not all(is_our_hook(hook) for hooks in kinds for hook in (hooks or {}).values())
+
+
+def is_our_hook(hook: Callable) -> bool:
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return module.partition(".")[0] == "shardlab"
 
 
 def hooks_of_saved_tensors() -> tuple[Callable, Callable] | None:

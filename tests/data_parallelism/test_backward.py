@@ -135,7 +135,8 @@ def test_a_copied_parameter():
 def test_for_techniques_that_act_before():
     """The first gradient of a tensor, and the end of that backward.
 
-    Must catch: a call for each gradient and not for the first; an end that comes early."""
+    Must catch: a call for each gradient and not for the first; a call when all have come; an end
+    that comes early."""
     model, told = net(), []
     running = []
 
@@ -144,11 +145,17 @@ def test_for_techniques_that_act_before():
         running.append(when_backward_ends(lambda: told.append("end")))
 
     hidden = model[0](torch.ones(1, 2))
-    when_gradient_comes([hidden, hidden * 2], begins)
+    later = hidden * 2  # its gradient is the first
+    hidden.register_hook(lambda _: told.append("second") and None)
+    when_gradient_comes([hidden, later], begins)
     when_gradient_comes([], begins)
     model[0].weight.register_post_accumulate_grad_hook(lambda _: told.append(running[0]() is None))
-    model[1](hidden).sum().backward()
-    assert told == [True, False, "end"] and running[0]() is None and current_backward() is None
+    model[1](later).sum().backward()
+    assert (
+        told == [True, "second", False, "end"]
+        and running[0]() is None
+        and current_backward() is None
+    )
 
 
 def test_several_backwards_as_one():
@@ -169,11 +176,14 @@ def test_several_backwards_as_one():
     assert sorted(diary.told[1:-1]) == ["0.weight", "1.weight", "extra"]
     assert diary.told.index("1.weight") < diary.told.index("0.weight")
     diary.told.clear()
+    backward(model)
+    assert diary.told == WHOLE
+    diary.told.clear()
     with pytest.raises(ValueError):
         with as_one_backward(model.parameters()):
             model(torch.ones(1, 2)).sum().backward()
             raise ValueError
-    assert diary.told == []
+    assert diary.told == [] and diary.listening
     diary.listening = False
     with as_one_backward(model.parameters()):
         model(torch.ones(1, 2)).sum().backward()

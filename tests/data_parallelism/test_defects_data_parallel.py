@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
@@ -274,3 +275,106 @@ def test_16_bits_do_not_overflow(two):
     for kind in (PerTensor, Bucketed, DistributedDataParallel):
         assert two.run(large_in_16_bits, kind) == [40_000.0] * 2
     assert two.run(large_in_16_bits, ParameterServer) == [40_000.0, None]
+
+
+# --- hooks of the reader's, graphs of gradients ---------------------------------------------------
+
+
+def masked(kind, when):
+    """Largest gradient in the row that a hook sets to zero, and elsewhere."""
+    net = layers(64, 64, 64)
+
+    def mask(parameter):
+        parameter.grad[0] = 0
+
+    if when == "before":
+        net[0].weight.register_post_accumulate_grad_hook(mask)
+    model = kind(net)
+    if when == "after a step":
+        model(own_input(64)).sum().backward()
+        model.zero_grad()
+    if when != "before":
+        net[0].weight.register_post_accumulate_grad_hook(mask)
+    model(own_input(64)).sum().backward()
+    gradient = net[0].weight.grad
+    return None if gradient is None else (gradient[0].abs().max().item(), gradient[1:].std() > 0)
+
+
+@pytest.mark.parametrize("kind", [ParameterServer, PerTensor, Bucketed, small])
+def test_a_hook_that_changes_a_gradient(two, kind):
+    """It sees this rank's own gradient, whenever it was registered. PyTorch's does the same.
+
+    Must catch: a gradient that is changed while its sum is under way, or after this rank's part has
+    left."""
+    for when in ("before", "after", "after a step"):
+        for found in two.run(masked, kind, when):
+            assert found in ((0.0, True), None), when
+
+
+def stepped_within_backward(kind):
+    net = layers(4, 2)
+    model = kind(net)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    try:
+        model(own_input(4)).sum().backward()
+    except NotOurGradient as error:
+        return str(error)
+
+
+def with_a_graph(kind):
+    net = layers(4, 2)
+    try:
+        kind(net)(own_input(4)).pow(2).sum().backward(create_graph=True)
+    except NotOurGradient as error:
+        return str(error)
+
+
+def test_gradients_that_cannot_be_averaged(two):
+    """Optimizers that step within backward, and create_graph=True, of which PyTorch's own makes
+    copies that drift apart, the latter with a warning.
+
+    Must catch: steps by each rank's own gradient; a penalty on a gradient that has lost its
+    graph."""
+    for kind in (small, PerTensor):
+        for sentence in two.run(stepped_within_backward, kind):
+            assert sentence.startswith("a hook took away the gradient of a parameter of shape [")
+        for sentence in two.run(with_a_graph, kind):
+            assert sentence.startswith("backward(create_graph=True): ")
+
+
+def unready(kind):
+    made = dict(
+        lazy=lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 2)),
+        twice=lambda: nn.Sequential(DistributedDataParallel(layers(4, 2))),
+        # on one rank: the other would wait
+        uneven=lambda: nn.LazyLinear(2) if dist.get_rank() else nn.Linear(4, 2),
+    )
+    try:
+        DistributedDataParallel(made[kind]())
+    except CannotReplicate as error:
+        return str(error)
+
+
+def test_modules_that_are_not_ready(two):
+    """Must catch: PyTorch's words about load_state_dict; replicas of replicas, whose inner ones
+    say that a newer one averages."""
+    assert (
+        two.run(unready, "lazy")
+        == ["rank 0: 0.weight has no shape yet: call the module once first."] * 2
+    )
+    assert (
+        two.run(unready, "uneven")
+        == ["rank 1: weight has no shape yet: call the module once first."] * 2
+    )
+    assert (
+        two.run(unready, "twice")
+        == ["rank 0: this Sequential has replicas in it already: make new ones of their .module."]
+        * 2
+    )

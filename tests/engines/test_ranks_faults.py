@@ -299,8 +299,10 @@ def test_ranks_that_disagree(three, cell, guilty, line):
 
 
 def test_memory_that_is_not_there(three):
-    """Mutation: every RuntimeError taken for an echo, and the latest of them named: the allocator's
-    is one."""
+    """One rank, or two of three, ask for more memory than there is.
+
+    Mutations: every RuntimeError taken for an echo, which the allocator's is not: then of two ranks
+    one is named; the latest of them named."""
     shown = three.run(
         "%%ranks\nx = torch.empty(2**60 if rank == 2 else 1, dtype=torch.uint8)\ndist.all_reduce(x)"
     )
@@ -308,6 +310,10 @@ def test_memory_that_is_not_there(three):
         "RankRaised: Rank 2 raised RuntimeError"
     )
     assert "memory" in shown.error
+    shown = three.run(
+        "%%ranks\nx = torch.empty(2**60 if rank else 1, dtype=torch.uint8)\ndist.all_reduce(x)"
+    )
+    assert shown.error.startswith("RankRaised: Ranks 1 and 2 raised RuntimeError")
     all_reduce_works(three, kept=True)
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from shardlab import shards
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.ranks import RankError, ranks
 from shardlab.zero import stage3
 from shardlab.zero.places import gather_in
@@ -1148,3 +1149,73 @@ def test_loss_scaling(pair):
     scales, sums = zip(*answers(pair, scaled))
     assert scales == (512.0, 512.0, 256.0, 256.0)
     assert sums[1] == sums[2] and len(set(sums)) == 3
+
+
+# --- hooks and parameters beside shards -----------------------------------------------------------
+
+
+class Adapted(nn.Linear):
+    """A layer that gets an adapter later."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y + x @ self.adapter if hasattr(self, "adapter") else y
+
+
+def beside_shards(when):
+    model = seeded(lambda: nn.Sequential(Adapted(8, 2)))
+    if when == "before":
+        model[0].adapter = nn.Parameter(torch.zeros(8, 2))
+    stage3.fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+
+    if when == "after a step":
+        step()
+    if when != "before":
+        model[0].adapter = nn.Parameter(torch.zeros(8, 2), requires_grad=when != "frozen")
+        optimizer.add_param_group(dict(params=[model[0].adapter]))
+    return said(step)
+
+
+def hooked_parameters(kind):
+    model = seeded(lambda: linears(8, 2))
+    if kind == "of replicas":  # that were there before, and are gone
+        DistributedDataParallel(model)
+    elif kind == "gradient":
+        model[0].weight.register_hook(lambda gradient: gradient * 2)
+    elif dist.get_rank() == 1:
+        model[0].bias.register_post_accumulate_grad_hook(lambda parameter: None)
+    return said(lambda: stage3.fully_shard(model) and None)
+
+
+def test_parameters_beside_shards(pair):
+    """An adapter that a layer gets after it was sharded; FSDP2 trains it by each rank's own
+    gradient.
+
+    Must catch: parameters that differ between ranks from the first step on; an optimizer that is
+    looked at once."""
+    for when in ("after", "after a step"):
+        assert answers(pair, beside_shards, when).startswith(
+            "CannotShard: a parameter of shape [8, 2] is trained beside shards"
+        )
+    for when in ("before", "frozen"):
+        assert answers(pair, beside_shards, when) == "nothing, and None"
+
+
+def test_hooks_of_parameters(pair):
+    """They would be lost with the parameter, as FSDP2 loses them.
+
+    Must catch: a hook that is never called; hooks that are shardlab's own refused; a rank that
+    refuses alone."""
+    assert answers(pair, hooked_parameters, "gradient").startswith(
+        "CannotShard: rank 0: 0.weight has a hook on its gradient, and becomes part of a shard"
+    )
+    assert answers(pair, hooked_parameters, "after, on one rank").startswith(
+        "CannotShard: rank 1: 0.bias has a hook on its gradient"
+    )
+    assert answers(pair, hooked_parameters, "of replicas") == "nothing, and None"

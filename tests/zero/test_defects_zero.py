@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab import zero
+from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.mixed_precision import MasterWeights
 from shardlab.ranks import ranks
 from shardlab.zero import faster, stage1, stage2
 from shardlab.zero.flat import CannotShard, Ring
 from shardlab.zero.native import Native
-from shardlab.zero.options import clip_gradients
+from shardlab.zero.options import clip_gradients, cpu_offload
 from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -48,7 +49,7 @@ def said(work):
     """The sentence with which the work is refused, or its result."""
     try:
         return work()
-    except (CannotShard, CannotReplicate, TypeError) as error:
+    except (CannotShard, CannotReplicate, NotOurGradient, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -180,6 +181,50 @@ def test_sparse_gradients_are_refused(two, module):
 
     for sentence in two.run(step):
         assert sentence.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
+
+
+@pytest.mark.parametrize("module", STAGES)
+def test_gradients_with_a_graph(two, module):
+    """Must catch: a penalty on a gradient that has lost its graph, or that is each rank's own."""
+
+    def step():
+        net = layers(4, 2)
+        optimizer = module.ShardedOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+
+        def backward():
+            net(own_input(4)).pow(2).sum().backward(create_graph=True)
+            optimizer.step()
+
+        found = said(backward)
+        for parameter in net.parameters():
+            parameter.grad = None  # it refers to the parameter
+        return found
+
+    for sentence in two.run(step):
+        assert sentence.startswith("NotOurGradient: backward(create_graph=True): ")
+
+
+def test_a_hook_that_changes_a_gradient(two):
+    """Registered after the optimizer: it sees this rank's own gradient, before stage 2 takes it.
+
+    Must catch: a hook that finds no gradient."""
+
+    def masked(stage):
+        net = layers(4, 2)
+        before = net[0].weight.detach().clone()
+        _, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=1.0)
+
+        def mask(parameter):
+            parameter.grad[0] = 0
+
+        net[0].weight.register_post_accumulate_grad_hook(mask)
+        optimizer.zero_grad()
+        net(own_input(4)).sum().backward()
+        optimizer.step()
+        return (before - net[0].weight).unique(dim=1).flatten().tolist()
+
+    for stage in (1, 2):
+        assert two.run(masked, stage) == [pytest.approx([0.0, 1.5])] * 2, stage
 
 
 # --- parameters -----------------------------------------------------------------------------------
@@ -376,6 +421,26 @@ def half_replicated():
     )
 
 
+def complex_clipped(stage, by_torch):
+    net = nn.Module()
+    net.weight = nn.Parameter(torch.zeros(3, dtype=torch.complex128))
+    net.forward = lambda: (net.weight * torch.tensor([3, 4j, 0])).real.sum()
+    options = dict(units=[]) if stage == 3 else {}
+    model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, lr=0.1, **options)
+    model().backward()
+    if by_torch:
+        return nn.utils.clip_grad_norm_(net.parameters(), 1e9).item()
+    return clip_gradients(optimizer, 1e9).item()
+
+
+def test_clipping_complex_gradients(two):
+    """|(3, 4i, 0)| = 5. Must catch: a norm that is complex, which cannot be clamped."""
+    for stage in range(4):
+        assert two.run(complex_clipped, stage, False) == pytest.approx([5.0] * 2), stage
+    for stage in (0, 3):
+        assert two.run(complex_clipped, stage, True) == pytest.approx([5.0] * 2), stage
+
+
 def test_clipping_where_a_part_is_replicated(two):
     """Must catch: squares of the replicated part added up over the ranks."""
     for norm, plain in two.run(half_replicated):
@@ -508,6 +573,37 @@ def test_loss_scaling(two, unscaled_first):
             assert [scale for scale, _ in seen] == [512.0, 512.0]
             if unscaled_first:
                 assert seen[1][1] == pytest.approx((4 * 1.5**2) ** 0.5)
+
+
+def loaded_between(stage, kind):
+    """The weights after a step, a state that is loaded into the model, and a step at a learning
+    rate of 0."""
+    net = layers(4, 3).to(torch.float16 if kind == "masters" else torch.float32)
+    state = {name: torch.full_like(value, 0.5) for name, value in net.state_dict().items()}
+    if kind == "masters":
+        model, optimizer = zero.shard(net, MasterWeights, stage=stage, of=torch.optim.SGD, lr=1.0)
+    elif stage:
+        model, optimizer = zero.shard(net, torch.optim.SGD, stage=stage, offload=True, lr=1.0)
+    else:
+        model = DistributedDataParallel(net)
+        optimizer = cpu_offload(torch.optim.SGD)(model.parameters(), lr=1.0)
+    for rate in (1.0, 0.0):
+        optimizer.zero_grad()
+        model(own_input(4).to(net[0].weight.dtype)).sum().backward()
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        if rate:
+            model.load_state_dict(state)
+    return [parameter.unique().tolist() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["masters", "on the host"])
+def test_weights_that_are_loaded_between_steps(two, kind):
+    """Where an optimizer has copies of them: in fp32, on the host.
+
+    Must catch: a step that puts the copies of before into the model again."""
+    for stage in range(3):
+        assert two.run(loaded_between, stage, kind) == [[[0.5], [0.5]]] * 2, stage
 
 
 def test_the_door(two):

@@ -95,7 +95,7 @@ def norm_over_ranks(
 
 def over_ranks(pile: list[Tensor], groups: Groups, norm_type: float, norm) -> Tensor:
     first = pile[0]
-    wide = torch.promote_types(first.dtype, torch.float32)
+    wide = torch.promote_types(first.dtype.to_real(), torch.float32)
     one = norm([gradient for gradient in pile if gradient.numel()]).to(first.device, wide)
     if norm_type == float("inf"):
         for group in groups:

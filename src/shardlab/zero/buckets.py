@@ -4,10 +4,12 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from ..agreement import hand_out
+from ..backward import refuse
 from ..shards import as_shard, groups_of
-from ..torch_internals import storage_key
+from ..torch_internals import storage_key, version
 from .flat import CannotShard, Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
@@ -29,16 +31,30 @@ class Bucket:
         sizes = collectives.parts_of_a_shard(parameters, group)
         parts = own_chunk(self.flat, group).split(sizes)
         self.shards = [as_shard(part, group, of=parameters) for part in parts]
+        self.note_versions()
+
+    def note_versions(self):
+        """All writes into the parameters until now are known."""
+        self.versions = [version(parameter) for parameter in self.parameters]
+
+    def pass_writes_on(self):
+        """Somebody may have written into the parameters, as load_state_dict does: the shards are
+        the same memory, and whoever keeps copies of shards looks at their versions."""
+        if self.versions != [version(parameter) for parameter in self.parameters]:
+            increment_version(self.shards)
+            self.note_versions()
 
     def take_gradients(self) -> list[Tensor]:
         """Take this rank's gradients away from the parameters."""
         gradients = [parameter.grad for parameter in self.parameters]
-        for gradient in gradients:
+        for parameter, gradient in zip(self.parameters, gradients):
             if gradient is not None and gradient.layout is not torch.strided:
                 raise CannotShard(
                     f"a gradient is {gradient.layout}: only dense ones are reduced; build"
                     " embeddings with sparse=False."
                 )
+            if gradient is not None:
+                refuse(parameter, "a sharded optimizer")
         for parameter in self.parameters:
             parameter.grad = None
         return filled(gradients, [p.shape for p in self.parameters], self.flat)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..shards import Groups, groups_of, updated_by
+from ..torch_internals import version
 
 
 @torch.no_grad()
@@ -55,7 +56,7 @@ def squares_by_groups(updated: list[Tensor]) -> dict[Groups, Tensor]:
     for parameter in updated:
         groups, gradient = groups_of(parameter), parameter.grad
         if groups not in found:
-            wide = torch.promote_types(parameter.dtype, torch.float32)
+            wide = torch.promote_types(parameter.dtype.to_real(), torch.float32)
             found[groups] = torch.zeros((), dtype=wide, device=updated[0].device)
         if gradient is not None:
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
@@ -86,17 +87,25 @@ def cpu_offload(optimizer_cls: type) -> type:
             )
             copies = [nn.Parameter(host_copy(parameter)) for parameter in given]
             self.pairs += zip(given, copies)
+            self.note_versions()
             super().add_param_group({**param_group, "params": copies})
 
         @torch.no_grad()
         def step(self, closure=None):
             for device, host in self.pairs:
+                if version(device) != self.versions[device]:  # somebody has written into it
+                    host.copy_(device)
                 host.grad = None if device.grad is None else host_copy(device.grad)
             loss = super().step(closure)
             for device, host in self.pairs:
                 device.copy_(host, non_blocking=True)
                 host.grad = None
+            self.note_versions()
             return loss
+
+        def note_versions(self):
+            """All writes into the parameters until now are known."""
+            self.versions = {device: version(device) for device, _ in self.pairs}
 
         @torch.no_grad()
         def load_state_dict(self, state_dict):

@@ -14,7 +14,9 @@ does). All ranks run backward equally often, each with at least one parameter in
 gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
 such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
 with options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
-refused.
+refused. Other changes of gradients between backward and step are for `.grad` of the parameters in
+param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
+this rank's own, or gone.
 """
 
 import torch
@@ -112,6 +114,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
     def all_gather(self, bucket: Bucket):
         self.collectives.all_gather(bucket.flat, self.group)
         increment_version(bucket.parameters)  # a graph from before the step notices
+        bucket.note_versions()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -127,11 +130,16 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         if all(tensor.grad is None for tensor in (*shards, *updated)):
             raise CannotShard(
                 "step() without a gradient on this rank: all ranks run backward before a step, each"
-                " with at least one parameter in it."
+                " with at least one parameter in it that the optimizer was given (and that"
+                " load_state_dict(assign=True) has not replaced)."
             )
+        for bucket in self.buckets:
+            bucket.pass_writes_on()
         self.inner.step()
         for bucket in self.buckets:
             self.all_gather(bucket)
+        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
+            self.inner.note_versions()
         self.stepped = True
         return loss
 
@@ -139,6 +147,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True):
         self.stepped = False
+        self.listen_last(parameter for bucket in self.buckets for parameter in bucket.parameters)
         for bucket in self.buckets:
             for parameter in (*bucket.parameters, *bucket.shards):
                 if parameter.grad is not None:

@@ -6,13 +6,15 @@ rows, norms of a layer or a line search is not, and is found by trial. Parameter
 shape or name are empty on one side.
 """
 
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..backward import owners
+from ..shards import groups_of
 from . import before_step
 from .checks import check_elementwise
 from .flat import CannotShard
@@ -23,7 +25,7 @@ KNOWN = {
     for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
 }
 shards = WeakTensorKeyDictionary()  # of stage 3
-looked_at: WeakSet = WeakSet()  # optimizers
+looked_at: WeakKeyDictionary = WeakKeyDictionary()  # optimizer -> how many parameters it had
 
 
 hook: list = []  # the handle of look, once there is a shard
@@ -37,12 +39,13 @@ def watch(shard: nn.Parameter):
 
 
 def look(optimizer: torch.optim.Optimizer, args, kwargs):
-    if optimizer in looked_at:
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if looked_at.get(optimizer) == count:
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if any(parameter in shards for parameter in parameters):
         look_at(optimizer, parameters)
-        looked_at.add(optimizer)
+        looked_at[optimizer] = count
 
 
 def look_at(optimizer: torch.optim.Optimizer, parameters: list):
@@ -53,6 +56,13 @@ def look_at(optimizer: torch.optim.Optimizer, parameters: list):
                 " and a rule by shape or name finds none. Cut them by that rule,"
                 " fully_shard(..., apart=lambda name, parameter: 'decay' if parameter.dim() > 1"
                 " else 'plain'), and choose groups by the names of the shards."
+            )
+    for parameter in parameters:
+        if parameter.requires_grad and not (groups_of(parameter) or parameter in owners):
+            raise CannotShard(
+                f"a parameter of shape {list(parameter.shape)} is trained beside shards, and its"
+                " gradient is this rank's own: add parameters to a model before fully_shard, or"
+                " make replicas of the module that has them, by DistributedDataParallel."
             )
     if type(optimizer) not in KNOWN:
         check_elementwise(type(optimizer), optimizer.defaults, parameters[0])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
 from ..shards import groups_of
+from ..torch_internals import hooks_of_others
 from .flat import CannotShard, first_rank, own_chunk
 from .native import best_collectives
 
@@ -168,7 +169,18 @@ def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
     paths = {child: path or "the root" for path, child in module.named_modules()}
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
-    agree(facts, group, CannotShard, "all ranks shard the same model in the same units")
+    rule = "all ranks shard the same model in the same units"
+    agree(facts, group, CannotShard, rule, complaint_of_hooks(module))
+
+
+def complaint_of_hooks(module: nn.Module) -> str:
+    for name, parameter in module.named_parameters():
+        if hooks_of_others(parameter):
+            return (
+                f"{name} has a hook on its gradient, and becomes part of a shard, whose gradient is"
+                " another: remove the hook, or take ZeRO stage 2."
+            )
+    return ""
 
 
 def dense(gradients: list[Tensor]) -> list[Tensor]:
