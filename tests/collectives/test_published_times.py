@@ -69,14 +69,16 @@ def test_rings_of_nodes():
     assert least <= published <= 1.5 * ask("hierarchical_all_reduce_seconds", **given)
     one_card = dict(given, network_cards_per_node=1)
     assert ask("hierarchical_all_reduce_seconds", **one_card) > 6 * published
-    speeds = dict(node_bytes_per_second=450e9, link_bytes_per_second=50e9)
-    for nodes, each, cards, speed in (
-        (1, 8, 8, 450),
-        (4, 8, 8, 400),
-        (4, 8, 1, 50),
-        (4, 1, 1, 50),
-        (4, 1, 8, 50),
+    for nodes, each, cards, inside, speed in (
+        (1, 8, 8, 450, 450),
+        (4, 8, 8, 450, 400),
+        (4, 8, 1, 450, 50),
+        (4, 1, 1, 450, 50),
+        (4, 1, 8, 450, 50),
+        (4, 1, 1, 30, 50),  # a chunk never goes through the inside of a node
+        (4, 8, 8, 30, 30),
     ):
+        speeds = dict(node_bytes_per_second=1e9 * inside, link_bytes_per_second=50e9)
         found = ask(
             "ring_bytes_per_second",
             ranks=nodes * each,
@@ -87,6 +89,32 @@ def test_rings_of_nodes():
         assert found == 1e9 * speed
     quoted = dict(bus_bytes_per_second=377e9, ranks=32, ranks_per_node=8)
     assert ask("hierarchical_wire_bytes_per_second", **quoted) == pytest.approx(36.5e9, rel=1e-3)
+
+
+def test_two_trees_send_the_array_twice():
+    """Of two trees over eight ranks, each for half of the array, whose inner ranks are leaves of
+    the other: no rank sends or receives more than twice the array, up and down together. The
+    published rows are of 8 to 128 bytes, in which latency is all.
+
+    Must catch: the bytes of one tree, three times the array; of one direction, once the array."""
+    n = 8
+    sent, received = [0.0] * n, [0.0] * n
+    for shift, above in ((0, 0), (-1, n - 1)):  # the second tree is the first, moved by one rank
+        for place in range(1, n):
+            lowest = place & -place
+            parent = (place & ~lowest) | 2 * lowest
+            parent, child = parent + shift if parent < n else above, place + shift
+            for source, target in ((child, parent), (parent, child)):
+                sent[source] += 1 / 2
+                received[target] += 1 / 2
+    assert max(sent) == max(received) == 2
+    given = dict(FOUR_NODES, protocol="tree, LL")
+    small, large = (
+        ask("two_trees_all_reduce_seconds", message_bytes=nbytes, **given)
+        for nbytes in (GIB, 2 * GIB)
+    )
+    speed = ask("carried_share", **given) * ask("ring_bytes_per_second", **given)
+    assert (large - small) * speed == pytest.approx(2 * GIB)
 
 
 def test_a_switch_passes_a_datasheet():
