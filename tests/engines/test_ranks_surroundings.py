@@ -519,6 +519,40 @@ def test_more_channels_than_rows():
     assert one.post(0, 1, 2).number == 2 and one.post(0, 99, 1).number == 1
 
 
+WRITES = """
+import sys
+from shardlab.ranks.board import Board, CallKind, Post
+from shardlab.ranks.shared import SharedFile
+one, number = Board(SharedFile(path=sys.argv[1]), 2), 1
+while True:
+    one.write(0, Post(3, number, float(number), 3, CallKind.collective, "x"))
+    number += 1
+    if number == 100:
+        print(flush=True)
+"""
+
+
+def test_a_row_is_never_empty_while_it_is_written():
+    """One process writes post after post, another one looks, as a rank and its parent do.
+
+    Must catch: a row that is emptied before it gets its next values, which one look in a hundred to
+    a thousand saw: a rank that was never in its channel, so a right run ends and that rank is
+    blamed."""
+    file = SharedFile(Board.nbytes(2))
+    one = Board(file, 2)
+    command = [sys.executable, "-c", WRITES, f"/proc/{os.getpid()}/fd/{file.fd}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        try:
+            writer.stdout.readline()
+            seen = []
+            while len(seen) < 5000 or max(row.count for row in seen[-9:] if row) < 5000:
+                seen.append(one.rows_of(0).get(3))
+        finally:
+            writer.kill()
+    counts = [row.count for row in seen if row is not None]
+    assert len(counts) == len(seen) and counts == sorted(counts)
+
+
 def test_a_cleared_board_is_empty():
     """Must catch: a post of before the clearing taken for one of after it."""
     one = board()

@@ -163,9 +163,10 @@ class Board:
         )[4:]
         self.memory[at + POST.size : at + POST.size + len(counts)] = counts
         struct.pack_into("<I", self.memory, at, post.number)
-        ROW.pack_into(
-            self.memory,
-            self._row_at(rank, index),
+        at = self._row_at(rank, index)
+        # one copy over the row of before: pack_into would empty it first, and whoever looks in that
+        # moment would find a rank that has never been in this channel
+        self.memory[at : at + ROW.size] = ROW.pack(
             post.channel,
             post.inbox,
             post.members,
