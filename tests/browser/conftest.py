@@ -9,6 +9,7 @@ from pathlib import Path
 from shutil import copy, copytree
 
 import pytest
+from cards import CARDS, build_cards
 from visit import new_context, page_paths, visit
 
 from shardlab.show.explorers import EXPLORERS
@@ -88,6 +89,20 @@ def explorer_places(book_html, book_server, serve, tmp_path_factory):
     subprocess.run([sys.executable, "-m", "bookkit", str(source), str(output)], check=True)
     with serve(output) as address:
         yield {**places, **with_explorers(output, address)}
+
+
+@pytest.fixture(scope="session")
+def card_pages(tmp_path_factory):
+    """Directive -> path of the page that has that card only: one small book for all tests."""
+    return build_cards(tmp_path_factory.mktemp("cards"), CARDS)
+
+
+@pytest.fixture
+def card(open_card):
+    """The card of the test's module, for a reader who wants no motion; nothing may fail."""
+    card = open_card(reduced_motion="reduce")
+    yield card
+    assert not card.page.watch.errors and not card.page.watch.failed
 
 
 @pytest.fixture(scope="session")

@@ -3,57 +3,27 @@ bits, keys, paper, no script, a phone."""
 
 import math
 import random
-from pathlib import Path
-from shutil import copy
 
 import pytest
+from cards import Card, opener
 from visit import (
     BEYOND,
-    DESKTOP,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
     PAPER,
     PAPER_PROBLEMS,
     PHONE,
-    Watch,
     axe_findings,
 )
 
 from shardlab.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
 from shardlab.topics.mixed_precision.formats import CARD_FORMATS
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = tuple(CARD_FORMATS)
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A book with one such card, made as the real one is."""
-    from bookkit.build import build_book
-
-    folder = tmp_path_factory.mktemp("bits")
-    (folder / "book" / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder / "book")
-    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(
-        "# A page\n\nWords.\n\n```{bits}\n```\n\nMore words.\n"
-    )
-    (folder / "book" / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-    )
-    build_book(folder / "book", folder / "html")
-    return (folder / "html" / "chapters" / "page.html").as_uri()
-
-
-class Bits:
-    """The card on an open page, and what a reader does with it."""
-
-    def __init__(self, page):
-        self.page, self.root = page, page.locator(".explorer.bits")
-
-    def find(self, selector):
-        return self.root.locator(selector)
+class Bits(Card):
+    root_selector = ".explorer.bits"
 
     def type(self, value, step=None):
         self.find("#bits-value").fill(value)
@@ -81,29 +51,9 @@ class Bits:
 
 
 @pytest.fixture
-def open_card(browser, address):
-    contexts = []
-
-    def open_it(**options):
-        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
-        contexts.append(browser.new_context(**{**given, **options}))
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.goto(address)
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(".bits svg[width]")
-        return Bits(page)
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def card(open_card):
-    card = open_card()
-    yield card
-    assert not card.page.watch.errors and not card.page.watch.failed
+def open_card(browser, card_pages):
+    with opener(browser, card_pages["bits"], Bits) as open_it:
+        yield open_it
 
 
 # --- what the page computes -----------------------------------------------------------------------
@@ -294,9 +244,7 @@ def test_axe_finds_nothing_grave(open_card, mode):
 def test_without_javascript_the_table_is_there(open_card):
     """Mutation: dead switches, or a table that a script shows."""
     card = open_card(java_script_enabled=False)
-    cells = card.find("tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    cells = card.rows()
     _, value, step = EXAMPLES[0]
     assert cells == [
         [name, words.bits, words.value, words.error, words.neighbours, words.sum]

@@ -2,19 +2,16 @@
 sliders, keys, paper, no script, a phone."""
 
 import random
-from pathlib import Path
-from shutil import copy, copytree
 
 import pytest
+from cards import ROOT, Card, build_cards, opener
 from visit import (
     BEYOND,
-    DESKTOP,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
     PAPER,
     PAPER_PROBLEMS,
     PHONE,
-    Watch,
     axe_findings,
 )
 
@@ -32,44 +29,11 @@ from shardlab.topics.mixed_precision.histogram import (
     table_rows,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 FOUND, _ = recorded_sizes(read_all(ROOT / "measured"))
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """Folders of a book with such a card, made as the real one is, and of one that has no
-    recording."""
-    from bookkit.build import build_book
-
-    folders = []
-    for name in ("recorded", "not-recorded"):
-        folder = tmp_path_factory.mktemp(name)
-        (folder / "book" / "chapters").mkdir(parents=True)
-        for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-            copy(path, folder / "book")
-        if name == "recorded":
-            copytree(ROOT / "measured", folder / "book" / "measured")
-        (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-        (folder / "book" / "chapters" / "page.md").write_text(
-            "# A page\n\nWords.\n\n```{gradients}\n```\n\nMore words.\n"
-        )
-        (folder / "book" / "_toc.yml").write_text(
-            "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-        )
-        build_book(folder / "book", folder / "html")
-        folders.append(folder / "html" / "chapters" / "page.html")
-    return folders
-
-
-class GradientCard:
-    """The card on an open page, and what a reader does with it."""
-
-    def __init__(self, page):
-        self.page, self.root = page, page.locator(".explorer.gradients")
-
-    def find(self, selector):
-        return self.root.locator(selector)
+class GradientCard(Card):
+    root_selector = ".explorer.gradients"
 
     def choose(self, of=None, steps=None, kind=None, microbatches=None, scale=None):
         if of is not None:
@@ -92,29 +56,9 @@ class GradientCard:
 
 
 @pytest.fixture
-def open_card(browser, built):
-    contexts = []
-
-    def open_it(**options):
-        given = {"viewport": DESKTOP, "color_scheme": "light", "reduced_motion": "reduce"}
-        contexts.append(browser.new_context(**{**given, **options}))
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.goto(built[0].as_uri())
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(".gradients svg[width]")
-        return GradientCard(page)
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def card(open_card):
-    card = open_card()
-    yield card
-    assert not card.page.watch.errors and not card.page.watch.failed
+def open_card(browser, card_pages):
+    with opener(browser, card_pages["gradients"], GradientCard) as open_it:
+        yield open_it
 
 
 COMPUTED = """([formats, cases]) => cases.map(([name, first, counts, microbatches, scale]) => {
@@ -189,10 +133,11 @@ def test_the_picture_colours_what_becomes_of_each_bar(card):
     assert found["kept"] == len(places) - found["lost"] - found["fewer"]
 
 
-def test_without_a_recording_there_is_no_card(built):
+def test_without_a_recording_there_is_no_card(card_pages, tmp_path):
     """Mutation: an empty card, or an error, where nothing was recorded."""
-    assert 'class="explorer gradients' in built[0].read_text(encoding="utf-8")
-    assert 'class="explorer' not in built[1].read_text(encoding="utf-8")
+    bare = build_cards(tmp_path, ["gradients"], recordings=False)
+    assert 'class="explorer gradients' in card_pages["gradients"].read_text(encoding="utf-8")
+    assert 'class="explorer' not in bare["gradients"].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("mode", ["light", "dark"])
@@ -205,9 +150,7 @@ def test_axe_finds_nothing_grave(open_card, mode):
 def test_without_javascript_the_table_is_there(open_card):
     """Mutation: dead sliders, or a table that a script shows."""
     card = open_card(java_script_enabled=False)
-    cells = card.find("tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    cells = card.rows()
     assert cells == table_rows(FOUND[START["of"], START["steps"]])
     assert not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)

@@ -2,20 +2,16 @@
 script, paper, a phone."""
 
 import json
-from pathlib import Path
-from shutil import copy
 
 import pytest
-from test_stepper import Card, contrast
+from cards import StepperCard, contrast, opener
 from visit import (
     BEYOND,
-    DESKTOP,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
     PAPER,
     PAPER_PROBLEMS,
     PHONE,
-    Watch,
     axe_findings,
     until,
 )
@@ -30,31 +26,10 @@ from shardlab.topics.tensor_parallelism.steps import (
     pair_steps,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 CELLS = [name for *_, names in PAIR_COLUMNS for name in names]
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A book with one such card, made as the real one is."""
-    from bookkit.build import build_book
-
-    folder = tmp_path_factory.mktemp("pairs")
-    (folder / "book" / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder / "book")
-    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(
-        "# A page\n\nWords.\n\n```{pairs} tensor\n```\n\nMore words.\n"
-    )
-    (folder / "book" / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-    )
-    build_book(folder / "book", folder / "html")
-    return (folder / "html" / "chapters" / "page.html").as_uri()
-
-
-class Pairs(Card):
+class Pairs(StepperCard):
     def choose(self, way, ranks):
         self.find(f"[name=pairs-way][value='{way}']").check()
         self.find(f"[name=pairs-n][value='{ranks}']").check()
@@ -66,39 +41,13 @@ class Pairs(Card):
         )
 
     def shows(self, way, ranks, number):
-        step = pair_steps(way, ranks)[number]
-        return self.words == f"{step.sentence} {step.detail}" and self.at == number
+        return self.says(pair_steps(way, ranks), number)
 
 
 @pytest.fixture
-def open_card(browser, address):
-    contexts = []
-
-    def open_it(**options):
-        options = {
-            "viewport": DESKTOP,
-            "color_scheme": "light",
-            "reduced_motion": "reduce",
-            **options,
-        }
-        contexts.append(browser.new_context(**options))
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.goto(address)
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(".stepper svg[width]")
-        return Pairs(page)
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def card(open_card):
-    card = open_card()
-    yield card
-    assert not card.page.watch.errors and not card.page.watch.failed
+def open_card(browser, card_pages):
+    with opener(browser, card_pages["pairs"], Pairs) as open_it:
+        yield open_it
 
 
 def test_the_page_has_pythons_data(card):
@@ -189,9 +138,7 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
 def test_without_javascript_and_on_paper_a_table_says_it(open_card):
     """Must catch: a dead button; the table hidden in print."""
     card = open_card(java_script_enabled=False)
-    rows = card.find("tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    rows = card.rows()
     assert rows == [[step.sentence, step.detail] for step in pair_steps("tensor", 4)]
     assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
     printed = open_card()
@@ -208,16 +155,4 @@ def test_on_a_phone(open_card, ranks):
     card = open_card(viewport=PHONE, has_touch=True, is_mobile=True)
     card.choose("gathered again", ranks)
     assert not card.page.evaluate(BEYOND)
-    texts = card.find("svg text").evaluate_all(
-        """texts => texts.map(text => { const box = text.getBoundingClientRect();
-        const svg = text.ownerSVGElement.getBoundingClientRect();
-        return [text.textContent, parseFloat(getComputedStyle(text).fontSize),
-          box.left - svg.left, svg.right - box.right, box.left, box.right, Math.round(box.top)];
-        })"""
-    )
-    for words, size, left, right, *_ in texts:
-        assert size >= 11 and left >= -1 and right >= -1, (words, size, left, right)
-    for one, other in (
-        (one, other) for one in texts for other in texts if one[6] == other[6] and one[4] < other[4]
-    ):
-        assert one[5] < other[4], (one, other)
+    card.assert_texts_apart()

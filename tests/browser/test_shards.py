@@ -2,20 +2,16 @@
 paper, no script, a phone."""
 
 import json
-from pathlib import Path
-from shutil import copy
 
 import pytest
-from test_stepper import Card, contrast
+from cards import StepperCard, contrast, opener
 from visit import (
     BEYOND,
-    DESKTOP,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
     PAPER,
     PAPER_PROBLEMS,
     PHONE,
-    Watch,
     axe_findings,
     until,
 )
@@ -32,30 +28,8 @@ from shardlab.topics.zero.steps import (
     shard_steps,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A book with one such card, made as the real one is."""
-    from bookkit.build import build_book
-
-    folder = tmp_path_factory.mktemp("shards")
-    (folder / "book" / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder / "book")
-    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(
-        "# A page\n\nWords.\n\n```{shards} 1\n```\n\nMore words.\n"
-    )
-    (folder / "book" / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-    )
-    build_book(folder / "book", folder / "html")
-    return (folder / "html" / "chapters" / "page.html").as_uri()
-
-
-class Shards(Card):
+class Shards(StepperCard):
     """The card on an open page, and what a reader does with it."""
 
     def choose(self, stage, ranks, microbatches):
@@ -81,42 +55,13 @@ class Shards(Card):
         )
 
     def shows(self, stage, ranks, microbatches, number):
-        step = shard_steps(stage, ranks, microbatches)[number]
-        return self.words == f"{step.sentence} {step.detail}" and self.at == number
+        return self.says(shard_steps(stage, ranks, microbatches), number)
 
 
 @pytest.fixture
-def open_card(browser, address):
-    contexts = []
-
-    def open_it(**options):
-        contexts.append(
-            browser.new_context(
-                **{
-                    "viewport": DESKTOP,
-                    "color_scheme": "light",
-                    "reduced_motion": "reduce",
-                    **options,
-                }
-            )
-        )
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.goto(address)
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(".stepper svg[width]")
-        return Shards(page)
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def card(open_card):
-    card = open_card()
-    yield card
-    assert not card.page.watch.errors and not card.page.watch.failed
+def open_card(browser, card_pages):
+    with opener(browser, card_pages["shards"], Shards) as open_it:
+        yield open_it
 
 
 # --- the data and the picture ---------------------------------------------------------------------
@@ -325,9 +270,7 @@ def test_it_is_seen_and_axe_finds_nothing_grave(open_card, mode):
 def test_without_javascript_the_table_stands_there(open_card):
     """Mutation: a dead button, or a table that a script shows."""
     card = open_card(java_script_enabled=False)
-    rows = card.find("tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    rows = card.rows()
     assert rows == [[step.sentence, step.detail] for step in shard_steps(1, 4, 1)]
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
@@ -358,19 +301,7 @@ def test_on_a_phone(open_card, ranks):
     )
     assert boxes[0]["height"] + boxes[1]["height"] <= PHONE["height"]
     assert not card.page.evaluate(BEYOND)
-    texts = card.find("svg text").evaluate_all(
-        """texts => texts.map(text => { const box = text.getBoundingClientRect();
-      const svg = text.ownerSVGElement.getBoundingClientRect();
-      return [text.textContent, parseFloat(getComputedStyle(text).fontSize), box.left - svg.left,
-        svg.right - box.right, box.left,
-        box.right, Math.round(box.top)]; })"""
-    )
-    for words, size, left, right, *_ in texts:
-        assert size >= 11 and left >= -1 and right >= -1, (words, size, left, right)
-    for one, other in (
-        (one, other) for one in texts for other in texts if one[6] == other[6] and one[4] < other[4]
-    ):
-        assert one[5] < other[4], (one, other)
+    card.assert_texts_apart()
     for control in card.find("input, button").all():
         if control.is_visible():
             box = control.bounding_box()

@@ -1,19 +1,15 @@
 """The stepper as a reader meets it: its pictures are Python's, keys, play, less motion, paper, no
 script, a phone."""
 
-from pathlib import Path
-from shutil import copy
-
 import pytest
+from cards import StepperCard, contrast, opener
 from visit import (
     BEYOND,
-    DESKTOP,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
     PAPER,
     PAPER_PROBLEMS,
     PHONE,
-    Watch,
     axe_findings,
     stop_clock,
     until,
@@ -21,38 +17,11 @@ from visit import (
 
 from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, page_data, stepper_steps
 
-ROOT = Path(__file__).resolve().parents[2]
 FIRST, RANKS_FIRST = "ring all-reduce", 4
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A book with one stepper, made as the real one is."""
-    from bookkit.build import build_book
-
-    folder = tmp_path_factory.mktemp("stepper")
-    (folder / "book" / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, folder / "book")
-    (folder / "book" / "index.md").write_text("# A book\n\nRead on.\n")
-    (folder / "book" / "chapters" / "page.md").write_text(
-        f"# A page\n\nWords.\n\n```{{stepper}} {FIRST}\n```\n\nMore words.\n"
-    )
-    (folder / "book" / "_toc.yml").write_text(
-        "format: jb-book\nroot: index\nchapters: [{file: chapters/page}]\n"
-    )
-    build_book(folder / "book", folder / "html")
-    return (folder / "html" / "chapters" / "page.html").as_uri()
-
-
-class Card:
+class Stepper(StepperCard):
     """The stepper on an open page, and what a reader does with it."""
-
-    def __init__(self, page):
-        self.page, self.root = page, page.locator(".stepper")
-
-    def find(self, selector):
-        return self.root.locator(selector)
 
     def choose(self, name, n):
         """As a reader who chooses from the menu and clicks on a number."""
@@ -73,57 +42,15 @@ class Card:
             arg=len(stepper_steps(name, n)) - 1,
         )
 
-    def step(self, number):
-        self.find("[type=range]").evaluate(
-            "(slider, number) => { slider.value = number; slider.dispatchEvent(new"
-            " Event('input')); }",
-            number,
-        )
-
-    @property
-    def at(self):
-        return int(self.find("[type=range]").input_value())
-
-    @property
-    def words(self):
-        return " ".join(
-            self.find(".explorer-sentence, .explorer-detail").all_text_contents()
-        ).replace("\N{NO-BREAK SPACE}", " ")
-
     def shows(self, name, n, number):
-        step = stepper_steps(name, n)[number]
-        return self.words == f"{step.sentence} {step.detail}" and self.at == number
+        return self.says(stepper_steps(name, n), number)
 
 
 @pytest.fixture
-def open_card(browser, address):
-    contexts = []
-
-    def open_it(**options):
-        contexts.append(
-            browser.new_context(**{"viewport": DESKTOP, "color_scheme": "light", **options})
-        )
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.add_init_script(
-            "addEventListener('explorer:ready', () => { window.readyWhile = document.readyState; },"
-            " true)"
-        )
-        page.goto(address)
-        if options.get("java_script_enabled", True):
-            page.wait_for_selector(".stepper svg[width]")
-        return Card(page)
-
-    yield open_it
-    for context in contexts:
-        context.close()
-
-
-@pytest.fixture
-def card(open_card):
-    card = open_card(reduced_motion="reduce")
-    yield card
-    assert not card.page.watch.errors and not card.page.watch.failed
+def open_card(browser, card_pages):
+    usual = dict(reduced_motion="no-preference")
+    with opener(browser, card_pages["stepper"], Stepper, **usual) as open_it:
+        yield open_it
 
 
 # --- the data and the picture ---------------------------------------------------------------------
@@ -459,18 +386,6 @@ def test_axe_finds_nothing_grave(open_card, mode):
         assert not axe_findings(card.page)
 
 
-def contrast(one, other):
-    def light(colour):
-        red, green, blue = (
-            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-            for c in (int(channel) / 255 for channel in colour[4:-1].split(","))
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    low, high = sorted((light(one), light(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_what_is_drawn_is_seen(open_card, mode):
     """Lines 3:1 against the page, letters and digits 4.5:1 against what they stand on.
@@ -508,9 +423,7 @@ def test_without_javascript_the_table_stands_there(open_card):
     """Mutation: hide the table in the style sheet and let the script show it; a dead button."""
     card = open_card(java_script_enabled=False)
     steps = stepper_steps(FIRST, RANKS_FIRST)
-    rows = card.find("tbody tr").evaluate_all(
-        "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
-    )
+    rows = card.rows()
     assert rows == [[step.sentence, step.detail] for step in steps]
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(NO_SCRIPT_PROBLEMS)
