@@ -14,7 +14,7 @@ being read; ``static/pictures.js``, ``static/timeline.js``, ``static/curves.js``
 
 import json
 import re
-from functools import partial
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
@@ -210,6 +210,7 @@ def _table(spec):
 # --- why ------------------------------------------------------------------------------------------
 
 
+@cache  # a formula is behind several explorers, and a card is written more than once
 def marked_equation(name):
     """MathML of a formula. Every symbol stands in an element with ``data-quantity``, where the
     script puts numbers."""

@@ -10,6 +10,7 @@ SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3).
 import json
 import math
 import re
+from functools import cache
 
 import sympy
 from sympy.printing.jscode import JavascriptCodePrinter
@@ -175,6 +176,7 @@ class _JavaScript(JavascriptCodePrinter):
         return "(" + "*".join([self.parenthesize(base, PRECEDENCE["Mul"])] * int(exponent)) + ")"
 
 
+@cache  # a formula is on its page, on a formula sheet, and in the JavaScript of explorers
 def _symbolic(function, needs):
     with sympy.evaluate(False):
         return sympy.sympify(function(*(sympy.Symbol(need, nonnegative=True) for need in needs)))
