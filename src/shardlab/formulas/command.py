@@ -42,12 +42,12 @@ def add_explain(commands):
 def run_explain(asked: argparse.Namespace) -> int:
     names = [word for word in asked.names if "=" not in word]
     try:
-        given = pairs(word for word in asked.names if "=" in word)
+        given = given_pairs(word for word in asked.names if "=" in word)
         if asked.levels is not None and asked.levels < 0:
             raise TypeError(f"--levels {asked.levels}: it must be at least 0.")
         found = explained(names, allow_unused=asked.allow_unused, levels=asked.levels, **given)
     except (InvalidQuantity, TypeError) as refused:
-        return refuse(refused)
+        return say_refused(refused)
     print(json.dumps(found.as_json(), indent=1) if asked.json else found)
     return 0
 
@@ -133,7 +133,7 @@ def run_fits(asked: argparse.Namespace) -> int:
                 **chosen,
             )
     except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
-        return refuse(refused)
+        return say_refused(refused)
     print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
     return 0 if answer.fits else 1
 
@@ -145,7 +145,7 @@ class OneSentence(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; --help says what it takes.\n")
 
 
-def pairs(words) -> dict:
+def given_pairs(words) -> dict:
     """What NAME=VALUE give. Raises TypeError for a word without a name, or a name given twice."""
     given = {}
     for name, value in map(pair, words):
@@ -168,6 +168,6 @@ def pair(word: str):
     return name, text
 
 
-def refuse(error) -> int:
+def say_refused(error) -> int:
     print(error, file=sys.stderr)
     return 2

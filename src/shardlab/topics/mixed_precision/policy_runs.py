@@ -211,7 +211,7 @@ def race_precision(tasks: Sequence[races.TrainingTask] = TASKS, turns: int = TUR
     return results
 
 
-def seconds_of(work: Callable[[], object]) -> float:
+def seconds_of_work(work: Callable[[], object]) -> float:
     begin = perf_counter()
     work()
     return perf_counter() - begin
@@ -232,7 +232,7 @@ def beside_amp(policy, task, device, turns, units) -> list[Result]:
         with Ledger(training.model, training.optimizer) as ledger:
             training.step()
         peaks[name], works[name] = ledger.peak.bytes.total, training.step
-    turns = turns_in_time(max(map(seconds_of, works.values())), len(works) + 1, turns)
+    turns = turns_in_time(max(map(seconds_of_work, works.values())), len(works) + 1, turns)
     times = races.in_turns({**works, ours + AGAIN: works[ours]}, turns)
     what = f"{task.name}, {kind}{'' if units else ' on a CPU without units for it'}"
     return [

@@ -295,7 +295,7 @@ def rank_gradients_of_rest_bytes(
     )
 
 
-@formula(r"n_\text{done}", "parameters")
+@formula(r"\Psi_\text{done}", "parameters")
 def done_layer_parameters(
     layer_work_place,
     hidden,
