@@ -94,14 +94,14 @@ def _tell_the_owner(parameter: nn.Parameter):
     listener = owners[parameter]()
     if listener is None or not listener.listening:
         return
-    refuse(parameter, type(listener).__name__)
+    check_gradient(parameter, type(listener).__name__)
     if not listener.in_backward:
         listener._running = when_backward_ends(listener._end)
         listener.backward_begins()
     listener.gradient_arrives(parameter)
 
 
-def refuse(parameter: nn.Parameter, name: str):
+def check_gradient(parameter: nn.Parameter, name: str):
     """Raise NotOurGradient for one that is gone, or that has a graph."""
     shape = list(parameter.shape)
     if parameter.grad is None:

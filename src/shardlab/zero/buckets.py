@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 
 from ..agreement import hand_out
-from ..backward import refuse
+from ..backward import check_gradient
 from ..shards import as_shard, groups_of
 from ..torch_internals import storage_key, version
 from .flat import CannotShard, Group, Ring, filled, flattened, own_chunk
@@ -54,7 +54,7 @@ class Bucket:
                     " embeddings with sparse=False."
                 )
             if gradient is not None:
-                refuse(parameter, "a sharded optimizer")
+                check_gradient(parameter, "a sharded optimizer")
         for parameter in self.parameters:
             parameter.grad = None
         return filled(gradients, [p.shape for p in self.parameters], self.flat)
