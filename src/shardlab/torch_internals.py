@@ -40,6 +40,7 @@ __all__ = [
     "hooks_of_others",
     "hooks_of_saved_tensors",
     "in_plain_backward",
+    "is_our_hook",
     "local_tensor",
     "never_compiled",
     "note_hooks",
@@ -93,8 +94,8 @@ def put_hook_last(parameter: Tensor, handle) -> None:
     hooks = parameter._post_accumulate_grad_hooks
     numbers = list(hooks)
     later = numbers[numbers.index(handle.id) + 1 :]
-    if any(not _is_our_hook(hooks[number]) for number in later):
-        for number in [handle.id, *filter(lambda number: _is_our_hook(hooks[number]), later)]:
+    if any(not is_our_hook(hooks[number]) for number in later):
+        for number in [handle.id, *filter(lambda number: is_our_hook(hooks[number]), later)]:
             hooks[number] = hooks.pop(number)  # move_to_end() would leave the dict below as it is
 
 
@@ -102,10 +103,12 @@ def hooks_of_others(parameter: Tensor) -> bool:
     """Whether someone else than shardlab has registered a hook on the parameter's gradient. Without
     it, hooks are lost without a word where a parameter becomes part of a shard."""
     kinds = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    return not all(_is_our_hook(hook) for hooks in kinds for hook in (hooks or {}).values())
+    return not all(is_our_hook(hook) for hooks in kinds for hook in (hooks or {}).values())
 
 
-def _is_our_hook(hook: Callable) -> bool:
+def is_our_hook(hook: Callable) -> bool:
+    """Whether a module of shardlab has made the hook. Without it, hooks of the ledger count as the
+    reader's."""
     module = getattr(hook, "__module__", None) or type(hook).__module__
     return module.partition(".")[0] == "shardlab"
 
