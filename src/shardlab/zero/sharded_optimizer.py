@@ -115,6 +115,8 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         self.collectives.all_gather(bucket.flat, self.group)
         increment_version(bucket.parameters)  # a graph from before the step notices
         bucket.note_versions()
+        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
+            self.inner.note_versions()
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -133,13 +135,9 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
                 " with at least one parameter in it that the optimizer was given (and that"
                 " load_state_dict(assign=True) has not replaced)."
             )
-        for bucket in self.buckets:
-            bucket.pass_writes_on()
         self.inner.step()
         for bucket in self.buckets:
             self.all_gather(bucket)
-        if hasattr(self.inner, "note_versions"):  # copies on the host, which gathering leaves alone
-            self.inner.note_versions()
         self.stepped = True
         return loss
 
@@ -165,6 +163,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
     def check(self):
         for bucket in self.buckets:
             bucket.check()
+            bucket.pass_writes_on()
         check_unfrozen(self.frozen)
         if self.taken_by is not None:
             raise CannotShard(
