@@ -351,6 +351,6 @@ def test_activations_that_h1_holds_on_each_rank():
     ours, theirs = (held_at_the_peak(lists, 32, halved) for halved in (34, 56))
     assert ours == [130, 132, 134, 136] and theirs == [152, 176, 200, 224]
     page = (Path(__file__).parents[2] / "chapters/pipelines.md").read_text(encoding="utf-8")
-    for name, halved, found in (("ours", 34, ours), ("PyTorch", 56, theirs)):
+    for name, halved, found in (("this book", 34, ours), ("PyTorch", 56, theirs)):
         row = f"| {name}, $32(3 - r) + {halved}(r + 1)$ | {' | '.join(map(str, found))} |"
         assert row in page
