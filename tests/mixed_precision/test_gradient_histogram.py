@@ -23,7 +23,7 @@ from shardlab.topics.mixed_precision.histogram import (
     share_sentence,
     shares,
 )
-from shardlab.topics.mixed_precision.lab import build_model
+from shardlab.topics.mixed_precision.trainings import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_TORCH = {

