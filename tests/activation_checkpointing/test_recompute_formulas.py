@@ -111,6 +111,7 @@ def weighed(config, policy, given):
     return kept[-1], ledger.peak.bytes.total
 
 
+@pytest.mark.slow
 def test_kept_bytes_of_every_policy():
     """To the byte, on steps drawn at random, every style and both element sizes.
 
@@ -160,6 +161,7 @@ def test_autocast_is_refused():
 # --- operations -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "style",
     [
@@ -241,6 +243,7 @@ def most_activations(layers, n, rows=64):
     return max(point.bytes.total for point in ledger.timeline) / (4 * x.numel())
 
 
+@pytest.mark.slow
 def test_the_least_peak_by_formula_and_by_counting():
     """sqrt(L) for layers that keep their input alone, and sqrt(L r / A) for those of a GPT, where
     one layer in each checkpoint is best up to L = 2 A / r.

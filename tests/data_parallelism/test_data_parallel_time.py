@@ -2,6 +2,7 @@
 make_buckets, and the figures that the chapter prints."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -50,7 +51,7 @@ def random_step(draw):
 
 
 def test_closed_form_is_the_simulation():
-    """1,000 random steps: exposed time, step and communication of the formulas are those of the
+    """400 random steps: exposed time, step and communication of the formulas are those of the
     event list that the page draws.
 
     Must catch: the table hidden under backward; a first bucket ready at the beginning; the head's
@@ -62,7 +63,7 @@ def test_closed_form_is_the_simulation():
         "all_buckets_seconds",
         *quantities_of(STEP),
     ]
-    for _ in range(1000):
+    for _ in range(400):
         found = evaluate(names, allow_unused=True, **random_step(draw))
         ran = run(operations(STEP, found))
         by_phase = exposed_seconds(ran)
@@ -86,9 +87,13 @@ def test_the_list_of_a_model():
     from shardlab.data_parallel import make_buckets
     from shardlab.gpt import GPT, GPTConfig
 
-    def real(model, bucket_bytes):
+    @cache
+    def net_of(model):
         with torch.device("meta"):
-            net = GPT(GPTConfig(**quantities(model=model)))
+            return GPT(GPTConfig(**quantities(model=model)))
+
+    def real(model, bucket_bytes):
+        net = net_of(model)
         cut = make_buckets(reversed(list(net.parameters())), bucket_bytes)
         return [sum(tensor.nbytes for tensor in bucket) for bucket in cut]
 

@@ -381,6 +381,7 @@ def groups():
     return list(dict.fromkeys(formula.group for formula in BOOK.formulas.values()))
 
 
+@pytest.mark.slow
 def test_a_sheet_of_several_pages(build):
     """Links lead to the page that prints a formula.
 

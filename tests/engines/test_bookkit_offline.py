@@ -364,6 +364,7 @@ OUTSIDE = [
 ]
 
 
+@pytest.mark.slow
 def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
     """Mutation: look for ``src`` only; look at ``http:`` only; log it as information."""
     book = write_book(
