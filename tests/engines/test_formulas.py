@@ -440,8 +440,9 @@ def test_sizes_of_heads(changes):
 
 @pytest.mark.parametrize("name", OURS)
 def test_parameter_tensors(name):
-    """Mutation: forget the bias of the gate, of the last norm, or the tied head."""
-    config, model = build(**MODELS[name].quantities)
+    """Every style, of three layers. Mutation: forget the bias of the gate, of the last norm, or the
+    tied head."""
+    config, model = build(**{**MODELS[name].quantities, "layers": 3})
     assert formulas.parameter_tensors(**config.quantities()) == len(list(model.parameters()))
 
 
