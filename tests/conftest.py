@@ -1,10 +1,10 @@
 """What tests share: their marks, ranks, the browser, the built book, small builds.
 
 Marks say what a test needs, and `make check` leaves out what needs much. Two of them are given
-here, so that nobody forgets them: `browser` to a test with the browser or the built book among its
-fixtures, `ranks` to a test with `worlds` among them, and to every test of a module that imports the
-ranks or a notebook's kernel. A single test that starts ranks in another module carries the mark
-itself; without it, the ranks do not start.
+here, so that nobody forgets them: `browser` to a test with the browser, the built book or the book
+of single cards among its fixtures, `ranks` to a test with `worlds` among them, and to every test of
+a module that imports the ranks or a notebook's kernel. A single test that starts ranks in another
+module carries the mark itself; without it, the ranks do not start.
 
 Where there is no browser its tests are skipped, and the header of the test run says how to get one;
 on a continuous integration machine (CI=true) a missing browser is an error.
@@ -73,7 +73,7 @@ def starts_ranks(module):
 
 
 def pytest_itemcollected(item):
-    if {"chromium", "book_html"} & set(item.fixturenames):
+    if {"chromium", "book_html", "card_pages"} & set(item.fixturenames):
         item.add_marker("browser")
     if "worlds" in item.fixturenames or starts_ranks(item.module):
         item.add_marker("ranks")
