@@ -1,7 +1,8 @@
 """The solver against all combinations, against division, and against the ledger."""
 
 import random
-from itertools import product
+from itertools import combinations, product
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from shardlab.recompute_budget import (
     plan_recomputation,
 )
 from shardlab.recompute_layers import checkpoint_some
+from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -120,45 +122,110 @@ def test_a_layer_without_options():
         plan_recomputation([[LayerOption(1, 1, 0.0)], []], 10)
 
 
+class OfModel(NamedTuple):
+    """What the solver takes for a model's layers, and what is there beside all of it."""
+
+    options: list[LayerOption]
+    loss_bytes: int
+    gradient_bytes: int
+    standing: int
+    step_flops: float
+
+    def plan(self, layers, budget):
+        layers = [self.options] * layers
+        return plan_recomputation(
+            layers, budget - self.standing, self.loss_bytes, self.gradient_bytes
+        )
+
+
+def of_model(config, microbatch, sequence, recipe):
+    """From the formulas, for the first step with SGD."""
+    given = quantities(
+        recipe=recipe,
+        **config.quantities(),
+        **dict(dropout=0, fused_attention=1, microbatch=microbatch, sequence=sequence),
+        **dict(first_step=1, accumulation_steps=1),
+    )
+    names = ["residual_bytes", "layer_activation_bytes", "layer_work_bytes", "layer_forward_flops"]
+    names += ["batch_bytes", "parameter_bytes", "norm_parameters", "head_gradient_bytes"]
+    names += ["kept_activation_bytes", "kept_layers_bytes", "logit_bytes", "layer_parameters"]
+    names += ["gradient_element_bytes", "step_flops", "skipped_flops"]
+    of = evaluate([n for n in names if n not in given], allow_unused=True, **given)
+    each = given["gradient_element_bytes"]
+    beside = of["batch_bytes"] + of["parameter_bytes"]
+    standing = beside + each * of["norm_parameters"] + of["head_gradient_bytes"] + 8
+    standing += of["residual_bytes"]
+    work = of["layer_work_bytes"]
+    again = of["layer_forward_flops"] - of["skipped_flops"]
+    outside = of["kept_activation_bytes"] - of["kept_layers_bytes"] - of["batch_bytes"]
+    return OfModel(
+        [
+            LayerOption(of["layer_activation_bytes"], work, 0.0),
+            LayerOption(of["residual_bytes"], work, again),
+        ],
+        beside + outside + 2 * of["logit_bytes"] + 4 - standing,
+        each * of["layer_parameters"],
+        standing,
+        of["step_flops"],
+    )
+
+
+def peak_with(model, tokens, recomputed):
+    """By the ledger, of forward and backward."""
+    model.zero_grad()
+    blocks = model.blocks
+    model.blocks = checkpoint_some(model.blocks, recomputed)
+    with Ledger(model) as ledger:
+        next_token_loss(model(tokens), tokens.clone()).backward()
+    model.blocks = blocks
+    return ledger.peak.bytes.total
+
+
 def test_a_plan_on_our_gpt():
     """Options from the formulas; the ledger finds the peak within a percent of what the plan says,
     and within the budget.
 
     Must catch: a plan whose layers are not the ones that are recomputed."""
     config = GPTConfig(layers=6, hidden=64, heads=4, vocabulary=64, max_sequence=32)
-    given = quantities(
-        recipe="fp32 SGD momentum",
-        **config.quantities(),
-        **dict(dropout=0, fused_attention=1, microbatch=8, sequence=32),
-        **dict(first_step=1, accumulation_steps=1),
-    )
-    names = ["residual_bytes", "layer_activation_bytes", "layer_work_bytes", "layer_forward_flops"]
-    names += ["batch_bytes", "parameter_bytes", "norm_parameters", "head_gradient_bytes"]
-    names += ["kept_activation_bytes", "kept_layers_bytes", "logit_bytes", "layer_parameters"]
-    of = evaluate(names, allow_unused=True, **given)
-    model = GPT(config)
-    beside = of["batch_bytes"] + of["parameter_bytes"]
-    standing = beside + 4 * of["norm_parameters"] + of["head_gradient_bytes"] + 8
-    standing += of["residual_bytes"]
-    work = of["layer_work_bytes"]
-    options = [
-        LayerOption(of["layer_activation_bytes"], work, 0.0),
-        LayerOption(of["residual_bytes"], work, of["layer_forward_flops"]),
-    ]
-    outside = of["kept_activation_bytes"] - of["kept_layers_bytes"] - of["batch_bytes"]
-    loss = beside + outside + 2 * of["logit_bytes"] + 4 - standing
-    full = plan_of_choices([0] * 6, [options] * 6, loss, 4 * of["layer_parameters"])
-    tokens = torch.zeros(8, 32, dtype=torch.long)
+    of = of_model(config, 8, 32, "fp32 SGD momentum")
+    model, tokens = GPT(config), torch.zeros(8, 32, dtype=torch.long)
+    full = of.plan(6, 10**12).peak_bytes + of.standing
     for share in (1.0, 0.8, 0.6):
-        budget = int(share * full.peak_bytes)
-        plan = plan_recomputation([options] * 6, budget, loss, 4 * of["layer_parameters"])
-        model.zero_grad()
-        blocks = model.blocks
-        model.blocks = checkpoint_some(model.blocks, plan.recomputed)
-        with Ledger(model) as ledger:
-            next_token_loss(model(tokens), tokens.clone()).backward()
-        model.blocks = blocks
-        found = ledger.peak.bytes.total
-        assert found == pytest.approx(plan.peak_bytes + standing, rel=0.01), plan
+        plan = of.plan(6, of.standing + int(share * (full - of.standing)))
+        found = peak_with(model, tokens, plan.recomputed)
+        assert found == pytest.approx(plan.peak_bytes + of.standing, rel=0.01), plan
         assert plan.recomputed == list(range(len(plan.recomputed)))
         assert (share == 1) == (plan.recomputed == [])
+
+
+@pytest.mark.slow
+def test_llama_7b_beside_every_subset():
+    """Five layers of Llama 7B in bf16 on fake tensors: at budgets between the peaks of all 32
+    subsets, the plan's step has at most 2 percent more operations than that of the cheapest subset
+    which fits by the ledger, and fits as well.
+
+    Must catch: a plan whose bytes are those of another size; a layer more than is needed."""
+    config = GPTConfig(**{**quantities(model="Llama 7B"), "layers": 5, "max_sequence": 2048})
+    of = of_model(config, 4, 2048, "bf16, no master")
+    with FakeTensorMode():
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            model = GPT(config)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        tokens = torch.zeros(4, 2048, dtype=torch.long)
+        peaks = {
+            chosen: peak_with(model, tokens, chosen)
+            for count in range(6)
+            for chosen in combinations(range(5), count)
+        }
+    levels = sorted(set(peaks.values()))
+    budgets = [(low + high) // 2 for low, high in zip(levels, levels[1:]) if high > 1.02 * low]
+    assert len(budgets) >= 3
+    seconds = of.options[1].seconds
+    for budget in budgets:
+        best = min(len(chosen) for chosen, peak in peaks.items() if peak <= budget)
+        plan = of.plan(5, budget)
+        assert peaks[tuple(plan.recomputed)] <= budget
+        of_best = of.step_flops + best * seconds
+        assert of.step_flops + plan.seconds <= 1.02 * of_best, (budget, plan)

@@ -11,6 +11,7 @@ import torch
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
+from shardlab.mesh import Mesh
 from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import plan_pipeline
 from shardlab.ranks import ranks
@@ -176,3 +177,55 @@ def test_pipelines_and_split_backward(pair, kind, name):
     Must catch: random numbers of another microbatch in the second run; a weight's gradient that is
     put off and lands on a tensor that was recomputed."""
     assert pair.run(beside_pipelines, kind, name) == [[], []]
+
+
+# --- tensor parallelism, pipelines and a split backward at once -----------------------------------
+
+
+@pytest.fixture(scope="module")
+def four():
+    with ranks(4, device="cpu", announce=False, patience_seconds=30) as world:
+        yield world
+
+
+def split_step_of_parts(style, call=None):
+    """(losses, gradients) of a step of this rank, one of 2 x 2: zero-bubble H1 whose layers tensor
+    parallelism has cut, each block in a checkpoint."""
+    mesh = Mesh(pp=2, tp=2)
+    model = gpt(style)
+    torch.manual_seed(6)
+    tokens, targets = (torch.randint(53, (2 * M, 8)) for _ in range(2))
+
+    def layers():
+        return [model.embedding, *model.blocks, model.head]
+
+    plan = plan_pipeline(layers(), schedule("zero-bubble H1", 2, M), tokens)
+    apply_tensor_parallel(model, gpt_plan(model.config), mesh.tp.group)
+    loss = partial(vocabulary_parallel_loss, vocabulary=53, group=mesh.tp.group)
+    pipeline = Pipeline(layers(), plan, loss, mesh.pp.group)
+    if call == "partitioned":
+        checkpoint_modules(model, Block, partial(checkpoint_partitioned, mesh.tp.group))
+    elif call:
+        checkpoint_modules(model, Block, CALLS[call])
+    torch.manual_seed(7)
+    losses = pipeline.step(tokens, targets)
+    return losses, [parameter.grad for parameter in pipeline.parameters()]
+
+
+def beside_split_parts(call):
+    torch.set_default_dtype(torch.float64)
+    try:
+        plain, ours = split_step_of_parts(STYLES[0]), split_step_of_parts(STYLES[0], call)
+        pairs = [*zip(ours[1], plain[1], strict=True), (ours[0], plain[0])]
+        return all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("call", ["partitioned", "by hooks", "selective"])
+def test_parts_of_layers_in_a_split_backward(four, call):
+    """The bits of the same four ranks without it, dropout included.
+
+    Must catch: an input that is partitioned over the ranks of the pipeline; a gathering of the
+    second run that the other rank makes for another microbatch."""
+    assert four.run(beside_split_parts, call) == [True] * 4

@@ -98,12 +98,15 @@ def test_peak_of_a_tensor_parallel_rank_that_recomputes():
     assert wanted == pytest.approx(found, rel=0.01)
 
 
+LIBRARY = dict(kernels="Megatron-LM with Transformer Engine", recipe="bf16 + fp32 master")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (dict(recompute_policy=1), "recompute_policy = 1 with recompute_every = 1: the peak of a"),
-        (dict(recompute_policy=3, recompute_every=2), "is counted for each layer in a checkpoint"),
-        (dict(recompute_policy=3, recipe="autocast Adam"), "under autocast, or all but products"),
+        (dict(recompute_policy=3, recipe="autocast Adam"), "= 3 under autocast, or a part of a"),
+        (dict(recompute_policy=1, **LIBRARY), "= 1 under autocast, or a part of a layer under a"),
+        (dict(recompute_policy=2, **LIBRARY), "= 2 under autocast, or a part of a layer under a"),
     ],
 )
 def test_what_a_rank_does_not_count(wrong, message):

@@ -1,10 +1,14 @@
 """Chapter 10: activation checkpointing."""
 
+import itertools
+
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.exercises.checker import Exercise, Failure, Misconception, is_blank
 from shardlab.gpt import Dropout
+from shardlab.measure.ledger import Ledger
 
 
 def _digits(tensor):
@@ -317,4 +321,307 @@ forgetful_checkpoint = Exercise(
         ),
     ),
     right="the same mask both times, and the same numbers for whoever draws next.",
+)
+
+
+# --- build it: a checkpoint as an autograd function -----------------------------------------------
+
+
+class _Counted(nn.Module):
+    """A layer that counts how often it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.runs = nn.Linear(4, 40), nn.Linear(40, 4), 0
+
+    def forward(self, x):
+        self.runs += 1
+        return self.down(self.up(x).tanh())  # tanh saves its output, which knows its node
+
+
+def _step_beside_plain(call, rows, layers):
+    """Of a step of layers that add to their input: (forwards, whether at most the inputs are kept,
+    whether the gradients of what came before and of the layers are those without, whether nothing
+    is left)."""
+    torch.manual_seed(5)
+    first = nn.Linear(4, 4).double()
+    chain = nn.ModuleList(_Counted() for _ in range(layers)).double()
+    tokens = torch.randn(rows, 4, dtype=torch.double)
+    found = []
+    for checkpointed in (False, True):
+        first.zero_grad()
+        chain.zero_grad()
+        for layer in chain:
+            layer.runs = 0
+        with Ledger(nn.ModuleList([first, chain])) as ledger:
+            x = first(tokens)
+            for layer in chain:
+                x = x + (call(layer, x) if checkpointed else layer(x))
+            loss = x.pow(2).sum()
+            kept = ledger.bytes.activations + ledger.bytes.temporaries
+            loss.backward()
+            del x, loss
+            left = ledger.bytes.activations + ledger.bytes.temporaries
+        gradients = [p.grad for module in (first, chain) for p in module.parameters()]
+        found.append((sum(layer.runs for layer in chain), kept, gradients, left))
+    (_, plain_kept, wanted, plain_left), (runs, kept, gradients, left) = found
+    count = len(list(first.parameters()))
+    return (
+        runs,
+        kept < plain_kept // 2,
+        _as_wanted(gradients[:count], wanted[:count]),
+        _as_wanted(gradients[count:], wanted[count:]),
+        left <= plain_left,
+    )
+
+
+def _as_wanted(found, wanted):
+    return all(
+        mine is not None and torch.allclose(mine, theirs) for mine, theirs in zip(found, wanted)
+    )
+
+
+def _step_of_a_function(solution, rows, layers):
+    if not (isinstance(solution, type) and issubclass(solution, torch.autograd.Function)):
+        return "no class"
+    return _step_or_failure(solution.apply, rows, layers)
+
+
+def _step_or_failure(solution, rows, layers):
+    """Two solutions that fail alike are alike."""
+    try:
+        return _step_beside_plain(solution, rows, layers)
+    except Exception as error:
+        return ... if is_blank(error) else Failure.of(error)
+
+
+def _plain_checkpoint(
+    cut=True, records=True, keeps_graph=False, whole=True, back=lambda x, dy: x.grad
+):
+    """A checkpoint without random numbers, and what readers make of one."""
+
+    class Checkpoint(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, function, x):
+            ctx.function = function
+            if keeps_graph:
+                ctx.x = x.detach().requires_grad_()
+                with torch.enable_grad():
+                    ctx.y = function(ctx.x)
+                return ctx.y.detach()
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            if keeps_graph:
+                ctx.y.backward(gradient)
+                return None, ctx.x.grad
+            (x,) = ctx.saved_tensors
+            if cut:
+                x = x.detach().requires_grad_()
+            with torch.set_grad_enabled(records):
+                y = ctx.function(x)
+            if not whole:
+                return None, torch.autograd.grad(y, x, gradient)[0]
+            y.backward(gradient)
+            return None, back(x, gradient)
+
+    return Checkpoint
+
+
+own_checkpoint = Exercise(
+    name="Checkpoint",
+    reference=_plain_checkpoint(),
+    cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
+    words=("one layer", "three layers"),
+    answer=_step_of_a_function,
+    misconceptions=(
+        Misconception(
+            _plain_checkpoint(keeps_graph=True),
+            "the gradients are right, and nothing is saved: forward has recorded the function, and"
+            " ctx keeps its graph with all activations. Keep x, and run the function a second time"
+            " in backward.",
+        ),
+        Misconception(
+            _plain_checkpoint(records=False),
+            "autograd records nothing in a backward either, so the second run has no graph to go"
+            " back through. Run it inside torch.enable_grad().",
+        ),
+        Misconception(
+            _plain_checkpoint(cut=False),
+            "x still has its past: the backward within backward goes on through all layers before"
+            " this one, and the outer backward finds their graph gone. Begin with"
+            " x.detach().requires_grad_().",
+        ),
+        Misconception(
+            _plain_checkpoint(whole=False),
+            "x gets its gradient and the function's parameters get none: autograd.grad() computes"
+            " what it is asked for. y.backward(gradient) fills both.",
+        ),
+        Misconception(
+            _plain_checkpoint(back=lambda x, gradient: gradient),
+            "that is the gradient of y. Layers before this one want that of x, which the second"
+            " backward has left in x.grad.",
+        ),
+        Misconception(
+            lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
+        ),
+    ),
+    right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
+    " parameters.",
+)
+
+
+# --- build it: the same by hooks ------------------------------------------------------------------
+
+
+def _forgetting(number=True, once=True, cut=True, records=True):
+    """A function and x to function(x) whose activations are made again, and what readers make of
+    it."""
+
+    def forget(function, x):
+        again, count = [], itertools.count()
+
+        def keep(activation):
+            again.append(activation.detach() if cut else activation)
+            return again[-1]
+
+        def pack(activation):
+            return next(count) if number else activation
+
+        def unpack(kept):
+            if not number:
+                return kept
+            if not (once and again):
+                again.clear()
+                with torch.set_grad_enabled(records), saved_tensors_hooks(keep, lambda own: own):
+                    function(x)
+            return again[kept]
+
+        with saved_tensors_hooks(pack, unpack):
+            return function(x)
+
+    return forget
+
+
+own_hooks = Exercise(
+    name="forget",
+    reference=_forgetting(),
+    cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
+    words=("one layer", "three layers"),
+    answer=_step_or_failure,
+    misconceptions=(
+        Misconception(
+            _forgetting(number=False),
+            "whatever pack returns is what autograd keeps: here the activation itself, so nothing"
+            " is forgotten. Return its number.",
+        ),
+        Misconception(
+            _forgetting(once=False),
+            "the function runs again for each activation that backward asks for. Run it for the"
+            " first one, and keep what it makes for the others.",
+        ),
+        Misconception(
+            _forgetting(cut=False),
+            "the gradients are right, and after backward the memory does not come back: an"
+            " activation with its graph keeps itself alive. keep wants activation.detach().",
+        ),
+        Misconception(
+            _forgetting(records=False),
+            "again is empty after the second run: either keep puts nothing there, or autograd has"
+            " recorded nothing, which in a backward it does only inside torch.enable_grad().",
+        ),
+    ),
+    right="the graph is the plain one; autograd keeps numbers, and the first that is asked for"
+    " makes the function run again.",
+)
+
+
+# --- build it: which blocks to recompute ----------------------------------------------------------
+
+
+def peak_of_blocks(recomputed, layers, kept, kept_input, work, loss):
+    """Most that is there at a time, if these of equal blocks are recomputed: at the loss beside all
+    that is kept; in a block's backward beside what the blocks before it keep."""
+    sizes = [kept_input if number in recomputed else kept for number in range(layers)]
+    moments = [sum(sizes[:number]) + work for number in range(layers)]
+    return max(*moments, sum(sizes) + loss)
+
+
+def _blocks(order=range, every=None, moment=peak_of_blocks):
+    """The fewest blocks of an order that fit by some idea of the peak."""
+
+    def blocks_to_recompute(layers, kept, kept_input, work, loss, budget):
+        counts = range(layers + 1) if every is None else (0, layers)
+        for count in counts:
+            blocks = list(order(layers))[:count]
+            if moment(blocks, layers, kept, kept_input, work, loss) <= budget:
+                return blocks
+        return list(range(layers))
+
+    return blocks_to_recompute
+
+
+def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
+    """(how many blocks, whether they fit)"""
+    blocks = solution(layers, kept, kept_input, work, loss, budget)
+    if blocks is None or blocks is ...:
+        return blocks
+    blocks = set(blocks)
+    if not blocks <= set(range(layers)):
+        return f"block {max(blocks, key=lambda block: abs(block))} of {layers}"
+    return len(blocks), peak_of_blocks(blocks, layers, kept, kept_input, work, loss) <= budget
+
+
+_BLOCK = dict(kept=16, kept_input=1)
+
+blocks_for_a_budget = Exercise(
+    name="blocks_to_recompute",
+    reference=_blocks(),
+    cases=(
+        dict(layers=8, **_BLOCK, work=26, loss=4, budget=100),
+        dict(layers=8, **_BLOCK, work=26, loss=4, budget=45),
+        dict(layers=6, **_BLOCK, work=20, loss=60, budget=110),
+        dict(layers=6, kept=16, kept_input=6, work=26, loss=4, budget=97),
+        dict(layers=4, **_BLOCK, work=26, loss=4, budget=500),
+    ),
+    words=(
+        "8 blocks, 100 vectors",
+        "8 blocks, 45 vectors",
+        "6 blocks, a large loss, 110 vectors",
+        "6 blocks with products kept, 97 vectors",
+        "4 blocks, more than enough",
+    ),
+    answer=_plan_of,
+    misconceptions=(
+        Misconception(
+            _blocks(order=lambda layers: range(layers)[::-1]),
+            "these fit, and are one more than needed: when backward is at the last block, what the"
+            " blocks before it keep is all there. Recompute the first ones.",
+        ),
+        Misconception(
+            _blocks(every=True),
+            "all or nothing: these fit, and most of them are recomputed for nothing.",
+        ),
+        Misconception(
+            _blocks(
+                moment=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
+                    blocks, layers, kept, kept_input, work, 0
+                )
+            ),
+            "in the middle of backward these fit. When it begins, everything is kept and the loss"
+            " is at work: count that moment, too.",
+        ),
+        Misconception(
+            _blocks(
+                moment=lambda blocks, layers, kept, kept_input, work, loss: (
+                    len(blocks) * kept_input + (layers - len(blocks)) * kept + max(work, loss)
+                )
+            ),
+            "that counts what all blocks keep beside one at work. The block at work is one of them,"
+            " and those after it are gone: block i has only the ones before it beside it.",
+        ),
+    ),
+    right="the first blocks, and no more of them than the fullest moment asks for.",
 )

@@ -269,22 +269,7 @@ def rank_layer_bytes(
 
 
 @BOOK.rule(
-    "recompute_policy = {recompute_policy} with recompute_every = {recompute_every}: the peak of a"
-    " rank is counted for each layer in a checkpoint of its own, or for all but products; for the"
-    " rest ask recompute_peak_bytes.",
-    marks="recompute_policy",
-    recompute_every=1,
-)
-def ranks_recompute_each_layer(recompute_policy, recompute_every, rank_waiting_layer_bytes):
-    return equal(
-        where(equal(recompute_policy, 1), 2, where(recompute_policy < 3, 1, recompute_every))
-        + 0 * rank_waiting_layer_bytes,
-        1,
-    )
-
-
-@BOOK.rule(
-    "recompute_policy = {recompute_policy} under autocast, or all but products under a library's"
+    "recompute_policy = {recompute_policy} under autocast, or a part of a layer under a library's"
     " kernels, is not counted; give 0, or 3 without autocast.",
     marks="recompute_policy",
 )
@@ -293,17 +278,16 @@ def ranks_recompute_what_is_counted(
 ):
     return equal(
         minimum(recompute_policy, copies_weights)
-        + where(equal(recompute_policy, 2), library_kernels, 0)
+        + where(recompute_policy < 3, minimum(recompute_policy, library_kernels), 0)
         + 0 * rank_waiting_layer_bytes,
         0,
     )
 
 
-@formula(
-    r"A_\ell^{\text{again},r}",
-    "bytes",
-    measured_by="tests/activation_checkpointing/test_recompute_of_a_rank.py::test_peak_of_a_rank_that_recomputes",
-)
+_AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layout_that_recomputes"
+
+
+@formula(r"A_\ell^{\text{again},r}", "bytes", measured_by=_AGAIN)
 def rank_recomputed_layer_bytes(
     library_kernels, own_input_bytes, tensor_parallel, tensor_kept_layer_bytes, kept_layer_bytes
 ):
@@ -323,10 +307,29 @@ def rank_waiting_layer_bytes(recompute_policy, rank_layer_bytes, rank_recomputed
     return where(recompute_policy < 1, rank_layer_bytes, rank_recomputed_layer_bytes)
 
 
+@formula(r"n_\text{ck}^r", "count", measured_by=_AGAIN)
+def rank_checkpoint_layers(recompute_policy, stage_layers, recompute_every):
+    """layers of a stage that are computed again together: one, or those of a checkpoint where whole
+    layers are recomputed"""
+    return where(recompute_policy < 3, 1, minimum(stage_layers, recompute_every))
+
+
+@formula(r"n_\text{stage}^r", "count", measured_by=_AGAIN)
+def rank_stage_checkpoints(stage_layers, rank_checkpoint_layers):
+    """checkpoints of a stage: as many as layers, if each has one"""
+    return ceil_div(stage_layers, rank_checkpoint_layers)
+
+
+@formula(r"n_\text{last}^r", "count", measured_by=_AGAIN)
+def rank_last_checkpoint_layers(stage_layers, rank_stage_checkpoints, rank_checkpoint_layers):
+    """layers of a stage's last checkpoint, the first to go backward: it may have fewer"""
+    return stage_layers - rank_checkpoint_layers * (rank_stage_checkpoints - 1)
+
+
 @formula(r"A_\text{stage}^r", "bytes")
-def rank_stage_bytes(stage_layers, rank_waiting_layer_bytes):
+def rank_stage_bytes(rank_stage_checkpoints, rank_waiting_layer_bytes):
     """bytes that a microbatch keeps in one stage while it waits for its backward"""
-    return stage_layers * rank_waiting_layer_bytes
+    return rank_stage_checkpoints * rank_waiting_layer_bytes
 
 
 @formula(r"A_\text{top}^r", "bytes")
@@ -382,10 +385,26 @@ def rank_waits_for_all(microbatches, rank_in_flight, pipeline_chunks):
 
 
 @formula(r"1_\text{later}", "count")
-def rank_fullest_later(rank_waits_for_all, rank_backward_gradient_bytes, rank_stage_bytes):
+def rank_fullest_later(
+    rank_waits_for_all,
+    rank_backward_gradient_bytes,
+    rank_stage_bytes,
+    rank_entrance_bytes,
+    rank_exit_bytes,
+    rank_hands_on,
+    rank_passing_bytes,
+):
     """1 if such a rank is fuller when the second goes backward: gradients are more than what the
-    first microbatch kept"""
-    return where(rank_backward_gradient_bytes > rank_stage_bytes, rank_waits_for_all, 0)
+    first microbatch kept, in the ends of the model and as an output too"""
+    return where(
+        rank_backward_gradient_bytes
+        > rank_stage_bytes
+        + rank_entrance_bytes
+        + rank_exit_bytes
+        + rank_hands_on * rank_passing_bytes,
+        rank_waits_for_all,
+        0,
+    )
 
 
 @formula(r"1_\text{first}^r", "count")
@@ -401,9 +420,9 @@ def rank_held_microbatches(rank_in_flight, rank_fullest_later):
 
 
 @formula(r"L_\text{held}^r", "count")
-def rank_held_layers(rank_held_microbatches, stage_layers):
-    """layers of one microbatch that wait on the rank then"""
-    return rank_held_microbatches * stage_layers
+def rank_held_layers(rank_held_microbatches, rank_stage_checkpoints):
+    """layers of one microbatch that wait on the rank then, or checkpoints of layers"""
+    return rank_held_microbatches * rank_stage_checkpoints
 
 
 @formula(r"A_\text{exits}^r", "bytes")
@@ -438,13 +457,17 @@ def rank_others_bytes(
     rank_waiting_exit_bytes,
     rank_held_layers,
     rank_waiting_layer_bytes,
+    rank_last_checkpoint_layers,
+    rank_layer_bytes,
 ):
-    """bytes that wait beside the last layer of the microbatch that is at work"""
+    """bytes that wait beside the last layer of the microbatch that is at work; of a checkpoint of
+    several layers the others are there, which were computed again with it"""
     return (
         rank_batch_bytes
         + rank_waiting_exit_bytes
         + rank_held_microbatches * rank_entrance_bytes
         + (rank_held_layers - 1) * rank_waiting_layer_bytes
+        + (rank_last_checkpoint_layers - 1) * rank_layer_bytes
     )
 
 
@@ -463,6 +486,31 @@ def rank_behind_bytes(
         + rank_waiting_exit_bytes
         + rank_entrance_bytes
         + (rank_held_microbatches - 1) * (rank_entrance_bytes + rank_stage_bytes)
+    )
+
+
+@formula(r"A_\text{ck}^r", "bytes", measured_by=_AGAIN)
+def rank_before_bytes(
+    rank_batch_bytes,
+    rank_held_microbatches,
+    rank_entrance_bytes,
+    rank_waiting_exit_bytes,
+    rank_stage_checkpoints,
+    rank_held_layers,
+    rank_waiting_layer_bytes,
+    rank_checkpoint_layers,
+    rank_layer_bytes,
+):
+    """bytes that wait beside the last layer of the checkpoint before a stage's last one, which has
+    all of its layers; 0 if there is none"""
+    return where(
+        rank_stage_checkpoints > 1,
+        rank_batch_bytes
+        + rank_waiting_exit_bytes
+        + rank_held_microbatches * rank_entrance_bytes
+        + (rank_held_layers - 2) * rank_waiting_layer_bytes
+        + (rank_checkpoint_layers - 1) * rank_layer_bytes,
+        0,
     )
 
 

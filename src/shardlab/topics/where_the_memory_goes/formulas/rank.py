@@ -23,6 +23,7 @@ from shardlab.formulas.subset import ceil_div, choose, equal, floor_div, maximum
 _OURS = "shardlab.zero, shardlab.tensor_parallel, shardlab.pipeline; counted from gpt.py"
 _LEDGER = "tests/where_the_memory_goes/test_rank.py::test_peak_of_a_rank"
 _CUT = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_tensor_parallel_rank"
+_AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layout_that_recomputes"
 _LIB = dict(
     source="Korthikanti et al. 2022, Table 2; Megatron-LM, theoretical_memory_usage.py",
     measured_by="tests/where_the_memory_goes/test_rank.py::test_published_layer",
@@ -43,6 +44,12 @@ def plain_kernels(eager_kernels, tensor_parallel):
 def cut_kernels(eager_kernels, tensor_parallel):
     """1 where eager PyTorch runs parts of layers, which tensor parallelism has cut"""
     return where(tensor_parallel > 1, eager_kernels, 0)
+
+
+@formula(r"1_\text{join}", "count", measured_by=_AGAIN)
+def joined_layers(eager_kernels, rank_checkpoint_layers):
+    """1 where eager PyTorch computes several layers of a stage again together"""
+    return where(rank_checkpoint_layers > 1, eager_kernels, 0)
 
 
 # --- what lasts -----------------------------------------------------------------------------------
@@ -384,6 +391,176 @@ def cut_layer_work_bytes(
     )
 
 
+@formula(r"W_\text{core}^{\text{again},r}", "bytes", measured_by=_AGAIN)
+def cut_core_second_run_bytes(
+    keeps_scores,
+    tensor_norm_bytes,
+    tensor_input_bytes,
+    compute_element_bytes,
+    sequence,
+    scored_bytes,
+    score_bytes,
+    weighted_bytes,
+    temporaries_at_scores_bytes,
+    has_dropout,
+    query_bytes,
+    new_gradient_element_bytes,
+    attention_side_parameters,
+    tensor_parallel,
+):
+    """bytes of a cut layer while the core of its unfused attention is computed a second time: about
+    one part of that of all heads, beside what is whole"""
+    return keeps_scores * (
+        tensor_norm_bytes
+        + tensor_input_bytes
+        + compute_element_bytes * sequence * sequence
+        + ceil_div(
+            scored_bytes
+            + score_bytes
+            + weighted_bytes
+            + temporaries_at_scores_bytes
+            + (1 - has_dropout) * query_bytes
+            + new_gradient_element_bytes * attention_side_parameters,
+            tensor_parallel,
+        )
+    )
+
+
+@formula(r"A_\text{kept}^{\text{core},r}", "bytes", measured_by=_AGAIN)
+def cut_core_kept_bytes(tensor_core_recomputed_bytes, tensor_mask_bytes):
+    """bytes that a cut layer has kept when it goes backward, if the core of its attention is
+    computed again: all but the mask, which is done first"""
+    return tensor_core_recomputed_bytes - tensor_mask_bytes
+
+
+@formula(r"A_\text{work}^r", "bytes", measured_by=_AGAIN)
+def rank_work_activation_bytes(
+    tensor_parallel,
+    recompute_policy,
+    cut_core_kept_bytes,
+    rank_layer_bytes,
+    tensor_mask_bytes,
+    core_recomputed_layer_bytes,
+    activations_at_layer_work_bytes,
+):
+    """bytes that a layer at work has kept or made again; if the core of its attention is computed
+    again, what it has kept"""
+    return where(
+        tensor_parallel > 1,
+        where(
+            equal(recompute_policy, 1), cut_core_kept_bytes, rank_layer_bytes - tensor_mask_bytes
+        ),
+        where(
+            equal(recompute_policy, 1),
+            core_recomputed_layer_bytes,
+            activations_at_layer_work_bytes,
+        ),
+    )
+
+
+@formula(r"G_\text{work}^r", "bytes", measured_by=_AGAIN)
+def rank_work_gradient_bytes(tensor_parallel, recompute_policy, gradients_at_layer_work_bytes):
+    """bytes of the gradients that a layer at work has finished where it needs most"""
+    return where(
+        tensor_parallel > 1,
+        0,
+        where(equal(recompute_policy, 1), 0, gradients_at_layer_work_bytes),
+    )
+
+
+@formula(r"U_\text{work}^r", "bytes", measured_by=_AGAIN)
+def rank_work_temporary_bytes(
+    tensor_parallel,
+    recompute_policy,
+    cut_layer_work_bytes,
+    cut_core_second_run_bytes,
+    cut_core_kept_bytes,
+    core_recomputed_work_bytes,
+    core_recomputed_layer_bytes,
+    temporaries_at_layer_work_bytes,
+):
+    """bytes that come and go in a layer at work, where it needs most; the core of attention, and
+    gradients that are done by then, if the core is computed again"""
+    return where(
+        tensor_parallel > 1,
+        where(
+            equal(recompute_policy, 1),
+            maximum(
+                cut_layer_work_bytes,
+                cut_core_second_run_bytes - cut_core_kept_bytes,
+            ),
+            cut_layer_work_bytes,
+        ),
+        where(
+            equal(recompute_policy, 1),
+            core_recomputed_work_bytes - core_recomputed_layer_bytes,
+            temporaries_at_layer_work_bytes,
+        ),
+    )
+
+
+@formula(r"G_\text{ck}^r", "bytes", measured_by=_AGAIN)
+def rank_gradients_of_checkpoint_bytes(
+    finished_head_bytes,
+    rank_last_checkpoint_layers,
+    rank_new_element_bytes,
+    rank_layer_parameters,
+    rank_reducing_stage,
+    data_parallel,
+    open_bucket_bytes,
+):
+    """bytes of the gradients on the rank when its last checkpoint is done: whole, or its shard and
+    the open bucket"""
+    return where(
+        rank_reducing_stage < 2,
+        finished_head_bytes
+        + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
+        ceil_div(
+            finished_head_bytes
+            + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
+            data_parallel,
+        )
+        + minimum(
+            finished_head_bytes
+            + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
+            open_bucket_bytes,
+        ),
+    )
+
+
+@formula(r"G_\text{first}^r", "bytes", measured_by=_AGAIN)
+def rank_gradients_before_first_bytes(
+    finished_head_bytes,
+    rank_layers,
+    rank_checkpoint_layers,
+    rank_new_element_bytes,
+    rank_layer_parameters,
+    rank_reducing_stage,
+    data_parallel,
+    open_bucket_bytes,
+):
+    """bytes of the gradients on the rank when all but its first checkpoint is done"""
+    return where(
+        rank_reducing_stage < 2,
+        finished_head_bytes
+        + (rank_layers - rank_checkpoint_layers) * rank_new_element_bytes * rank_layer_parameters,
+        ceil_div(
+            finished_head_bytes
+            + (rank_layers - rank_checkpoint_layers)
+            * rank_new_element_bytes
+            * rank_layer_parameters,
+            data_parallel,
+        )
+        + minimum(
+            finished_head_bytes
+            + (rank_layers - rank_checkpoint_layers)
+            * rank_new_element_bytes
+            * rank_layer_parameters,
+            open_bucket_bytes,
+        ),
+    )
+
+
 @formula(r"\Psi_\text{upd}^r", "parameters")
 def largest_update_parameters(
     zero_stage,
@@ -554,28 +731,28 @@ def rank_head_reduced(
 def rank_last_layer(
     rank_earlier_gradient_bytes,
     rank_gradients_of_head_bytes,
-    gradients_at_layer_work_bytes,
+    rank_work_gradient_bytes,
     unit_gradient_bytes,
     rank_others_bytes,
-    activations_at_layer_work_bytes,
+    rank_work_activation_bytes,
     gathered_layer_bytes,
     waiting_table_bytes,
     residual_bytes,
-    temporaries_at_layer_work_bytes,
+    rank_work_temporary_bytes,
     rank_message_bytes,
 ):
     """while the last layer goes backward, the first to do so"""
     return live(
         gradients=rank_earlier_gradient_bytes
         + rank_gradients_of_head_bytes
-        + gradients_at_layer_work_bytes
+        + rank_work_gradient_bytes
         + unit_gradient_bytes,
-        activations=rank_others_bytes + activations_at_layer_work_bytes,
+        activations=rank_others_bytes + rank_work_activation_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
         + waiting_table_bytes
         + residual_bytes
-        + temporaries_at_layer_work_bytes
+        + rank_work_temporary_bytes
         + rank_message_bytes,
     )
 
@@ -584,28 +761,28 @@ def rank_last_layer(
 def rank_first_layer(
     rank_earlier_gradient_bytes,
     rank_gradients_of_layers_bytes,
-    gradients_at_layer_work_bytes,
+    rank_work_gradient_bytes,
     unit_gradient_bytes,
     rank_behind_bytes,
-    activations_at_layer_work_bytes,
+    rank_work_activation_bytes,
     gathered_layer_bytes,
     waiting_table_bytes,
     residual_bytes,
-    temporaries_at_layer_work_bytes,
+    rank_work_temporary_bytes,
     rank_message_bytes,
 ):
     """while the first layer goes backward, the last to do so"""
     return live(
         gradients=rank_earlier_gradient_bytes
         + rank_gradients_of_layers_bytes
-        + gradients_at_layer_work_bytes
+        + rank_work_gradient_bytes
         + unit_gradient_bytes,
-        activations=rank_behind_bytes + activations_at_layer_work_bytes,
+        activations=rank_behind_bytes + rank_work_activation_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
         + waiting_table_bytes
         + residual_bytes
-        + temporaries_at_layer_work_bytes
+        + rank_work_temporary_bytes
         + rank_message_bytes,
     )
 
@@ -946,23 +1123,22 @@ def rank_cut_last_layer(
     rank_earlier_gradient_bytes,
     rank_gradients_of_head_bytes,
     rank_others_bytes,
-    rank_layer_bytes,
-    tensor_mask_bytes,
+    rank_work_activation_bytes,
     gathered_layer_bytes,
     waiting_table_bytes,
     rank_passing_bytes,
-    cut_layer_work_bytes,
+    rank_work_temporary_bytes,
     rank_message_bytes,
 ):
     """in the MLP of the last layer that is cut, the first to go backward"""
     return live(
         gradients=rank_earlier_gradient_bytes + rank_gradients_of_head_bytes,
-        activations=rank_others_bytes + (rank_layer_bytes - tensor_mask_bytes),
+        activations=rank_others_bytes + rank_work_activation_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
         + waiting_table_bytes
         + rank_passing_bytes
-        + cut_layer_work_bytes
+        + rank_work_temporary_bytes
         + rank_message_bytes,
     )
 
@@ -978,23 +1154,98 @@ def rank_cut_first_layer(
     rank_earlier_gradient_bytes,
     rank_gradients_of_layers_bytes,
     rank_behind_bytes,
-    rank_layer_bytes,
-    tensor_mask_bytes,
+    rank_work_activation_bytes,
     gathered_layer_bytes,
     waiting_table_bytes,
     rank_passing_bytes,
-    cut_layer_work_bytes,
+    rank_work_temporary_bytes,
     rank_message_bytes,
 ):
     """in the MLP of the first layer that is cut, the last to go backward"""
     return live(
         gradients=rank_earlier_gradient_bytes + rank_gradients_of_layers_bytes,
-        activations=rank_behind_bytes + (rank_layer_bytes - tensor_mask_bytes),
+        activations=rank_behind_bytes + rank_work_activation_bytes,
         gathered=gathered_layer_bytes,
         temporaries=8
         + waiting_table_bytes
         + rank_passing_bytes
-        + cut_layer_work_bytes
+        + rank_work_temporary_bytes
+        + rank_message_bytes,
+    )
+
+
+# --- checkpoints of several layers ----------------------------------------------------------------
+
+
+@RANK.place(
+    "rank_checkpoint", phase="backward", symbol=r"_{18}^r", when="joined_layers", measured_by=_AGAIN
+)
+def rank_checkpoint(
+    rank_earlier_gradient_bytes,
+    rank_gradients_of_checkpoint_bytes,
+    rank_work_gradient_bytes,
+    unit_gradient_bytes,
+    rank_before_bytes,
+    rank_work_activation_bytes,
+    gathered_layer_bytes,
+    waiting_table_bytes,
+    rank_passing_bytes,
+    rank_work_temporary_bytes,
+    rank_message_bytes,
+):
+    """when the checkpoint before a stage's last one has been computed again, whose last layer goes
+    backward"""
+    return live(
+        gradients=rank_earlier_gradient_bytes
+        + rank_gradients_of_checkpoint_bytes
+        + rank_work_gradient_bytes
+        + unit_gradient_bytes,
+        activations=rank_before_bytes + rank_work_activation_bytes,
+        gathered=gathered_layer_bytes,
+        temporaries=8
+        + waiting_table_bytes
+        + rank_passing_bytes
+        + rank_work_temporary_bytes
+        + rank_message_bytes,
+    )
+
+
+@RANK.place(
+    "rank_first_checkpoint",
+    phase="backward",
+    symbol=r"_{19}^r",
+    when="joined_layers",
+    measured_by=_AGAIN,
+)
+def rank_first_checkpoint(
+    rank_earlier_gradient_bytes,
+    rank_gradients_before_first_bytes,
+    rank_work_gradient_bytes,
+    unit_gradient_bytes,
+    rank_behind_bytes,
+    rank_checkpoint_layers,
+    rank_layer_bytes,
+    rank_work_activation_bytes,
+    gathered_layer_bytes,
+    waiting_table_bytes,
+    rank_passing_bytes,
+    rank_work_temporary_bytes,
+    rank_message_bytes,
+):
+    """when the first checkpoint has been computed again, the last to be so"""
+    return live(
+        gradients=rank_earlier_gradient_bytes
+        + rank_gradients_before_first_bytes
+        + rank_work_gradient_bytes
+        + unit_gradient_bytes,
+        activations=rank_behind_bytes
+        + (rank_checkpoint_layers - 1) * rank_layer_bytes
+        + rank_work_activation_bytes,
+        gathered=gathered_layer_bytes,
+        temporaries=8
+        + waiting_table_bytes
+        + rank_passing_bytes
+        + rank_work_temporary_bytes
         + rank_message_bytes,
     )
 
@@ -1003,7 +1254,7 @@ def rank_cut_first_layer(
 
 
 @RANK.place(
-    "rank_library_loss", phase="backward", symbol=r"_{18}^r", when="library_kernels", **_LIB
+    "rank_library_loss", phase="backward", symbol=r"_{20}^r", when="library_kernels", **_LIB
 )
 def rank_library_loss(
     rank_backward_gradient_bytes,
@@ -1033,7 +1284,7 @@ def rank_library_loss(
 
 
 @RANK.place(
-    "rank_library_layer", phase="backward", symbol=r"_{19}^r", when="library_kernels", **_LIB
+    "rank_library_layer", phase="backward", symbol=r"_{21}^r", when="library_kernels", **_LIB
 )
 def rank_library_layer(
     rank_backward_gradient_bytes,
@@ -1058,7 +1309,7 @@ def rank_library_layer(
     )
 
 
-@RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{20}^r")
+@RANK.place("rank_optimizer", phase="optimizer", symbol=r"_{22}^r")
 def rank_optimizer(
     rank_optimizer_bytes,
     rank_gradient_bytes,

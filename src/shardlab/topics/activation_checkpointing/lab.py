@@ -1,0 +1,494 @@
+"""What lab 10 does besides the reader's own lines: a small GPT under a checkpoint, weighed rung by
+rung beside the formulas, timed in turns, trained with a forgetful one, and on ranks.
+
+A vector is the residual stream of one microbatch, [8, 64, 64] in fp32: 131,072 bytes.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from time import thread_time
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from shardlab.exercises.going_on import must_be_right
+from shardlab.formulas import RECIPES, evaluate
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.ranks import ranks
+from shardlab.recompute import checkpoint
+from shardlab.recompute_budget import LayerOption, plan_recomputation
+from shardlab.recompute_layers import checkpoint_every, checkpoint_some
+from shardlab.recompute_partitioned import checkpoint_partitioned
+from shardlab.recompute_selective import checkpoint_selective
+from shardlab.show.tables import Table
+from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.topics.activation_checkpointing.exercises import (
+    blocks_for_a_budget,
+    forgetful_checkpoint,
+    own_checkpoint,
+    own_hooks,
+)
+from shardlab.topics.activation_checkpointing.explorer import RECOMPUTE
+
+WINDOWS_IN_BATCH, WINDOW_LENGTH, WIDTH = 8, 64, 64
+SIZES = dict(layers=16, hidden=WIDTH, heads=4, max_sequence=WINDOW_LENGTH)
+VECTOR_BYTES = 4 * WINDOWS_IN_BATCH * WINDOW_LENGTH * WIDTH
+ON_RANKS = dict(SIZES, layers=4)
+DROPPED = dict(SIZES, layers=2, hidden=32, heads=2, max_sequence=32, dropout=0.1)
+DROPPED_STEPS, AVERAGED_STEPS = 150, 20
+COUNTED = (  # predictions whose numbers no machine changes
+    "forwards of blocks in a step",
+    "vectors that 16 blocks keep",
+    "blocks in a checkpoint, least peak",
+    "vectors kept by one checkpoint",
+    "blocks recomputed for 70%",
+    "all-reduces, nothing recomputed",
+    "all-reduces, each block",
+)
+
+
+# --- the GPT and its step -------------------------------------------------------------------------
+
+
+def build_model(sizes: Mapping = SIZES) -> GPT:
+    """The same GPT each time, for the characters of the book's text."""
+    torch.manual_seed(0)
+    return GPT(GPTConfig(**sizes, vocabulary=CharTokenizer(load_text()).vocabulary))
+
+
+def batches_of_book(sequences: int = WINDOWS_IN_BATCH, tokens: int = WINDOW_LENGTH):
+    """Endless (inputs, targets), both [8, 64], the same each time."""
+    text = load_text()
+    draw = torch.Generator().manual_seed(0)
+    return batches(CharTokenizer(text).encode(text), sequences, tokens, draw)
+
+
+def in_vectors(nbytes: float) -> float:
+    return round(nbytes / VECTOR_BYTES, 1)
+
+
+class StepFound(NamedTuple):
+    """Forward and backward of the GPT: how often a block ran; in bytes what autograd keeps at the
+    loss, what is there beside the model, and how much there is at most."""
+
+    forwards: int
+    kept: int
+    held: int
+    peak: int
+    gradients: list[Tensor]
+
+
+def run_step(apply: Callable[[GPT], None]) -> StepFound:
+    """One microbatch of a fresh model with `apply` done to it."""
+    model, (inputs, targets), runs = build_model(), next(batches_of_book()), []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda *_: runs.append(1))
+    apply(model)
+    with Ledger(model) as ledger:
+        loss = next_token_loss(model(inputs), targets)
+        here = ledger.bytes
+        loss.backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    held = here.activations + here.temporaries
+    return StepFound(len(runs), here.activations, held, ledger.peak.bytes.total, gradients)
+
+
+def same_bits(found: StepFound, plain: StepFound) -> str:
+    """How many gradients are those of the plain step to the last bit."""
+    pairs = zip(found.gradients, plain.gradients, strict=True)
+    return f"{sum(torch.equal(*pair) for pair in pairs)} of {len(plain.gradients)}"
+
+
+def outside_layers() -> int:
+    """Bytes that a step keeps outside of its blocks: batch, head and loss."""
+    found = rung_by_formula("nothing")
+    return found["kept_activation_bytes"] - found["kept_layers_bytes"]
+
+
+# --- the reader's checkpoints ---------------------------------------------------------------------
+
+
+def with_call(call: Callable, model: GPT) -> None:
+    """Each block in a checkpoint of its own, call(block, x)."""
+    model.blocks = checkpoint_every(model.blocks, 1, call)
+
+
+def run_checkpoint(own: type) -> tuple[StepFound, Table]:
+    """The GPT whose blocks are in the reader's checkpoint, and a table of it beside the plain
+    one."""
+    must_be_right(own_checkpoint, own)
+    return compare_calls({"your Checkpoint": own.apply})
+
+
+def run_hooks(forget: Callable) -> Table:
+    """The reader's hooks beside the package's, which keep the state of the random numbers, drop
+    what backward has used, and stop the second run where backward needs no more."""
+    must_be_right(own_hooks, forget)
+    return compare_calls({"your forget": forget, "the package's checkpoint": checkpoint})[1]
+
+
+def compare_calls(calls: Mapping[str, Callable]) -> tuple[StepFound, Table]:
+    """(the step of the first call, a table of all of them)"""
+    plain = run_step(lambda model: None)
+    steps = {name: run_step(partial(with_call, call)) for name, call in calls.items()}
+    rows = [
+        [
+            name,
+            found.forwards,
+            f"{layers_keep(found):.1f}",
+            f"{in_vectors(found.peak):.1f}",
+            same_bits(found, plain),
+        ]
+        for name, found in {"nothing": plain, **steps}.items()
+    ]
+    heads = ["forwards of blocks", "blocks keep", "peak of the step", "gradients, same bits"]
+    return next(iter(steps.values())), Table(["in vectors", *heads], rows)
+
+
+def layers_keep(found: StepFound) -> float:
+    """Vectors that the blocks keep, in the graph or in a closure."""
+    return in_vectors(found.held - outside_layers())
+
+
+# --- rung by rung ---------------------------------------------------------------------------------
+
+
+class Rung(NamedTuple):
+    """A policy as the formulas number it, and how the model gets it."""
+
+    policy: int
+    every: int = 1
+    by: Callable = checkpoint
+
+    def apply(self, model: GPT) -> None:
+        if self.policy:
+            model.blocks = checkpoint_every(model.blocks, self.every, self.by)
+
+
+RUNGS = {
+    "nothing": Rung(0),
+    "all but products": Rung(2, by=checkpoint_selective),
+    "each block": Rung(3),
+    "four blocks in each": Rung(3, every=4),
+    "one around all": Rung(3, every=16),
+}
+FORMULAS = (
+    "kept_activation_bytes",
+    "kept_layers_bytes",
+    "recompute_peak_bytes",
+    "recomputed_share",
+)
+
+
+def given_of_rung(rung: Rung) -> dict:
+    """Of fp32 and no optimizer: the lab's steps end with backward."""
+    return dict(
+        **RECIPES["fp32 SGD momentum"].quantities | dict(optimizer_moments=0),
+        **build_model().config.quantities(),
+        dropout=0,
+        fused_attention=1,
+        microbatch=WINDOWS_IN_BATCH,
+        sequence=WINDOW_LENGTH,
+        accumulation_steps=1,
+        first_step=1,
+        recompute_policy=rung.policy,
+        recompute_every=rung.every,
+    )
+
+
+def rung_by_formula(name: str) -> dict[str, float]:
+    return evaluate(list(FORMULAS), allow_unused=True, **given_of_rung(RUNGS[name]))
+
+
+class RungFound(NamedTuple):
+    kept: int
+    peak: int
+    kept_by_formula: int
+    peak_by_formula: int
+
+    @property
+    def agrees(self) -> bool:
+        """Kept to the byte, the peak within a percent."""
+        return self.kept == self.kept_by_formula and (
+            abs(self.peak - self.peak_by_formula) <= 0.01 * self.peak
+        )
+
+
+def weigh_rung(name: str) -> RungFound:
+    found, wanted = run_step(RUNGS[name].apply), rung_by_formula(name)
+    return RungFound(
+        found.kept, found.peak, wanted["kept_activation_bytes"], wanted["recompute_peak_bytes"]
+    )
+
+
+def table_of_rungs(weighed: Mapping[str, RungFound]) -> Table:
+    heads = ["kept, formula", "kept, ledger", "peak, formula", "peak, ledger"]
+    rows = [
+        [name, found.kept_by_formula, found.kept, found.peak_by_formula, found.peak]
+        for name, found in weighed.items()
+    ]
+    return Table(["bytes, recomputed", *heads], rows)
+
+
+def best_of(weighed: Mapping[str, RungFound]) -> int:
+    """How many blocks the checkpoints have whose step needs least."""
+    whole = {rung.every: weighed[name].peak for name, rung in RUNGS.items() if rung.policy == 3}
+    return min(whole, key=whole.get)
+
+
+def kept_by_one(weighed: Mapping[str, RungFound]) -> float:
+    """Vectors that one checkpoint around all blocks keeps."""
+    return in_vectors(weighed["one around all"].kept - outside_layers())
+
+
+def given_to_explorer(weighed: Mapping[str, RungFound]) -> dict:
+    """The GPT with each block in a checkpoint, and what the ledger found its blocks to keep."""
+    given = given_of_rung(RUNGS["each block"]) | dict(sequence_parallel=0)
+    measured = dict(rank_layers_kept_bytes=weighed["each block"].kept - outside_layers())
+    return dict(
+        measured=measured, **{name: given[name] for name in RECOMPUTE.inputs if name in given}
+    )
+
+
+# --- seconds --------------------------------------------------------------------------------------
+
+
+class RungTimed(NamedTuple):
+    seconds: float  # of one thread, which other work on the machine does not lengthen
+    more_percent: int  # than with nothing recomputed
+    by_operations_percent: int
+
+
+def time_rungs(turns: int = 5) -> dict[str, RungTimed]:
+    """A forward and backward of each rung on one thread of the CPU: the fastest of some turns."""
+    inputs, targets = next(batches_of_book())
+    models = {name: build_model() for name in RUNGS}
+    for name, rung in RUNGS.items():
+        rung.apply(models[name])
+    fastest, threads = dict.fromkeys(RUNGS, math.inf), torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(turns):
+            for name, model in models.items():
+                begin = thread_time()
+                next_token_loss(model(inputs), targets).backward()
+                fastest[name] = min(fastest[name], thread_time() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        name: RungTimed(
+            seconds,
+            round(100 * (seconds / fastest["nothing"] - 1)),
+            round(100 * rung_by_formula(name)["recomputed_share"]),
+        )
+        for name, seconds in fastest.items()
+    }
+
+
+def bytes_and_seconds(timed: Mapping[str, RungTimed]) -> dict[str, tuple[float, int]]:
+    """Rung -> (seconds of a step, bytes at its peak)"""
+    return {name: (own.seconds, weigh_rung(name).peak) for name, own in timed.items()}
+
+
+def table_of_times(timed: Mapping[str, RungTimed]) -> Table:
+    rows = [
+        [
+            name,
+            f"{1000 * own.seconds:.0f}",
+            f"{own.more_percent:+} %",
+            f"{own.by_operations_percent:+} %",
+        ]
+        for name, own in timed.items()
+    ]
+    return Table(["recomputed", "CPU, ms", "longer by", "operations by formula"], rows)
+
+
+# --- which blocks ---------------------------------------------------------------------------------
+
+
+class BlockBytes(NamedTuple):
+    """What blocks_to_recompute is given, in bytes, and what is there beside it all the time."""
+
+    layers: int
+    kept: int
+    kept_input: int
+    work: int
+    loss: int
+    standing: int
+
+
+def bytes_of_blocks() -> BlockBytes:
+    """By formula, of the second microbatch of a step: gradients are there from the first."""
+    names = ["layer_activation_bytes", "residual_bytes", "layer_work_bytes", "logit_bytes"]
+    names += ["batch_bytes", "parameter_bytes", "gradient_bytes", "head_gradient_bytes"]
+    given = given_of_rung(RUNGS["nothing"]) | dict(accumulation_steps=2)
+    of = evaluate([*names, *FORMULAS], allow_unused=True, **given)
+    standing = of["parameter_bytes"] + of["gradient_bytes"] + of["batch_bytes"]
+    # in a block's backward: its output's gradient, and the tied table's, which waits
+    beside_work = of["residual_bytes"] + of["head_gradient_bytes"] + 8
+    outside = of["kept_activation_bytes"] - of["kept_layers_bytes"] - of["batch_bytes"]
+    return BlockBytes(
+        SIZES["layers"],
+        of["layer_activation_bytes"],
+        of["residual_bytes"],
+        of["layer_work_bytes"] + beside_work,
+        outside + 2 * of["logit_bytes"] + 8,
+        standing,
+    )
+
+
+def peak_with(blocks: Collection[int]) -> int:
+    """Bytes at the peak of the second microbatch, with these blocks recomputed."""
+    model, data = build_model(), batches_of_book()
+    next_token_loss(model(next(data)[0]), next(data)[1]).backward()
+    model.blocks = checkpoint_some(model.blocks, blocks)
+    inputs, targets = next(data)
+    with Ledger(model) as ledger:
+        next_token_loss(model(inputs), targets).backward()
+    return ledger.peak.bytes.total
+
+
+def run_plan(own: Callable, share: float) -> tuple[int, Table]:
+    """(how many blocks the reader's plan recomputes for that share of the peak, a table: the plan,
+    and as many blocks from the end)"""
+    must_be_right(blocks_for_a_budget, own)
+    of = bytes_of_blocks()
+    budget = round(share * peak_with([]))
+    blocks = sorted(own(*of[:-1], budget - of.standing))
+    assert len(blocks) == len(best_plan(of, budget)), "as many as the package's solver"
+    last = [of.layers - 1 - block for block in blocks]
+    rows = []
+    for words, chosen in (("nothing", []), ("your blocks", blocks), ("as many, the last", last)):
+        peak = peak_with(chosen)
+        rows.append([words, len(chosen), peak, "yes" if peak <= budget else "no"])
+    heads = ["blocks", "peak, ledger", f"within {budget:,}"]
+    return len(blocks), Table(["recomputed", *heads], rows)
+
+
+def best_plan(of: BlockBytes, budget: int) -> list[int]:
+    options = [LayerOption(of.kept, of.work, 0.0), LayerOption(of.kept_input, of.work, 1.0)]
+    return plan_recomputation([options] * of.layers, budget - of.standing, of.loss).recomputed
+
+
+# --- dropout --------------------------------------------------------------------------------------
+
+
+class Dropped(NamedTuple):
+    last_loss: float  # the mean of the last twenty steps
+    gradient_off: float  # of the first step, relative to that without a checkpoint
+
+
+def train_with_dropout(call: Callable | None) -> Dropped:
+    """150 steps of AdamW on the book's text with dropout, each block in a checkpoint of this
+    kind."""
+    plain, model = build_model(DROPPED), build_model(DROPPED)
+    if call is not None:
+        with_call(call, model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses, off = [], 0.0
+    for step, (inputs, targets) in zip(range(DROPPED_STEPS), batches_of_book(8, 32)):
+        torch.manual_seed(step)
+        loss = next_token_loss(model(inputs), targets)
+        loss.backward()
+        if step == 0:
+            torch.manual_seed(step)
+            next_token_loss(plain(inputs), targets).backward()
+            pairs = [(mine.grad, own.grad) for mine, own in pairs_of_parameters(model, plain)]
+            mine, own = (torch.cat([g.flatten() for g in each]) for each in zip(*pairs))
+            off = ((mine - own).norm() / own.norm()).item()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Dropped(sum(losses[-AVERAGED_STEPS:]) / AVERAGED_STEPS, off)
+
+
+def pairs_of_parameters(*models: nn.Module):
+    return zip(*(model.parameters() for model in models), strict=True)
+
+
+def train_all() -> dict[str, Dropped]:
+    """Without a checkpoint, with the package's, and with the one that the bug hunt repairs."""
+    forgetful = forgetful_checkpoint.misconceptions[0].solution
+    calls = {"no checkpoint": None, "checkpoint": checkpoint, "forgetful": forgetful.apply}
+    return {name: train_with_dropout(call) for name, call in calls.items()}
+
+
+def higher_percent(found: Mapping[str, Dropped]) -> float:
+    """The loss at the end with the forgetful checkpoint, over that without one."""
+    ratio = found["forgetful"].last_loss / found["no checkpoint"].last_loss
+    return round(100 * (ratio - 1), 1)
+
+
+def table_of_dropout(found: Mapping[str, Dropped]) -> Table:
+    rows = [
+        [name, f"{own.last_loss:.3f}", "0" if own.gradient_off == 0 else f"{own.gradient_off:.2f}"]
+        for name, own in found.items()
+    ]
+    return Table(["", "loss at the end", "first gradient off by"], rows)
+
+
+# --- on ranks -------------------------------------------------------------------------------------
+
+PARTS = partial(checkpoint_partitioned, None)
+ON_A_RANK = {
+    "nothing recomputed": None,
+    "each block": checkpoint,
+    "each block, inputs in parts": PARTS,
+    "all but products": checkpoint_selective,
+}
+
+
+class OnRank(NamedTuple):
+    vectors_kept: float
+    all_reduces: int
+    all_gathers: int
+    gradients_same_bits: str
+
+
+def run_on_ranks() -> dict[str, OnRank]:
+    """Of rank 0 of two, which share each layer by tensor parallelism: a step of four blocks, each
+    way."""
+    with ranks(2, device="cpu", announce=False) as world:
+        return world.run(ways_on_rank)[0]
+
+
+def ways_on_rank() -> dict[str, OnRank]:
+    torch.set_num_threads(1)
+    found, plain = {}, None
+    for name, call in ON_A_RANK.items():
+        kept, totals, gradients = step_on_rank(call)
+        plain = plain or gradients
+        equal = sum(map(torch.equal, gradients, plain))
+        found[name] = OnRank(
+            in_vectors(kept),
+            *(
+                totals[kind].messages if kind in totals else 0
+                for kind in ("all_reduce", "all_gather")
+            ),
+            f"{equal} of {len(plain)}",
+        )
+    return found
+
+
+def step_on_rank(call: Callable | None) -> tuple[int, dict, list[Tensor]]:
+    """(bytes kept at the loss, messages, gradients)"""
+    model = build_model(ON_RANKS)
+    apply_tensor_parallel(model, gpt_plan(model.config))
+    if call is not None:
+        with_call(call, model)
+    inputs, targets = next(batches_of_book())
+    with Ledger(model) as ledger, CommunicationLog() as log:
+        loss = vocabulary_parallel_loss(model(inputs), targets, model.config.vocabulary)
+        kept = ledger.bytes.activations
+        loss.backward()
+    return kept, log.totals(), [parameter.grad for parameter in model.parameters()]
+
+
+def table_of_ranks(found: Mapping[str, OnRank]) -> Table:
+    heads = [field.replace("_", " ") for field in OnRank._fields]
+    return Table(["rank 0 of 2", *heads], [[name, *own] for name, own in found.items()])

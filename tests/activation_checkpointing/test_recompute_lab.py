@@ -1,0 +1,29 @@
+"""The lab's plumbing that no run of the lab compares: the figure, the bytes a plan starts from."""
+
+import pytest
+
+from shardlab.topics.activation_checkpointing import lab
+from shardlab.topics.activation_checkpointing.exercises import peak_of_blocks
+from shardlab.topics.activation_checkpointing.figures import tradeoff_figure
+
+
+def test_every_rung_is_a_mark_of_its_own():
+    """Must catch: seconds and bytes exchanged; two rungs with one mark and one colour."""
+    figure = tradeoff_figure("", {str(n): (0.01 * n, 2e6 * n) for n in range(1, 6)})
+    assert [(mark.x[0], mark.y[0]) for mark in figure.data] == [
+        (10.0 * n, 2.0 * n) for n in range(1, 6)
+    ]
+    assert len({(mark.marker.symbol, mark.marker.color) for mark in figure.data}) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("blocks", [[], [0, 1, 2, 3, 4, 5], [13, 14, 15], list(range(16))], ids=str)
+def test_what_a_plan_starts_from(blocks):
+    """The bytes that the reader's function is given say the ledger's peak within a percent.
+
+    Must catch: gradients of the first microbatch left out, or counted for each block."""
+    layers, *of, standing = lab.bytes_of_blocks()
+    assert standing + peak_of_blocks(blocks, layers, *of) == pytest.approx(
+        lab.peak_with(blocks), rel=0.01
+    )
