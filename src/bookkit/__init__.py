@@ -13,6 +13,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``bits``     a number in six formats, bit by bit
 - ``gradients`` recorded gradients beside what a format holds
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
+- ``glossary`` words with a definition, shown on hover
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
@@ -37,6 +38,7 @@ def setup(app):
         diffs,
         explorer,
         formulas,
+        glossary,
         gradients,
         look,
         mathml,
@@ -61,6 +63,7 @@ def setup(app):
         bits,
         gradients,
         formulas,
+        glossary,
         diffs,
         recorded,
         look,

@@ -1,0 +1,77 @@
+"""Words with a definition: what a link to the glossary says when a reader points at it."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+from docutils import nodes
+from docutils.utils import new_document
+
+from bookkit import glossary
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = """# Glossary
+
+```{glossary}
+rank
+  One process, and *its*
+  number.
+
+model states
+  {number}`bytes(a=1)` of [these](notation.md).
+```
+
+Between.
+
+```{glossary}
+NCCL
+  A library.
+```
+"""
+
+
+def link(term, anchor):
+    """What Sphinx makes of a term: a reference around its words."""
+    inside = nodes.inline("", term, classes=["xref", "std", "std-term"])
+    return nodes.reference("", "", inside, refuri=f"glossary.html#{anchor}", internal=True)
+
+
+def test_definitions_are_read():
+    """Must catch: a definition of two lines cut, markup in a tooltip, a second glossary of the page
+    not read."""
+    assert glossary.definitions(PAGE) == {
+        "rank": "One process, and its number.",
+        "model states": "0 of these.",
+        "NCCL": "A library.",
+    }
+
+
+def test_a_term_shows_its_definition(tmp_path):
+    """Must catch: a term of two words or in capitals without its definition; a link that is no term
+    given one."""
+    (tmp_path / "chapters").mkdir()
+    (tmp_path / "chapters" / "glossary.md").write_text(PAGE)
+    page = new_document("page")
+    other = nodes.reference("", "rank", refuri="glossary.html#term-rank")
+    terms = [link("ranks", "term-rank"), link("states", "term-model-states")]
+    terms.append(link("NCCL", "term-NCCL"))
+    page += [*terms, other]
+    glossary._explain(SimpleNamespace(srcdir=tmp_path), page, "page")
+    shown = [term["reftitle"] for term in terms]
+    assert shown == ["One process, and its number.", "0 of these.", "A library."]
+    assert "reftitle" not in other
+
+
+def test_a_book_without_a_glossary(tmp_path):
+    """Must catch: a small book, such as those of the tests, that no longer builds."""
+    glossary._explain(SimpleNamespace(srcdir=tmp_path), new_document("page"), "page")
+
+
+def test_definitions_fit_a_tooltip():
+    """Must catch: a definition cut off in the book; a word that no chapter links."""
+    known = glossary.definitions((ROOT / f"{glossary.PAGE}.md").read_text("utf-8"))
+    assert len(known) > 20 and max(map(len, known.values())) <= glossary.LONGEST
+    chapters = "".join(page.read_text("utf-8") for page in (ROOT / "chapters").glob("*.md"))
+    linked = re.findall(r"\{term\}`(?:[^`<]*<)?([^`>]+)>?`", chapters)
+    assert {"rank", "node", "group", "shard", "collective", "NCCL", "gloo"} <= set(linked)
+    assert set(linked) <= set(known)
