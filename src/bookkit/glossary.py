@@ -21,6 +21,7 @@ def definitions(page: str) -> dict[str, str]:
     for block in re.findall(r"^```\{glossary\}\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         for entry in re.split(r"\n\s*\n", block.strip("\n")):
             term, _, text = entry.partition("\n")
+            text = re.sub(r"(?<!\})`([^`]+)`", r"\1", text)  # code is said as it is
             found[term.strip()] = " ".join(words.plain(text).split())
     return found
 

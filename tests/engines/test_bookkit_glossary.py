@@ -25,7 +25,7 @@ Between.
 
 ```{glossary}
 NCCL
-  A library.
+  A `library`.
 ```
 """
 
@@ -37,7 +37,7 @@ def link(term, anchor):
 
 
 def test_definitions_are_read():
-    """Must catch: a definition of two lines cut, markup in a tooltip, a second glossary of the page
+    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it, a second glossary of the page
     not read."""
     assert glossary.definitions(PAGE) == {
         "rank": "One process, and its number.",
