@@ -37,8 +37,8 @@ def link(term, anchor):
 
 
 def test_definitions_are_read():
-    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it, a second glossary of the page
-    not read."""
+    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it, a second
+    glossary of the page not read."""
     assert glossary.definitions(PAGE) == {
         "rank": "One process, and its number.",
         "model states": "0 of these.",
