@@ -10,6 +10,7 @@ from bench.browsing import PAGES, CannotBrowse, measure_pages
 from bench.building import measure_building
 from bench.exposed import CASES, measure_exposed
 from bench.formulas import measure_python
+from bench.labs import measure_labs
 from bench.memory import measure_memory
 from bench.random_models import measure_random_models
 from bench.ranks import measure_ranks
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINES = (
     Bench("python", measure_python),
     Bench("memory", partial(measure_memory, ROOT)),
+    Bench("labs", partial(measure_labs, ROOT / "labs")),
     Bench("build", partial(measure_building, ROOT, ROOT / "build" / "bench-copy")),
     Bench("ranks", measure_ranks),
     Bench("random-models", measure_random_models),

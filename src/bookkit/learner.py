@@ -58,7 +58,18 @@ def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbform
             cell.source = GUESS.sub(r"\1...", cell.source)
         if has_tag(cell, "install"):
             cell.source = cell.source.replace(INSTALL_LINE, f'SHARDLAB = "{requirement}"')
+        if has_tag(cell, "hide-input"):
+            fold(cell)
     return edition
+
+
+def fold(cell: nbformat.NotebookNode) -> None:
+    """Fold a cell's code in the front ends that open a lab, in place: JupyterLab and VS Code look
+    for source_hidden, Colab for a form with a title. The book looks for the tag hide-input."""
+    title = "Install shardlab" if has_tag(cell, "install") else "Set up this lab"
+    cell.source = f"# @title {title}: run this cell\n{cell.source}"
+    cell.metadata["jupyter"] = {"source_hidden": True}
+    cell.metadata["cellView"] = "form"
 
 
 def write_learner_edition(source: Path, target: Path, requirement: str) -> str:

@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from packaging.requirements import Requirement
 
 from bookkit.address import Address, InvalidAddress, resolve_address
-from bookkit.learner import INSTALL_CELL, learner_edition
+from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from shardlab.measure.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -228,6 +228,20 @@ def test_guesses_are_blank_in_the_learners_edition():
         " days=my_days)"
     )
     assert other.source == "my_bytes = 7"
+
+
+def test_the_first_cells_are_folded_wherever_a_notebook_runs():
+    """Must catch: the install cell unfolded in JupyterLab and VS Code (source_hidden) or on
+    Colab (a form with a title); a cell of the lesson folded."""
+    lab = stored_lab()
+    install = next(cell for cell in lab.cells if has_tag(cell, "install"))
+    install.metadata["tags"] = ["install", "hide-input"]
+    for cell in learner_edition(lab, "").cells:
+        folded = has_tag(cell, "install")
+        assert ("cellView" in cell.metadata) == folded
+        assert cell.source.startswith("# @title Install shardlab") == folded
+        if folded:
+            assert cell.metadata["jupyter"] == {"source_hidden": True}
 
 
 @pytest.mark.slow

@@ -139,3 +139,18 @@ def test_memory_where_the_system_does_not_tell(monkeypatch):
     assert any(
         row.question == "device" and "GiB" not in row.here for row in capabilities.capabilities(CPU)
     )
+
+
+def test_one_sentence_instead_of_a_table(monkeypatch):
+    """Must catch: a lab that needs a GPU said to need none; ranks named in a lab of one process;
+    what is skipped left out."""
+    monkeypatch.setattr(capabilities.torch.cuda, "device_count", lambda: 0)
+
+    def said(**given):
+        rows = capabilities.capabilities(CPU, "no CUDA GPU was found", **given)
+        return str(capabilities.in_a_sentence(rows))
+
+    assert "(no CUDA GPU was found). Nothing in it needs a GPU." in said()
+    assert "It starts 4 ranks." in said(ranks=4) and "ranks" not in said()
+    skipped = said(needs_gpu=["the card's account"])
+    assert "only a GPU can show it: the card's account." in skipped and "Nothing" not in skipped

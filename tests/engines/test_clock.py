@@ -66,3 +66,15 @@ def test_a_gpu_reads_its_own_clock(monkeypatch):
         now[0] += 250.0
 
     assert clock.median_seconds(work, torch.device("cuda", 0), repeats=3) == 0.25
+
+
+def test_times_that_differ_say_that_the_machine_is_busy(monkeypatch, capsys):
+    """Must catch: a busy machine not noticed, a quiet one accused; one slow call of many taken
+    for a busy machine; a spread that gets lost on the way."""
+    quiet, _ = run(monkeypatch, [1.0, 1.02, 1.01, 1.0, 9.0], warm_up=0, repeats=5)
+    busy, _ = run(monkeypatch, [1.0, 2.0, 1.5, 3.0, 1.0], warm_up=0, repeats=5)
+    assert quiet.spread < 0.05 and busy.spread > 0.5
+    clock.say_if_busy(quiet, 3.0)
+    assert capsys.readouterr().out == ""
+    clock.say_if_busy(quiet, busy)
+    assert capsys.readouterr().out.startswith("this machine is busy (times differ by 67%)")

@@ -9,12 +9,14 @@ import sys
 import tempfile
 import threading
 import time
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from shardlab import topics
-from shardlab.exercises import Exercise, Misconception, Predictions, check, checker
+from shardlab.exercises import Exercise, Misconception, Predictions, check, checker, hint
 from shardlab.exercises.checker import judge
 from shardlab.exercises.going_on import must_be_right
 from shardlab.exercises.predictions import NotYet
@@ -155,7 +157,7 @@ def test_a_check_ends(monkeypatch):
     monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
     assert (
         repr(judge(TWICE, forever))  # where there is no process to be had
-        == "not yet: twice(a=3) raised TimeoutError: it had not ended after 0.2 s."
+        == "not yet: forever(a=3) raised TimeoutError: it had not ended after 0.2 s."
     )
     assert judge(TWICE, TWICE.reference)
     time.sleep(0.4)  # nothing comes
@@ -262,7 +264,10 @@ def test_answers_that_are_nobodys():
         "two.",
     )
     assert check(pair, lambda a: (a, 2 * a))
-    assert "yours gives (True, 2)" in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
+    assert (
+        "should give 1 at place 0 (counted from 0), yours gives True"
+        in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
+    )
     for strange in (torch.ones(2), (torch.ones(2), torch.ones(2)), [1, 2], float("nan"), None):
         assert not check(pair, lambda a, strange=strange: strange)
     long = Exercise(
@@ -302,9 +307,7 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     def raises(start):
         raise ValueError("one line\nand many more")
 
-    assert (
-        repr(check(letters, raises)) == "not yet: letters(one letter) raised ValueError: one line"
-    )
+    assert repr(check(letters, raises)) == "not yet: raises(one letter) raised ValueError: one line"
     with pytest.raises(
         ValueError, match="letters: 1 words for 2 cases: each case has its own, or none has"
     ):
@@ -490,3 +493,76 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path):
     with pytest.raises(ValueError, match="is damaged"):
         Predictions("01-lab", tmp_path)
     assert path.read_text() == '{"peak": "ten"}'
+
+
+def test_a_number_is_a_number_whoever_made_it(tmp_path):
+    """Must catch: NumPy's number or a tensor of one element refused, by a check or by a prediction;
+    a list refused for a tuple; a tensor of two elements or true taken for a number."""
+    twelve = Exercise("twelve", lambda: 12, (dict(),), (), "a dozen.")
+    for value in (12, 12.0, np.int64(12), np.float32(12), torch.tensor(12), torch.tensor([12.0])):
+        assert check(twelve, lambda: value), value  # noqa: B023
+    for value in (13, "12", True, torch.tensor([12, 12]), [12]):
+        assert not check(twelve, lambda: value), value  # noqa: B023
+    pair = Exercise("pair", lambda: (2, 4), (dict(),), (), "two numbers.")
+    assert check(pair, lambda: [2, np.int64(4)])
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("numpy", np.int64(3))
+    predictions.lock("tensor", torch.tensor(2.5))
+    assert (predictions["numpy"], predictions["tensor"]) == (3, 2.5)
+    assert Predictions("01-lab", tmp_path)["numpy"] == 3  # written as a number
+    with pytest.raises(ValueError, match="one finite number. Write it without the quotes"):
+        predictions.lock("text", "1e9")
+
+
+class Kept(NamedTuple):
+    steps_taken: int
+    losses: list
+
+
+def test_what_differs_is_said_in_words_by_the_readers_name():
+    """Must catch: a raw tuple in a sentence; a field named that does not differ; the exercise's
+    name in place of the reader's; the answer of another case."""
+    kept = Exercise("train", lambda a: Kept(a, [1, [2, 3]]), (dict(a=3),), (), "kept.")
+
+    def my_loop(a):
+        return Kept(3, [1, [2, 4]])
+
+    said = repr(check(kept, my_loop))
+    assert said == (
+        "not yet: my_loop(a=3): losses should be 3 at place 1, 1 (counted from 0), and is 4."
+    )
+    sentences = Exercise("plan", lambda n: "all is well.", (dict(n=2),), (), "so it is.")
+
+    def my_plan(n):
+        return "step 2 sends nothing."
+
+    assert repr(check(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
+
+
+def test_a_hint_comes_in_two_steps():
+    """Must catch: the second hint first; a hint without the place of the solution; a function
+    taken for an exercise."""
+    exercise = Exercise(
+        "hinted", lambda: 1, (dict(),), (), "one for each.", hint="Count the ranks."
+    )
+    first, second = hint(exercise), hint(exercise)
+    assert "Count the ranks." in first and "one for each" not in first
+    assert "one for each." in second and "solution is on this lab's page" in second
+    assert "solution is on this lab's page" in hint(
+        Exercise("unhinted", lambda: 1, (dict(),), (), "one.")
+    )
+    with pytest.raises(TypeError, match="give it the first argument of the check"):
+        hint(len)
+
+
+def test_several_predictions_in_one_table(tmp_path):
+    """Must catch: one of them left out, or compared without a prediction; an empty column."""
+    predictions = Predictions("01-lab", tmp_path)
+    predictions.lock("peak", 500)
+    predictions.lock("gradients", 7)
+    table = predictions.compare({"peak": 1_000, "gradients": 14})
+    assert table.rows == [["peak", "500", "1,000", "0.5"], ["gradients", "7", "14", "0.5"]]
+    assert predictions.measured("gradients") == 14
+    with pytest.raises(LookupError, match="seconds was not predicted yet"):
+        predictions.compare({"peak": 1, "seconds": 2})
+    assert predictions.summary().heads[-1] != "recorded on a GPU"

@@ -20,6 +20,7 @@ A_ROLE_IN_EVERY_TOPIC = {
     "build_model": "the model of a lab",
     "count_sent": "what a rank of a lab sends",
     "given_to_explorer": "where the explorer of a lab begins",
+    "recorded_predictions": "what was recorded on a GPU, by the names of a lab's predictions",
     "warm_up": "a first step of a lab's ranks, which loads what PyTorch needs",
     "COLOURS": "the colours of what a timeline shows",
     "RANKS": "how many ranks a stepper can show",

@@ -6,6 +6,7 @@ catch.
 """
 
 from .checker import Exercise, Misconception, Verdict, check
+from .hints import hint
 from .predictions import Predictions
 
-__all__ = ["Exercise", "Misconception", "Predictions", "Verdict", "check"]
+__all__ = ["Exercise", "Misconception", "Predictions", "Verdict", "check", "hint"]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .apart import CannotGoApart, Ended, apart
+from .numbers import plain_number
 from .patience import at_most
 
 LIMIT_SECONDS = 30.0  # for all cases together
@@ -66,7 +67,8 @@ class Exercise:
 
     Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
     result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
-    compared value, for example the bytes that the ledger counted.
+    compared value, for example the bytes that the ledger counted. `hint` is a reader's first
+    help; the second is `right`.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Exercise:
     right: str
     words: tuple[str, ...] = ()
     answer: Callable = call
+    hint: str = ""
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
@@ -92,12 +95,13 @@ class Exercise:
         changes do not reach the next case."""
         return self.answer(solution, **copy.deepcopy(self.cases[number]))
 
-    def written(self, number: int) -> str:
-        """The call of one case as a reader would write it."""
+    def written(self, number: int, solution: Callable | None = None) -> str:
+        """The call of one case as a reader would write it, by the name of their own function."""
         case = self.cases[number]
         order = [name for name in inspect.signature(self.reference).parameters if name in case]
         arguments = ", ".join(f"{name}={_show(case[name])}" for name in order)
-        return f"{self.name}({self.words[number] if self.words else arguments})"
+        called = own_name(solution, self.name)
+        return f"{called}({self.words[number] if self.words else arguments})"
 
 
 @dataclass(frozen=True)
@@ -118,12 +122,20 @@ class Verdict:
         return f"**{'right' if self.right else 'not yet'}:** {words}"
 
 
+def own_name(solution: Callable | None, otherwise: str) -> str:
+    """What a reader calls their function or class; a lambda has no name."""
+    name = getattr(solution, "__name__", "")
+    return name if isinstance(name, str) and name.isidentifier() else otherwise
+
+
 def same(a, b) -> bool:
-    """Whether two answers are equal, also within lists and tuples; floats to nine digits, which
-    tells every misconception apart."""
+    """Whether two answers are equal, also within lists and tuples, whichever of the two they are;
+    numbers are numbers, whoever made them; floats to nine digits, which tells every misconception
+    apart."""
     try:
-        if isinstance(a, (list, tuple)) and type(a) is type(b):
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
             return len(a) == len(b) and all(map(same, a, b))
+        a, b = plain_number(a), plain_number(b)
         if isinstance(a, float) or isinstance(b, float):
             return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
         return type(a) is type(b) and bool(a == b)
@@ -166,24 +178,61 @@ def judge(exercise: Exercise, solution: Callable) -> Verdict:
         if is_blank(error):
             return Verdict(
                 False,
-                f"{exercise.written(len(given))} met ..., a blank that is left: fill in the blank.",
+                f"{exercise.written(len(given), solution)} met ..., a blank that is left: fill in"
+                " the blank.",
             )
-        return Verdict(False, f"{exercise.written(len(given))} raised {Failure.of(error)}")
+        return Verdict(
+            False, f"{exercise.written(len(given), solution)} raised {Failure.of(error)}"
+        )
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
     if wrong is None:
         return Verdict(True, exercise.right)
     if given[wrong] is None or given[wrong] is ...:
         return Verdict(
-            False, f"{exercise.written(wrong)} gave {given[wrong]!r}: fill in the blank."
+            False, f"{exercise.written(wrong, solution)} gave {given[wrong]!r}: fill in the blank."
         )
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if isinstance(given[wrong], Failure):
-        return Verdict(False, f"{exercise.written(wrong)} raised {given[wrong]}")
-    should, does = _around_the_difference(_show(wanted[wrong]), _show(given[wrong]))
-    return Verdict(False, f"{exercise.written(wrong)} should give {should}, yours gives {does}.")
+        return Verdict(False, f"{exercise.written(wrong, solution)} raised {given[wrong]}")
+    return Verdict(
+        False,
+        _words_for_a_difference(exercise.written(wrong, solution), wanted[wrong], given[wrong]),
+    )
+
+
+def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
+    """One sentence: what differs between two answers, and nothing else. An answer that is a
+    sentence is said alone."""
+    if isinstance(given, str) and isinstance(wanted, str) and given.endswith("."):
+        return f"{written}: {given}"
+    if hasattr(wanted, "_fields") and type(given) is type(wanted):
+        differing = [
+            "{} should be {}{}, and is {}".format(field.replace("_", " "), *_first(ours, theirs))
+            for field, ours, theirs in zip(wanted._fields, wanted, given)
+            if not same(theirs, ours)
+        ]
+        return f"{written}: {'; '.join(differing)}."
+    should, where, does = _first(wanted, given)
+    return f"{written} should give {should}{where}, yours gives {does}."
+
+
+def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
+    """(wanted, where, given) in words, at the first place where two answers differ."""
+    places = []
+    while (
+        isinstance(wanted, (list, tuple))
+        and isinstance(given, (list, tuple))
+        and len(wanted) == len(given)
+    ):
+        first = next(n for n, pair in enumerate(zip(given, wanted)) if not same(*pair))
+        places.append(str(first))
+        wanted, given = wanted[first], given[first]
+    where = f" at place {', '.join(places)} (counted from 0)" if places else ""
+    should, does = _around_the_difference(_show(wanted), _show(given))
+    return should, where, does
 
 
 def _show(value):

@@ -5,7 +5,7 @@ must_be_right(exercise, solution)        # raises NotYet, one sentence, unless t
 
 from collections.abc import Callable
 
-from .checker import Exercise, check
+from .checker import Exercise, check, own_name
 from .predictions import NotYet
 
 
@@ -13,9 +13,8 @@ def must_be_right(exercise: Exercise, solution: Callable) -> None:
     """Ranks run what passes its check and nothing else, so a blank that is left, or an answer that
     would hang, is a sentence and not the tracebacks of four ranks."""
     if not check(exercise, solution):
-        name = getattr(solution, "__name__", "")
-        name = name if name.isidentifier() else exercise.name
         raise NotYet(
-            f"{name} is not right yet: its check says why. Repair it there, or take the solution"
-            " from this lab's page in the book, then run this cell again."
+            f"{own_name(solution, exercise.name)} is not right yet: its check says why. Repair it"
+            " there, or take the solution from this lab's page in the book, then run this cell"
+            " again."
         )

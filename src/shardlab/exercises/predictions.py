@@ -6,6 +6,8 @@ lab, so that a lost runtime loses no answer.
                                                            # the cell runs
     predictions.compare("parameters", measured)            # predicted, measured, and by how much
                                                            # they differ
+    predictions.compare({"peak": 12, "gradients": 0})      # several in one table
+    predictions.forget("parameters")                       # to predict anew
 """
 
 import json
@@ -18,6 +20,7 @@ from types import MappingProxyType
 
 from ..measure.recordings import NOT_RECORDED
 from ..show.tables import Table
+from .numbers import plain_number
 
 
 class _OneSentence(Exception):
@@ -38,6 +41,7 @@ class NotYet(_OneSentence, LookupError):
 def _number(name, value):
     if value is ...:
         raise NoNumber(f"{name}: replace the dots by your number.")
+    value = plain_number(value)
     try:
         if (
             not isinstance(value, bool)
@@ -49,7 +53,8 @@ def _number(name, value):
         said = repr(value)
     except OverflowError:
         said = "a number of more than 300 digits"
-    raise NoNumber(f"{name} = {said}: a prediction is one finite number.")
+    quotes = " Write it without the quotes." * isinstance(value, str)
+    raise NoNumber(f"{name} = {said}: a prediction is one finite number.{quotes}")
 
 
 class Predictions:
@@ -113,12 +118,14 @@ class Predictions:
         """Unlock a prediction, to predict anew."""
         self._write({other: value for other, value in self._locked.items() if other != name})
 
-    def compare(self, name: str, measured: float) -> Table:
-        """A table of the locked prediction and the measured value. Raises LookupError when nothing
-        was predicted: predict first."""
-        self[name]
-        self._measured[name] = _number(name, measured)
-        return self._table([name])
+    def compare(self, name: str | Mapping[str, float], measured: float | None = None) -> Table:
+        """A table of the locked prediction and the measured value, or of several: name ->
+        measured. Raises LookupError when nothing was predicted: predict first."""
+        found = name if isinstance(name, Mapping) else {name: measured}
+        for one in found:
+            self[one]
+        self._measured.update({one: _number(one, value) for one, value in found.items()})
+        return self._table(found)
 
     def measured(self, name: str) -> float:
         """The value given to `compare`, for a later cell that continues from it. Raises LookupError
@@ -133,9 +140,11 @@ class Predictions:
         return self._measured[name]
 
     def summary(self, recorded: Mapping[str, str] = MappingProxyType({})) -> Table:
-        """Everything predicted in this lab, measured (a dash where it was not yet) and recorded on
-        a GPU: name -> words."""
+        """Everything predicted in this lab, measured (a dash where it was not yet) and, where
+        there is something, recorded on a GPU: name -> words."""
         table = self._table(self._locked)
+        if all(words == NOT_RECORDED for words in recorded.values()):
+            return Table(table.heads, table.rows or [["nothing predicted yet", "–", "–", "–"]])
         rows = [[*row, recorded.get(row[0], NOT_RECORDED)] for row in table.rows]
         return Table(
             [*table.heads, "recorded on a GPU"],

@@ -118,3 +118,29 @@ def capabilities(
             on_gpu[0].label if on_gpu else NOT_RECORDED,
         ),
     ]
+
+
+class Sentence(str):
+    """A sentence that a notebook wraps."""
+
+    def __repr__(self):
+        return str(self)
+
+    def _repr_markdown_(self):
+        return str(self)
+
+
+def in_a_sentence(rows: Sequence[Capability]) -> Sentence:
+    """The rows of `capabilities` as what a reader wants to know: on what the lab runs, and what it
+    cannot show there."""
+    row = {capability.question: capability for capability in rows}
+    device, skipped = row["device"], row["skipped"]
+    ranks = f" It starts {row['ranks'].here} ranks." if "ranks" in row else ""
+    lacking = (
+        "Nothing in it needs a GPU."
+        if skipped.here == "nothing"
+        else f"Skipped, because only a GPU can show it: {skipped.here}."
+    )
+    if device.here.startswith("CPU"):
+        return Sentence(f"This lab runs on the {device.here} ({device.so}).{ranks} {lacking}")
+    return Sentence(f"This lab runs on {device.here}; {device.so}.{ranks}")

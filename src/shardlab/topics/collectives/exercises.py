@@ -2,6 +2,7 @@
 no check can hang."""
 
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -67,6 +68,8 @@ plan_of_a_ring_reduce_scatter = Exercise(
     reference=plans.ring_reduce_scatter,
     cases=(dict(n=2), dict(n=3), dict(n=5)),
     answer=partial(_what_a_plan_does, lambda rank, n: [rank]),
+    hint="Follow one chunk. It takes n - 1 steps to the right and ends at the rank of its number:"
+    " where does it set out? In each step a rank sends what it has just received.",
     misconceptions=(
         Misconception(
             _scatter(lambda rank, step: rank),
@@ -218,6 +221,39 @@ def _on_ranks(solution, n, size):
     return answer_of_ranks(n, work)
 
 
+class Passed(NamedTuple):
+    """What a rank got, and whether the room that it was shown is as it was."""
+
+    arrived: list
+    room_is_as_it_was: bool
+
+
+def _passed_on(solution, n, size):
+    """What each rank has after solution(outgoing, room, dist)."""
+
+    def work(dist):
+        outgoing, room = _numbers(dist.get_rank(), size), torch.full((size,), 7.0).double()
+        arrived = solution(outgoing, room, dist)
+        if not isinstance(arrived, torch.Tensor):
+            return arrived
+        return Passed(arrived.tolist(), room.eq(7).all().item())
+
+    found = answer_of_ranks(n, work)
+    return next((result for result in found if result is None or result is ...), found)
+
+
+def _passing(to=1, back=0, into_room=False):
+    def pass_on(outgoing, room, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        arriving = room if into_room else torch.empty_like(room)
+        sent = dist.isend(outgoing, (me + to) % n)
+        dist.recv(arriving, (me - to) % n)
+        sent.wait()
+        return outgoing if back else arriving
+
+    return pass_on
+
+
 def pass_on(outgoing, room, dist):
     """Send a chunk to the right; return what comes from the left, which is as large as `room`."""
     n, me = dist.get_world_size(), dist.get_rank()
@@ -226,6 +262,38 @@ def pass_on(outgoing, room, dist):
     dist.recv(arriving, (me - 1) % n)
     sent.wait()
     return arriving
+
+
+one_place_around_the_ring = Exercise(
+    name="pass_on",
+    reference=pass_on,
+    cases=(dict(n=3, size=2), dict(n=4, size=1)),
+    words=("3 ranks, 2 elements", "4 ranks, 1 element"),
+    answer=_passed_on,
+    hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
+    " rank's right neighbour is rank 0: % n.",
+    misconceptions=(
+        Misconception(
+            _passing(to=-1),
+            "the other way around: send to the right, (me + 1) % n, and receive from the left.",
+        ),
+        Misconception(
+            _passing(back=1),
+            "you return what you have sent: return what has arrived.",
+        ),
+        Misconception(
+            _passing(into_room=True),
+            "you receive into room itself, and in a ring room is a part of the array that is still"
+            " needed. Make a tensor of its own, torch.empty_like(room).",
+        ),
+        Misconception(
+            lambda outgoing, room, dist: dist.recv(torch.empty_like(room), dist.get_rank() - 1),
+            "you receive before anybody has sent, and recv waits: all ranks wait for each other."
+            " isend first, which returns at once; and rank 0's left neighbour is rank n - 1.",
+        ),
+    ),
+    right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
+)
 
 
 def _add(into, arriving):
@@ -266,6 +334,8 @@ all_reduce_from_send_and_recv = Exercise(
     cases=CASES,
     words=WORDS,
     answer=_on_ranks,
+    hint="Two loops over n - 1 steps. In step 1, 2, ... of the first, rank me sends chunk me - step"
+    " and adds what arrives to chunk me - step - 1; the second hands the finished sums out.",
     misconceptions=(
         Misconception(
             _ring_of(_nothing, _nothing),
@@ -321,6 +391,7 @@ chunks_that_do_not_divide = Exercise(
         "3 ranks, 5 elements",
     ),
     answer=_on_ranks,
+    hint="Which elements of full are in no chunk, where n does not divide their number?",
     misconceptions=(
         Misconception(
             _ring_of(_add, _put, _slices(lambda size, n: size // n)),

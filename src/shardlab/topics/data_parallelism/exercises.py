@@ -71,6 +71,8 @@ mean_of_the_gradients = Exercise(
     cases=(dict(n=2, without=None), dict(n=3, without=None), dict(n=3, without=1)),
     words=("2 ranks", "3 ranks", "3 ranks, of which one has not used a parameter"),
     answer=_averaged,
+    hint="dist.all_reduce(tensor) leaves the sum of all ranks' tensors in each of them. Which"
+    " tensor of a parameter differs between ranks? And a parameter without a gradient?",
     misconceptions=(
         Misconception(
             _average(after=lambda g, n: g),
@@ -109,6 +111,212 @@ mean_of_the_gradients = Exercise(
         ),
     ),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
+)
+
+
+# --- buckets --------------------------------------------------------------------------------------
+
+
+def _in_buckets(solution, sizes, bucket_bytes):
+    """In words: which gradients solution(gradients, bucket_bytes) puts together."""
+    gradients = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    number_of = {id(gradient): number for number, gradient in enumerate(gradients)}
+    filled = solution(gradients, bucket_bytes)
+    if filled is None or filled is ...:
+        return filled
+    if not all(isinstance(bucket, (list, tuple)) for bucket in filled):
+        raise TypeError("it returned something else than a list of buckets, which are lists.")
+    try:
+        named = [[number_of[id(gradient)] for gradient in bucket] for bucket in filled]
+    except KeyError:
+        raise ValueError("a bucket holds something that is not one of the gradients.") from None
+    return f"yours are {', '.join(f'[{_listed(bucket)}]' for bucket in named) or 'no buckets'}."
+
+
+def _listed(numbers):
+    return " ".join(map(str, numbers))
+
+
+def _buckets(order=reversed, full=lambda nbytes, limit: nbytes >= limit, rest=True, before=False):
+    def buckets(gradients, bucket_bytes):
+        filled, current = [], []
+        for gradient in order(gradients):
+            coming = sum(one.nbytes for one in [*current, gradient])
+            if before and current and coming > bucket_bytes:
+                filled.append(current)
+                current = []
+            current.append(gradient)
+            if not before and full(coming, bucket_bytes):
+                filled.append(current)
+                current = []
+        if current and rest:
+            filled.append(current)
+        return filled
+
+    return buckets
+
+
+def _emptied_buckets(gradients, bucket_bytes):
+    return [[] for _ in _buckets()(gradients, bucket_bytes)]
+
+
+def _with_an_empty_one(gradients, bucket_bytes):
+    filled = _buckets(rest=False)(gradients, bucket_bytes)
+    return [*filled, list(reversed(gradients))[sum(map(len, filled)) :]]
+
+
+buckets_in_the_order_of_backward = Exercise(
+    name="buckets",
+    reference=_buckets(),
+    cases=(
+        dict(sizes=(1, 2, 3, 4, 5), bucket_bytes=40),
+        dict(sizes=(6, 1, 2, 3, 2), bucket_bytes=32),
+        dict(sizes=(9, 4, 4), bucket_bytes=64),
+        dict(sizes=(2, 2), bucket_bytes=10**6),
+        dict(sizes=(9, 4, 4), bucket_bytes=8),
+    ),
+    words=(
+        "gradients 0 to 4 of 8, 16, 24, 32 and 40 bytes, 40",
+        "gradients 0 to 4 of 48, 8, 16, 24 and 16 bytes, 32",
+        "gradients 0 to 2 of 72, 32 and 32 bytes, 64",
+        "gradients 0 and 1 of 16 bytes, 1,000,000",
+        "gradients 0 to 2 of 72, 32 and 32 bytes, 8",
+    ),
+    answer=_in_buckets,
+    hint="Walk through the gradients from the last to the first, and ask after each: is it full?",
+    misconceptions=(
+        Misconception(
+            _buckets(order=iter),
+            "these are the buckets of forward. Backward makes the last layer's gradients first, and"
+            " a bucket that waits for the first layer leaves when all is over:"
+            " reversed(gradients).",
+        ),
+        Misconception(
+            _buckets(rest=False),
+            "what is left at the end, in a bucket that never filled up, is in no bucket: nobody"
+            " sends those gradients, and the copies drift apart. Append it after the loop.",
+        ),
+        Misconception(
+            _buckets(before=True),
+            "you close a bucket before it would hold too much. That is a rule, too; here a bucket"
+            " is closed as soon as it holds bucket_bytes or more, so append first and ask then.",
+        ),
+        Misconception(
+            _buckets(full=lambda nbytes, limit: nbytes / 8 >= limit),
+            "you compare a number of elements with bytes: gradient.nbytes has the bytes.",
+        ),
+        Misconception(
+            _buckets(full=lambda nbytes, limit: nbytes > limit),
+            "a bucket that holds exactly bucket_bytes is full: >=, not >.",
+        ),
+        Misconception(
+            _emptied_buckets,
+            "all buckets are empty: clear() empties the list that you have just put away, for it is"
+            " the same list. Begin a new one: current = [].",
+        ),
+        Misconception(
+            _with_an_empty_one,
+            "where the last bucket has just been filled, an empty one follows it: a message of no"
+            " bytes costs a latency all the same. Append the rest only if there is one.",
+        ),
+        Misconception(
+            lambda gradients, bucket_bytes: [[gradient] for gradient in reversed(gradients)],
+            "a bucket for each gradient: that is as many messages as before.",
+        ),
+        Misconception(
+            lambda gradients, bucket_bytes: [list(reversed(gradients))],
+            "one bucket for everything: it leaves when the very last gradient is there, and nothing"
+            " is hidden under backward.",
+        ),
+    ),
+    right="the order of backward, each closed as soon as it is full, and the rest in a last one.",
+)
+
+
+class OneMessage(NamedTuple):
+    """What a rank did with a bucket."""
+
+    messages: int
+    gradients: list
+
+
+def _sent_bucket(solution, n, shapes):
+    """What each rank has after solution(bucket, dist), a mean over the ranks."""
+
+    def work(dist):
+        bucket, start = [], 1.0
+        for shape in shapes:
+            size = torch.Size(shape).numel()
+            numbers = torch.arange(start, start + size, dtype=torch.float64)
+            bucket.append((numbers * (1 + dist.get_rank()) ** 2).reshape(shape))
+            start += size
+        given = list(bucket)
+        solution(bucket, dist)
+        return OneMessage(dist._reductions, [_digits(gradient) for gradient in given])
+
+    return answer_of_ranks(n, work)
+
+
+def _send_bucket(before=None, divide=True, back=True, moving=True):
+    def send(bucket, dist):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        if before:
+            flat /= dist.get_world_size()
+        dist.all_reduce(flat)
+        if divide:
+            flat /= dist.get_world_size()
+        start = 0
+        for gradient in bucket if back else ():
+            gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+            start += gradient.numel() * moving
+
+    return send
+
+
+def _one_by_one(bucket, dist):
+    for gradient in bucket:
+        dist.all_reduce(gradient)
+        gradient /= dist.get_world_size()
+
+
+one_message_for_a_bucket = Exercise(
+    name="send_bucket",
+    reference=_send_bucket(),
+    cases=(dict(n=2, shapes=((2, 3), (4,), (2, 2))), dict(n=3, shapes=((3,), (3,)))),
+    words=("2 ranks, gradients of 2 x 3, 4 and 2 x 2", "3 ranks, two gradients of 3"),
+    answer=_sent_bucket,
+    hint="torch.cat lays flattened tensors one after the other. What was sent is a copy: the"
+    " gradients themselves must have the means in the end.",
+    misconceptions=(
+        Misconception(
+            _one_by_one,
+            "the means are right, and each gradient had a message of its own: that is what a bucket"
+            " is to spare. Lay them into one tensor and reduce that.",
+        ),
+        Misconception(
+            _send_bucket(divide=False),
+            "that is the sum: divide by dist.get_world_size().",
+        ),
+        Misconception(
+            _send_bucket(before=True),
+            "divided twice, before the sum and after it: keep one of the two.",
+        ),
+        Misconception(
+            _send_bucket(back=False),
+            "the means are in the flat tensor, and nowhere else: torch.cat copies. Write each part"
+            " back into its gradient, with gradient.copy_(...); gradient = ... only gives a name"
+            " away.",
+        ),
+        Misconception(
+            _send_bucket(moving=False),
+            "each gradient gets the beginning of the flat tensor: move on by gradient.numel().",
+        ),
+        Misconception(
+            lambda bucket, dist: None,
+            "nothing was sent: each rank has its own gradients.",
+        ),
+    ),
+    right="one tensor, one message, and each part back where it came from.",
 )
 
 
@@ -162,6 +370,8 @@ loss_of_unequal_parts = Exercise(
         "4 ranks, of which one has 13 tokens and three have 1",
     ),
     answer=_losses,
+    hint="Write the mean over the tokens of all ranks as a formula. Then ask what the mean over"
+    " the ranks divides by.",
     misconceptions=(
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum / tokens,
@@ -454,6 +664,7 @@ ranks_that_drift_apart = Exercise(
     cases=(dict(n=2, microbatches=3), dict(n=3, microbatches=2)),
     words=("2 ranks, 3 microbatches a step", "3 ranks, 2 microbatches a step"),
     answer=watch_replicas,
+    hint="Which backward of a step sends what all microbatches have added up?",
     misconceptions=(
         Misconception(
             _train(lambda number, k: number == k - 1),

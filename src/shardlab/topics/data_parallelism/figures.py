@@ -94,5 +94,41 @@ def step_figure(title, trace, until_seconds=None):
     return trace_figure(title, rows, until_seconds)
 
 
+def drift_figure(distances):
+    """Lines over the steps: how far apart the copies of a model are; name -> a distance after each
+    step."""
+    figure = new_figure("How far apart are the copies?", 260)
+    colours = [TIMELINE["communication"], TIMELINE["forward"]]
+    highest = max(max(line) for line in distances.values()) or 1
+    for (name, line), colour in zip(distances.items(), colours):
+        figure.add_trace(
+            go.Scatter(
+                x=list(range(1, len(line) + 1)),
+                y=[float(f"{distance:.3g}") for distance in line],
+                mode="lines+markers",
+                name=name,
+                line=dict(color=colour.light, width=2),
+                hovertemplate=f"{name}, step %{{x}}: %{{y}}<extra></extra>",
+            )
+        )
+        figure.add_annotation(
+            x=len(line),
+            y=line[-1],
+            text=name,
+            showarrow=False,
+            xanchor="right",
+            yshift=14,
+        )
+    figure.update_xaxes(axis(title=dict(text="steps", font=dict(size=12)), nticks=6))
+    figure.update_yaxes(
+        axis(
+            title=dict(text="distance from rank 0", font=dict(size=12)),
+            range=[-0.05 * highest, 1.2 * highest],
+            showgrid=True,
+        )
+    )
+    return figure
+
+
 def _milliseconds(seconds):
     return float(f"{1000 * seconds:.4g}")

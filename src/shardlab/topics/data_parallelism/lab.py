@@ -1,24 +1,47 @@
 """What the lab on data parallelism does on its ranks: one small GPT is built, trained, weighed,
-counted and traced. Each rank has its own part of a step's batch: two sequences."""
+counted and traced. Each rank has its own part of a step's batch: two sequences.
 
-from collections.abc import Callable
+Functions that take a `world` run on the notebook's side and give tables and figures; the others run
+on a rank.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
-from shardlab.data_parallel import DistributedDataParallel
+from shardlab.data_parallel import (
+    Bucketed,
+    DistributedDataParallel,
+    ParameterServer,
+    PerTensor,
+)
+from shardlab.exercises.going_on import must_be_right
+from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
+from shardlab.measure.recordings import NOT_RECORDED, Recording
 from shardlab.measure.trace import Trace, trace_step
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
+from shardlab.show.tables import Table
+from shardlab.topics.data_parallelism.exercises import (
+    buckets_in_the_order_of_backward,
+    mean_of_the_gradients,
+    one_message_for_a_bucket,
+)
+from shardlab.topics.data_parallelism.figures import drift_figure, step_figure
 
 SIZES = dict(layers=2, hidden=32, heads=2, vocabulary=64, max_sequence=16)
 LARGER = dict(layers=6, hidden=256, heads=4, vocabulary=1000, max_sequence=128)
 LARGER_BUCKET_BYTES = 4_000_000
+BUCKET_BYTES = 50_000  # of the small model
+ALONE_STEPS = 20
+SHOWN_GRADIENTS = (1, 5, 10, 15, 20, 25, 28)
+PAIRS_OF_TRACES = 3
 FLOAT64_TOLERANCE = 1e-12  # in float64: sums in another order
 
 
@@ -60,7 +83,79 @@ def count_close(tensors, others) -> int:
     )
 
 
+def tensors_in_words() -> str:
+    """Tensors and bytes of the small model."""
+    tensor_bytes = [parameter.nbytes for parameter in build_model().parameters()]
+    return f"{len(tensor_bytes)} parameter tensors, {sum(tensor_bytes):,} bytes"
+
+
+def by_rank(first: str, rows: Iterable) -> Table:
+    """A table with a column for each of four ranks."""
+    return Table([first, *(f"rank {rank}" for rank in range(4))], rows)
+
+
+# --- copies that drift ----------------------------------------------------------------------------
+
+
+class Drift(NamedTuple):
+    """tensors that are the same on all ranks after one step, and the largest distance of a copy
+    from rank 0's after each step."""
+
+    alike_after_one_step: int
+    distances: list[float]
+
+
+def train_copies(world, average: Callable | None = None) -> Drift:
+    """Four copies that start alike, each trained on its own part; average(parameters, dist) comes
+    between backward and update. Raises NotYet unless its check passes."""
+    if average is not None:
+        must_be_right(mean_of_the_gradients, average)
+    return world.run(drift_on_rank, average)[0]
+
+
+def drift_on_rank(average: Callable | None) -> Drift:
+    """The same on this rank."""
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    alike, distances = 0, []
+    for step in range(ALONE_STEPS):
+        loss_of(model, own_part(step)).backward()
+        if average is not None:
+            average(model.parameters(), dist)
+        optimizer.step()
+        optimizer.zero_grad()
+        distance = distance_from_rank_0(model.parameters())  # of each tensor
+        if step == 0:
+            alike = int((distance == 0).sum())
+        distances.append(distance.norm().item())
+    return Drift(alike, distances)
+
+
+def distance_from_rank_0(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The largest distance of any rank's tensor from rank 0's, for each tensor."""
+    apart = []
+    for parameter in parameters:
+        first = parameter.detach().clone()
+        dist.broadcast(first, 0)
+        apart.append((parameter.detach() - first).norm())
+    largest = torch.stack(apart)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    return largest
+
+
+def figure_of_drift(drifts: Mapping[str, Drift]):
+    """How far apart the copies are, step by step."""
+    return drift_figure({words: drift.distances for words, drift in drifts.items()})
+
+
 # --- gradients and parameters ---------------------------------------------------------------------
+
+
+def table_of_agreement(world, average: Callable) -> Table:
+    """How many gradients of each rank are those of a plain model with the batch of all."""
+    must_be_right(mean_of_the_gradients, average)
+    agreeing = world.run(gradients_like_the_whole_batch, average)
+    return by_rank("", [["gradients like the whole batch's", *agreeing]])
 
 
 def gradients_like_the_whole_batch(average: Callable) -> int:
@@ -92,6 +187,17 @@ def alike_after_training(wrapper: type) -> int:
     return count_close(model.module.parameters(), plain.parameters())
 
 
+def table_of_training(world) -> Table:
+    """How many tensors of each rank are the plain model's after four steps. Raises AssertionError
+    unless copies that reduce stay one model."""
+    wrappers = (ParameterServer, PerTensor, DistributedDataParallel)
+    alike = {wrapper.__name__: world.run(alike_after_training, wrapper) for wrapper in wrappers}
+    tensors = len(list(build_model().parameters()))
+    for name in ("PerTensor", "DistributedDataParallel"):
+        assert set(alike[name]) == {tensors}, (name, alike[name])
+    return by_rank("tensors alike", [[name, *counts] for name, counts in alike.items()])
+
+
 # --- messages -------------------------------------------------------------------------------------
 
 
@@ -110,6 +216,101 @@ def count_messages(wrapper: type, options: dict) -> dict[str, Messages]:
     return {name: Messages(total.messages, total.nbytes) for name, total in log.totals().items()}
 
 
+def count_own_messages(buckets: Callable, send_bucket: Callable) -> dict[str, Messages]:
+    """The same for a plain model, whose gradients the reader's functions send after backward."""
+    model = build_model()
+    with CommunicationLog() as log:
+        loss_of(model, own_part()).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        for bucket in buckets(gradients, BUCKET_BYTES):
+            send_bucket(bucket, dist)
+    return {name: Messages(total.messages, total.nbytes) for name, total in log.totals().items()}
+
+
+class AllWays(NamedTuple):
+    """What each rank hands to the backend in one step, way by way: a dict by operation for each
+    rank; and what rank 0's messages are in the first three."""
+
+    totals: dict[str, list[dict[str, Messages]]]
+
+    def messages(self, way: str) -> int:
+        """What rank 0 sends as a server, or how often it reduces."""
+        operation = "send" if way == "server" else "all_reduce"
+        return self.totals[way][0][operation].messages
+
+    def table(self) -> Table:
+        """Ranks 0 and 1, operation by operation."""
+        rows = [
+            [way, rank, operation, *total]
+            for way, on_ranks in self.totals.items()
+            for rank in (0, 1)
+            for operation, total in on_ranks[rank].items()
+        ]
+        return Table(["", "rank", "operation", "messages", "bytes"], rows)
+
+    def beside_formulas(self) -> str:
+        """The bytes and buckets by formula. Raises AssertionError if a rank differs by a byte."""
+        tensor_bytes = [parameter.nbytes for parameter in build_model().parameters()]
+        given = dict(
+            parameter_tensors=len(tensor_bytes),
+            parameter_bytes=sum(tensor_bytes),
+            gradient_bytes=sum(tensor_bytes),
+            gradient_element_bytes=8,
+            data_parallel=len(self.totals["server"]),
+            bucket_bytes=BUCKET_BYTES,
+        )
+        names = ["reduced_bytes", "gradient_buckets_at_most"]
+        reduced_bytes, most_buckets = evaluate(names, allow_unused=True, **given).values()
+        for way in ("each tensor", "buckets", "overlap"):
+            for counted in self.totals[way]:
+                assert counted["all_reduce"].nbytes == reduced_bytes, way
+        for counted in self.totals["yours"]:
+            assert counted["all_reduce"].nbytes == sum(tensor_bytes)
+        names = ["server_messages", "server_sent_bytes", "server_received_bytes"]
+        for rank, counted in enumerate(self.totals["server"]):
+            found = evaluate(names, allow_unused=True, rank=rank, **given)
+            messages, sent, received = found.values()
+            assert counted["send"] == (messages, sent), rank
+            assert counted["recv"].nbytes == received, rank
+        return f"equal: {reduced_bytes:,} bytes, at most {most_buckets} buckets"
+
+
+def count_all_ways(world, buckets: Callable, send_bucket: Callable) -> AllWays:
+    """Messages of the four ways and of the reader's buckets. Raises NotYet unless their checks
+    pass."""
+    must_be_right(buckets_in_the_order_of_backward, buckets)
+    must_be_right(one_message_for_a_bucket, send_bucket)
+    options = dict(bucket_bytes=BUCKET_BYTES)
+    return AllWays(
+        {
+            "server": world.run(count_messages, ParameterServer, {}),
+            "each tensor": world.run(count_messages, PerTensor, {}),
+            "yours": world.run(count_own_messages, buckets, send_bucket),
+            "buckets": world.run(count_messages, Bucketed, options),
+            "overlap": world.run(count_messages, DistributedDataParallel, options),
+        }
+    )
+
+
+class HandedOver(NamedTuple):
+    """All-reduces handed over at each gradient, with overlap and without."""
+
+    overlap: list[int]
+    no_overlap: list[int]
+
+    def table(self) -> Table:
+        rows = [
+            [name.replace("_", " "), *(counts[number - 1] for number in SHOWN_GRADIENTS)]
+            for name, counts in self._asdict().items()
+        ]
+        return Table(["all-reduces handed over at gradient", *map(str, SHOWN_GRADIENTS)], rows)
+
+
+def reduces_handed_over(world) -> HandedOver:
+    """On rank 0."""
+    return HandedOver(*(world.run(reduces_at_each_gradient, over)[0] for over in (True, False)))
+
+
 def reduces_at_each_gradient(overlap: bool) -> list[int]:
     """How many all-reduces have been handed over when each gradient arrives, in the order in which
     gradients arrive."""
@@ -121,7 +322,7 @@ def reduces_at_each_gradient(overlap: bool) -> list[int]:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(note)
-    model = DistributedDataParallel(model, bucket_bytes=50_000, overlap=overlap)
+    model = DistributedDataParallel(model, bucket_bytes=BUCKET_BYTES, overlap=overlap)
     with log:
         loss_of(model, own_part()).backward()
     return handed_over
@@ -159,7 +360,53 @@ def trace_with_and_without_overlap(megabits_per_second: int) -> tuple[dict[bool,
 
 
 def trace_both(world) -> dict[bool, Trace]:
-    return {overlap: world.run(trace_larger_step, overlap)[0] for overlap in (False, True)}
+    """The median of a few steps of each, in turns: other work on this machine meets both alike."""
+    traces = {False: [], True: []}
+    for _ in range(PAIRS_OF_TRACES):
+        for overlap, found in traces.items():
+            found.append(world.run(trace_larger_step, overlap)[0])
+    return {
+        overlap: sorted(found, key=lambda trace: trace.whole_seconds)[len(found) // 2]
+        for overlap, found in traces.items()
+    }
+
+
+def waiting_saved_percent(traces: Mapping[bool, Trace]) -> float:
+    """Of the waiting after the last gradient without overlap, the share that overlap saves."""
+    after, during = (
+        traces[overlap].whole_seconds - traces[overlap].last_gradient_seconds
+        for overlap in (False, True)
+    )
+    return round(100 * (1 - during / after), 1)
+
+
+def step_figures(traces: Mapping[bool, Trace], link: str) -> list:
+    """A figure of each step, on one scale."""
+    longest_seconds = max(trace.whole_seconds for trace in traces.values())
+    return [
+        step_figure(
+            f"{('no overlap', 'overlap')[overlap]}, {link}: {1000 * trace.whole_seconds:.0f} ms",
+            trace,
+            longest_seconds,
+        )
+        for overlap, trace in traces.items()
+    ]
+
+
+def given_to_explorer(trace: Trace) -> dict:
+    """What the explorer of a step's time starts from: the measured step and its model."""
+    return dict(
+        measured={
+            "data_parallel_step_seconds": [(LARGER_BUCKET_BYTES, trace.whole_seconds)],
+        },
+        data_parallel=2,
+        **GPTConfig(**LARGER).quantities(),
+        link="Ethernet, 1 Gbit/s",
+        bucket_bytes=LARGER_BUCKET_BYTES,
+        update_seconds=0,
+        forward_seconds=float(f"{trace.forward_seconds:.3g}"),
+        backward_seconds=float(f"{trace.last_gradient_seconds - trace.forward_seconds:.3g}"),
+    )
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -185,6 +432,17 @@ def weigh_copy(wrapper: type | None = None) -> CopyBytes:
         return CopyBytes(ledger.bytes.parameters, after_backward, ledger.bytes.optimizer)
 
 
+def weigh_copies(world) -> list[CopyBytes]:
+    """One rank alone, then each of the ranks together."""
+    return [world.run(weigh_copy)[0], *world.run(weigh_copy, DistributedDataParallel)]
+
+
+def table_of_copies(copies: list[CopyBytes]) -> Table:
+    names = ["one rank alone", *(f"rank {rank} of four" for rank in range(len(copies) - 1))]
+    rows = [[name, *copy] for name, copy in zip(names, copies)]
+    return Table(["bytes", "parameters", "alive after backward", "optimizer states"], rows)
+
+
 class ThirdStep(NamedTuple):
     """All-reduces, their bytes, and bytes alive after backward besides the parameters."""
 
@@ -206,3 +464,34 @@ def third_step(implementation: str, options: dict) -> ThirdStep:
         reduced = log.totals()["all_reduce"]
         after_backward = ledger.bytes.total - ledger.bytes.parameters
     return ThirdStep(reduced.messages, reduced.nbytes, after_backward)
+
+
+def table_beside_pytorch(world) -> Table:
+    """Messages, bytes and memory of ours and of PyTorch's, with gradients as views and without."""
+    ways = {
+        "shardlab": ("shardlab", {}),
+        "PyTorch": ("PyTorch", dict(gradient_as_bucket_view=False)),
+        "PyTorch, views": ("PyTorch", dict(gradient_as_bucket_view=True)),
+    }
+    rows = [[name, *world.run(third_step, *way)[0]] for name, way in ways.items()]
+    return Table(["", "messages", "bytes", "alive after backward"], rows)
+
+
+# --- GPUs -----------------------------------------------------------------------------------------
+
+
+def times_on_gpus(recordings: Iterable[Recording]) -> Table | None:
+    """A step's time over PyTorch's, from a recording on a GPU; without one a line says so."""
+    name = "data_parallel.step_ratio"
+    for recording in recordings:
+        if recording.hardware.kind == "gpu" and recording.find(name):
+            print(recording.label)
+            columns = ("implementation", "ranks", "backend", "ranks_share_a_gpu")
+            rows = [
+                [*(str(row.case[column]) for column in columns), f"{row.value:.2f}"]
+                for row in recording.find(name)
+            ]
+            heads = ["step", "ranks", "backend", "share a GPU?", "time / PyTorch's"]
+            return Table(heads, rows)
+    print(f"skipped: {NOT_RECORDED}")
+    return None

@@ -1,5 +1,6 @@
 """Chapter 2: hardware."""
 
+import statistics
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +9,95 @@ from typing import NamedTuple
 import torch
 
 from shardlab.exercises.checker import Exercise, Misconception
+
+# --- a probe --------------------------------------------------------------------------------------
+
+
+class Probed(NamedTuple):
+    """What a probe found, and how often it did the work."""
+
+    seconds: float
+    calls: int
+
+
+def _probe_played(solution, durations):
+    """solution(work, clock, repeats) on a clock that is played; what comes after the durations
+    takes as long as the last of them."""
+    now, calls = [0.0], []
+
+    def work():
+        now[0] += durations[min(len(calls), len(durations) - 1)]
+        calls.append(None)
+
+    found = solution(work, lambda: now[0], len(durations) - 1)
+    if found is None or found is ...:
+        return found
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise TypeError(f"it returned {found!r}; it is to return one time, in seconds.")
+    return Probed(round(found, 9), len(calls))
+
+
+def _probe(middle=statistics.median, warm_up=1, together=False):
+    def typical_seconds(work, clock, repeats):
+        for _ in range(warm_up):
+            work()
+        times, start = [], clock()
+        for _ in range(repeats):
+            if not together:
+                start = clock()
+            work()
+            times.append(clock() - start)
+        return middle(times)
+
+    return typical_seconds
+
+
+seconds_of_some_work = Exercise(
+    name="typical_seconds",
+    reference=_probe(),
+    cases=(
+        dict(durations=(100.0, 3.0, 1.0, 2.0, 90.0, 2.5)),
+        dict(durations=(9.0, 5.0, 4.0, 30.0)),
+    ),
+    words=(
+        "work that takes 100 s once, then 3, 1, 2, 90 and 2.5 s, 5 repeats",
+        "work that takes 9 s once, then 5, 4 and 30 s, 3 repeats",
+    ),
+    answer=_probe_played,
+    hint="Once without a clock. Then look at the clock before and after each repeat; of the"
+    " differences take statistics.median.",
+    misconceptions=(
+        Misconception(
+            _probe(statistics.mean),
+            "that is the mean: one call that something else has disturbed moves it. Take the"
+            " median.",
+        ),
+        Misconception(
+            _probe(warm_up=0),
+            "the first call sets things up, and you time it with the others. Do the work once"
+            " before you look at the clock.",
+        ),
+        Misconception(
+            _probe(min),
+            "that is the fastest of all: it will not happen again. Take the median.",
+        ),
+        Misconception(
+            _probe(sum),
+            "that is all repeats together; one of them is wanted.",
+        ),
+        Misconception(
+            _probe(together=True),
+            "the clock was read once, before all repeats: each time has those before in it.",
+        ),
+        Misconception(
+            _probe(lambda times: times[0]),
+            "one call says little: whatever disturbs it is in your number. Repeat it, and take the"
+            " median.",
+        ),
+    ),
+    right="once to set up, then repeats that are timed one by one, and of those the median.",
+)
+
 
 # --- the intensity of a product -------------------------------------------------------------------
 
@@ -31,6 +121,8 @@ intensity_of_a_product = Exercise(
         dict(rows=3, depth=5, columns=7, element_bytes=2),
         dict(rows=1, depth=1600, columns=4800, element_bytes=2),
     ),
+    hint="Count operations: two for each row, column and place between. Then count the numbers of"
+    " three matrices, and their bytes.",
     misconceptions=(
         Misconception(
             lambda rows, columns, depth, element_bytes: _intensity(rows, depth, columns, 1),
@@ -95,6 +187,7 @@ attainable_rate = Exercise(
         dict(flops_per_second=100, bytes_per_second=10, intensity=20),
         dict(flops_per_second=4, bytes_per_second=8, intensity=1),
     ),
+    hint="Memory brings bytes_per_second bytes. How many operations can be done with those?",
     misconceptions=(
         Misconception(
             lambda flops_per_second, bytes_per_second, intensity: max(
@@ -161,6 +254,7 @@ usable_rate = Exercise(
         dict(printed=400, unit="Gb/s", counted="one way"),
         dict(printed=63, unit="GB/s", counted="one way"),
     ),
+    hint="What does a tera, a giga, a bit stand for? And what is counted twice?",
     misconceptions=(
         Misconception(
             _halves("both ways"),
@@ -202,6 +296,7 @@ gib_of_a_card = Exercise(
     name="gib",
     reference=lambda memory_gb: memory_gb * 10**9 / 2**30,
     cases=(dict(memory_gb=80), dict(memory_gb=141)),
+    hint="A GB is 10**9 bytes, a GiB 2**30.",
     misconceptions=(
         Misconception(
             lambda memory_gb: memory_gb,
@@ -337,6 +432,7 @@ rate_above_the_roof = Exercise(
     ),
     words=("a queue, flops", "a slower queue, flops"),
     answer=time_a_queue,
+    hint="Draw a line of time: launches, work, setting up. Where are your two looks at the clock?",
     misconceptions=(
         Misconception(
             _rate(),

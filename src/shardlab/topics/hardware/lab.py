@@ -1,20 +1,29 @@
-"""What lab 2 measures besides its own products and messages, and the rows of its tables."""
+"""What lab 2 measures, and the tables and figures of it."""
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from shardlab.formulas import GPUS, LINKS, evaluate, quantities
-from shardlab.measure.capabilities import multiplies_bf16
-from shardlab.measure.clock import median_seconds
-from shardlab.measure.links import Link
-from shardlab.measure.recordings import Recording, measured_or_recorded
+from shardlab.exercises.going_on import must_be_right
+from shardlab.formulas import GPUS, LINKS, evaluate, quantities, ridge_intensity
+from shardlab.measure.capabilities import find_device, multiplies_bf16
+from shardlab.measure.clock import median_seconds, say_if_busy
+from shardlab.measure.links import Link, measure_link, time_message
+from shardlab.measure.recordings import Recording, measured_or_recorded, nearby, recorded
+from shardlab.ranks import ranks
 from shardlab.show.format import format_as
+from shardlab.show.tables import Table
 from shardlab.topics.hardware import probes, runs
-from shardlab.topics.hardware.figures import Roof
+from shardlab.topics.hardware.exercises import FLOPS, Queue, seconds_of_some_work
+from shardlab.topics.hardware.figures import Point, Roof, roofline_figure
 
+MATRIX = 4096  # rows and columns, of the climb
+PROBED_SIZE = 256
+KNOWN_GPUS = ("T4", "A100 SXM 80GB", "B200 SXM")
+MESSAGE_SIZES = [4**power for power in range(1, 13)]
 KNOWN_LINKS = ("NVLink 4 (H100)", "PCIe 5 x16", "network, 400 Gbit/s", "Ethernet, 1 Gbit/s")
 
 
@@ -47,6 +56,80 @@ def product_rows(products: Iterable[probes.ProductRate]) -> list[list[str]]:
         ]
         for product in products
     ]
+
+
+class Speed(NamedTuple):
+    """Products of square matrices by size and type, and the bandwidth of the memory."""
+
+    products: list[probes.ProductRate]
+    bandwidth: float
+
+    @property
+    def roof(self) -> Roof:
+        """In fp32."""
+        return Roof("this machine, fp32", best_rate(self.products, torch.float32), self.bandwidth)
+
+    def by_prediction(self) -> dict[str, float]:
+        """By the names of the predictions."""
+        return {
+            "large fp32 product, GFLOP/s": self.roof.flops_per_second / 1e9,
+            "memory, GB/s": self.bandwidth / 1e9,
+        }
+
+    def table(self) -> Table:
+        heads = ["size", "type", "operations for a byte", "seconds", "rate"]
+        return Table(heads, product_rows(self.products))
+
+    def figure(self):
+        """The fp32 products under this machine's roof, beside known GPUs."""
+        points = [
+            Point(f"{one.size} x {one.size}", one.intensity, one.flops_per_second)
+            for one in self.products
+            if one.dtype == "float32"
+        ]
+        known = [datasheet_roof(name) for name in KNOWN_GPUS]
+        return roofline_figure("This machine and three GPUs", [self.roof, *known], points)
+
+
+def measure_speed(device: torch.device) -> Speed:
+    """In fp32 and in the type of 16 bits that the device has; prints the ridge."""
+    types = (torch.float32, half_type(device))
+    found = Speed(probes.products(device, types), probes.memory_bytes_per_second(device))
+    say_if_busy(*(product.seconds for product in found.products))
+    _, rate, bandwidth = found.roof
+    ridge = ridge_intensity(flops_per_second=rate, memory_bytes_per_second=bandwidth)
+    print(f"fp32 ridge of this machine: {ridge:.3g} operations for a byte")
+    return found
+
+
+def beside_the_probe(typical_seconds: Callable) -> Table:
+    """A product timed by the reader's probe and by the book's, on the CPU. Raises NotYet unless
+    the check of the reader's passes."""
+    must_be_right(seconds_of_some_work, typical_seconds)
+    a, b = torch.randn(2, PROBED_SIZE, PROBED_SIZE)
+    mine = typical_seconds(lambda: a @ b, time.perf_counter, 31)
+    theirs = median_seconds(lambda: a @ b, a.device, repeats=31)
+    say_if_busy(theirs)
+    rows = [
+        [name, format_as(seconds, "duration"), format_as(2 * PROBED_SIZE**3 / seconds, "rate")]
+        for name, seconds in (("your probe", mine), ("the book's", theirs))
+    ]
+    return Table([f"a product of {PROBED_SIZE} x {PROBED_SIZE}", "takes", "rate"], rows)
+
+
+def start_of_roofline(device: torch.device) -> dict:
+    """What the explorer starts from: one row through a matrix in 16 bits, and products that just
+    ran."""
+    half = half_type(device)
+    squares = probes.products(device, [half])
+    marks = [(product.intensity, product.flops_per_second) for product in squares]
+    return dict(
+        operation="one token through a layer",
+        operation_element_bytes=2,
+        flops_per_second=best_rate(squares, half),
+        memory_bytes_per_second=probes.memory_bytes_per_second(device),
+        measured={"attainable_flops_per_second": marks},
+    )
 
 
 def measure_roof(device: torch.device) -> Roof:
@@ -97,6 +180,49 @@ def under_the_roof(rows: int, seconds: float, roof: Roof) -> Climbed:
     return Climbed(intensity, roof_seconds, seconds, flops / seconds)
 
 
+class Climb(NamedTuple):
+    """rows -> the product of so many rows with the matrix; the roof above; a sum beside."""
+
+    climbed: dict[int, Climbed]
+    roof: Roof
+    sum_of_two: Point
+
+    @property
+    def times_as_long(self) -> float:
+        """16 rows over one."""
+        return round(self.climbed[16].seconds / self.climbed[1].seconds, 2)
+
+    def table(self) -> Table:
+        heads = ["rows", "operations for a byte", "at least, by the roof", "measured"]
+        return Table(heads, [[rows, *one.in_words()] for rows, one in self.climbed.items()])
+
+    def figure(self):
+        points = [
+            self.sum_of_two,
+            *(
+                Point(f"{rows} row{'s' * (rows > 1)}", one.intensity, one.flops_per_second)
+                for rows, one in self.climbed.items()
+            ),
+        ]
+        return roofline_figure("More and more rows through one matrix", [self.roof], points)
+
+
+def climb_the_roof(device: torch.device) -> Climb:
+    """Rows of fp32 numbers through a matrix of 4,096 x 4,096."""
+    roof = measure_roof(device)
+    matrix = torch.randn(MATRIX, MATRIX, device=device)
+    climbed, times = {}, []
+    for rows in row_counts(device):
+        x = torch.randn(rows, MATRIX, device=device)
+        times.append(median_seconds(partial(torch.matmul, x, matrix), device, repeats=7))
+        climbed[rows] = under_the_roof(rows, times[-1], roof)
+    summand = torch.randn(MATRIX, MATRIX, device=device)
+    times.append(median_seconds(lambda: matrix + summand, device, repeats=7))
+    say_if_busy(*times)
+    point = Point("sum of two matrices", 1 / 12, matrix.numel() / times[-1])
+    return Climb(climbed, roof, point)
+
+
 # --- small operations -----------------------------------------------------------------------------
 
 
@@ -108,6 +234,43 @@ def addition_seconds(numbers: torch.Tensor, calls: int = 20) -> float:
             numbers.add_(1)
 
     return median_seconds(many, numbers.device) / calls
+
+
+class SmallOperations(NamedTuple):
+    """Microseconds of the smallest one; numbers -> seconds of an addition, of its bytes alone."""
+
+    smallest_microseconds: float
+    additions: dict[int, tuple[float, float]]
+
+    def table(self) -> Table:
+        rows = [
+            [f"{size:,}", *(format_as(seconds, "duration") for seconds in times)]
+            for size, times in self.additions.items()
+        ]
+        return Table(["numbers", "one addition takes", "its bytes alone would take"], rows)
+
+
+def time_small_operations(device: torch.device) -> SmallOperations:
+    bytes_per_second = probes.memory_bytes_per_second(device)
+    additions = {}
+    for size in (10, 1_000, 100_000, 10_000_000):
+        numbers = torch.ones(size, device=device)
+        additions[size] = addition_seconds(numbers), 2 * numbers.nbytes / bytes_per_second
+    return SmallOperations(round(1e6 * probes.launch_seconds(device), 2), additions)
+
+
+def claim_of(rate: Callable, device: torch.device) -> Table:
+    """What the reader's rate(queue, flops) says of a real queue of products, and the probe."""
+    a, b, out = (torch.randn(512, 512, device=device) for _ in range(3))
+    queue = Queue(lambda: torch.mm(a, b, out=out), device)
+    claimed = rate(queue, FLOPS)
+    queue.synchronize()
+    probed = probes.products(device, [torch.float32], [512])[0].flops_per_second
+    rows = [
+        [name, format_as(found, "rate"), f"{found / probed:.3g}"]
+        for name, found in (("your function", claimed), ("the probe", probed))
+    ]
+    return Table(["a product of 512 x 512", "rate", "times the probe's"], rows)
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -151,3 +314,67 @@ def two_number_seconds(link: Link, nbytes: int) -> float:
         latency_seconds=link.latency_seconds,
         link_bytes_per_second=link.bytes_per_second,
     )["message_seconds"]
+
+
+class MeasuredMessages(NamedTuple):
+    """The link between two ranks, and seconds of messages by bytes."""
+
+    link: Link
+    seconds: dict[int, float]
+
+    def by_prediction(self) -> dict[str, float]:
+        """By the names of the predictions."""
+        return {
+            "small message, microseconds": round(1e6 * self.link.latency_seconds, 1),
+            "link, GB/s": round(self.link.bytes_per_second / 1e9, 2),
+        }
+
+    def beside_known_links(self) -> Table:
+        rates = {"these two ranks": self.link.bytes_per_second, **link_rates(KNOWN_LINKS)}
+        return Table(["link", "one way"], rate_rows(rates))
+
+    def table(self) -> Table:
+        """Each message beside what the two numbers say; prints where they are equal."""
+        bend = self.link.latency_seconds * self.link.bytes_per_second
+        print(f"latency and bytes take equally long at {format_as(bend, 'decimal bytes')}")
+        rows = [
+            [
+                f"{nbytes:,}",
+                format_as(two_number_seconds(self.link, nbytes), "duration"),
+                format_as(seconds, "duration"),
+            ]
+            for nbytes, seconds in self.seconds.items()
+        ]
+        return Table(["bytes", "latency + bytes / bandwidth", "measured"], rows)
+
+
+def ping_pong(device: str) -> MeasuredMessages:
+    """On one of two ranks."""
+    seconds = {nbytes: time_message(nbytes, device=device) for nbytes in MESSAGE_SIZES}
+    return MeasuredMessages(measure_link(device=device), seconds)
+
+
+def play_ping_pong() -> MeasuredMessages:
+    """Two ranks, on two GPUs if there are some, else on the CPU."""
+    on = "cuda" if torch.cuda.device_count() > 1 else "cpu"
+    with ranks(2, device=on, announce=False) as world:
+        return world.run(ping_pong, on)[0]
+
+
+def table_of_copies_to_a_gpu() -> Table:
+    """Copies between CPU memory and a GPU, and what PCIe allows at most; prints where from."""
+    copies, source = copy_rows(*find_device(), nearby())
+    print(source)
+    limits = rate_rows(link_rates(["PCIe 4 x16", "PCIe 5 x16"]))
+    rows = [*copies, *(["at most", *limit] for limit in limits)]
+    return Table(["copy", "memory", "one way"], rows)
+
+
+def recorded_predictions() -> dict[str, str]:
+    """What was recorded on a GPU, by the names of the predictions."""
+    recordings = nearby()
+    return {
+        "large fp32 product, GFLOP/s": recorded(recordings, "matmul.rate", dtype="float32"),
+        "memory, GB/s": recorded(recordings, "roofline.memory"),
+        "smallest operation, microseconds": recorded(recordings, "roofline.launch"),
+    }

@@ -74,6 +74,81 @@ def _each_output(module, x):
         yield x
 
 
+class HandedOver(NamedTuple):
+    """What a reader's hook has noted."""
+
+    tensors: int
+    elements: int
+    tensors_that_hold_their_graph: int
+
+
+def _noted(solution, module, x):
+    kept = solution(module, x)
+    if kept is None or kept is ...:
+        return kept
+    kept = list(kept)
+    if not all(isinstance(tensor, torch.Tensor) for tensor in kept):
+        raise TypeError("it returned something else than a list of tensors: return what you noted.")
+    holding = sum(tensor.grad_fn is not None for tensor in kept)
+    return HandedOver(len(kept), sum(tensor.numel() for tensor in kept), holding)
+
+
+def _packed_with_graphs(module, x):
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return kept
+
+
+what_autograd_keeps = Exercise(
+    name="kept_by",
+    reference=lambda module, x: _packed(module, x)[0],
+    cases=(
+        dict(
+            module=nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 2)), x=torch.zeros(3, 5)
+        ),
+        dict(module=nn.Sequential(nn.Linear(4, 6), nn.Softmax(-1)), x=torch.zeros(3, 4)),
+    ),
+    words=("linear 5 to 7, ReLU, linear 7 to 2", "linear 4 to 6, softmax"),
+    answer=_noted,
+    hint="saved_tensors_hooks(pack, unpack) is entered by with. autograd calls pack with every"
+    " tensor that it wants to keep, while module(x) runs.",
+    misconceptions=(
+        Misconception(
+            _packed_with_graphs,
+            "you note the tensor itself, and the result of an operation holds the graph that made"
+            " it: what you want to count would never be freed. Note tensor.detach(), and return"
+            " that.",
+        ),
+        Misconception(
+            lambda module, x: [],
+            "nothing was noted. pack is called in forward, so module(x) must run inside the with;"
+            " unpack is called in backward, which nobody runs here.",
+        ),
+        Misconception(
+            lambda module, x: [y.detach() for y in _each_output(module, x)],
+            "those are the outputs of the layers. Autograd keeps what backward needs: inputs,"
+            " weights, and an output only where it is of use. Let pack note what it is given.",
+        ),
+        Misconception(
+            lambda module, x: [
+                tensor
+                for tensor in _packed(module, x)[0]
+                if tensor.untyped_storage().data_ptr() not in _places(module.parameters())
+            ],
+            "the weights are left out already: that is the next step. Here note every tensor that"
+            " pack is given.",
+        ),
+    ),
+    right="every tensor that autograd hands over in forward, each without its graph.",
+)
+
+
 saved_bytes_of_a_module = Exercise(
     name="saved_bytes",
     reference=_saved,
@@ -93,6 +168,9 @@ saved_bytes_of_a_module = Exercise(
         "a linear layer on x[:, :2], x is 3 by 5",
         "a linear layer on x[:, :2] and on x[:, 2:], x is 3 by 4",
     ),
+    hint="A dictionary, address of a storage -> its bytes, counts each storage once:"
+    " tensor.untyped_storage() has .data_ptr() and .nbytes(). Which addresses are those of"
+    " parameters?",
     misconceptions=(
         Misconception(
             lambda module, x: sum(_places(_packed(module, x)[0]).values()),
@@ -175,6 +253,8 @@ layer_bytes_of_gpt2 = Exercise(
         dict(b=3, s=7, h=24, a=6),
         dict(b=1, s=2048, h=4096, a=32),
     ),
+    hint="Count vectors of h for a token: what enters each norm, each linear layer and attention,"
+    " and the inner ones, of 4 h, before and after GELU. None of them counts twice.",
     misconceptions=(
         Misconception(
             lambda b, s, h, a: s * b * h * 34 + 5 * a * s * s * b,
@@ -237,6 +317,7 @@ loss_bytes_at_the_peak = Exercise(
         dict(b=2, s=256, vocabulary=50_257),
         dict(b=3, s=5, vocabulary=70),
     ),
+    hint="One tensor is kept by forward. Backward makes two more of the same size.",
     misconceptions=(
         Misconception(
             lambda b, s, vocabulary: 4 * b * s * vocabulary,
@@ -357,6 +438,7 @@ memory_that_grows = Exercise(
     cases=(dict(steps=1), dict(steps=3)),
     words=("1 step", "3 steps"),
     answer=watch_loop,
+    hint="What does a loss hold besides its number, and for which backward?",
     misconceptions=(
         Misconception(
             _train(_leaky),

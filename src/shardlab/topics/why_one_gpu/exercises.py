@@ -52,6 +52,8 @@ training_seconds_from_rate = Exercise(
         dict(parameters=175e9, tokens=300e9, flops_per_second=28e12),
         dict(parameters=1_000, tokens=7, flops_per_second=3e4),
     ),
+    hint="Operations over operations a second are seconds. How many operations are forward and"
+    " backward together, for one parameter and one token?",
     misconceptions=(
         Misconception(
             lambda parameters, tokens, flops_per_second: 2 * parameters * tokens / flops_per_second,
@@ -114,6 +116,7 @@ bytes_behind_tensors = Exercise(
         "the six and three fp32 numbers",
         "the six and the last three of them",
     ),
+    hint="A dictionary with the storage's address as key counts each storage once.",
     misconceptions=(
         Misconception(
             lambda tensors: sum(t.numel() for t in tensors),
@@ -152,6 +155,112 @@ bytes_behind_tensors = Exercise(
         ),
     ),
     right="each storage once, however many tensors look at it.",
+)
+
+
+# --- model states, kind by kind -------------------------------------------------------------------
+
+
+class KindsOfStates(NamedTuple):
+    """Bytes of model states."""
+
+    parameters: int
+    gradients: int
+    moments: int
+    step_counters: int
+
+
+def _model_after_a_step(tied, optimizer_cls, **options):
+    """(model, optimizer) after a step; of the tied model a parameter has no gradient."""
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    if tied:
+        second.weight = first.weight
+        first.bias.requires_grad_(False)
+    model = torch.nn.Sequential(first, second)
+    optimizer = optimizer_cls(model.parameters(), lr=0.1, **options)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+_MODELS = (
+    (False, torch.optim.AdamW),
+    (True, torch.optim.AdamW),
+    (False, torch.optim.SGD),
+)
+
+
+def _kinds(solution, number):
+    result = solution(*_model_after_a_step(*_MODELS[number]))
+    if result is None or result is ...:
+        return result
+    if not isinstance(result, (tuple, list)) or len(result) != 4:
+        raise TypeError(
+            "it is to return four numbers: the bytes of parameters, gradients, moments and step"
+            " counters."
+        )
+    if any(part is ... for part in result):
+        return ...
+    return KindsOfStates(*result)
+
+
+def _states_of(
+    parameters=lambda model: model.parameters(),
+    gradients=lambda model: [p.grad for p in model.parameters() if p.grad is not None],
+    weigh=None,
+    counters=True,
+):
+    def states_of(model, optimizer):
+        scale = weigh or _behind
+        kept = [pair for state in optimizer.state.values() for pair in state.items()]
+        moments = [tensor for name, tensor in kept if name != "step" or not counters]
+        steps = [tensor for name, tensor in kept if name == "step" and counters]
+        found = parameters(model), gradients(model), moments, steps
+        return tuple(scale(list(tensors)) for tensors in found)
+
+    return states_of
+
+
+states_kind_by_kind = Exercise(
+    name="states_of",
+    reference=_states_of(),
+    cases=tuple(dict(number=number) for number in range(len(_MODELS))),
+    words=(
+        "two linear layers, AdamW",
+        "two layers on one weight and a frozen bias, AdamW",
+        "two linear layers, SGD",
+    ),
+    answer=_kinds,
+    hint="optimizer.state.values() are dictionaries, one for each parameter. Print the names in"
+    " one: which is no moment?",
+    misconceptions=(
+        Misconception(
+            _states_of(counters=False),
+            'the moments are too heavy by 4 bytes a tensor: the entry named "step" is a counter,'
+            " not a moment.",
+        ),
+        Misconception(
+            _states_of(weigh=lambda tensors: sum(t.numel() for t in tensors)),
+            "those are elements; weigh gives bytes.",
+        ),
+        Misconception(
+            _states_of(gradients=lambda model: list(model.parameters())),
+            "you weigh the parameters a second time for the gradients. A frozen parameter has no"
+            " gradient, p.grad is None: leave it out.",
+        ),
+        Misconception(
+            _states_of(gradients=lambda model: []),
+            "the gradients are missing: p.grad of each parameter, where it is not None.",
+        ),
+        Misconception(
+            lambda model, optimizer: (
+                *_states_of()(model, optimizer)[:2],
+                *_states_of()(model, optimizer)[:1:-1],
+            ),
+            "moments and step counters are exchanged.",
+        ),
+    ),
+    right="each kind weighed by itself; what has no gradient is left out, counters have their own.",
 )
 
 
@@ -217,6 +326,7 @@ model_that_came_back_heavier = Exercise(
     cases=(dict(seed=0), dict(seed=1)),
     words=("config, saved", "config, saved by another run"),
     answer=compare_resumed,
+    hint="Two modules of this model share one weight. Which line gives each of them its own?",
     misconceptions=(
         Misconception(
             _resume(lambda model, saved: model.load_state_dict(saved)),

@@ -43,6 +43,7 @@ bounds_of_a_shard = Exercise(
     name="bounds",
     reference=_shard,
     answer=_whole_answer,
+    hint="divmod(elements, ranks) gives two numbers. How many elements are before this rank's?",
     cases=tuple(  # all ranks of each, so that every element is asked for
         dict(elements=elements, ranks=4, rank=rank)
         for elements in (8, 10, 9, 11, 2)
@@ -95,6 +96,130 @@ bounds_of_a_shard = Exercise(
         ),
     ),
     right="every element has one owner, and no shard is more than one element larger than another.",
+)
+
+
+# --- a step of stage 1 ----------------------------------------------------------------------------
+
+
+class StageStep(NamedTuple):
+    """What a rank has after a step, and what it did."""
+
+    parameters: list
+    elements_updated: int
+    reduce_scatters: int
+    all_gathers: int
+
+
+def _stepped(solution, n, elements):
+    """What each rank has after solution(parameters, gradients, update, rank, ranks, reduce_scatter,
+    all_gather)."""
+
+    def work(dist):
+        rank, counted = dist.get_rank(), dict(updated=0, reduce_scatters=0, all_gathers=0)
+        start, end = _shard(elements, n, rank)
+
+        def update(own, gradient):
+            if own.shape != gradient.shape:
+                raise ValueError(
+                    f"update got {own.numel()} parameters and {gradient.numel()} gradients: give"
+                    " it the same elements of both."
+                )
+            own -= 0.1 * gradient / (gradient.abs() + 1)
+            counted["updated"] += own.numel()
+
+        def reduce_scatter(full):
+            if full.numel() != elements:
+                raise ValueError(
+                    f"reduce_scatter got {full.numel()} of {elements} elements: it takes the whole"
+                    " tensor and gives this rank's shard of the sum."
+                )
+            total = full.clone()
+            dist.all_reduce(total)
+            counted["reduce_scatters"] += 1
+            return total[start:end]
+
+        def all_gather(shard):
+            if shard.numel() != end - start:
+                raise ValueError(
+                    f"all_gather got {shard.numel()} elements: the shard of this rank has"
+                    f" {end - start}."
+                )
+            whole = torch.zeros(elements, dtype=torch.float64)
+            whole[start:end] = shard
+            dist.all_reduce(whole)
+            counted["all_gathers"] += 1
+            return whole
+
+        parameters = torch.arange(1.0, 1 + elements, dtype=torch.float64)
+        gradients = torch.arange(elements, dtype=torch.float64).sub(1.5) * (1 + rank) ** 2
+        solution(parameters, gradients, update, rank, n, reduce_scatter, all_gather)
+        return StageStep(_digits(parameters), *counted.values())
+
+    return answer_of_ranks(n, work)
+
+
+def _stage_1_step(mean=True, reduce=True, gather=True, copy=True):
+    def step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+        start, end = _shard(parameters.numel(), ranks, rank)
+        own, gradient = parameters[start:end], gradients[start:end]
+        if reduce:
+            gradient = reduce_scatter(gradients) / (ranks if mean else 1)
+        update(own, gradient)
+        if gather:
+            whole = all_gather(own)
+            if copy:
+                parameters.copy_(whole)
+
+    return step
+
+
+def _stage_0_step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    update(parameters, all_gather(reduce_scatter(gradients) / ranks))
+
+
+step_of_stage_1 = Exercise(
+    name="step",
+    reference=_stage_1_step(),
+    cases=(dict(n=2, elements=8), dict(n=3, elements=10)),
+    words=("2 ranks, 8 elements", "3 ranks, 10 elements"),
+    answer=_stepped,
+    hint="Three moves: reduce-scatter, update, all-gather. Whose elements does this rank update,"
+    " and how do the others hear of the result?",
+    misconceptions=(
+        Misconception(
+            _stage_1_step(mean=False),
+            "reduce_scatter gives the sum over the ranks: divide by their number, or the update is"
+            " that of another batch.",
+        ),
+        Misconception(
+            _stage_1_step(reduce=False),
+            "you update the shard with this rank's own gradients: those of the other ranks' data"
+            " are lost. reduce_scatter(gradients) gives this rank's shard of the sum.",
+        ),
+        Misconception(
+            _stage_1_step(gather=False),
+            "each rank has new parameters in its own shard and old ones everywhere else: after one"
+            " step the models differ. all_gather(own) gives everybody all of them.",
+        ),
+        Misconception(
+            _stage_1_step(copy=False),
+            "you gather the parameters and drop them: write what all_gather returns into"
+            " parameters, in place, parameters.copy_(...).",
+        ),
+        Misconception(
+            _stage_0_step,
+            "the right numbers, and every rank has updated every element: so it keeps the states"
+            " of every element, and stage 1 has saved nothing. Update the shard, then gather.",
+        ),
+        Misconception(
+            lambda parameters, gradients, update, *_: update(parameters, gradients),
+            "each rank updates everything with its own gradients: nothing was sent, and the models"
+            " drift apart.",
+        ),
+        Misconception(lambda *_: None, "nothing was sent, and nothing updated."),
+    ),
+    right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
 )
 
 
@@ -213,6 +338,7 @@ clip_by_the_norm_of_all = Exercise(
         "2 ranks, a norm of 0.5, max_norm=1",
     ),
     answer=_clipped,
+    hint="Of whom are the squares that you have? And what adds up over ranks: norms or squares?",
     misconceptions=(
         Misconception(
             _clip(reduce=False),
@@ -416,6 +542,7 @@ weights_that_stay = Exercise(
     cases=(dict(layers=3, width=4), dict(layers=6, width=8)),
     words=("3 layers of width 4", "6 layers of width 8"),
     answer=watch_gathered_weights,
+    hint="What does ctx keep from forward to backward, and how large is that?",
     misconceptions=(
         Misconception(
             _sharded_linear(keep_weight=True, again=False),
