@@ -16,7 +16,7 @@ BUSY_SPREAD = 0.3
 
 def median_seconds(
     work: Callable[[], object], device: torch.device, repeats: int = 11, warm_up: int = 3
-) -> "Seconds":
+) -> "MedianSeconds":
     """Median time of one call of `work`, in seconds, over `repeats` calls after `warm_up` calls
     that are not counted: a float that knows its spread."""
     if repeats < 1 or warm_up < 0:
@@ -27,10 +27,10 @@ def median_seconds(
     once = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     for _ in range(warm_up):
         work()
-    return Seconds(once(work) for _ in range(repeats))
+    return MedianSeconds(once(work) for _ in range(repeats))
 
 
-class Seconds(float):
+class MedianSeconds(float):
     """The median of some times, in seconds. `spread` is the range of the middle half of them, over
     the median: 0.1 says that times differ by a tenth."""
 

@@ -74,7 +74,7 @@ def _each_output(module, x):
         yield x
 
 
-class HandedOver(NamedTuple):
+class TensorsNoted(NamedTuple):
     """What a reader's hook has noted."""
 
     tensors: int
@@ -90,7 +90,7 @@ def _noted(solution, module, x):
     if not all(isinstance(tensor, torch.Tensor) for tensor in kept):
         raise TypeError("it returned something else than a list of tensors: return what you noted.")
     holding = sum(tensor.grad_fn is not None for tensor in kept)
-    return HandedOver(len(kept), sum(tensor.numel() for tensor in kept), holding)
+    return TensorsNoted(len(kept), sum(tensor.numel() for tensor in kept), holding)
 
 
 def _packed_with_graphs(module, x):

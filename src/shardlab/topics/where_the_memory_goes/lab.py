@@ -32,15 +32,15 @@ PIECES = (
     "logit_bytes",
 )
 LOSS_BYTES = 4  # one fp32 number
-CONFIG = GPTConfig(**runs.SIZES)
-SMALL = GPTConfig(**{**runs.SIZES, "vocabulary": 1_000})
+_CONFIG = GPTConfig(**runs.SIZES)
+_SMALL = GPTConfig(**{**runs.SIZES, "vocabulary": 1_000})
 LIMIT_BYTES = 900 * 2**20
-LINE_LENGTH = 66
-ACCUMULATED = ((8, 1), (4, 1), (4, 2), (4, 3), (2, 4), (1, 8))  # sequences, microbatches
+_LINE_LENGTH = 66
+_ACCUMULATED = ((8, 1), (4, 1), (4, 2), (4, 3), (2, 4), (1, 8))  # sequences, microbatches
 
 
 def watch_step(
-    config: GPTConfig = CONFIG,
+    config: GPTConfig = _CONFIG,
     mode: str = "loop",
     steps: int = 2,
     batch: int = runs.BATCH,
@@ -67,7 +67,7 @@ def watch_step(
 
 def figure_of_step(ledger: Ledger):
     """The bytes of the lab's step, operation by operation, and the formulas as rings."""
-    predicted = step_timeline(**step_quantities(CONFIG))
+    predicted = step_timeline(**step_quantities(_CONFIG))
     return timeline_figure(ledger.timeline, predicted=predicted)
 
 
@@ -113,7 +113,7 @@ def step_quantities(config: GPTConfig, **changes: int) -> dict:
     }
 
 
-def pieces_of_a_step(config: GPTConfig = CONFIG) -> dict[str, int]:
+def pieces_of_a_step(config: GPTConfig = _CONFIG) -> dict[str, int]:
     """Bytes of each piece that a step has in memory, some of them at some time."""
     return evaluate(PIECES, allow_unused=True, **step_quantities(config))
 
@@ -132,7 +132,7 @@ def table_of_peak(ledger: Ledger, by_formula: int | None = None) -> Table:
     Raises AssertionError on a CPU unless they are equal."""
     peak = ledger.peak
     total = peak.bytes.total
-    expected = peak_by_formula(CONFIG) if by_formula is None else by_formula
+    expected = peak_by_formula(_CONFIG) if by_formula is None else by_formula
     assert find_device()[0].type == "cuda" or total == expected, (total, expected)
     print(f"ledger {total:,}, formula {expected:,}: {total - expected:,} bytes apart")
     print(f"the peak falls into {peak.phase}, at {peak.operation}")
@@ -153,7 +153,7 @@ def given_to_explorer(ledger: Ledger) -> dict:
         model="GPT-2 124M",
         recipe="fp32 Adam",
         gpu="T4",
-        **CONFIG.quantities(),
+        **_CONFIG.quantities(),
         **runs.STEP_QUANTITIES,
     )
 
@@ -184,7 +184,7 @@ class Updates(NamedTuple):
 
     @property
     def foreach_bytes_per_parameter(self) -> float:
-        return self.nbytes["foreach"][1] / parameters_of(SMALL)
+        return self.nbytes["foreach"][1] / parameters_of(_SMALL)
 
     def table(self) -> Table:
         rows = [[mode, *pair] for mode, pair in self.nbytes.items()]
@@ -195,7 +195,7 @@ def weigh_updates() -> Updates:
     """A model of a small vocabulary, in each mode of the optimizer."""
     return Updates(
         {
-            mode: (update_by_formula(SMALL, mode), update_by_ledger(watch_step(SMALL, mode)))
+            mode: (update_by_formula(_SMALL, mode), update_by_ledger(watch_step(_SMALL, mode)))
             for mode in runs.MODES
         }
     )
@@ -239,7 +239,7 @@ class Tried(NamedTuple):
 
     def __str__(self) -> str:
         error = self.attempts[-1].error or "no error" if self.attempts else self.why_not
-        return fill(f"fitted: {self.fitted}, then: {error}", LINE_LENGTH)
+        return fill(f"fitted: {self.fitted}, then: {error}", _LINE_LENGTH)
 
 
 def one_step(batch: int) -> None:
@@ -275,11 +275,11 @@ class Accumulated(NamedTuple):
 def weigh_accumulation() -> Accumulated:
     """The lab's first step cut into microbatches, under fake tensors: they count the same."""
     found = {}
-    for batch, times in ACCUMULATED:
+    for batch, times in _ACCUMULATED:
         with FakeTensorMode():
             counted = watch_step(steps=1, batch=batch, microbatches=times).peak.bytes.total
         given = dict(microbatch=batch, accumulation_steps=times, first_step=1)
-        found[batch, times] = peak_by_formula(CONFIG, **given), counted
+        found[batch, times] = peak_by_formula(_CONFIG, **given), counted
     return Accumulated(found)
 
 

@@ -24,15 +24,15 @@ from shardlab.topics.why_one_gpu.exercises import (
 )
 
 SIZES = dict(layers=3, hidden=128, heads=4, max_sequence=64)
-BATCH = 8
-RECIPE = "fp32 Adam"
-KINDS = {
+_BATCH = 8
+_RECIPE = "fp32 Adam"
+_KINDS = {
     "parameters": "parameter_bytes",
     "gradients": "gradient_bytes",
     "moments": "optimizer_bytes",
     "step_counters": "step_counter_bytes",
 }
-LINE_LENGTH = 66
+_LINE_LENGTH = 66
 
 
 @cache
@@ -55,7 +55,7 @@ def tokens_of_text() -> torch.Tensor:
 def stream_of_batches(device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets, 8 windows of 64 characters at a time, for ever."""
     generator = torch.Generator().manual_seed(0)
-    stream = batches(tokens_of_text(), BATCH, config().max_sequence, generator)
+    stream = batches(tokens_of_text(), _BATCH, config().max_sequence, generator)
     return ((inputs.to(device), targets.to(device)) for inputs, targets in stream)
 
 
@@ -72,7 +72,7 @@ def print_some_tokens() -> None:
 
 def by_formulas(names) -> dict:
     """Quantities of the lab's model and recipe."""
-    return evaluate(list(names), **config().quantities(), **RECIPES[RECIPE].quantities)
+    return evaluate(list(names), **config().quantities(), **RECIPES[_RECIPE].quantities)
 
 
 def table_of_parameters(model: torch.nn.Module) -> Table:
@@ -85,7 +85,7 @@ def table_of_parameters(model: torch.nn.Module) -> Table:
 
 def figure_of_formulas():
     """Model states by formula; nothing was run."""
-    names = dict(zip(list(KINDS.values())[:3], ("parameters", "gradients", "optimizer states")))
+    names = dict(zip(list(_KINDS.values())[:3], ("parameters", "gradients", "optimizer states")))
     found = by_formulas(names)
     colours = ("parameters", "gradients", "optimizer")
     rows = [
@@ -106,17 +106,17 @@ class WeighedStates(NamedTuple):
         return sum(self.kinds[:3]) / self.parameters
 
     def in_names_of_formulas(self) -> dict[str, int]:
-        return {KINDS[kind]: nbytes for kind, nbytes in self.kinds._asdict().items()}
+        return {_KINDS[kind]: nbytes for kind, nbytes in self.kinds._asdict().items()}
 
     def table(self) -> Table:
-        predicted = by_formulas(KINDS.values())
+        predicted = by_formulas(_KINDS.values())
         rows = [
             [name, predicted[name], nbytes] for name, nbytes in self.in_names_of_formulas().items()
         ]
         return Table(["formula", "predicted", "measured"], rows)
 
     def figure(self):
-        return states_figure(by_formulas(KINDS.values()), self.in_names_of_formulas())
+        return states_figure(by_formulas(_KINDS.values()), self.in_names_of_formulas())
 
 
 def weigh_states(states_of: Callable, model, optimizer) -> WeighedStates:
@@ -125,7 +125,7 @@ def weigh_states(states_of: Callable, model, optimizer) -> WeighedStates:
     must_be_right(states_kind_by_kind, states_of)
     kinds = KindsOfStates(*states_of(model, optimizer))
     found = WeighedStates(kinds, sum(parameter.numel() for parameter in model.parameters()))
-    assert found.in_names_of_formulas() == by_formulas(KINDS.values()), found
+    assert found.in_names_of_formulas() == by_formulas(_KINDS.values()), found
     return found
 
 
@@ -139,7 +139,7 @@ def given_to_explorer(weighed: WeighedStates) -> dict:
             "moment_bytes_per_gpu": weighed.kinds.moments,
         },
         model="GPT-2 124M",
-        recipe=RECIPE,
+        recipe=_RECIPE,
         gpu="T4",
         **config().quantities(),
     )
@@ -186,7 +186,7 @@ def time_a_step(train_step: Callable, training_seconds: Callable, rate: float) -
     """Raises NotYet unless the check of the reader's training_seconds passes."""
     must_be_right(training_seconds_from_rate, training_seconds)
     device, _ = find_device()
-    sequence, tokens = config().max_sequence, BATCH * config().max_sequence
+    sequence, tokens = config().max_sequence, _BATCH * config().max_sequence
     counts = evaluate(
         ["parameters", "matmul_flops_per_token"], **config().quantities(), sequence=sequence
     )
@@ -204,7 +204,7 @@ def your_question(step: TimedStep, rate: float) -> dict:
     memory = memory_bytes(find_device()[0])
     return dict(
         model="GPT-2 124M",
-        recipe=RECIPE,
+        recipe=_RECIPE,
         tokens=10_000_000_000,
         gpus=1,
         data_parallel=1,
@@ -217,7 +217,7 @@ def your_question(step: TimedStep, rate: float) -> dict:
 
 def table_of_gpt3() -> Table:
     """Bytes and time of GPT-3, by formula: 300 billion tokens on one V100 that does 28 TFLOP/s."""
-    given = {**RECIPES[RECIPE].quantities, "parameters": 175_000_000_000}
+    given = {**RECIPES[_RECIPE].quantities, "parameters": 175_000_000_000}
     states = evaluate(["parameter_bytes", "optimizer_bytes", "states_bytes"], **given)
     amounts = {
         "its parameters": states["parameter_bytes"],
@@ -246,7 +246,7 @@ def figure_of_losses(losses: list[float]):
 
 
 def print_what_it_writes(model) -> None:
-    print(fill(write_text(model, reader(), "Alice ", characters=160), LINE_LENGTH))
+    print(fill(write_text(model, reader(), "Alice ", characters=160), _LINE_LENGTH))
 
 
 def adam_tensors(optimizer: torch.optim.Optimizer) -> tuple[list, list]:

@@ -6,7 +6,7 @@ from shardlab.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, 
 from shardlab.show.palette import MEMORY
 
 STAGE_PIXELS = 44
-KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
+_KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
 
 def stages_figure(kept):
@@ -15,7 +15,7 @@ def stages_figure(kept):
     height = HEAD_PIXELS + 2 * FOOT_PIXELS + STAGE_PIXELS * len(kept)
     title = "What does rank 0 keep?"
     figure = new_figure(title, height, barmode="stack", bargap=0.35)
-    for kind, words in KINDS.items():
+    for kind, words in _KINDS.items():
         swatch = MEMORY[kind]
         figure.add_trace(
             go.Bar(

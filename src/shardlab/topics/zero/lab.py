@@ -33,8 +33,8 @@ SIZES = dict(layers=3, hidden=45, heads=5, vocabulary=101, max_sequence=16, tied
 STEPS, SAVE_EVERY = 10, 3
 PARTS_OF_A_STEP = 12  # however many ranks share them
 RANK_KILLED, KILLED_IN_STEP = 2, 7
-STAGES = range(4)
-MICROBATCHES = (1, 4)
+_STAGES = range(4)
+_MICROBATCHES = (1, 4)
 STEPS_BY_HAND = 4
 STEP_COUNTER_BYTES = 4  # of PyTorch's AdamW, for each tensor that it updates
 
@@ -259,9 +259,9 @@ class WeighedStages(NamedTuple):
 
 def weigh_stages(world) -> WeighedStages:
     """All ranks in all stages. Raises AssertionError if one differs from the formula by a byte."""
-    kept = {stage: world.run(weigh_stage, stage) for stage in STAGES}
-    flats = {stage: world.run(flat_tensors, stage) for stage in STAGES}
-    for stage in STAGES:
+    kept = {stage: world.run(weigh_stage, stage) for stage in _STAGES}
+    flats = {stage: world.run(flat_tensors, stage) for stage in _STAGES}
+    for stage in _STAGES:
         measured = [sum(on_rank) for on_rank in kept[stage]]
         assert measured == states_by_formula(stage, flats[stage]), stage
     return WeighedStages(kept, flats)
@@ -285,9 +285,9 @@ class SentByStages(NamedTuple):
 
     def table(self) -> Table:
         rows = []
-        for stage in STAGES:
+        for stage in _STAGES:
             pairs = [
-                (self.nbytes[stage, count][0], self.models(stage, count)) for count in MICROBATCHES
+                (self.nbytes[stage, count][0], self.models(stage, count)) for count in _MICROBATCHES
             ]
             rows.append([f"stage {stage}", *(number for pair in pairs for number in pair)])
         heads = ["1 microbatch", "models", "4 microbatches", "models"]
@@ -298,9 +298,9 @@ def count_stages(world) -> SentByStages:
     """All stages, with one microbatch and with four. Raises AssertionError if a rank differs from
     the formula by a byte."""
     nbytes = {}
-    for stage in STAGES:
+    for stage in _STAGES:
         flats = world.run(flat_tensors, stage)
-        for microbatches in MICROBATCHES:
+        for microbatches in _MICROBATCHES:
             sent = world.run(count_sent, stage, microbatches)
             assert sent == sent_by_formula(stage, microbatches, flats), (stage, microbatches)
             nbytes[stage, microbatches] = sent
@@ -311,11 +311,11 @@ def given_to_explorer(weighed: WeighedStages, sent: SentByStages) -> dict:
     """What the explorer starts from: the small GPT, and rank 0's bytes as points."""
     points = {
         f"zero_states_bytes(zero_stage={stage})": [(4, sum(weighed.kept[stage][0]))]
-        for stage in STAGES
+        for stage in _STAGES
     }
     for stage in (1, 2, 3):
         points[f"zero_sent_bytes(zero_stage={stage})"] = [
-            (count, sent.nbytes[stage, count][0]) for count in MICROBATCHES
+            (count, sent.nbytes[stage, count][0]) for count in _MICROBATCHES
         ]
     parameters = sum(parameter.numel() for parameter in build_model().parameters())
     return dict(
