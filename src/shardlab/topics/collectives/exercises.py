@@ -339,9 +339,8 @@ all_reduce_from_send_and_recv = Exercise(
     misconceptions=(
         Misconception(
             _ring_of(_nothing, _nothing),
-            "nothing in full has changed: what arrives is dropped. Fill in both blanks; and mind"
-            " that into = ... gives the name to another tensor, while into += ... and"
-            " into.copy_(...) write into full.",
+            "nothing in full has changed: what arrives is dropped. Mind that into = ... gives the"
+            " name to another tensor, while into += ... and into.copy_(...) write into full.",
         ),
         Misconception(
             _ring_of(_nothing, _put),
