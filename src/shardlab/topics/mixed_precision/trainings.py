@@ -1,205 +1,207 @@
-"""What the lab on mixed precision does around the reader's code: one function for each cell that
-trains, counts or starts ranks. The trainings themselves are in trainings.py."""
+"""Training that fails for real, in seconds on a CPU: a small GPT on the book's text, in fp16
+without a loss scale, in bf16 without master weights, in one autocast context for all steps, and on
+ranks that do not agree on an overflow.
 
-import math
-from collections.abc import Callable
-from types import MappingProxyType
+A step of a large batch is k microbatches, and each loss is divided by k. The lab runs one of them:
+it divides the loss by k and multiplies the gradients by k, in fp32, after they are unscaled. What
+16 bits lose on the way is what a step of k microbatches loses; its other k - 1 gradients are left
+out.
+"""
 
-import plotly.graph_objects as go
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import NamedTuple
+
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
-from shardlab.exercises.going_on import must_be_right
-from shardlab.gpt import next_token_loss
-from shardlab.measure.recordings import nearby
-from shardlab.mixed_precision import MasterWeights
-from shardlab.ranks import ranks
-from shardlab.show.tables import Table
-from shardlab.topics.mixed_precision.exercises import (
-    scaler_step_of_a_loop,
-    update_through_masters,
-)
-from shardlab.topics.mixed_precision.figures import runs_figure, sizes_figure
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
-from shardlab.topics.mixed_precision.gradients import sizes_now as sizes_now
-from shardlab.topics.mixed_precision.histogram import Sizes, shares
-from shardlab.topics.mixed_precision.trainings import (
-    ACCUMULATED,
-    SCALE,
-    ScalesOfARun,
-    WithoutMaster,
-    adamw_rounded_stochastically,
-    bf16_training,
-    build_model,
-    dynamic_run,
-    losses_of,
-    mean_of_last,
-    plain_adamw,
-    scales_of_a_rank,
-    training_data,
-)
-from shardlab.topics.mixed_precision.trainings import outputs_of_a_loop as outputs_of_a_loop
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.stochastic_rounding import StochasticRounding
+from shardlab.text import CharTokenizer, batches, load_text
 
-HALF = CARD_FORMATS["fp16"]
-BF16_STEPS, SCALED_STEPS, GROWTH_INTERVAL = 150, 50, 20
-COUNTED = MappingProxyType(
-    dict.fromkeys(
-        (
-            "weight after 300 steps",
-            "ten thousand times 0.001",
-            "norm weights at 1.0, bf16 alone",
-            "norm weights at 1.0, your update",
-            "percent lost, k = 1",
-            "percent lost, k = 2,048",
-            "loss, fp16 unscaled",
-            "loss, fp16 scaled",
-            "steps skipped at the beginning",
-            "scale of rank 0, alone",
-            "scale of rank 1, alone",
-        ),
-        "counted: nearly the same anywhere",
-    )
-)
+WINDOWS, WINDOW_TOKENS = 8, 32
+ACCUMULATED = 2048  # of WINDOWS x WINDOW_TOKENS tokens: 0.5 million tokens a step, as GPT-2 had
+SCALE = 2.0**24  # no step overflows with it, and none of the lab's gradients becomes zero
 
 
-def needs() -> dict:
-    """What the table of capabilities says of this lab."""
-    return dict(
-        needs_gpu=["the speed of 16 bits"],
-        recordings=nearby(),
-        ranks=2,
-        types="fp16 and bf16 are right on any machine, and slow on most CPUs",
-        on_cpu=True,
-    )
+def training_data(seed: int) -> tuple[int, Iterator[tuple[Tensor, Tensor]]]:
+    """(vocabulary, batches without end)"""
+    text = load_text()
+    tokenizer = CharTokenizer(text)
+    draw = torch.Generator().manual_seed(seed)
+    return tokenizer.vocabulary, batches(tokenizer.encode(text), WINDOWS, WINDOW_TOKENS, draw)
 
 
-# --- updates that are lost ------------------------------------------------------------------------
-
-
-class UpdatedBy:
-    """What the reader wrote, with what it is given, as bf16_training takes an optimizer."""
-
-    def __init__(self, update: Callable, parameters, lr: float):
-        self.update, self.parameters = update, list(parameters)
-        self.masters = [parameter.detach().float() for parameter in self.parameters]
-        self.optimizer = torch.optim.AdamW(self.masters, lr=lr)
-
-    def zero_grad(self):
-        for parameter in self.parameters:
-            parameter.grad = None
-
-    def step(self):
-        self.update(self.parameters, self.masters, self.optimizer)
-
-
-def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> dict[str, WithoutMaster]:
-    """The same training by plain AdamW, by the reader's update, and rounded at random."""
-    must_be_right(update_through_masters, update)
-    ways = {
-        "bf16 alone": plain_adamw,
-        "your update": lambda parameters, lr: UpdatedBy(update, parameters, lr),
-        "rounded at random": adamw_rounded_stochastically,
-    }
-    return {name: bf16_training(way, steps=steps) for name, way in ways.items()}
-
-
-def table_of_trainings(runs: dict[str, WithoutMaster]) -> Table:
-    rows = [
-        [name, f"{run.norm_weights_unmoved:.0%}", f"{mean_of_last(run.losses):.2f}"]
-        for name, run in runs.items()
-    ]
-    return Table(["", "still 1.0", "loss at the end"], rows)
+def build_model(vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> GPT:
+    """Two blocks of 32 columns."""
+    torch.manual_seed(seed)
+    sizes = dict(layers=2, hidden=32, heads=2, vocabulary=vocabulary, max_sequence=WINDOW_TOKENS)
+    return GPT(GPTConfig(**sizes)).to(dtype)
 
 
 # --- gradients that become zero -------------------------------------------------------------------
 
 
-def percent_lost(sizes: Sizes, k: int) -> int:
-    """Of gradients that are divided by k, the percentage that fp16 rounds to zero."""
-    return round(100 * shares(sizes, HALF, -int(math.log2(k))).lost)
+def losses_of(
+    dtype: torch.dtype,
+    loss_scale: float = 1.0,
+    microbatches: int = ACCUMULATED,
+    steps: int = 150,
+    seed: int = 0,
+    lr: float = 0.1,
+) -> list[float]:
+    """The loss of each step of SGD with momentum, of a model in `dtype` with fp32 master weights,
+    its loss divided by the number of microbatches and multiplied by a static scale."""
+    vocabulary, data = training_data(seed)
+    model = build_model(vocabulary, dtype, seed)
+    optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=lr, momentum=0.9)
+    scaler = LossScaler(loss_scale, growth_factor=1.0, backoff_factor=1.0)
+    losses = []
+    for _, (tokens, targets) in zip(range(steps), data):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens).float(), targets)
+        scaler.scale(loss / microbatches).backward()
+        scaler.unscale_(optimizer)
+        for _, master in optimizer.pairs:
+            if master.grad is not None:
+                master.grad *= microbatches  # as if all of them were this one
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    return losses
 
 
-def figure_of_sizes(sizes: Sizes, k: int) -> go.Figure:
-    title = f"Gradients divided by {k:,}, in fp16"
-    return sizes_figure(title, sizes, HALF, -int(math.log2(k)))
+def mean_of_last(losses: list[float], count: int = 20) -> float:
+    return sum(losses[-count:]) / count
 
 
-def train_in_fp16() -> dict[str, list[float]]:
-    """The losses of three runs on the same tokens."""
-    return {
-        "fp32": losses_of(torch.float32),
-        "fp16 unscaled": losses_of(torch.float16),
-        "fp16 scaled": losses_of(torch.float16, SCALE),
-    }
+class ScalesOfARun(NamedTuple):
+    """Losses and loss scales of all steps, and which of them were skipped."""
+
+    losses: list[float]
+    scales: list[float]
+    skipped: list[int]
 
 
-def figure_of_losses(losses: dict[str, list[float]]) -> go.Figure:
-    return runs_figure(f"Loss of each step, k = {ACCUMULATED:,}", losses)
-
-
-# --- a scale that finds itself --------------------------------------------------------------------
-
-
-def train_with_scaler(
-    scaler_step: Callable, init_scale: float, steps: int = SCALED_STEPS
-) -> ScalesOfARun:
-    """An fp16 model with fp32 masters, whose scale is the reader's business."""
-    must_be_right(scaler_step_of_a_loop, scaler_step)
+def dynamic_run(init_scale: float, growth_interval: int = 20, steps: int = 80) -> ScalesOfARun:
+    """An fp16 model whose scale begins at init_scale and finds its own."""
     vocabulary, data = training_data(seed=0)
     model = build_model(vocabulary, torch.float16)
     optimizer = MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
-    scale, good_steps, losses, scales, updated = init_scale, 0, [], [], []
+    scaler = LossScaler(init_scale, growth_interval=growth_interval)
+    losses, scales, skipped = [], [], []
     for number, (tokens, targets) in zip(range(steps), data):
-
-        def update(number=number):
-            optimizer.step()
-            updated.append(number)
-
         optimizer.zero_grad()
+        scales.append(scaler.factor.item())
         loss = next_token_loss(model(tokens), targets)
-        (loss * scale).backward()
-        optimizer.take_gradients()
-        gradients = [master.grad for _, master in optimizer.pairs if master.grad is not None]
-        scales.append(scale)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
         losses.append(loss.item())
-        scale, good_steps = scaler_step(gradients, scale, good_steps, update, GROWTH_INTERVAL)
-    return ScalesOfARun(losses, scales, sorted({*range(steps)} - {*updated}))
+        if scaler.skips:
+            skipped.append(number)
+    return ScalesOfARun(losses, scales, skipped)
 
 
-def first_update(run: ScalesOfARun) -> int:
-    """The steps that were skipped before it."""
-    return next(step for step in range(len(run.scales) + 1) if step not in run.skipped)
+# --- updates that are lost ------------------------------------------------------------------------
 
 
-def table_of_scales(run: ScalesOfARun) -> Table:
-    """Every tenth step, beside those of LossScaler."""
-    ours = dynamic_run(run.scales[0], GROWTH_INTERVAL, len(run.scales))
-    rows = [
-        [
-            step,
-            *(f"2^{math.log2(r.scales[step]):g}" for r in (run, ours)),
-            f"{run.losses[step]:.2f}",
-        ]
-        for step in range(0, len(run.scales), 10)
+def representable_and_lost(dtype: torch.dtype) -> tuple[float, float, float]:
+    """(w, u, w + u) in 16 bits: u is a number of its own, far from the smallest, and changes
+    nothing."""
+    w = torch.ones((), dtype=dtype)
+    u = w * torch.finfo(dtype).eps / 2
+    return w.item(), u.item(), (w + u).item()
+
+
+class WithoutMaster(NamedTuple):
+    """losses of all steps; share of the norms' weights that are still what they began with."""
+
+    losses: list[float]
+    norm_weights_unmoved: float
+
+
+def bf16_training(
+    optimizer_of: Callable[..., torch.optim.Optimizer],
+    dtype: torch.dtype = torch.bfloat16,
+    steps: int = 300,
+    lr: float = 1e-3,
+    seed: int = 0,
+) -> WithoutMaster:
+    """AdamW on a model whose parameters are bf16; `optimizer_of(parameters, lr)` makes it."""
+    vocabulary, data = training_data(seed)
+    model = build_model(vocabulary, dtype, seed)
+    optimizer, losses = optimizer_of(model.parameters(), lr), []
+    for _, (tokens, targets) in zip(range(steps), data):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(tokens).float(), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    norms = [
+        p for name, p in model.named_parameters() if "norm" in name and name.endswith("weight")
     ]
-    return Table(["step", "your scale", "LossScaler's", "loss"], rows)
+    unmoved = torch.cat([(weight.detach() == 1).float() for weight in norms])
+    return WithoutMaster(losses, unmoved.mean().item())
+
+
+def plain_adamw(parameters, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr)
+
+
+def adamw_with_master(parameters, lr: float) -> torch.optim.Optimizer:
+    return MasterWeights(parameters, torch.optim.AdamW, lr=lr)
+
+
+def adamw_rounded_stochastically(parameters, lr: float) -> torch.optim.Optimizer:
+    draw = torch.Generator().manual_seed(0)
+    return StochasticRounding(parameters, torch.optim.AdamW, lr=lr, generator=draw)
+
+
+# --- one context for all steps --------------------------------------------------------------------
+
+
+def outputs_of_a_loop(context_around_loop: bool) -> tuple[list[float], list[float]]:
+    """(the weight at the beginning of each step, the model's output there), of a linear layer of
+    one weight that falls by 1 in each step. One autocast context around the loop, or one for each
+    forward."""
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    amp = torch.autocast("cpu", torch.bfloat16)
+    weights, outputs = [], []
+    with amp if context_around_loop else nullcontext():
+        for _ in range(4):
+            optimizer.zero_grad()
+            weights.append(layer.weight.item())
+            with nullcontext() if context_around_loop else amp:
+                output = layer(torch.ones(1, 1))
+            outputs.append(output.item())
+            output.sum().backward()
+            optimizer.step()
+    return weights, outputs
 
 
 # --- ranks ----------------------------------------------------------------------------------------
 
-
-def scales_of_two_ranks() -> dict[str, list[list[float]]]:
-    """Of each rank the scale after each step: where it looks at its own gradients, and agreed."""
-    with ranks(2, device="cpu", announce=False) as two:
-        return {
-            "alone": two.run(scales_of_a_rank, False),
-            "agreed": two.run(scales_of_a_rank, True),
-        }
+BIG = 1e38  # a gradient that is infinite once it is scaled
 
 
-def table_of_two_ranks(scales: dict[str, list[list[float]]]) -> Table:
-    rows = [
-        [f"{name}, rank {rank}", *map(int, of_rank)]
-        for name, of_ranks in scales.items()
-        for rank, of_rank in enumerate(of_ranks)
-    ]
-    return Table(["scale after step", *map(str, range(1, len(rows[0])))], rows)
+def scales_of_a_rank(agree: bool, steps: int = 4, overflow_in: int = 2) -> list[float]:
+    """On each rank: the loss scale after each step. In one step rank 0 alone has a gradient that
+    overflows. Without `agree` each rank looks at its own gradients only."""
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    scaler = LossScaler(2.0**10, growth_interval=2, group=None if agree else alone)
+    scales = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        size = BIG if step == overflow_in and dist.get_rank() == 0 else 1.0
+        scaler.scale((weight * size).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.factor.item())
+    return scales
