@@ -46,7 +46,6 @@ NOT_YET_SHORT = {
     "01-does-it-fit",
     "02-hardware",
     "03-where-the-memory-goes",
-    "05-data-parallelism",
     "06-zero",
     "09-mixed-precision",
 }
