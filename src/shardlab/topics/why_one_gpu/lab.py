@@ -249,14 +249,6 @@ def print_what_it_writes(model) -> None:
     print(fill(write_text(model, reader(), "Alice ", characters=160), _LINE_LENGTH))
 
 
-def adam_tensors(optimizer: torch.optim.Optimizer) -> tuple[list, list]:
-    """(Adam's moments, its step counters): the tensors that the optimizer keeps. Both lists are
-    empty before the first update."""
-    items = [item for state in optimizer.state.values() for item in state.items()]
-    moments = [tensor for name, tensor in items if name != "step"]
-    return moments, [tensor for name, tensor in items if name == "step"]
-
-
 def loss_of_blind_guesses(vocabulary: int) -> float:
     """Mean loss of a model for which all characters are equally likely."""
     return math.log(vocabulary)
