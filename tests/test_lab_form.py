@@ -42,9 +42,6 @@ TAGS = {
     "raises-exception",
 }
 GIVEN = {*dir(builtins), "display"}
-NOT_YET_SHORT = {
-    "09-mixed-precision",
-}
 
 
 # ---------------------------------------------------------------- reading a lab
@@ -333,8 +330,6 @@ def test_a_lab_has_the_form(lab):
     """Must catch: what `form_problems` and `code_problems` list; each is tried below."""
     notebook = nbformat.read(lab, as_version=4)
     problems = form_problems(notebook) + code_problems(notebook)
-    if lab.stem in NOT_YET_SHORT:
-        problems = [problem for problem in problems if "lines of code;" not in problem]
     assert not problems, f"{lab.name}: " + "; ".join(problems)
 
 
