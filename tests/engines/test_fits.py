@@ -235,7 +235,10 @@ def test_from_a_shell(tmp_path, capsys):
         (["--reserve-gb", "1e300"], "reserve_gb = 1e+300: it must be at least 0 and at most"),
         (["--model", ""], "model is empty; models by name are GPT-2 124M,"),
         (["--recompute-policy", "7"], "recompute_policy = 7: recompute_policy must be a whole"),
-        (["--recompute-policy", "1"], "recompute_policy = 1 with recompute_every = 1: the peak"),
+        (
+            ["--recompute-policy", "1"],
+            "recompute_policy = 1 under autocast, or a part of a layer under a library's",
+        ),
         (
             ["--model", "Qwen3 8B", "--kernels", "PyTorch eager"],
             "what eager PyTorch keeps is known for this book's GPT",

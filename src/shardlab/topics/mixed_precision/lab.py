@@ -62,11 +62,9 @@ COUNTED_IN_16_BITS = MappingProxyType(
 
 
 def what_it_needs() -> dict:
-    """What the table of capabilities says of this lab."""
+    """What the table of capabilities says of this lab beside its ranks and what needs a GPU."""
     return dict(
-        needs_gpu=["the speed of 16 bits"],
         recordings=nearby(),
-        ranks=2,
         types="fp16 and bf16 are right on any machine, and slow on most CPUs",
         on_cpu=True,
     )

@@ -817,7 +817,7 @@ def rank_layer_reduced(
     )
 
 
-@RANK.place("rank_first_layer_reduced", phase="backward", symbol=r"_{21}^r", when="eager_kernels")
+@RANK.place("rank_first_layer_reduced", phase="backward", symbol=r"_{23}^r", when="eager_kernels")
 def rank_first_layer_reduced(
     rank_earlier_gradient_bytes,
     finished_layers_bytes,
