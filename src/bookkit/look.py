@@ -101,6 +101,20 @@ def _without_roles(body):
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
 
+# What no rule of a style sheet shows: spaces and punctuation of code have the colour of text, links
+# within the book look like any link, and book.css hides sphinx-design's mark of a folded box.
+UNSEEN = re.compile(
+    r'<span class="[pw]">([^<]*)</span>'
+    r'|(<a) class="reference internal"(?= href=)'
+    r'|<span class="sd-summary-state-marker[^>]*>\s*<svg\b.*?</svg>\s*</span>',
+    re.DOTALL,
+)
+
+
+def _without_unseen(body):
+    return UNSEEN.sub(lambda found: found[1] or found[2] or "", body)
+
+
 def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
@@ -108,7 +122,7 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
         context["body"] = MATH_AND_MARK.sub(
-            r'<span class="kept">\g<0></span>', _without_roles(context["body"])
+            r'<span class="kept">\g<0></span>', _without_unseen(_without_roles(context["body"]))
         )
         if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
             app.add_css_file("cells.css", priority=802)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Error
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
@@ -75,8 +76,11 @@ ASK_STEPPERS = """async () => {
   }
 }"""
 
+# A browser that is out of breath may forget to draw: then a frame never comes, and nobody waits.
 SCROLL_THROUGH = """async () => {
-  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
+  const frame = () => new Promise((done, fail) => {
+    requestAnimationFrame(() => setTimeout(done));
+    setTimeout(() => fail(new Error("no frame in 20 s")), 20000); });
   for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) {
     scrollTo(0, y); await frame(); await frame(); }
   scrollTo(0, 0);
@@ -231,11 +235,22 @@ def until(page, expression: str, arg=None, seconds: float = 30) -> None:
         page.wait_for_timeout(20)
 
 
+def scroll_through(page) -> None:
+    """Come past everything. Where the browser forgot to draw, a picture of the page makes it."""
+    try:
+        page.evaluate(SCROLL_THROUGH)
+    except Error as error:
+        if "no frame" not in str(error):
+            raise
+        page.screenshot()
+        page.evaluate(SCROLL_THROUGH)
+
+
 def open_page(page, address: str) -> None:
     """Go to `address`, come past everything that loads when it is near, and wait until it is
     drawn."""
     page.goto(address, wait_until="load")
-    page.evaluate(SCROLL_THROUGH)
+    scroll_through(page)
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
     until(page, "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
 
@@ -318,11 +333,11 @@ def visit(context, address: str) -> Visit:
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
     dark = axe_findings(page, only_colours=True)
     page.set_viewport_size(PHONE)
-    page.evaluate(SCROLL_THROUGH)
+    scroll_through(page)
     phone = page.evaluate(BEYOND)
     page.set_viewport_size(PAPER)
     page.emulate_media(media="print", color_scheme="dark")
-    page.evaluate(SCROLL_THROUGH)
+    scroll_through(page)
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()

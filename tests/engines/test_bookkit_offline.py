@@ -354,6 +354,21 @@ def test_a_bibliography_is_no_list_without_items():
     )
 
 
+def test_what_nobody_sees_is_not_sent():
+    """Must catch: marks that book.css hides; code whose words lose their colours; a folded box
+    without its words."""
+    from bookkit.look import _without_unseen
+
+    body = (
+        '<summary>More<span class="sd-summary-state-marker right">\n<svg><path d="M1"></path></svg>'
+        '</span></summary><pre><span class="n">f</span><span class="p">(</span><span class="p">)'
+        '</span></pre><a class="reference internal" href="b.html">b</a>'
+    )
+    assert _without_unseen(body) == (
+        '<summary>More</summary><pre><span class="n">f</span>()</pre><a href="b.html">b</a>'
+    )
+
+
 OUTSIDE = [
     '<img src="https://example.org/a.png" alt="">',
     '<script src="//example.org/a.js"></script>',

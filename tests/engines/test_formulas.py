@@ -338,6 +338,14 @@ def test_long_equations_are_stacked():
     assert "Math.max((third + second) + first, 0, " in code and "Math.min(second, 0, first)" in code
 
 
+def test_numbers_of_places_in_a_row_are_a_range():
+    """Must catch: 22 numbers in one line of a formula; a range over a number that chooses
+    something else; three numbers as a range, which is no shorter."""
+    assert render._listed([1, 2, 3]) == "1, 2, 3"
+    assert render._listed([1, 2, 4, 12, 13, 14, 15]) == r"1, 2, 4, 12, \ldots, 15"
+    assert render._listed(range(1, 23)) == r"1, \ldots, 22"
+
+
 def test_every_formula_prints_in_both_languages():
     """Mutation: register a formula whose function SymPy cannot print."""
     code = render.javascript(list(BOOK.formulas))

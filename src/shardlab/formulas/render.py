@@ -70,9 +70,9 @@ class _Latex(LatexPrinter):
         place, *values = map(self._print, expression.args)
         rows = {}
         for number, value in enumerate(values, 1):
-            rows.setdefault(value, []).append(str(number))
+            rows.setdefault(value, []).append(number)
         return _cases(
-            rf"{value} & \text{{if }} {place} = {', '.join(numbers)}"
+            rf"{value} & \text{{if }} {place} = {_listed(numbers)}"
             for value, numbers in rows.items()
         )
 
@@ -83,6 +83,19 @@ class _Latex(LatexPrinter):
         if sum(width(self.ruler.doprint(argument)) for argument in expression.args) <= LONG:
             return rf"{name}\left({', '.join(arguments)}\right)"
         return f"{name} {_cases(arguments)}"
+
+
+def _listed(numbers):
+    """1, 3, \\ldots, 22 for ascending numbers: of four or more in a row, the first and the last."""
+    runs = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        ", ".join(map(str, run if len(run) < 4 else [run[0], r"\ldots", run[-1]])) for run in runs
+    )
 
 
 def _cases(rows):
