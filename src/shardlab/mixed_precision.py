@@ -37,7 +37,8 @@ class MasterWeights(OptimizerOfCopies):
 
     params          parameters, or groups of them, as torch.optim takes them
     of              torch.optim.AdamW, ...; **settings are its arguments
-    at_once_bytes   so many bytes of fp32 gradients are made at a time
+    at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, and at
+                    most a quarter of all
 
     Whoever looks at all gradients, a scaler or a norm, finds them in fp32, and the 16-bit ones are
     gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those
@@ -49,7 +50,7 @@ class MasterWeights(OptimizerOfCopies):
         microbatch, it adds them up in fp32."""
         for parameter, master in self.pairs:
             if parameter is not master and parameter.grad is not None:
-                gradient, parameter.grad = parameter.grad.float(), None
+                gradient, parameter.grad = self.in_fp32(parameter.grad), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     @torch.no_grad()
@@ -68,7 +69,7 @@ class MasterWeights(OptimizerOfCopies):
                 self.before_update(parameter, master)
                 master.grad = taken[master]
                 if master.grad is None and parameter.grad is not None:
-                    master.grad = parameter.grad.float()
+                    master.grad = self.in_fp32(parameter.grad)
             self.inner.step()
             for parameter, master in pile:
                 self.after_update(parameter, master)
@@ -76,6 +77,9 @@ class MasterWeights(OptimizerOfCopies):
         for master, gradient in taken.items():
             master.grad = gradient
         return loss
+
+    def in_fp32(self, gradient: Tensor) -> Tensor:
+        return gradient.float()
 
     def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype in (torch.float32, torch.float64):

@@ -14,6 +14,7 @@ from .torch_internals import version
 from .zero import before_step
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
+LEAST_PILES = 4  # in a small model, of which that would be all
 CopiedPair = tuple[
     nn.Parameter, nn.Parameter
 ]  # a parameter and its copy, which may be the parameter
@@ -26,7 +27,7 @@ class CannotCopy(ValueError):
 class OptimizerOfCopies(torch.optim.Optimizer):
     """See MasterWeights for the arguments. A subclass defines copy_of, take_gradients and step."""
 
-    def __init__(self, params, of: type, *, at_once_bytes: int = AT_ONCE_BYTES, **settings):
+    def __init__(self, params, of: type, *, at_once_bytes: int | None = None, **settings):
         check_optimizer(of, at_once_bytes)
         self.of, self.settings, self.at_once_bytes = of, settings, at_once_bytes
         self.pairs: list[CopiedPair] = []
@@ -55,9 +56,11 @@ class OptimizerOfCopies(torch.optim.Optimizer):
 
     def piles(self) -> Iterator[list[CopiedPair]]:
         """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least."""
+        together = 4 * sum(parameter.numel() for parameter, _ in self.pairs)
+        most = self.at_once_bytes or min(AT_ONCE_BYTES, together // LEAST_PILES)
         pile, elements = [], 0
         for pair in self.pairs:
-            if pile and 4 * (elements + pair[0].numel()) > self.at_once_bytes:
+            if pile and 4 * (elements + pair[0].numel()) > most:
                 yield pile
                 pile, elements = [], 0
             pile.append(pair)
@@ -109,7 +112,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
 # --- refusals -------------------------------------------------------------------------------------
 
 
-def check_optimizer(of: type, at_once_bytes: int):
+def check_optimizer(of: type, at_once_bytes: int | None):
     if not (isinstance(of, type) and issubclass(of, torch.optim.Optimizer)):
         raise CannotCopy(
             f"of = {of!r}: it must be a class of optimizers, such as torch.optim.AdamW."
@@ -119,7 +122,7 @@ def check_optimizer(of: type, at_once_bytes: int):
             f"of = {of.__name__}: it looks at all parameters at once, and copies are updated pile"
             " by pile; take one that updates each parameter by itself, such as AdamW."
         )
-    if not at_once_bytes > 0:
+    if at_once_bytes is not None and not at_once_bytes > 0:
         raise CannotCopy(f"at_once_bytes = {at_once_bytes!r}: it must be above 0.")
 
 

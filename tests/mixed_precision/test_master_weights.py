@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from shardlab import mixed_precision, mixed_precision_fast
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
@@ -384,6 +385,64 @@ def test_peak_of_a_step(moment):
     pile = largest if moment == "optimizer" else 0
     found = ledger.peak.bytes.total - counters - pile
     assert found == pytest.approx(wanted["peak_bytes"], rel=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("how", ["plain", "looked at", "accumulated", "fp64 beside it"])
+def test_unscaled_pile_by_pile(dtype, how):
+    """The fast pair of scaler and master weights: weights, masters and scales are those of the
+    plain pair, bit for bit, with overflows, with gradients that somebody looks at or adds up in
+    fp32 before the step, and with a layer that is its own master.
+
+    Must catch: a pile that is not unscaled, or twice; gradients of fp32 or fp64 that keep the
+    scale; an overflow that only fp32 gradients would show; an inverse that outlives its step."""
+    runs = []
+    for module in (mixed_precision, mixed_precision_fast):
+        model = net_of(dtype)
+        if how == "fp64 beside it":
+            model[2].bias = nn.Parameter(model[2].bias.double())
+            model[2].register_forward_pre_hook(lambda layer, x: None)
+            model[2].forward = lambda x, layer=model[2]: x @ layer.weight.t() + layer.bias.to(dtype)
+        optimizer = module.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        scaler, scales = module.LossScaler(2.0**10, growth_interval=2), []
+        for number, x in enumerate(batches(8)):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, x, dtype)).backward()
+            if number in (2, 5):
+                model[0].weight.grad[1, 2] = float("inf")
+            if how == "looked at" and number % 2:
+                scaler.unscale_(optimizer)
+            if how == "accumulated":
+                optimizer.take_gradients()
+                scaler.scale(loss_of(model, x, dtype)).backward()
+                optimizer.take_gradients()
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.factor.item())
+        runs.append([*(t for pair in optimizer.pairs for t in pair), torch.tensor(scales)])
+    assert all(torch.equal(left, right) for left, right in zip(*runs, strict=True))
+    assert len(set(runs[0][-1].tolist())) > 1
+
+
+def test_fp32_gradients_are_never_all_there():
+    """A step by the fast pair, of a model of many equal weights: at the peak a quarter of the
+    gradients is in fp32, and the plain scaler has all of them there.
+
+    Must catch: a scaler that takes all gradients to fp32 before the step; a pile of 8 MiB that is
+    the whole of a small model."""
+    peaks = []
+    for module in (mixed_precision_fast, mixed_precision):
+        model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(16)]).half()
+        elements = sum(p.numel() for p in model.parameters())
+        optimizer = module.MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, foreach=False)
+        scaler = module.LossScaler(4.0)
+        scaler.scale(model(torch.ones(1, 16).half()).float().sum()).backward()
+        with Ledger(model, optimizer) as ledger:
+            scaler.step(optimizer)
+        scaler.update()
+        peaks.append(max(point.bytes.gradients for point in ledger.timeline))
+    assert peaks[0] == 2 * elements + 4 * elements // 4
+    assert peaks[1] >= 4 * elements
 
 
 def test_bytes_of_megatron():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab import mixed_precision_fast
+from shardlab import mixed_precision_fast as fast
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure import races
@@ -74,10 +74,10 @@ def build_training(
         amp = partial(torch.autocast, device.type, dtype)
     else:
         policy.prepare(model)
-        optimizer = policy.optimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
-        scaler, amp = policy.scaler(), partial(policy.forward, device)
-        if policy.needs_scale:
-            scaler = mixed_precision_fast.LossScaler()
+        kind = policy.optimizer if policy.weights is torch.float32 else fast.MasterWeights
+        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-3)
+        scaler = fast.LossScaler() if policy.needs_scale else policy.scaler()
+        amp = partial(policy.forward, device)
 
     def step():
         with policy.step():
