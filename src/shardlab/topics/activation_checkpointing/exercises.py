@@ -396,7 +396,11 @@ def _step_or_failure(solution, rows, layers):
 
 
 def _plain_checkpoint(
-    cut=True, records=True, keeps_graph=False, whole=True, back=lambda x, dy: x.grad
+    cut=True,
+    records=True,
+    keeps_graph=False,
+    whole=True,
+    back=lambda x, dy: x.grad if x.is_leaf else None,
 ):
     """A checkpoint without random numbers, and what readers make of one."""
 
