@@ -161,7 +161,7 @@ def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
         rows=rows,
     )
     text, warnings = build(RACE, on_cpu, gpu())
-    assert not warnings and "Who races." in text
+    assert not warnings and "Who races." in text and "keeps everything" not in text
     assert "stage 1, 2 ranks 1.02 0.82 to 1.10 0.85 stage 3, 2 ranks 0.80 0.95 to 1.06 0.92" in text
     assert (
         "Recorded on AMD EPYC, 2 cores, 2026-11-21, torch 2.13.0, by python -m bench zero ." in text
@@ -171,6 +171,21 @@ def test_a_race_shows_times_beside_what_identical_work_differs_by(build):
     steps = replace(on_cpu, rows=rows[1::2])
     no_peaks, warnings = build(RACE, steps)
     assert not warnings and "Who races." not in no_peaks
+
+
+def test_a_race_shows_what_a_technique_costs(build):
+    """Step time over a step without it, beside what its operations say.
+
+    Must catch: a ratio printed as a percentage of itself, the two columns exchanged."""
+    what = dict(what="by hooks, 6 layers")
+    rows = (
+        Row("zero_race.step", 1.016, "ratio", dict(what, identical_low=0.8, identical_high=1.1)),
+        Row("zero_race.peak", 1.0, "ratio", what),
+        Row("zero_race.overhead", 1.306, "ratio", dict(what, by_operations=1.333)),
+    )
+    on_cpu = gpu(hardware=Hardware("AMD EPYC, 2 cores", "cpu", 1, 2**34), rows=rows)
+    text, warnings = build(RACE, on_cpu)
+    assert not warnings and "by hooks, 6 layers +31% +33%" in text
 
 
 def test_a_damaged_recording_stops_the_build(build, tmp_path):

@@ -204,6 +204,8 @@ def race(tasks: Sequence[TrainingTask] = RACED_SHAPES, turns: int = TURNS) -> li
                         None,
                         f"{theory:.3f} by operations;"
                         f" {KEEPS_ALL} {1000 * median(times[KEEPS_ALL]):.1f} ms",
+                        f"{group}_race.overhead",
+                        dict(what=what, by_operations=round(theory, 3)),
                     )
                 )
     return results
