@@ -18,7 +18,7 @@ from . import mixed_precision
 from . import mixed_precision_checks as checks
 from .torch_internals import unscale_in_one_pass
 
-NARROW = torch.float16, torch.bfloat16
+IN_16_BITS = torch.float16, torch.bfloat16
 
 
 class MasterWeights(mixed_precision.MasterWeights):
@@ -34,7 +34,7 @@ class MasterWeights(mixed_precision.MasterWeights):
     def waiting(self) -> list[Tensor] | None:
         """The gradients in 16 bits, all dense; None if there are others, too."""
         found = [tensor.grad for pair in self.pairs for tensor in pair if tensor.grad is not None]
-        narrow = all(g.dtype in NARROW and g.layout is torch.strided for g in found)
+        narrow = all(g.dtype in IN_16_BITS and g.layout is torch.strided for g in found)
         return found if narrow else None
 
 

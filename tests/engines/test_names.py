@@ -41,6 +41,7 @@ THE_SAME_IN_ANOTHER_WAY = {
             "PIECE_BYTES",
             "Ring",
             "LossScaler",
+            "MasterWeights",
         ),
         "readable in one file and fast in another, behind the same interface",
     ),
