@@ -60,7 +60,13 @@ ENGINES = {"formulas", "show", "measure", "exercises", "ranks"}
 TOPICS = {path.parent.name for path in (SOURCES / "shardlab" / "topics").glob("*/__init__.py")}
 # What building the book loads.
 NO_TORCH = ("formulas", "show", "topics/*/formulas*", "topics/*/explorer.py", "topics/*/steps.py")
-NO_TORCH += ("topics/*/moves.py", "collective_plans.py", "schedule*.py", "measure/recordings.py")
+NO_TORCH += (
+    "topics/*/pictures.py",
+    "topics/*/moves.py",
+    "collective_plans.py",
+    "schedule*.py",
+    "measure/recordings.py",
+)
 NO_TORCH += ("topics/*/bits.py", "topics/*/formats.py", "topics/*/histogram.py")
 
 

@@ -13,7 +13,7 @@ FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})(.*)$")
 TEXT = {
     "container", "dropdown", "grid", "grid-item", "grid-item-card", "tip", "note", "margin",
     "predict", "measured", "which-number", "wild", "glossary",
-    "source-diff", "race", "recorded", "recordings", "pairs", "shards",
+    "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture",
 }  # fmt: skip
 MOST = 3000  # words in the main line of a chapter
 

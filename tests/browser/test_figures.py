@@ -1,11 +1,11 @@
-"""The plotly figures on a phone: no text runs into another or out of its figure."""
+"""The figures and the still pictures on a phone: no text runs into another or out of its figure."""
 
 import pytest
 from visit import PHONE, lines, new_context, open_page
 
-COLLISIONS = """() => [...document.querySelectorAll(".plotly-figure")].flatMap(figure => {
+COLLISIONS = """() => [...document.querySelectorAll(".plotly-figure, .picture svg")].flatMap(figure => {
   const edge = figure.getBoundingClientRect(), found = [];
-  const texts = [...figure.querySelectorAll("svg text")]
+  const texts = [...figure.querySelectorAll("text")]
     .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
   const boxes = texts.flatMap(text => { // the lines of a title are boxes of their own
     const rows = [...text.querySelectorAll("tspan.line")];
@@ -34,7 +34,8 @@ def test_texts_keep_apart(phone, homes, paths, book_html):
     wide."""
     problems = {}
     for path in paths:
-        if "plotly-figure" in (book_html / path).read_text(encoding="utf-8"):
+        page = (book_html / path).read_text(encoding="utf-8")
+        if "plotly-figure" in page or "figure picture" in page:
             open_page(phone, f"{homes['file']}/{path}")
             problems[path] = phone.evaluate(COLLISIONS)
     assert problems and not lines(problems)

@@ -5,6 +5,7 @@ topic needs no entry in any list:
     explorer.py                  explorers, as data
     steps.py                     what a stepper shows, as data
     figures.py                   plotly figures of measurements
+    pictures.py                  still pictures of pages, drawn as SVG (PICTURES)
     exercises.py                 exercises, with the wrong solutions that readers write
     lab.py                       what the lab builds, trains, weighs and counts
     runs.py                      what `make gpu` records (RUNS) and what `make bench` races

@@ -1,0 +1,101 @@
+"""The ``{picture}`` directive: a still picture that Python draws from formulas or data, with its
+caption.
+
+    ```{picture} zero-stages
+    **Figure 1.** What a rank keeps. Look at the first step: it is the largest.
+    ```
+
+The name is one of ``PICTURES``, name -> function that returns SVG, in the module ``pictures`` of
+any topic (``shardlab/show/drawing.py`` has the pencil). A picture is drawn while the book is built;
+its looks are classes, and the style sheet, written from the palettes, stands on pages with pictures
+alone.
+"""
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxDirective
+
+from shardlab import topics
+from shardlab.show.drawing import COLOURS, LOOKS, TEXT
+from shardlab.show.palette import MEMORY
+
+logger = logging.getLogger(__name__)
+
+SHEET = "pictures.css"
+
+
+def pictures():
+    """Name -> the function that draws it, of all topics."""
+    found = {}
+    for module in topics.modules("pictures"):
+        twice = found.keys() & module.PICTURES.keys()
+        if twice:
+            raise ValueError(f"{module.__name__}: {', '.join(twice)} is another topic's picture.")
+        found.update(module.PICTURES)
+    return found
+
+
+def style_sheet():
+    """The looks, as CSS."""
+    rules = [
+        "svg{display:block;width:100%;max-width:31rem;height:auto;margin:0 auto;"
+        f"fill:currentColor;font-size:{TEXT}px;font-variant-numeric:tabular-nums lining-nums}}"
+    ]
+    memory = {name.replace("_", "-") for name in MEMORY}
+    for name in COLOURS:
+        colour = f"--{'memory' if name in memory else 'timeline'}-{name}"
+        rules.append(f".{name}{{fill:var({colour});stroke:var({colour}-line)}}")
+    rules += [f".{name}{{{declarations}}}" for name, declarations in LOOKS.items() if declarations]
+    rules += [  # a line has the colour that outlines; letters have no outline
+        f".line.{name}{{stroke:var(--{'memory' if name in memory else 'timeline'}-{name}-line)}}"
+        for name in COLOURS
+    ]
+    rules.append("text{stroke:none}")
+    return "".join(f".picture {rule}\n" for rule in rules)
+
+
+class PictureDirective(SphinxDirective):
+    required_arguments = 1
+    has_content = True
+
+    def run(self):
+        self.assert_has_content()
+        name = self.arguments[0]
+        known = pictures()
+        if name not in known:
+            logger.warning(
+                "picture: no topic draws %r; there are %s.",
+                name,
+                ", ".join(sorted(known)),
+                location=self.get_location(),
+                type="bookkit",
+                subtype="pictures",
+            )
+            return []
+        figure = nodes.container(classes=["figure", "picture"])
+        self.set_source_info(figure)
+        figure += nodes.raw("", known[name](), format="html")
+        self.state.nested_parse(self.content, self.content_offset, figure)
+        return [figure]
+
+
+def _add_sheet(app, pagename, templatename, context, doctree):
+    if doctree is not None and any(
+        "picture" in found["classes"] for found in doctree.findall(nodes.container)
+    ):
+        app.add_css_file(SHEET, priority=803)
+
+
+def _write_sheet(app):
+    if app.builder.format == "html":
+        static = Path(app.outdir) / "_static"
+        static.mkdir(parents=True, exist_ok=True)
+        (static / SHEET).write_text(style_sheet(), encoding="utf-8")
+
+
+def setup(app):
+    app.add_directive("picture", PictureDirective)
+    app.connect("builder-inited", _write_sheet)
+    app.connect("html-page-context", _add_sheet)

@@ -1,0 +1,102 @@
+"""Still pictures as SVG, drawn from data and formulas: what a topic's `pictures.py` draws and the
+directive {picture} puts on a page.
+
+    drawing = Drawing("stages", "What a rank keeps")
+    drawing.box(0, 20, 120, 24, "parameters")
+    drawing.text(60, 36, "10 GB", "middle white")
+    drawing.svg(60, "A bar of 10 GB of parameters.")
+
+Lengths are units of the drawing, which is WIDTH wide. Looks are words, and classes of the style
+sheet (bookkit/pictures.py): a name of palette.MEMORY or palette.TIMELINE fills and outlines, `line`
+does not fill, `small` and `bold` set a text. So one drawing follows the light and the dark page.
+"""
+
+from html import escape
+from math import hypot
+
+from .palette import MEMORY, TIMELINE
+
+WIDTH = 400
+TEXT, SMALL = 14, 13  # at a phone's 350 px of column, 13 units are 11 px
+COLOURS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
+# word -> its declarations; a text is black on a light page and white on a dark one unless it lies
+# on a fill
+LOOKS = {
+    "line": "fill:none;stroke:currentColor",
+    "frame": "fill:none;stroke:var(--line-strong)",
+    "grid": "fill:none;stroke:var(--line)",
+    "cut": "stroke:var(--page)",
+    "thick": "stroke-width:2",
+    "dashed": "stroke-dasharray:4 3",
+    "pale": "fill-opacity:.3",
+    "shade0": "",
+    "shade1": "fill-opacity:.55",
+    "shade2": "fill-opacity:.28",
+    "shade3": "fill-opacity:.08",
+    "quiet": "fill:currentColor;fill-opacity:.1;stroke:var(--line-strong)",
+    "small": f"font-size:{SMALL}px",
+    "bold": "font-weight:600",
+    "soft": "fill:var(--ink-soft)",
+    "middle": "text-anchor:middle",
+    "end": "text-anchor:end",
+    "white": "fill:#fff",
+    "ink": "fill:#14171a",
+}
+
+
+class Drawing:
+    """Marks, in the order in which they are drawn. `name` is the picture's, one on a page."""
+
+    def __init__(self, name: str, title: str):
+        self.name, self.title, self.marks = name, title, []
+
+    def box(self, x, y, wide, high, looks, corner=0):
+        place = f'x="{_short(x)}" y="{_short(y)}" width="{_short(wide)}" height="{_short(high)}"'
+        round_ = f' rx="{corner}"' * bool(corner)
+        self.marks.append(f"<rect {place}{round_}{_looks(looks)}/>")
+
+    def path(self, steps, looks="line", width=None):
+        """`steps` as SVG writes them."""
+        wide = f' stroke-width="{_short(width)}"' if width else ""
+        self.marks.append(f'<path d="{steps}"{wide}{_looks(looks)}/>')
+
+    def arrow(self, x, y, to_x, to_y, looks="line"):
+        """A straight line with a head at its end."""
+        length = hypot(to_x - x, to_y - y)
+        across, down = (to_x - x) / length, (to_y - y) / length
+        back_x, back_y = to_x - 7 * across, to_y - 7 * down
+        corners = (
+            (back_x - 4 * down, back_y + 4 * across),
+            (back_x + 4 * down, back_y - 4 * across),
+        )
+        points = "L".join(f"{_short(a)} {_short(b)}" for a, b in ((to_x, to_y), *corners))
+        head = " ".join(word for word in looks.split() if word in COLOURS)
+        shaft = f"M{_short(x)} {_short(y)}L{_short(back_x)} {_short(back_y)}"
+        self.path(shaft, looks if "line" in looks.split() else f"line {looks}")
+        self.path(f"M{points}z", head)
+
+    def text(self, x, y, words, looks=""):
+        """`y` is the line on which the letters stand."""
+        place = f'x="{_short(x)}" y="{_short(y)}"'
+        self.marks.append(f"<text {place}{_looks(looks)}>{escape(str(words))}</text>")
+
+    def svg(self, height, words) -> str:
+        """The picture; `words` say all that it shows, to readers who hear it."""
+        name = self.name
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_short(height)}"'
+            f' width="{WIDTH}" role="img" aria-labelledby="{name}-title {name}-text">'
+            f'<title id="{name}-title">{escape(self.title)}</title>'
+            f'<desc id="{name}-text">{escape(words)}</desc>{"".join(self.marks)}</svg>\n'
+        )
+
+
+def _looks(words):
+    unknown = set(words.split()) - {*COLOURS, *LOOKS}
+    if unknown:
+        raise ValueError(f"{', '.join(sorted(unknown))}: a look is one of LOOKS or of a palette.")
+    return f' class="{words}"' if words else ""
+
+
+def _short(number):
+    return f"{number:.1f}".removesuffix(".0")
