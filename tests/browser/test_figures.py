@@ -3,7 +3,9 @@
 import pytest
 from visit import PHONE, lines, new_context, open_page
 
-COLLISIONS = """() => [...document.querySelectorAll(".plotly-figure, .picture svg")].flatMap(figure => {
+COLLISIONS = """() => [
+  ...document.querySelectorAll(".plotly-figure, .picture svg")
+].flatMap(figure => {
   const edge = figure.getBoundingClientRect(), found = [];
   const texts = [...figure.querySelectorAll("text")]
     .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
