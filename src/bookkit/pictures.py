@@ -18,7 +18,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from shardlab import topics
-from shardlab.show.drawing import COLOURS, LOOKS, TEXT
+from shardlab.show.drawing import COLOURS, LETTER_UNITS, LOOKS
 from shardlab.show.palette import MEMORY
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def style_sheet():
     """The looks, as CSS."""
     rules = [
         "svg{display:block;width:100%;max-width:31rem;height:auto;margin:0 auto;"
-        f"fill:currentColor;font-size:{TEXT}px;font-variant-numeric:tabular-nums lining-nums}}"
+        f"fill:currentColor;font-size:{LETTER_UNITS}px;font-variant-numeric:tabular-nums lining-nums}}"
     ]
     memory = {name.replace("_", "-") for name in MEMORY}
     for name in COLOURS:

@@ -10,6 +10,7 @@ PACKAGE = Path(shardlab.__file__).parent
 
 # Names that several modules define by design: the same role in each of them, and why.
 A_ROLE_IN_EVERY_TOPIC = {
+    "PICTURES": "the still pictures of a topic, by name",
     "RUNS": "what `make gpu` measures of a topic",
     "BENCHES": "what `make bench` races of a topic",
     "WAYS": "what a topic's races compare",

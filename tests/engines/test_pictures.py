@@ -7,7 +7,14 @@ from xml.etree import ElementTree
 import pytest
 
 from bookkit.pictures import pictures, style_sheet
-from shardlab.show.drawing import COLOURS, LOOKS, SMALL, TEXT, WIDTH, Drawing
+from shardlab.show.drawing import (
+    COLOURS,
+    LETTER_UNITS,
+    LOOKS,
+    PICTURE_WIDTH,
+    SMALL_LETTER_UNITS,
+    Drawing,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURES = pictures()
@@ -34,7 +41,7 @@ def test_marks_lie_within_it_and_follow_the_page(name):
     negative width."""
     svg = ElementTree.fromstring(PICTURES[name]())
     *_, width, height = map(float, svg.attrib["viewBox"].split())
-    assert width == WIDTH
+    assert width == PICTURE_WIDTH
     for mark in svg:
         assert not {"style", "fill", "stroke", "font-size"} & set(mark.attrib)
         if mark.tag == f"{SVG}rect":
@@ -43,7 +50,7 @@ def test_marks_lie_within_it_and_follow_the_page(name):
             assert wide >= 0 and high >= 0
         if mark.tag == f"{SVG}text":
             assert 0 <= float(mark.attrib["x"]) <= width
-            assert SMALL - 2 < float(mark.attrib["y"]) <= height, mark.text
+            assert SMALL_LETTER_UNITS - 2 < float(mark.attrib["y"]) <= height, mark.text
 
 
 @pytest.mark.parametrize("name", PICTURES)
@@ -56,7 +63,7 @@ def test_it_stands_on_one_page(name):
 
 def test_letters_are_large_enough_on_a_phone():
     """Must catch: a smaller size of letters, or a wider drawing."""
-    assert min(TEXT, SMALL) * COLUMN / WIDTH >= LEAST
+    assert min(LETTER_UNITS, SMALL_LETTER_UNITS) * COLUMN / PICTURE_WIDTH >= LEAST
 
 
 def test_every_look_has_a_rule():

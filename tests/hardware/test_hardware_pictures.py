@@ -16,7 +16,7 @@ def words(svg):
 def test_each_connection_has_its_links_rate():
     """Must catch: both directions added up; bits for bytes."""
     shown = words(pictures.draw_two_nodes()).split(" | ")
-    for link in pictures.PATHS.values():
+    for link in pictures.NODE_PATHS.values():
         rate = LINKS[link].quantities["link_bytes_per_second"]
         assert shown.count(format_as(rate, "bandwidth")) == 2  # once a node
 
@@ -24,7 +24,7 @@ def test_each_connection_has_its_links_rate():
 def test_lines_are_as_thick_as_they_are_fast():
     """Must catch: a logarithmic scale under a caption that says otherwise."""
     thick = {float(w) for w in re.findall(r'stroke-width="([\d.]+)"', pictures.draw_two_nodes())}
-    rates = sorted(pictures.rates().values())
+    rates = sorted(pictures.path_rates().values())
     unit = max(thick) / rates[-1]
     assert sorted(thick) == pytest.approx([rate * unit for rate in rates], abs=0.06)
 
@@ -40,7 +40,7 @@ def test_rounds_of_tiles():
 
     Must catch: rounds that are cut off, or a last round that is full."""
     for rows, columns in ((4096, 4096), (4097, 4097), (128, 256), (128 * 108, 256)):
-        product = {**pictures.PRODUCT, "rows": rows, "columns": columns}
+        product = {**pictures.TILED_PRODUCT, "rows": rows, "columns": columns}
         count = sum(
             1
             for _ in range(0, rows, product["tile_rows"])
@@ -50,14 +50,14 @@ def test_rounds_of_tiles():
         for tile in range(count):
             dealt[tile % len(dealt)] += 1
         last = sum(each == max(dealt) for each in dealt)
-        assert pictures.tiles(**product) == (count, max(dealt), last)
+        assert pictures.tile_rounds(**product) == (count, max(dealt), last)
 
 
 def test_the_picture_and_its_caption_say_the_rounds():
     """Must catch: another product in the picture than in the caption."""
-    count, rounds, last = pictures.tiles(**pictures.PRODUCT)
+    count, rounds, last = pictures.tile_rounds(**pictures.TILED_PRODUCT)
     shown = words(pictures.draw_tiles())
     assert f"{count} tiles on {pictures.MULTIPROCESSORS} SMs take {rounds} rounds" in shown
     assert pictures.MULTIPROCESSORS - last == 28
-    larger = {**pictures.PRODUCT, "rows": 4097, "columns": 4097}
-    assert pictures.tiles(**larger)[1] == rounds + 1
+    larger = {**pictures.TILED_PRODUCT, "rows": 4097, "columns": 4097}
+    assert pictures.tile_rounds(**larger)[1] == rounds + 1

@@ -14,10 +14,11 @@ does not fill, `small` and `bold` set a text. So one drawing follows the light a
 from html import escape
 from math import hypot
 
+from .format import format_as
 from .palette import MEMORY, TIMELINE
 
-WIDTH = 400
-TEXT, SMALL = 14, 13  # at a phone's 350 px of column, 13 units are 11 px
+PICTURE_WIDTH = 400
+LETTER_UNITS, SMALL_LETTER_UNITS = 14, 13  # at a phone's 350 px of column, 13 units are 11 px
 COLOURS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
 # word -> its declarations; a text is black on a light page and white on a dark one unless it lies
 # on a fill
@@ -26,6 +27,7 @@ LOOKS = {
     "frame": "fill:none;stroke:var(--line-strong)",
     "grid": "fill:none;stroke:var(--line)",
     "cut": "stroke:var(--page)",
+    "blank": "fill:var(--page);stroke:none",
     "thick": "stroke-width:2",
     "dashed": "stroke-dasharray:4 3",
     "pale": "fill-opacity:.3",
@@ -34,7 +36,7 @@ LOOKS = {
     "shade2": "fill-opacity:.28",
     "shade3": "fill-opacity:.08",
     "quiet": "fill:currentColor;fill-opacity:.1;stroke:var(--line-strong)",
-    "small": f"font-size:{SMALL}px",
+    "small": f"font-size:{SMALL_LETTER_UNITS}px",
     "bold": "font-weight:600",
     "soft": "fill:var(--ink-soft)",
     "middle": "text-anchor:middle",
@@ -42,6 +44,11 @@ LOOKS = {
     "white": "fill:#fff",
     "ink": "fill:#14171a",
 }
+
+
+def decimal_bytes(nbytes) -> str:
+    """Bytes as pictures say them: "23.8 GB"."""
+    return format_as(nbytes, "decimal bytes")
 
 
 class Drawing:
@@ -82,10 +89,10 @@ class Drawing:
 
     def svg(self, height, words) -> str:
         """The picture; `words` say all that it shows, to readers who hear it."""
-        name = self.name
+        name, wide = self.name, PICTURE_WIDTH
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_short(height)}"'
-            f' width="{WIDTH}" role="img" aria-labelledby="{name}-title {name}-text">'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {_short(height)}"'
+            f' width="{wide}" role="img" aria-labelledby="{name}-title {name}-text">'
             f'<title id="{name}-title">{escape(self.title)}</title>'
             f'<desc id="{name}-text">{escape(words)}</desc>{"".join(self.marks)}</svg>\n'
         )

@@ -2,44 +2,47 @@
 tiles."""
 
 from shardlab.formulas import LINKS
-from shardlab.show.drawing import WIDTH, Drawing
+from shardlab.show.drawing import PICTURE_WIDTH, Drawing
 from shardlab.show.format import format_as
 
-GPUS = 8  # of a node
-CARDS = 8  # network cards of a node
-PATHS = {  # what is drawn -> its link
+NODE_GPUS = 8  # of a node
+NODE_CARDS = 8  # network cards of a node
+NODE_PATHS = {  # what is drawn -> its link
     "NVLink": "NVLink 4 (H100)",
     "PCIe": "PCIe 5 x16",
     "network": "network, 400 Gbit/s",
 }
-LEFT, PITCH = 92, 38.5
+PATHS_LEFT, GPU_PITCH = 92, 38.5
 UNITS_A_GB = 18 / 450  # width of a line
 
 
-def rates():
+def path_rates():
     """What is drawn -> bytes/s, one way."""
-    return {path: LINKS[link].quantities["link_bytes_per_second"] for path, link in PATHS.items()}
+    return {
+        path: LINKS[link].quantities["link_bytes_per_second"] for path, link in NODE_PATHS.items()
+    }
 
 
-def said(rate):
+def one_way(rate):
     return format_as(rate, "bandwidth")
 
 
 def draw_two_nodes():
-    found = rates()
+    found = path_rates()
     drawing = Drawing("two-nodes", "Two nodes of eight GPUs, and what each connection carries")
     fabric = 222
     for number, (top, down) in enumerate(((2, 1), (2 * fabric + 20, -1))):
         draw_node(drawing, found, number, top, down)
-    drawing.box(4, fabric - 2, WIDTH - 8, 26, "communication pale", 14)
-    drawing.text(WIDTH / 2, fabric + 16, "network between nodes", "middle small")
-    both, total = said(found["network"]), said(found["network"] * CARDS)
+    drawing.box(4, fabric - 2, PICTURE_WIDTH - 8, 26, "communication pale", 14)
+    drawing.text(PICTURE_WIDTH / 2, fabric + 16, "network between nodes", "middle small")
+    both, total = one_way(found["network"]), one_way(found["network"] * NODE_CARDS)
     words = (
-        f"Two boxes, node 0 above and node 1 below, mirror images. In each node {GPUS} GPUs hang on"
-        f" an NVSwitch, each by a line of {said(found['NVLink'])}, by far the thickest in the"
-        f" picture. From each GPU a thin line of {said(found['PCIe'])} leads through PCIe switches,"
-        f" to which a CPU is connected as well, to a network card of its own, and from each card a"
-        f" line of {both} to the network between the nodes: {total} for a whole node."
+        "Two boxes, node 0 above and node 1 below, mirror images. In each node"
+        f" {NODE_GPUS} GPUs hang on an NVSwitch, each by a line of {one_way(found['NVLink'])}, by"
+        f" far the thickest in the picture. From each GPU a thin line of {one_way(found['PCIe'])}"
+        " leads through PCIe switches, to which a CPU is connected as well, to a network card of"
+        f" its own, and from each card a line of {both} to the network between the nodes: {total}"
+        " for a whole node."
     )
     return drawing.svg(2 * fabric + 22, words)
 
@@ -56,16 +59,16 @@ def draw_node(drawing, found, number, top, down):
     def words(x, near, far, text, looks):
         drawing.text(x, (y(near) + y(far)) / 2 + 5, text, looks)
 
-    wide = GPUS * PITCH - 4
-    box(1, 0, WIDTH - 2, 194, "frame", 10)
+    wide = NODE_GPUS * GPU_PITCH - 4
+    box(1, 0, PICTURE_WIDTH - 2, 194, "frame", 10)
     words(10, 4, 36, f"node {number}", "bold")
-    box(LEFT, 6, wide, 34, "quiet")
-    words(LEFT + wide / 2, 6, 34, "NVSwitch", "middle")
-    box(LEFT, 124, wide, 150, "quiet")
-    words(LEFT + wide / 2, 124, 150, "PCIe switches, and the CPU", "middle small")
-    for gpu in range(GPUS):
-        x = LEFT + gpu * PITCH
-        middle = x + PITCH / 2 - 2
+    box(PATHS_LEFT, 6, wide, 34, "quiet")
+    words(PATHS_LEFT + wide / 2, 6, 34, "NVSwitch", "middle")
+    box(PATHS_LEFT, 124, wide, 150, "quiet")
+    words(PATHS_LEFT + wide / 2, 124, 150, "PCIe switches, and the CPU", "middle small")
+    for gpu in range(NODE_GPUS):
+        x = PATHS_LEFT + gpu * GPU_PITCH
+        middle = x + GPU_PITCH / 2 - 2
         for near, far, path in (
             (34, 70, "NVLink"),
             (96, 124, "PCIe"),
@@ -77,23 +80,23 @@ def draw_node(drawing, found, number, top, down):
                 "line communication",
                 found[path] * UNITS_A_GB / 1e9,
             )
-        box(x, 70, PITCH - 4, 96, "quiet")
-        words(middle, 70, 96, f"{gpu + GPUS * number}", "middle bold")
-        box(x, 164, PITCH - 4, 188, "quiet")
+        box(x, 70, GPU_PITCH - 4, 96, "quiet")
+        words(middle, 70, 96, f"{gpu + NODE_GPUS * number}", "middle bold")
+        box(x, 164, GPU_PITCH - 4, 188, "quiet")
         words(middle, 164, 188, "card", "middle small")
-    words(10, 34, 70, said(found["NVLink"]), "bold small")
+    words(10, 34, 70, one_way(found["NVLink"]), "bold small")
     words(10, 70, 96, "GPU", "small")
-    words(10, 96, 124, said(found["PCIe"]), "bold small")
-    words(10, 164, 188, said(found["network"]), "bold small")
+    words(10, 96, 124, one_way(found["PCIe"]), "bold small")
+    words(10, 164, 188, one_way(found["network"]), "bold small")
 
 
 # --- a product ------------------------------------------------------------------------------------
 
-PRODUCT = dict(rows=4096, columns=4096, tile_rows=128, tile_columns=256, warps=8)
+TILED_PRODUCT = dict(rows=4096, columns=4096, tile_rows=128, tile_columns=256, warps=8)
 MULTIPROCESSORS = 108  # of an A100, as in the chapter's text
 
 
-def tiles(rows, columns, tile_rows, tile_columns, multiprocessors=MULTIPROCESSORS, **_):
+def tile_rounds(rows, columns, tile_rows, tile_columns, multiprocessors=MULTIPROCESSORS, **_):
     """How many tiles a product has, the rounds in which the multiprocessors work on them, and how
     many of them work in the last round."""
     count = -(-rows // tile_rows) * -(-columns // tile_columns)
@@ -102,10 +105,18 @@ def tiles(rows, columns, tile_rows, tile_columns, multiprocessors=MULTIPROCESSOR
 
 
 def draw_tiles():
-    count, rounds, last = tiles(**PRODUCT)
-    larger = {**PRODUCT, "rows": PRODUCT["rows"] + 1, "columns": PRODUCT["columns"] + 1}
-    more, more_rounds, _ = tiles(**larger)
-    down, across, warps = PRODUCT["tile_rows"], PRODUCT["tile_columns"], PRODUCT["warps"]
+    count, rounds, last = tile_rounds(**TILED_PRODUCT)
+    larger = {
+        **TILED_PRODUCT,
+        "rows": TILED_PRODUCT["rows"] + 1,
+        "columns": TILED_PRODUCT["columns"] + 1,
+    }
+    more, more_rounds, _ = tile_rounds(**larger)
+    down, across, warps = (
+        TILED_PRODUCT["tile_rows"],
+        TILED_PRODUCT["tile_columns"],
+        TILED_PRODUCT["warps"],
+    )
     drawing = Drawing("tiles", "A product, a tile of it, and the warps that compute the tile")
     side, x, y = 112, 132, 156  # of a matrix; where the result lies
     one = (3, 2)  # the tile that is looked at: its place down and across, of 8 and 4

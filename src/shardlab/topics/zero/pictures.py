@@ -7,7 +7,7 @@ from math import prod
 from shardlab.formulas import evaluate, quantities
 from shardlab.formulas.events import operations, quantities_of, run
 from shardlab.show.drawing import Drawing
-from shardlab.show.format import format_as
+from shardlab.show.drawing import decimal_bytes as said
 from shardlab.topics.zero.timeline import MICROBATCH
 
 FIVE = dict(  # the model that the chapter opens with
@@ -25,11 +25,7 @@ KINDS = {
 }
 
 
-def said(nbytes):
-    return format_as(nbytes, "decimal bytes")
-
-
-def stages(**given):
+def four_stages(**given):
     """Of each stage: its bytes by kind, their sum, what a rank sends, and the card's bytes."""
     names = (*KINDS, "zero_states_bytes", "zero_sent_bytes")
     found = {**FIVE, **given}
@@ -39,8 +35,12 @@ def stages(**given):
 
 
 def draw_stages():
-    found, card = stages(), quantities(gpu=FIVE["gpu"])["gpu_memory_bytes"]
-    drawing, left, long = Drawing("zero-stages", "What a rank keeps in stages 0 to 3"), 58, 290
+    found, card = four_stages(), quantities(gpu=FIVE["gpu"])["gpu_memory_bytes"]
+    drawing, left, long = (
+        Drawing("zero-stages", "What a rank keeps in stages 0 to 3"),
+        58,
+        290,
+    )
     unit = long / card
     x = left
     for look, label, _ in KINDS.values():
@@ -77,7 +77,7 @@ def draw_stages():
 
 # --- stage 3, layer by layer ----------------------------------------------------------------------
 
-STEP = dict(
+STAGE_3 = dict(
     zero_stage=3,
     zero_flat_tensors=5,  # units: 32 would be too narrow to see
     link="network, 400 Gbit/s",
@@ -87,7 +87,7 @@ STEP = dict(
     gather_ahead=1,
     reduce_early=1,
 )
-LOOKS = {
+STEP_LOOKS = {
     "forward": "forward",
     "backward": "backward",
     "gather": "gathered",
@@ -98,7 +98,7 @@ LOOKS = {
 def stage_3_step():
     """What ran when, with the unit it worked on: (name, unit, start, end); and the step's
     quantities. Units count from 0 in the order of forward."""
-    given = quantities(**FIVE, **STEP)
+    given = quantities(**FIVE, **STAGE_3)
     names = [*quantities_of(MICROBATCH), "zero_states_bytes", "zero_shard_parameters"]
     values = {**given, **evaluate(names, allow_unused=True, **given)}
     units, seen, found = values["zero_flat_tensors"], {}, []
@@ -112,7 +112,7 @@ def stage_3_step():
     return found, values
 
 
-def held_bytes(found, values):
+def held_over_time(found, values):
     """Triples: from so many seconds on, a rank holds so many bytes of gathered parameters and of
     whole gradients. A unit's room is taken when its gathering begins and given
     back when it has computed; its gradients are there from its backward to the end of its reduce-
@@ -138,9 +138,9 @@ def held_bytes(found, values):
     return [(at, round(whole), round(own)) for at, whole, own in sums]
 
 
-def draw_step():
+def draw_stage_3():
     found, values = stage_3_step()
-    held, shards = held_bytes(found, values), values["zero_states_bytes"]
+    held, shards = held_over_time(found, values), values["zero_states_bytes"]
     drawing = Drawing("zero-3-step", "A microbatch of stage 3: two streams, and the memory beneath")
     left, right, end = 62, 398, max(stop for *_, stop in found)
     x = lambda seconds: left + (right - left) * seconds / end
@@ -151,7 +151,7 @@ def draw_step():
     drawing.text(0, 73, "link", "small")
     for name, _, unit, start, stop in found:
         top = 24 if name in ("forward", "backward") else 56
-        drawing.box(x(start), top, x(stop) - x(start), 24, f"{LOOKS[name]} cut")
+        drawing.box(x(start), top, x(stop) - x(start), 24, f"{STEP_LOOKS[name]} cut")
         ink = "white" if name == "forward" else "ink"
         drawing.text(x((start + stop) / 2), top + 17, unit + 1, f"middle small {ink}")
     key_x = left
@@ -169,7 +169,9 @@ def draw_step():
         "gradients": [(at, shards + whole, shards + whole + own) for at, whole, own in held],
     }
     for look, edges in steps.items():
-        drawing.path(area([(x(at), y(lower), y(upper)) for at, lower, upper in edges]), look)
+        drawing.path(
+            stepped_area([(x(at), y(lower), y(upper)) for at, lower, upper in edges]), look
+        )
     ticks = (0, shards, shards + peak)
     for nbytes in ticks:
         drawing.text(left - 6, y(nbytes) + 5, said(nbytes) if nbytes else "0", "small end")
@@ -192,7 +194,7 @@ def draw_step():
     return drawing.svg(floor + 26, words)
 
 
-def area(edges):
+def stepped_area(edges):
     """Triples (x, lower edge, upper edge), each until the next, as a path; nothing where the edges
     meet."""
     return "".join(
@@ -204,25 +206,27 @@ def area(edges):
 
 # --- flat, or by rows -----------------------------------------------------------------------------
 
-UNIT = {"weight": (5, 4), "bias": (5,), "norm": (4,)}
-RANKS = 4
+CUT_UNIT = {"weight": (5, 4), "bias": (5,), "norm": (4,)}
+CUT_RANKS = 4
 
 
 def flat_owners():
     """Parameter -> the rank that owns each of its elements where the unit is one flat tensor."""
-    elements = sum(map(prod, UNIT.values()))
-    each, more = divmod(elements, RANKS)
-    owners = [rank for rank in range(RANKS) for _ in range(each + (rank < more))]
-    ends = list(accumulate(map(prod, UNIT.values())))
-    return {name: owners[end - prod(shape) : end] for (name, shape), end in zip(UNIT.items(), ends)}
+    elements = sum(map(prod, CUT_UNIT.values()))
+    each, more = divmod(elements, CUT_RANKS)
+    owners = [rank for rank in range(CUT_RANKS) for _ in range(each + (rank < more))]
+    ends = list(accumulate(map(prod, CUT_UNIT.values())))
+    return {
+        name: owners[end - prod(shape) : end] for (name, shape), end in zip(CUT_UNIT.items(), ends)
+    }
 
 
 def row_owners():
     """The same where each parameter is cut along dim 0, as FSDP2 cuts it: equal numbers of rows, of
     which the last ranks miss some."""
     found = {}
-    for name, (rows, *rest) in UNIT.items():
-        each = -(-rows // RANKS)
+    for name, (rows, *rest) in CUT_UNIT.items():
+        each = -(-rows // CUT_RANKS)
         found[name] = [row // each for row in range(rows) for _ in range(prod(rest))]
     return found
 
@@ -230,12 +234,12 @@ def row_owners():
 def padded_rows():
     """Parameter -> the elements that are sent beyond its own, since every rank sends equal rows."""
     return {
-        name: (-(-rows // RANKS) * RANKS - rows) * prod(rest)
-        for name, (rows, *rest) in UNIT.items()
+        name: (-(-rows // CUT_RANKS) * CUT_RANKS - rows) * prod(rest)
+        for name, (rows, *rest) in CUT_UNIT.items()
     }
 
 
-def draw_cuts():
+def draw_two_cuts():
     drawing = Drawing("zero-cuts", "A unit of three parameters on four ranks, cut in two ways")
     halves = (
         (0, "One flat tensor", flat_owners()),
@@ -245,7 +249,7 @@ def draw_cuts():
     for left, title, owners in halves:
         drawing.text(left, 14, title, "bold")
         top = 28
-        for name, shape in UNIT.items():
+        for name, shape in CUT_UNIT.items():
             columns = shape[-1]
             drawing.text(left, top + 16, name, "small")
             for element, rank in enumerate(owners[name]):
@@ -253,7 +257,7 @@ def draw_cuts():
                 drawing.box(x, y, 25, 21, f"parameters shade{rank}")
                 drawing.text(x + 12.5, y + 15, rank, f"middle small {'white' if rank < 1 else ''}")
             top += 22 * -(-len(owners[name]) // columns) + 10
-        counts = [sum(each.count(rank) for each in owners.values()) for rank in range(RANKS)]
+        counts = [sum(each.count(rank) for each in owners.values()) for rank in range(CUT_RANKS)]
         drawing.text(left, top + 12, "on ranks 0 to 3: " + ", ".join(map(str, counts)), "small")
         said_ranks.append(counts)
     flat, rows = said_ranks
@@ -268,4 +272,8 @@ def draw_cuts():
     return drawing.svg(top + 20, words)
 
 
-PICTURES = {"zero-stages": draw_stages, "zero-3-step": draw_step, "zero-cuts": draw_cuts}
+PICTURES = {
+    "zero-stages": draw_stages,
+    "zero-3-step": draw_stage_3,
+    "zero-cuts": draw_two_cuts,
+}
