@@ -41,7 +41,8 @@ def style_sheet():
     """The looks, as CSS."""
     rules = [
         "svg{display:block;width:100%;max-width:31rem;height:auto;margin:0 auto;"
-        f"fill:currentColor;font-size:{LETTER_UNITS}px;font-variant-numeric:tabular-nums lining-nums}}"
+        f"fill:currentColor;font-size:{LETTER_UNITS}px;"
+        "font-variant-numeric:tabular-nums lining-nums}"
     ]
     memory = {name.replace("_", "-") for name in MEMORY}
     for name in COLOURS:
