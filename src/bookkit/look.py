@@ -79,12 +79,17 @@ def _icon(*names):
     return Markup("")
 
 
+# In the contents a link has no look of its own by these classes, unless it has entries under it.
+PLAIN_ENTRY = re.compile(r'(<li class="toctree-l\d">)<a class="reference internal"')
+
+
 def with_sections(contents, sections):
     """The book's contents, with the sections of the page one is on under its entry; both are HTML
     of Sphinx's making.
 
     (The theme shows a page's sections in the right margin, which here belongs to notes.)
     """
+    contents = PLAIN_ENTRY.sub(r"\1<a", contents)
     current = re.search(
         r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL
     )
@@ -101,10 +106,11 @@ def _without_roles(body):
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
 
-# What no rule of a style sheet shows: spaces and punctuation of code have the colour of text, links
-# within the book look like any link, and book.css hides sphinx-design's mark of a folded box.
+# What no rule of a style sheet shows: spaces and punctuation of code have the colour of text, words
+# of inline code that of the code, links within the book look like any link, and book.css hides
+# sphinx-design's mark of a folded box.
 UNSEEN = re.compile(
-    r'<span class="[pw]">([^<]*)</span>'
+    r'<span class="(?:[pw]|pre)">([^<]*)</span>'
     r'|(<a) class="reference internal"(?= href=)'
     r'|<span class="sd-summary-state-marker[^>]*>\s*<svg\b.*?</svg>\s*</span>',
     re.DOTALL,

@@ -45,13 +45,15 @@ def style_sheet():
         "font-variant-numeric:tabular-nums lining-nums}"
     ]
     memory = {name.replace("_", "-") for name in MEMORY}
+    # a line does not fill, whatever its colour, and has the colour that outlines
+    rules.append(f".line{{{LOOKS['line']}}}")
     for name in COLOURS:
         colour = f"--{'memory' if name in memory else 'timeline'}-{name}"
         rules.append(f".{name}{{fill:var({colour});stroke:var({colour}-line)}}")
-    rules += [f".{name}{{{declarations}}}" for name, declarations in LOOKS.items() if declarations]
-    rules += [  # a line has the colour that outlines; letters have no outline
-        f".line.{name}{{stroke:var(--{'memory' if name in memory else 'timeline'}-{name}-line)}}"
-        for name in COLOURS
+    rules += [
+        f".{name}{{{declarations}}}"
+        for name, declarations in LOOKS.items()
+        if declarations and name != "line"
     ]
     rules.append("text{stroke:none}")
     return "".join(f".picture {rule}\n" for rule in rules)

@@ -23,7 +23,7 @@ COLOURS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
 # word -> its declarations; a text is black on a light page and white on a dark one unless it lies
 # on a fill
 LOOKS = {
-    "line": "fill:none;stroke:currentColor",
+    "line": "fill:none!important;stroke:currentColor",
     "frame": "fill:none;stroke:var(--line-strong)",
     "grid": "fill:none;stroke:var(--line)",
     "cut": "stroke:var(--page)",
@@ -62,6 +62,14 @@ class Drawing:
         round_ = f' rx="{corner}"' * bool(corner)
         self.marks.append(f"<rect {place}{round_}{_looks(looks)}/>")
 
+    def boxes(self, places, looks):
+        """Several as one path: x, y, width and height of each."""
+        steps = "".join(
+            f"M{_short(x)} {_short(y)}h{_short(wide)}v{_short(high)}h{_short(-wide)}z"
+            for x, y, wide, high in places
+        )
+        self.path(steps, looks)
+
     def path(self, steps, looks="line", width=None):
         """`steps` as SVG writes them."""
         wide = f' stroke-width="{_short(width)}"' if width else ""
@@ -86,6 +94,12 @@ class Drawing:
         """`y` is the line on which the letters stand."""
         place = f'x="{_short(x)}" y="{_short(y)}"'
         self.marks.append(f"<text {place}{_looks(looks)}>{escape(str(words))}</text>")
+
+    def signs(self, places, y, looks=""):
+        """Signs of one letter in a row, as one text: pairs of x and the sign."""
+        xs = " ".join(_short(x) for x, _ in places)
+        words = escape("".join(str(sign) for _, sign in places))
+        self.marks.append(f'<text x="{xs}" y="{_short(y)}"{_looks(looks)}>{words}</text>')
 
     def svg(self, height, words) -> str:
         """The picture; `words` say all that it shows, to readers who hear it."""

@@ -124,18 +124,25 @@ def draw_hierarchical():
     for number, (state, title) in enumerate(zip(states, titles)):
         begin = left + number * pitch * 0.945
         drawing.text(begin + 10 + 2 * cell, 14, title, "middle small bold")
+        written = []
+        drawn = {"shade3": [], "shade2": [], "shade0": [], "": []}
         for rank, chunks in enumerate(state):
             if number == 0:
                 drawing.text(begin, y(rank) + 13, rank, "small")
+            signs = []
             for place, parts in enumerate(chunks):
                 x = begin + 14 + place * cell
-                if parts is None:
-                    drawing.box(x, y(rank), cell - 1, 17, "frame dashed")
-                    continue
-                look = {1: "shade3", DRAWN_PLACES: "shade2"}.get(len(parts), "shade0")
-                drawing.box(x, y(rank), cell - 1, 17, f"gathered {look}")
-                letters = "abcd"[place] if len(parts) == 1 else "Σ"
-                drawing.text(x + cell / 2 - 0.5, y(rank) + 13, letters, "middle small")
+                count = len(parts or ())
+                shade = {0: "", 1: "shade3", DRAWN_PLACES: "shade2"}.get(count, "shade0")
+                drawn[shade].append((x, y(rank), cell - 1, 17))
+                if parts:
+                    signs.append((x + cell / 2 - 0.5, "abcd"[place] if count == 1 else "Σ"))
+            written.append((signs, y(rank) + 13))
+        for shade, places in drawn.items():
+            if places:
+                drawing.boxes(places, f"gathered {shade}" if shade else "frame dashed")
+        for signs, line in written:
+            drawing.signs(signs, line, "middle small")
     drawing.path(f"M0 {(y(DRAWN_PLACES - 1) + 17 + y(DRAWN_PLACES)) / 2:g}H400", "line dashed")
     links = ("NVLink", "the network", "NVLink")
     for number, (step, part, link) in enumerate(zip(HIERARCHICAL_PARTS, sent, links), 1):

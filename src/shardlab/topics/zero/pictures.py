@@ -65,13 +65,14 @@ def draw_stages():
         drawing.text(left, top + 40, sent, "small soft")
     drawing.text(left + long, bottom + 16, f"a card of {said(card)}", "small end")
     rows = "; ".join(
-        f"stage {stage}: "
-        + ", ".join(f"{label} {said(each[name])}" for name, (_, label, _) in KINDS.items())
-        + f", together {said(each['zero_states_bytes'])}; a rank sends"
-        + f" {said(each['zero_sent_bytes'])} in a step"
+        f"stage {stage} keeps {said(each['zero_states_bytes'])} and sends"
+        f" {said(each['zero_sent_bytes'])}"
         for stage, each in enumerate(found)
     )
-    words = f"Four stacked bars of gigabytes, against a line at the {said(card)} of a card. {rows}."
+    words = (
+        "Four stacked bars of parameters, gradients and optimizer states, against a line at the"
+        f" {said(card)} of a card: {rows} in a step. The table says the parts."
+    )
     return drawing.svg(bottom + 22, words)
 
 
@@ -149,11 +150,15 @@ def draw_stage_3():
     drawing.text(x((backward + end) / 2), 14, "backward", "middle bold")
     drawing.text(0, 41, "computes", "small")
     drawing.text(0, 73, "link", "small")
-    for name, _, unit, start, stop in found:
+    for name, look in STEP_LOOKS.items():
         top = 24 if name in ("forward", "backward") else 56
-        drawing.box(x(start), top, x(stop) - x(start), 24, f"{STEP_LOOKS[name]} cut")
+        mine = [
+            (x(start), x(stop), unit + 1) for what, _, unit, start, stop in found if what == name
+        ]
+        drawing.boxes([(begin, top, until - begin, 24) for begin, until, _ in mine], f"{look} cut")
         ink = "white" if name == "forward" else "ink"
-        drawing.text(x((start + stop) / 2), top + 17, unit + 1, f"middle small {ink}")
+        signs = [((begin + until) / 2, unit) for begin, until, unit in mine]
+        drawing.signs(signs, top + 17, f"middle small {ink}")
     key_x = left
     for look, label in (("gathered", "gather"), ("communication", "reduce-scatter")):
         drawing.box(key_x, 90, 11, 11, look)
@@ -183,13 +188,11 @@ def draw_stage_3():
         key_x += 34 + 7 * len(label)
     units, unit = values["zero_flat_tensors"], values["parameters"] / values["zero_flat_tensors"]
     words = (
-        f"Two rows over time. The upper shows the computing of {units} units, forward 1 to {units},"
-        f" then backward {units} to 1; the lower shows the link, which gathers each unit while the"
-        " one before computes, and in backward also reduce-scatters the gradients of the last."
-        f" Beneath lies the memory of a rank: level shards of {said(shards)}, on them the gathered"
-        f" parameters of one or two units, {said(unit * values['parameter_element_bytes'])} each,"
-        " and in backward whole gradients as well. At the fullest moment a rank holds"
-        f" {said(shards + peak)}."
+        f"Above, {units} units compute, forward then backward; on the link each is gathered while"
+        " the one before computes, and its gradients are reduce-scattered. Beneath, on shards of"
+        f" {said(shards)}, gathered parameters of one or two units of"
+        f" {said(unit * values['parameter_element_bytes'])}, and in backward whole gradients:"
+        f" {said(shards + peak)} at most."
     )
     return drawing.svg(floor + 26, words)
 
@@ -197,10 +200,17 @@ def draw_stage_3():
 def stepped_area(edges):
     """Triples (x, lower edge, upper edge), each until the next, as a path; nothing where the edges
     meet."""
+    pieces = []
+    for (x, lower, upper), (until, *_) in zip(edges, edges[1:]):
+        if lower - upper < 0.05 or until - x < 0.05:
+            continue
+        if pieces and pieces[-1][1:] == [x, lower, upper]:
+            pieces[-1][1] = until
+        else:
+            pieces.append([x, until, lower, upper])
     return "".join(
-        f"M{x:.1f} {lower:.1f}V{upper:.1f}H{until:.1f}V{lower:.1f}z"
-        for (x, lower, upper), (until, *_) in zip(edges, edges[1:])
-        if lower - upper > 0.05 and until > x
+        f"M{x:.1f} {lower:.0f}V{upper:.0f}H{until:.1f}V{lower:.0f}z"
+        for x, until, lower, upper in pieces
     )
 
 
@@ -249,14 +259,20 @@ def draw_two_cuts():
     for left, title, owners in halves:
         drawing.text(left, 14, title, "bold")
         top = 28
+        cells = {rank: [] for rank in range(CUT_RANKS)}
         for name, shape in CUT_UNIT.items():
             columns = shape[-1]
             drawing.text(left, top + 16, name, "small")
-            for element, rank in enumerate(owners[name]):
-                x, y = left + 56 + 26 * (element % columns), top + 22 * (element // columns)
-                drawing.box(x, y, 25, 21, f"parameters shade{rank}")
-                drawing.text(x + 12.5, y + 15, rank, f"middle small {'white' if rank < 1 else ''}")
-            top += 22 * -(-len(owners[name]) // columns) + 10
+            for row in range(-(-len(owners[name]) // columns)):
+                mine = owners[name][row * columns : (row + 1) * columns]
+                for column, rank in enumerate(mine):
+                    cells[rank].append((left + 56 + 26 * column, top + 22 * row, 25, 21))
+            top += 22 * (row + 1) + 10
+        for rank, places in cells.items():
+            drawing.boxes(places, f"parameters shade{rank}")
+            for y in sorted({y for _, y, *_ in places}):
+                signs = [(x + 12.5, rank) for x, at, *_ in places if at == y]
+                drawing.signs(signs, y + 15, "middle small white" if rank < 1 else "middle small")
         counts = [sum(each.count(rank) for each in owners.values()) for rank in range(CUT_RANKS)]
         drawing.text(left, top + 12, "on ranks 0 to 3: " + ", ".join(map(str, counts)), "small")
         said_ranks.append(counts)
