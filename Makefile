@@ -6,9 +6,9 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PORT ?= 8000
 # Two test files at a time, in the order of tests/conftest.py; the tests of one file stay together, as they share ranks and
-# pages. Those of `make check` share less: whoever is done takes over from the others, and the third works while another waits.
+# pages. Those of `make check` share less: whoever is done takes over from the other. A third would load PyTorch once more.
 WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
-CHECKERS ?= -n 3 --dist worksteal
+CHECKERS ?= -n 2 --dist worksteal
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 

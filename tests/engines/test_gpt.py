@@ -104,18 +104,20 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", [*PUBLISHED, "GPT-3 175B"])
 def test_parameter_counts(name):
-    """Model, formula and published number agree. Must catch: a head with a bias, a norm with a bias
-    in Llama, keys and values of as many heads as queries in Llama 2 70B."""
+    """Model, formula and published number agree; a model of one layer and one of two count for all
+    of them, as layers are alike. Must catch: a head with a bias, a norm with a bias in Llama, keys
+    and values of as many heads as queries in Llama 2 70B, a layer too few."""
     config = GPTConfig(**quantities(model=name))
     with torch.device("meta"):
-        model = GPT(config)
-    counted = sum(parameter.numel() for parameter in model.parameters())
+        models = [GPT(dataclasses.replace(config, layers=layers)) for layers in (1, 2)]
+    one, two = (sum(p.numel() for p in model.parameters()) for model in models)
+    counted = one + (config.layers - 1) * (two - one)
     assert counted == formulas.parameters(**config.quantities())
     if name == "GPT-3 175B":
         assert round(counted / 1e6, -2) == 174_600
     else:
         assert counted == PUBLISHED[name]
-    assert all(parameter.is_meta for parameter in model.parameters())
+    assert all(parameter.is_meta for model in models for parameter in model.parameters())
 
 
 # --- the same numbers as an independent reference -------------------------------------------------

@@ -44,7 +44,7 @@ def private_names(tree: ast.AST, ours: set[str]) -> list[str]:
         elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours:
             root = ast.unparse(node).split(".")[0]
             found += [ast.unparse(node)] * (root not in OTHER_PACKAGES)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr"):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
             name = node.args[1]
             if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in ours:
                 found.append(ast.unparse(node))
