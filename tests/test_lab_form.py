@@ -14,6 +14,7 @@ import subprocess
 import symtable
 import sys
 import tokenize
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,13 +48,16 @@ GIVEN = {*dir(builtins), "display"}
 # ---------------------------------------------------------------- reading a lab
 
 
+parsed = cache(ast.parse)  # every rule looks at the cells anew; no rule changes a tree
+
+
 def where(cell) -> str:
     return f"the cell {cell.source.strip().splitlines()[0][:50]!r}"
 
 
 def calls(cell, name):
     """The calls in a code cell of a function or method of that name."""
-    called = [node for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Call)]
+    called = [node for node in ast.walk(parsed(cell.source)) if isinstance(node, ast.Call)]
     return [
         node
         for node in called
@@ -72,7 +76,7 @@ def guesses(cell):
     """The assignments my_something = ... at the top of a cell: name -> value."""
     return {
         target.id: node.value
-        for node in ast.parse(cell.source).body
+        for node in parsed(cell.source).body
         if isinstance(node, ast.Assign)
         for target in node.targets
         if isinstance(target, ast.Name) and target.id.startswith("my_")
@@ -84,7 +88,7 @@ def imported_exercises(notebook) -> dict[str, Exercise]:
     modules = {module.__name__: module for module in topics.modules("exercises")}
     found = {}
     for cell in code_cells(notebook):
-        for node in ast.walk(ast.parse(cell.source)):
+        for node in ast.walk(parsed(cell.source)):
             if isinstance(node, ast.ImportFrom) and node.module in modules:
                 for name in node.names:
                     found[name.asname or name.name] = getattr(modules[node.module], name.name)
@@ -154,7 +158,7 @@ def tricks(cell):
     tokens = tokenize.generate_tokens(io.StringIO(cell.source).readline)
     if any(token.type == tokenize.OP and token.string == ";" for token in tokens):
         yield f"{where(cell)} has a semicolon"
-    for node in ast.walk(ast.parse(cell.source)):
+    for node in ast.walk(parsed(cell.source)):
         inside = {type(child) for child in ast.walk(node)}
         if isinstance(node, ast.Call) and ast.NamedExpr in inside:
             yield f"{where(cell)} gives a name (:=) inside a call"

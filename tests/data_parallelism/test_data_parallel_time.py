@@ -51,7 +51,7 @@ def random_step(draw):
 
 
 def test_closed_form_is_the_simulation():
-    """400 random steps: exposed time, step and communication of the formulas are those of the
+    """200 random steps: exposed time, step and communication of the formulas are those of the
     event list that the page draws.
 
     Must catch: the table hidden under backward; a first bucket ready at the beginning; the head's
@@ -63,7 +63,7 @@ def test_closed_form_is_the_simulation():
         "all_buckets_seconds",
         *quantities_of(STEP),
     ]
-    for _ in range(400):
+    for _ in range(200):
         found = evaluate(names, allow_unused=True, **random_step(draw))
         ran = run(operations(STEP, found))
         by_phase = exposed_seconds(ran)

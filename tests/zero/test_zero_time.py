@@ -50,7 +50,7 @@ def random_step(draw):
 
 
 def test_closed_forms_are_the_simulation():
-    """1,000 random steps, any stage, switches and sides that are far slower than the other: each
+    """400 random steps, any stage, switches and sides that are far slower than the other: each
     phase of the formulas is the event list that the page draws, and the step is made of phases.
 
     Must catch: a reduction hidden under forward; stage 3 without its first gathering or its last
@@ -61,7 +61,7 @@ def test_closed_forms_are_the_simulation():
     names = [*phases, *quantities_of(MICROBATCH), "zero_quiet_backward_seconds"]
     names += ["zero_step_seconds", "zero_exposed_seconds", "zero_compute_seconds"]
     names += ["zero_forward_gatherings", "zero_reductions", "unit_backward_gather_seconds"]
-    for _ in range(1000):
+    for _ in range(400):
         given = random_step(draw)
         found = evaluate(names, allow_unused=True, **given)
         near = dict(rel=1e-9, abs=1e-12 + 1e-9 * found["zero_step_seconds"])
