@@ -137,7 +137,8 @@ def test_the_same_numbers_as_without():
 
 
 def test_second_derivatives_are_the_same():
-    """Must catch: a detached tensor handed back where its history is asked for."""
+    """Must catch: a saved tensor handed back rounded to fp32. (Autograd itself gives a detached one
+    its history again.)"""
     found = []
     for watch in (Nothing, Ledger):
         x = torch.linspace(-1, 1, 7, dtype=torch.float64, requires_grad=True)

@@ -9,13 +9,14 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 from notebook_kernel import gone
 
-from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
+from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks, server
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.findings import disagreement, unfinished
 from shardlab.ranks.messages import Returned
@@ -60,8 +61,9 @@ def test_an_argument_that_a_stopped_rank_does_not_read(two):
 
 
 def test_answers_belong_to_their_question(two):
-    """Must catch: answers without a number. A process that the work has forked answers too, and
-    each later run returns what the one before should have returned."""
+    """Must catch: answers without a number, where a process that the work has forked answers too:
+    each later run then returns what the one before should have returned. Either guard is enough:
+    the parent's look at the number, or the end of a forked process."""
 
     def fork():
         os.fork()
@@ -158,9 +160,10 @@ def test_a_line_without_an_end_is_shown(two, capsys):
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_what_a_rank_starts_ends_with_it(method):
     """Programs, forked processes, programs in a session of their own, programs whose parent has
-    ended: when the world is closed, and when the ranks are ended.
+    ended, in a session of their own or not: when the world is closed, and when the ranks are ended.
 
-    Must catch: only the rank's own process ended, or only its group."""
+    Must catch: only the rank's own process ended, only its group, or only what it is the parent
+    of."""
 
     def start():
         import subprocess
@@ -169,10 +172,12 @@ def test_what_a_rank_starts_ends_with_it(method):
         apart = subprocess.Popen(["sleep", "300"], start_new_session=True)
         shell = "setsid sleep 300 >/dev/null 2>&1 & echo $!"
         alone = int(subprocess.run(["sh", "-c", shell], capture_output=True).stdout)
+        shell = "sleep 300 >/dev/null 2>&1 & echo $!"
+        near = int(subprocess.run(["sh", "-c", shell], capture_output=True).stdout)
         child = os.fork()
         if child == 0:
             time.sleep(300)
-        return program.pid, apart.pid, alone, child
+        return program.pid, apart.pid, alone, near, child
 
     with ranks(1, device="cpu", method=method, announce=False) as world:
         [started] = world.run(start)
@@ -232,7 +237,7 @@ def test_a_killed_parent(tmp_path, method, work):
 
 def test_stop_pressed_while_ranks_are_ended(two):
     """Must catch: an interrupt between two of them leaves a world that can neither run nor close:
-    "process object is closed"."""
+    "process object is closed". (Two guards: of the work, and of the ranks' end.)"""
     stop = threading.Event()
 
     def press():
@@ -259,11 +264,28 @@ def test_stop_pressed_while_ranks_are_ended(two):
     assert two.run(rank_of_two) == RIGHT
 
 
+def test_stop_pressed_while_a_world_closes(monkeypatch):
+    """Must catch: an interrupt after the first rank has ended, and the second is forgotten."""
+    end = server.end
+
+    def end_and_press(process):
+        end(process)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    world = ranks(2, device="cpu", announce=False)
+    pids = world.run(os.getpid)
+    monkeypatch.setattr(server, "end", end_and_press)
+    with suppress(KeyboardInterrupt):
+        world.close()
+    assert gone(pids)
+
+
 # --- output ---------------------------------------------------------------------------------------
 
 
 def test_output_is_bounded_and_given_back(two, capsys):
-    """Must catch: everything printed kept in memory, and shown; kept even after it was shown."""
+    """Must catch: everything printed is shown, or kept even after it was shown. (test_one_long_line
+    looks at the memory meanwhile.)"""
     two.cell("for k in range(10**6):\n    print('step', k)")
     shown = capsys.readouterr().out
     assert len(shown) < 2 * 3 * 2 * KEPT_BYTES

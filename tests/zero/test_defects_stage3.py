@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import sys
 from collections import UserDict
+from contextlib import closing, nullcontext
 from functools import partial
 
 import cloudpickle
@@ -53,12 +54,21 @@ def far(ours, plain):
     return ((ours - plain).abs().max() / plain.abs().max().clamp(min=1e-300)).item()
 
 
-def far_from_plain(make, loss, units=lambda model: list(model.children()), steps=2, **options):
+def far_from_plain(
+    make,
+    loss,
+    units=lambda model: list(model.children()),
+    steps=2,
+    sharded=lambda model: nullcontext(),
+    **options,
+):
     """How far the parameters are from the plain model's after steps of SGD. `loss(model, x)` of
-    x [4, 8], other numbers on each rank and in each step."""
+    x [4, 8], other numbers on each rank and in each step; `sharded` is closed before they are
+    compared."""
     n, me = dist.get_world_size(), dist.get_rank()
     plain, ours = seeded(make), seeded(make)
     stage3.fully_shard(ours, units(ours), **options)
+    around = sharded(ours)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, ours)]
     for step in range(steps):
         torch.manual_seed(step)
@@ -70,7 +80,7 @@ def far_from_plain(make, loss, units=lambda model: list(model.children()), steps
         loss(ours, inputs[me]).backward()
         for optimizer in optimizers:
             optimizer.step()
-    with unsharded(ours):
+    with around, unsharded(ours):
         pairs = zip(ours.parameters(), plain.parameters(), strict=True)
         return max(far(mine, theirs) for mine, theirs in pairs)
 
@@ -659,27 +669,36 @@ def test_ranks_that_run_different_units():
     )
 
 
-def dropped_layers():
-    """All ranks drop the same layers: as in the plain model."""
+def dropped_layers(sharded):
+    """All ranks drop the same layers, others in each step: as in the plain model."""
 
     class Dropping(nn.Module):
         def __init__(self):
             super().__init__()
             self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
-            self.calls = 0
 
         def forward(self, x):
             for number, layer in enumerate(self.layers):
-                if (number + len(x)) % 3 or number == 2:
+                if (number + torch.initial_seed()) % 3:  # the seed is the number of the step
                     x = torch.tanh(layer(x))
             return x.sum()
 
-    return far_from_plain(Dropping, lambda model, x: model(x), lambda model: model.layers)
+    return far_from_plain(
+        Dropping, lambda model, x: model(x), lambda model: model.layers, 4, sharded
+    )
 
 
-def test_layers_that_all_ranks_drop(pair):
-    """Must catch: a unit that waits for a gradient of one that was not called."""
-    assert answers(pair, dropped_layers) <= ROUNDING
+def with_prefetch(model):
+    return closing(Prefetch(model))
+
+
+@pytest.mark.parametrize(
+    "sharded", [lambda model: nullcontext(), with_prefetch], ids=["", "prefetch"]
+)
+def test_layers_that_all_ranks_drop(pair, sharded):
+    """Must catch: a layer that computes with the parameters that were prefetched for the layer
+    dropped before it."""
+    assert answers(pair, dropped_layers, sharded) <= ROUNDING
 
 
 def buffers():
