@@ -162,8 +162,8 @@ def test_what_a_rank_starts_ends_with_it(method):
     """Programs, forked processes, programs in a session of their own, programs whose parent has
     ended, in a session of their own or not: when the world is closed, and when the ranks are ended.
 
-    Must catch: only the rank's own process ended, only its group, or only what it is the parent
-    of."""
+    Must catch: only the rank's own process ended, or only its group. (Where there is a /proc, what
+    the group holds is found there as well: either of the two ends it.)"""
 
     def start():
         import subprocess
@@ -274,6 +274,7 @@ def test_stop_pressed_while_a_world_closes(monkeypatch):
 
     world = ranks(2, device="cpu", announce=False)
     pids = world.run(os.getpid)
+    os.kill(pids[1], signal.SIGSTOP)  # it does not hear that it shall quit
     monkeypatch.setattr(server, "end", end_and_press)
     with suppress(KeyboardInterrupt):
         world.close()
