@@ -9,14 +9,13 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 
 import cloudpickle
 import pytest
 from notebook_kernel import gone
 
-from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks, server
+from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.findings import disagreement, unfinished
 from shardlab.ranks.messages import Returned
@@ -236,8 +235,9 @@ def test_a_killed_parent(tmp_path, method, work):
 
 
 def test_stop_pressed_while_ranks_are_ended(two):
-    """Must catch: an interrupt between two of them leaves a world that can neither run nor close:
-    "process object is closed". (Two guards: of the work, and of the ranks' end.)"""
+    """Must catch: work that does not count interrupts: one between two of them leaves a world that
+    can neither run nor close, "process object is closed". (The end of the ranks counts them once
+    more, for worlds that are closed.)"""
     stop = threading.Event()
 
     def press():
@@ -262,23 +262,6 @@ def test_stop_pressed_while_ranks_are_ended(two):
         thread.join()
         signal.signal(signal.SIGINT, before)
     assert two.run(rank_of_two) == RIGHT
-
-
-def test_stop_pressed_while_a_world_closes(monkeypatch):
-    """Must catch: an interrupt after the first rank has ended, and the second is forgotten."""
-    end = server.end
-
-    def end_and_press(process):
-        end(process)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    world = ranks(2, device="cpu", announce=False)
-    pids = world.run(os.getpid)
-    os.kill(pids[1], signal.SIGSTOP)  # it does not hear that it shall quit
-    monkeypatch.setattr(server, "end", end_and_press)
-    with suppress(KeyboardInterrupt):
-        world.close()
-    assert gone(pids)
 
 
 # --- output ---------------------------------------------------------------------------------------
