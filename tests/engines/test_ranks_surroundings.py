@@ -17,6 +17,7 @@ from notebook_kernel import gone
 
 from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from shardlab.ranks.board import Board, CallKind, Post, shortened
+from shardlab.ranks.checks import Checks
 from shardlab.ranks.findings import disagreement, unfinished
 from shardlab.ranks.messages import Returned
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
@@ -572,7 +573,14 @@ def test_a_cleared_board_is_empty():
 
 def test_a_difference_of_long_ago():
     """Must catch: posts that were overwritten forgotten: ranks that differed more than 512 calls
-    ago agree."""
+    ago agree; a digest of the last post alone."""
+    histories = []
+    for first in ("one", "another", "one"):
+        checks = Checks(board(), rank=0, forbid_nan=False)
+        for what in (first, "the same", "the same"):
+            last = checks.counted(3, 0b11, CallKind.collective, what, True)
+        histories.append(last.history)
+    assert histories[0] == histories[2] != histories[1]
     one = board()
     for number in range(1, 1001):
         for rank in range(2):
