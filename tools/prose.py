@@ -36,7 +36,7 @@ in (the )?place of || instead of
 \blet it be\b || leave it out, or say what to do
 \bhardly\b || barely, almost never, or the number
 is all there is to || name the whole thing
-\b([Oo]urs(?! over ours)|[Tt]heirs)\b(?<!ours over ours)(?<!Ours over ours) || the noun: "this book's ring", "PyTorch's"
+\b([Oo]urs|[Tt]heirs)\b || the noun: "this book's ring", "PyTorch's"
 \b[Ll]ook what\b || look at what
 at the begin\b || at the beginning
 \b(is|are|was|were) others\b || differs

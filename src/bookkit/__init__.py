@@ -14,6 +14,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``gradients`` recorded gradients beside what a format holds
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``glossary`` words with a definition, shown on hover
+- ``chapters`` a chapter by the number that the contents give it
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
@@ -35,6 +36,7 @@ def setup(app):
         bits,
         boxes,
         build,
+        chapters,
         diffs,
         explorer,
         formulas,
@@ -56,6 +58,7 @@ def setup(app):
         build,
         mathml,
         boxes,
+        chapters,
         explorer,
         stepper,
         shards,

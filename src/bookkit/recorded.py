@@ -119,7 +119,7 @@ class RecordedDirective(SphinxDirective):
 
 
 class RaceDirective(SphinxDirective):
-    """A *Measured* box: step time and peak of ours over PyTorch's, from the newest recording of
+    """A *Measured* box: step time and peak of shardlab over PyTorch's, from the newest recording of
     `python -m bench --record` that has both; and step time over a step without the technique, if
     it has that. Nothing where no recording has such a race."""
 
@@ -147,7 +147,7 @@ class RaceDirective(SphinxDirective):
             same = f"{row.case['identical_low']:.2f} to {row.case['identical_high']:.2f}"
             cells.append([row.case["what"], f"{row.value:.2f}", same, f"{peak.value:.2f}"])
         box += _plain_table(
-            ["Ours over PyTorch's", "Step time", "Ours over ours", "Peak bytes"],
+            ["shardlab over PyTorch", "Step time", "shardlab over itself", "Peak bytes"],
             cells,
             numeric=range(1, 4),
         )
@@ -156,7 +156,11 @@ class RaceDirective(SphinxDirective):
                 [row.case["what"], f"{row.value - 1:+.0%}", f"{row.case['by_operations'] - 1:+.0%}"]
                 for row in over
             ]
-            heads = ["Ours over a step that keeps everything", "Step time", "Operations, computed"]
+            heads = [
+                "shardlab over a step that keeps everything",
+                "Step time",
+                "Operations, computed",
+            ]
             box += _plain_table(heads, cells, numeric=(1, 2))
         box += nodes.paragraph(
             "",

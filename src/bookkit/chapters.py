@@ -1,0 +1,55 @@
+"""The ``{chapter}`` role: a chapter by its number, which the contents give, as a link.
+
+    {chapter}`zero` takes the copies away.                      chapter 6
+    Chapters {chapter}`hardware as number` to {chapter}`collectives as number`   2 to 4
+
+The text is the name of a page in a numbered part of ``_toc.yml``. So a chapter that is added or
+moved changes no sentence.
+"""
+
+from pathlib import Path
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.util import logging
+from sphinx.util.docutils import SphinxRole
+
+from bookkit import words
+
+logger = logging.getLogger(__name__)
+
+ONLY_NUMBER = " as number"
+
+
+class ChapterRole(SphinxRole):
+    def run(self):
+        name = self.text.removesuffix(ONLY_NUMBER)
+        pages = words.chapters(Path(self.env.srcdir))
+        numbers = {page.stem: number for number, page in enumerate(pages, 1)}
+        if name not in numbers:
+            logger.warning(
+                "chapter: %r is not a page of a numbered part; there are %s.",
+                name,
+                ", ".join(numbers),
+                location=self.get_location(),
+                type="bookkit",
+                subtype="chapters",
+            )
+            return [nodes.Text(name)], []
+        said = str(numbers[name]) if self.text != name else f"chapter {numbers[name]}"
+        target = pages[numbers[name] - 1].relative_to(self.env.srcdir).with_suffix("")
+        link = addnodes.pending_xref(
+            self.rawtext,
+            nodes.inline("", said),
+            refdomain="std",
+            reftype="doc",
+            reftarget=f"/{target.as_posix()}",
+            refdoc=self.env.docname,
+            refexplicit=True,
+            refwarn=True,
+        )
+        return [link], []
+
+
+def setup(app):
+    app.add_role("chapter", ChapterRole())

@@ -1,0 +1,71 @@
+"""Chapters by number: the contents number them, the role says the number."""
+
+import io
+import re
+from pathlib import Path
+
+from bookkit import words
+
+ROOT = Path(__file__).resolve().parents[2]
+TYPED = re.compile(r"\b[Cc]hapters? [0-9]")
+
+
+def test_no_chapters_number_is_typed():
+    """Must catch: a number that is wrong as soon as a chapter is added before it."""
+    typed = [
+        f"{page.name}:{number}: {text}"
+        for page in [*sorted((ROOT / "chapters").glob("*.md")), ROOT / "index.md"]
+        for number, _, text in words.prose(page.read_text("utf-8"))
+        if TYPED.search(text)
+    ]
+    assert typed == []
+
+
+def test_every_chapter_that_is_named_is_in_the_contents():
+    """Must catch: a page that was renamed."""
+    known = {page.stem for page in words.chapters(ROOT)}
+    asked = {
+        name.removesuffix(" as number")
+        for page in [*(ROOT / "chapters").glob("*.md"), ROOT / "index.md"]
+        for name in re.findall(r"\{chapter\}`([^`]+)`", page.read_text("utf-8"))
+    }
+    assert asked and asked <= known
+
+
+def test_the_role_says_the_place_in_the_contents(tmp_path):
+    """Must catch: numbers from 0; no link; a page outside the numbered parts passed in silence."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "_toc.yml").write_text(
+        "parts:\n  - caption: A\n    numbered: 1\n    chapters:\n"
+        "      - file: first\n      - file: index\n"
+    )
+    (source / "first.md").write_text("# First\n")
+    (source / "index.md").write_text(
+        "# Second\n\nSee {chapter}`first`, {chapter}`index as number`, {chapter}`third`.\n"
+    )
+    warnings = io.StringIO()
+    with docutils_namespace():
+        settings = dict(extensions=["myst_parser", "bookkit.chapters"], html_theme="basic")
+        settings["suppress_warnings"] = ["toc.not_included"]
+        app = Sphinx(
+            source,
+            None,
+            tmp_path / "html",
+            tmp_path / "trees",
+            "html",
+            settings,
+            status=None,
+            warning=warnings,
+            freshenv=True,
+        )
+        app.build()
+    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+    assert re.search(r'<a[^>]*href="first.html"[^>]*>(<[^>]*>)*chapter 1<', page)
+    assert re.search(r'<a[^>]*href="#"[^>]*>(<[^>]*>)*2<', page)
+    assert (
+        "'third' is not a page of a numbered part; there are first, index." in warnings.getvalue()
+    )
