@@ -138,8 +138,12 @@ class Rule:
     def needs(self):
         return tuple(inspect.signature(self.function).parameters)
 
+    @cached_property
+    def _needs_to_be_known(self):
+        return [name for name in self.needs if name not in dict(self.assumed)]
+
     def applies(self, known):
-        return all(name in known or name in dict(self.assumed) for name in self.needs)
+        return all(name in known for name in self._needs_to_be_known)
 
     def check(self, values):
         values = {**dict(self.assumed), **values}
@@ -178,7 +182,7 @@ class Formula:
     def needs(self):
         return tuple(inspect.signature(self.function).parameters)
 
-    @property
+    @cached_property
     def whole(self):
         return self.unit in WHOLE_UNITS
 
@@ -187,6 +191,10 @@ class Formula:
 
     def as_quantity(self):
         """The quantity that a reader may give instead of this formula."""
+        return self._as_quantity
+
+    @cached_property
+    def _as_quantity(self):
         return Quantity(
             self.name,
             self.symbol,
@@ -200,7 +208,7 @@ class Formula:
         """The value from already resolved arguments: an exact int for a whole unit, else a
         float."""
         try:
-            value = self.function(*(values[name] for name in self.needs))
+            value = self.function(*[values[name] for name in self.needs])
             value = value if self.whole else float(value)
         except DividendTooLarge as error:
             raise TooLarge(self.name, error.args[0]) from None
@@ -352,13 +360,13 @@ class Registry:
         return tuple(map(list, self._resolved[asked]))
 
     def _resolve(self, targets, given):
-        formulas, inputs, path = [], [], []
+        formulas, inputs, path = {}, {}, []  # the first two: ordered sets of names
 
         def visit(name):
             if name in formulas or name in inputs:
                 return
             if name in given or name in self.quantities:
-                inputs.append(name)
+                inputs[name] = None
                 return
             if name in path:
                 raise ValueError(
@@ -368,7 +376,7 @@ class Registry:
             for need in self.find(name).needs:
                 visit(need)
             path.pop()
-            formulas.append(name)
+            formulas[name] = None
 
         for target in targets:
             self.find(target)
@@ -466,8 +474,9 @@ class Registry:
                 rule.check(values)
                 checked.add(rule.name)
         for name in formulas:
-            values[name] = self.formulas[name].compute(values)
-            if self.formulas[name].whole and values[name] < 0:
+            formula = self.formulas[name]
+            values[name] = formula.compute(values)
+            if formula.whole and values[name] < 0:
                 instead = [other for other in inputs if other in self.formulas]
                 raise InvalidQuantity(
                     name,
@@ -475,8 +484,8 @@ class Registry:
                     f"{name} = {show(values[name])}: what is given contradicts itself; leave out"
                     f" {', '.join(instead or inputs)}.",
                 )
-            for rule in self.applicable_rules(values, about=name):
-                if rule.name not in checked:
+            for rule in self._rules_about.get(name, ()):
+                if rule.name not in checked and rule.applies(values):
                     rule.check(values)
                     checked.add(rule.name)
         return values

@@ -118,14 +118,14 @@ def width(text):
 
 
 def _flatten(expression):
-    """((a + b) + c) as a + b + c: Python adds two at a time, a reader does not want to see it."""
-    if not expression.args:
-        return expression
+    """((a + b) + c) as a + b + c: Python adds two at a time, a reader does not want to see it. To
+    be called under `sympy.evaluate(False)`, once: it empties SymPy's caches."""
     arguments = [_flatten(argument) for argument in expression.args]
     if isinstance(expression, sympy.Add) and isinstance(arguments[0], sympy.Add):
         arguments[:1] = arguments[0].args
-    with sympy.evaluate(False):
-        return expression.func(*arguments)
+    elif all(new is old for new, old in zip(arguments, expression.args)):
+        return expression
+    return expression.func(*arguments)
 
 
 class _JavaScript(JavascriptCodePrinter):
@@ -207,7 +207,9 @@ def right_hand_side(name, registry: Registry = BOOK, symbol=None, given=None):
     printer = _Latex(symbols)
     if symbol:
         printer = _Latex({made: symbol(made.name) for made in symbols}, ruler=printer)
-    return printer.doprint(_flatten(made))
+    with sympy.evaluate(False):
+        flat = _flatten(made)
+    return printer.doprint(flat)
 
 
 def _with(name, registry, given):
