@@ -1,7 +1,9 @@
-"""Three commands: doctor, explain, fits.
+"""Four commands: doctor, grade, explain, fits.
 
 python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
+python -m shardlab grade TOPIC [FILE]
+    is right what you built for an assignment, and what is wrong if not
 python -m shardlab explain QUANTITY [NAME=VALUE ...]
     what a number follows from: the tree of formulas, with units and sources
 python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
@@ -15,7 +17,8 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from shardlab.formulas import command  # needs no torch
+    from shardlab.exercises.grading import add_grade  # needs no torch, as the next
+    from shardlab.formulas import command
 
     parser = command.OneSentence(
         prog="python -m shardlab",
@@ -30,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
         "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
     )
     doctor.set_defaults(run=examine_machine)
+    add_grade(commands)
     command.add_explain(commands)
     command.add_fits(commands)
     asked = parser.parse_args(arguments)

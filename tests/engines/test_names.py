@@ -11,6 +11,7 @@ PACKAGE = Path(shardlab.__file__).parent
 # Names that several modules define by design: the same role in each of them, and why.
 A_ROLE_IN_EVERY_TOPIC = {
     "PICTURES": "the still pictures of a topic, by name",
+    "ASSIGNMENT": "what is built in a topic, and its trials",
     "RUNS": "what `make gpu` measures of a topic",
     "BENCHES": "what `make bench` races of a topic",
     "WAYS": "what a topic's races compare",

@@ -1,0 +1,217 @@
+"""The rank's side of grading: a learner's file, called as a module, and findings in words.
+
+    mine = Learners(source, "ring.py", path)     # runs the file
+    mine.all_reduce(x)                           # the learner's function; NotWritten, Wrong
+    expect("all_reduce of 7 elements", x, wanted, instead={sentence: value of a misconception})
+    refuses("all_reduce of a list", mine.all_reduce, [1.0])
+
+A finding is raised: the other ranks, which may wait for this one, are then stopped.
+"""
+
+import linecache
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+
+SENTENCE_CHARACTERS = 500
+CLOSE = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
+PAIRS = 7  # of interleaved times
+GROUPS_OF_RANKS = {1: [2], 2: [1, 3], 3: [1, 2, 3], 4: [0, 1, 2, 3]}  # by their size
+
+
+class Wrong(Exception):
+    """What is wrong with a learner's file, in one line."""
+
+
+class NotWritten(Exception):
+    """A part of the skeleton that still raises NotImplementedError."""
+
+
+class Learners:
+    """The names of a learner's file, or of the reference."""
+
+    def __init__(self, file: str, names: Mapping[str, Any]):
+        self._file, self._names = file, names
+
+    def __getattr__(self, name: str):
+        if name not in self._names:
+            raise Wrong(f"{self._file} has no {name}: keep the names of the skeleton.")
+        return self._names[name]
+
+    @classmethod
+    def of_source(cls, source: str, path: str) -> "Learners":
+        """Runs the source. Its classes can be pickled, its lines are shown in errors."""
+        module = ModuleType("graded")
+        module.__file__ = path
+        sys.modules["graded"] = module
+        linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+        exec(compile(source, path, "exec"), vars(module))
+        return cls(path.replace("\\", "/").rpartition("/")[2], vars(module))
+
+
+def graded(work: Callable, load: Callable[[], Learners], path: str, seed: int):
+    """What a rank does for one trial: its findings leave as Wrong or NotWritten, one line each."""
+    torch.manual_seed(seed + dist.get_rank())
+    try:
+        return work(load())
+    except (Wrong, NotWritten) as error:
+        raise type(error)(one_line(str(error))) from error
+    except NotImplementedError as error:
+        where = place_of(error, path)
+        raise (NotWritten if where else Wrong)(
+            f"{where or 'something that this machine cannot do'} raises NotImplementedError:"
+            f" {one_line(text_of(error))}"
+        ) from error
+    except Exception as error:
+        where = place_of(error, path)
+        said = one_line(f"{type(error).__name__}: {text_of(error)}")
+        raise Wrong(
+            f"{where} raised {said}"
+            if where
+            else f"what came back cannot be used as the README says: {said}"
+        ) from error
+
+
+def one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SENTENCE_CHARACTERS else f"{line[:SENTENCE_CHARACTERS]} ..."
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # the learner's own class, with its own __str__
+        return "(its text cannot be shown)"
+
+
+def place_of(error: BaseException, path: str) -> str:
+    """`all_reduce (ring.py, line 12: x += y)`, the innermost line of the learner's file."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+    if not frames:
+        return ""
+    frame = frames[-1]
+    file = path.replace("\\", "/").rpartition("/")[2]
+    return f"{frame.name} ({file}, line {frame.lineno}: {one_line(frame.line or '')[:80]})"
+
+
+# --- what a trial asks ----------------------------------------------------------------------------
+
+
+def expect(
+    what: str,
+    got: Any,
+    wanted: Tensor,
+    instead: Mapping[str, Tensor] | None = None,
+    close: float = CLOSE,
+):
+    """Raise Wrong unless `got` is the wanted tensor. `instead`: sentences of misconceptions, each
+    with the tensor that the misconception gives."""
+    if not isinstance(got, Tensor):
+        given = "None" if got is None else f"something of type {type(got).__name__}"
+        raise Wrong(f"{what} should be a tensor of shape {list(wanted.shape)}, and is {given}.")
+    got = got.detach()
+    for name, one, other in (
+        ("shape", list(got.shape), list(wanted.shape)),
+        ("dtype", str(got.dtype), str(wanted.dtype)),
+    ):
+        if one != other:
+            raise Wrong(f"{what} should have the {name} {other}, and has {one}.")
+    if _alike(got, wanted, close):
+        return
+    far = (got - wanted).abs().nan_to_num(torch.inf, torch.inf, torch.inf).reshape(-1)
+    place = int(far.argmax())
+    wrong = int((far > close * wanted.abs().max().clamp(min=1)).sum())
+    said = (
+        f"{what}: {wrong} of {far.numel()} elements differ, most of all element {place}, which"
+        f" should be {float(wanted.reshape(-1)[place]):.6g} and is"
+        f" {float(got.reshape(-1)[place]):.6g}."
+    )
+    for sentence, value in (instead or {}).items():
+        if value.shape == got.shape and _alike(got, value.to(got.dtype), close):
+            raise Wrong(f"{said} {sentence}")
+    raise Wrong(said)
+
+
+def _alike(one: Tensor, other: Tensor, close: float) -> bool:
+    scale = float(other.abs().max()) if other.numel() else 1.0
+    return torch.allclose(one, other, rtol=0, atol=close * max(scale, 1.0))
+
+
+def demand(right: bool, sentence: str):
+    if not right:
+        raise Wrong(sentence)
+
+
+def refuses(what: str, function: Callable, *arguments, errors=(ValueError, TypeError), **named):
+    """The call must raise one of `errors` with a text, before anything is sent."""
+    names = " or ".join(error.__name__ for error in errors)
+    with CommunicationLog() as log:
+        try:
+            function(*arguments, **named)
+        except NotImplementedError:
+            raise
+        except errors as error:
+            demand(bool(text_of(error)), f"{what} should say why: its {names} has no text.")
+        except Exception as error:
+            raise Wrong(
+                f"{what} should raise {names}, and raised {type(error).__name__}: {text_of(error)}"
+            ) from error
+        else:
+            raise Wrong(f"{what} should raise {names}, and raised nothing.")
+    demand(
+        not log.messages,
+        f"{what} should raise {names} before anything is sent: {len(log.messages)} messages had"
+        " left, for which other ranks now wait.",
+    )
+
+
+def held(function: Callable, *arguments) -> int:
+    """The most bytes of memory that the call allocated at one time, by the byte ledger."""
+    with Ledger(torch.nn.Identity()) as ledger:
+        before = ledger.bytes.total
+        function(*arguments)
+    return max((point.bytes.total for point in ledger.timeline), default=before) - before
+
+
+class Here(NamedTuple):
+    """A group that this rank is in."""
+
+    group: dist.ProcessGroup
+    n: int
+    me: int  # in the group
+
+
+def groups_of(*members: Sequence[int]) -> list[Here]:
+    """New groups of these ranks, those that this rank is in. All ranks call it, before any of them
+    uses a group."""
+    made = [(dist.new_group(list(ranks)), ranks) for ranks in members]
+    me = dist.get_rank()
+    return [Here(group, len(ranks), dist.get_rank(group)) for group, ranks in made if me in ranks]
+
+
+def groups(*sizes: int) -> list[Here]:
+    """Groups of these sizes, of ranks that do not begin at 0 if they are not all four."""
+    return groups_of(*(GROUPS_OF_RANKS[size] for size in sizes))
+
+
+def race(mine: Callable, reference: Callable) -> tuple[float, float]:
+    """(seconds of mine, seconds of the reference): medians of interleaved calls."""
+    times: tuple[list, list] = ([], [])
+    for _ in range(PAIRS + 1):
+        for function, seconds in zip((mine, reference), times):
+            dist.barrier()
+            begin = time.perf_counter()
+            function()
+            seconds.append(time.perf_counter() - begin)
+    mine_seconds, reference_seconds = (sorted(seconds[1:])[PAIRS // 2] for seconds in times)
+    return mine_seconds, reference_seconds

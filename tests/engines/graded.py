@@ -1,0 +1,32 @@
+"""What the tests of assignments share: a source graded on the ranks of a test module."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from shardlab.exercises.grading import assignment, grade
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def results(world, topic: str, source: str | None, *works: str) -> list:
+    """The results of the trials with these names, by default of all but the speeds."""
+    asked = assignment(topic)
+    chosen = [
+        trial
+        for trial in asked.trials
+        if (trial.work.__name__ in works if works else trial.group != "speed")
+    ]
+    assert len(chosen) == len(works) or not works
+    return list(grade(replace(asked, trials=chosen), source, f"{topic}.py", world))
+
+
+def skeleton(topic: str) -> str:
+    return (ROOT / "assignments" / topic / f"{topic}.py").read_text(encoding="utf-8")
+
+
+def mutated(source: str, *changes: str) -> str:
+    """The source with each `before` replaced by the `after` behind it; each must be there."""
+    for before, after in zip(changes[::2], changes[1::2]):
+        assert before in source, before
+        source = source.replace(before, after)
+    return source

@@ -1,0 +1,123 @@
+"""`python -m shardlab grade`: exit codes, rules about the text, code that hangs, dies or floods and
+ends in a sentence."""
+
+from contextlib import nullcontext
+
+import pytest
+from graded import results, skeleton
+
+from shardlab.__main__ import main
+from shardlab.exercises import grading
+from shardlab.exercises.grading import CannotGrade, assignment, names_used, rules_broken
+
+RING = "sums_around_a_ring"
+
+
+def written(body: str) -> str:
+    return f"def all_reduce(tensor, group=None):\n    {body}\n"
+
+
+def test_nothing_to_grade(tmp_path, monkeypatch, capsys):
+    """Must catch: a traceback, or exit code 1, where there is no such topic or file."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "latin.py").write_bytes(b"x = '\xe4'")
+    for asked in (
+        ["pottery"],
+        ["collectives"],
+        ["collectives", "missing.py"],
+        ["collectives", "."],
+        ["collectives", "latin.py"],
+    ):
+        assert main(["grade", *asked]) == 2
+        [said] = capsys.readouterr().out.splitlines()
+        assert asked[-1] in said
+
+
+@pytest.mark.parametrize(
+    "source, sentence",
+    [
+        ("def f(:\n", "line 1: invalid syntax"),
+        ("x = 0\0", "Python cannot read the file"),
+        ("(" * 5000, "Python cannot read the file"),
+        ("from shardlab import collectives", "imports shardlab.collectives"),
+        ("import shardlab.collectives as c", "imports shardlab.collectives"),
+        (
+            "import torch.distributed as d\nd.nn.functional.all_reduce(1)",
+            "line 2 uses torch.distributed.nn",
+        ),
+    ],
+)
+def test_rules_about_the_text(source, sentence, tmp_path, capsys):
+    """Must catch: a file that imports its solution, or that does not compile, and runs."""
+    file = tmp_path / "mine.py"
+    file.write_text(source)
+    assert main(["grade", "collectives", str(file)]) == 1
+    assert sentence in " ".join(capsys.readouterr().out.split())
+
+
+def test_names_of_the_skeletons_rules():
+    """Must catch: a rule that refuses the skeleton itself, or sees no name behind an alias."""
+    asked = assignment("collectives")
+    assert list(rules_broken(asked, skeleton("collectives"), "collectives.py")) == []
+    tree = grading.ast.parse("from torch import distributed as d\nd.fsdp.x")
+    assert (2, "torch.distributed.fsdp.x") in set(names_used(tree))
+
+
+def test_every_assignment_has_its_files():
+    """Must catch: a skeleton without the names that are graded, a folder without trials."""
+    folder = grading.Path(__file__).resolve().parents[2] / "assignments"
+    for path in sorted(folder.iterdir()):
+        asked = assignment(path.name)
+        assert {trial.group for trial in asked.trials} == set(grading.GROUPS)
+        readme = (path / "README.md").read_text(encoding="utf-8")
+        for name in asked.reference:
+            assert name in skeleton(path.name) and name in readme, name
+    with pytest.raises(CannotGrade, match="collectives"):
+        assignment("pottery")
+
+
+@pytest.mark.ranks
+def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
+    """Must catch: exit code 0 for a skeleton, 1 for the reference, long output."""
+    monkeypatch.setattr(grading, "ranks", lambda *_, **__: nullcontext(worlds(4)))
+    assert main(["grade", "collectives", "--reference"]) == 0
+    assert "17 of 17 right" in capsys.readouterr().out
+    file = tmp_path / "collectives.py"
+    file.write_text(skeleton("collectives"))
+    assert main(["grade", "collectives", str(file)]) == 1
+    said = capsys.readouterr().out
+    assert "0 of 17 right" in said and "Traceback" not in said
+    assert len(said.splitlines()) < 100
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    "source, sentence",
+    [
+        (written("while True: pass"), "had not ended"),
+        ("while True: pass", "had not ended"),
+        (written("import os; os._exit(3)"), "died"),
+        (written("raise SystemExit(2)"), "SystemExit"),
+        (written("return tensor.nothing"), "has no attribute 'nothing'"),
+        (written("1 / 0"), "all_reduce (collectives.py, line 2: 1 / 0) raised ZeroDivisionError"),
+        ("x = 1", "has no all_reduce"),
+        ("all_reduce = 5", "not callable"),
+        (
+            "class Odd(Exception):\n    def __str__(self): return 1 / 0\n" + written("raise Odd"),
+            "its text cannot be shown",
+        ),
+        (written("print('x' * 100_000)"), "should be"),
+        (
+            "import torch.distributed as dist\n"
+            + written("dist.recv(tensor.clone(), (dist.get_rank() + 1) % 4)"),
+            "wait for each other",
+        ),
+    ],
+)
+def test_code_that_misbehaves(worlds, monkeypatch, source, sentence):
+    """Must catch: a traceback of the grader, a run without end, or output without a bound."""
+    monkeypatch.setattr(grading, "LIMIT_SECONDS", 2.0)
+    found = results(worlds(4), "collectives", source, RING, "bytes_of_a_ring")
+    assert [result.said for result in found] == ["not yet"] * 2
+    assert sentence in found[0].sentence
+    assert all(len(result.sentence) < 1_000 and len(result.printed) < 2_000 for result in found)
