@@ -178,7 +178,7 @@ WRONG = {
             "        self.running = False\n        for p in self.trained:\n"
             "            dist.broadcast(p.detach(), 0, group=self.group)\n        return",
         ),
-        "forward sends 9 messages",
+        "forward sends 8 messages",
     ),
     "buckets beside gradients": (
         "gradients_are_held_once",

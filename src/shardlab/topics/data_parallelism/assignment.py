@@ -324,9 +324,8 @@ def gradients_are_held_once(mine):
             more = ledger.bytes.total - start
         trained = _trained(module)
         gradients = sum(parameter.nbytes for parameter in trained)
-        frozen_and_inputs = 2_000
         demand(
-            more <= 1.3 * gradients + frozen_and_inputs,
+            more <= 1.5 * gradients,
             f"after backward rank {here.me} holds {more:,} bytes more than before, of which"
             f" gradients are {gradients:,}: make .grad a view of its bucket, or copy back and drop"
             " the bucket.",
