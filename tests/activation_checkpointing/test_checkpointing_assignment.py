@@ -179,7 +179,12 @@ WRONG = {
     "activations that stay": (
         f"kept_between_of_{HOOKS}",
         "bytes",
-        ("return again.pop(number)", "return again[number]"),
+        (
+            "class Around:",
+            "KEPT = []\n\n\nclass Around:",
+            "            again[made] = tensor.detach()\n",
+            "            again[made] = tensor.detach()\n            KEPT.append(again[made])\n",
+        ),
         "drop what the second run has made",
     ),
     "a run for each activation": (

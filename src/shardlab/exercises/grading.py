@@ -36,11 +36,11 @@ from shardlab import topics
 from shardlab.ranks import RankError, RankRaised, ranks
 
 GROUPS = ("parity", "bytes", "faults", "speed")
-LIMIT_SECONDS = 30.0  # for one trial
-PATIENCE_SECONDS = 15.0  # for a rank that does not come to a collective
-PRINTED_CHARACTERS = 1_000  # of what the learner's code prints in one trial
+TRIAL_SECONDS = 30.0  # for one trial
+ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
+OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
 SOURCE_CHARACTERS = 200_000
-WIDTH = 100
+REPORT_WIDTH = 100
 
 
 class CannotGrade(ValueError):
@@ -58,7 +58,7 @@ class Trial:
         return " ".join((self.work.__doc__ or self.work.__name__).split())
 
 
-class Result(NamedTuple):
+class TrialResult(NamedTuple):
     trial: Trial
     said: str  # "right", "not yet" or, of a speed, "measured"
     sentence: str
@@ -100,7 +100,7 @@ def assignment(topic: str) -> Assignment:
     return found[topic]
 
 
-def file_of(topic: str) -> Path:
+def place_of_file(topic: str) -> Path:
     """Where the skeleton is, or was copied to."""
     places = (Path("assignments", topic, f"{topic}.py"), Path(f"{topic}.py"))
     for place in places:
@@ -112,7 +112,7 @@ def file_of(topic: str) -> Path:
     )
 
 
-def read(path: Path) -> str:
+def read_source(path: Path) -> str:
     try:
         source = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -176,7 +176,7 @@ def _within(name: str, packages: Iterable[str]) -> bool:
 # --- grading --------------------------------------------------------------------------------------
 
 
-def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[Result]:
+def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[TrialResult]:
     """The result of each trial, group by group, on the world's ranks. `source` None is the
     reference. Never raises for an error in the source."""
     from . import on_a_rank  # loads torch
@@ -193,7 +193,7 @@ def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[R
             if trial.group != group:
                 continue
             if trial.part in given_up:
-                yield Result(trial, "not yet", given_up[trial.part])
+                yield TrialResult(trial, "not yet", given_up[trial.part])
                 continue
             printed = io.StringIO()
             try:
@@ -204,7 +204,7 @@ def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[R
                         load,
                         path,
                         number,
-                        limit_seconds=LIMIT_SECONDS,
+                        limit_seconds=TRIAL_SECONDS,
                     )
                 said, sentence = ("measured", _ratio(found)) if group == "speed" else ("right", "")
             except RankError as error:
@@ -213,7 +213,7 @@ def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[R
                     sentence = f"not written yet: {sentence}"
                 if not _went_on(error) or _kind(error) == on_a_rank.NotWritten.__name__:
                     given_up[trial.part] = f"not tried, because of {trial.part} above."
-            yield Result(trial, said, sentence, _cut(printed.getvalue()))
+            yield TrialResult(trial, said, sentence, _cut(printed.getvalue()))
 
 
 def _reference(topic: str):
@@ -255,15 +255,15 @@ def _ratio(found: list[tuple[float, float]]) -> str:
 
 
 def _cut(printed: str) -> str:
-    if len(printed) <= PRINTED_CHARACTERS:
+    if len(printed) <= OUTPUT_CHARACTERS:
         return printed
-    return f"{printed[:PRINTED_CHARACTERS]}\n... {len(printed):,} characters in all\n"
+    return f"{printed[:OUTPUT_CHARACTERS]}\n... {len(printed):,} characters in all\n"
 
 
 # --- the command ----------------------------------------------------------------------------------
 
 
-def show(results: Iterable[Result]) -> tuple[int, int]:
+def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
     """Prints each result as it comes; (right, all) of those that count."""
     right = count = 0
     group = ""
@@ -278,7 +278,7 @@ def show(results: Iterable[Result]) -> tuple[int, int]:
         print(
             textwrap.fill(
                 f"{said:<9} {result.trial.part}: {result.trial.title}",
-                WIDTH,
+                REPORT_WIDTH,
                 initial_indent="    ",
                 subsequent_indent=14 * " ",
             )
@@ -286,7 +286,9 @@ def show(results: Iterable[Result]) -> tuple[int, int]:
         for text in (result.sentence, *result.printed.splitlines()):
             if text:
                 print(
-                    textwrap.fill(text, WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " ")
+                    textwrap.fill(
+                        text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
+                    )
                 )
     return right, count
 
@@ -295,8 +297,8 @@ def run_grade(asked) -> int:
     """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
     try:
         work = assignment(asked.topic)
-        path = None if asked.reference else asked.file or file_of(asked.topic)
-        source = None if path is None else read(path)
+        path = None if asked.reference else asked.file or place_of_file(asked.topic)
+        source = None if path is None else read_source(path)
     except CannotGrade as refused:
         print(refused)
         return 2
@@ -304,15 +306,15 @@ def run_grade(asked) -> int:
     print(f"{work.topic}: {name}")
     broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
     for sentence in broken:
-        print(textwrap.fill(f"not yet   {sentence}", WIDTH, initial_indent="    "))
+        print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
     if broken:
         return 1
     begin = time.monotonic()
     try:
         with ranks(
-            work.world_size, device="cpu", patience_seconds=PATIENCE_SECONDS, announce=False
+            work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False
         ) as world:
-            right, count = show(grade(work, source, name, world))
+            right, count = show_results(grade(work, source, name, world))
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2

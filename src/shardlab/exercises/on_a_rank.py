@@ -24,7 +24,7 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 
 SENTENCE_CHARACTERS = 500
-CLOSE = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
+CLOSE_ENOUGH = 1e-9  # relative; float64 sums in another order differ by less than 1e-14
 PAIRS = 7  # of interleaved times
 GROUPS_OF_RANKS = {1: [2], 2: [1, 3], 3: [1, 2, 3], 4: [0, 1, 2, 3]}  # by their size
 
@@ -112,7 +112,7 @@ def expect(
     got: Any,
     wanted: Tensor,
     instead: Mapping[str, Tensor] | None = None,
-    close: float = CLOSE,
+    close: float = CLOSE_ENOUGH,
 ):
     """Raise Wrong unless `got` is the wanted tensor. `instead`: sentences of misconceptions, each
     with the tensor that the misconception gives."""
@@ -191,7 +191,7 @@ class Here(NamedTuple):
     me: int  # in the group
 
 
-def groups_of(*members: Sequence[int]) -> list[Here]:
+def new_groups(*members: Sequence[int]) -> list[Here]:
     """New groups of these ranks, those that this rank is in. All ranks call it, before any of them
     uses a group."""
     made = [(dist.new_group(list(ranks)), ranks) for ranks in members]
@@ -201,7 +201,7 @@ def groups_of(*members: Sequence[int]) -> list[Here]:
 
 def groups(*sizes: int) -> list[Here]:
     """Groups of these sizes, of ranks that do not begin at 0 if they are not all four."""
-    return groups_of(*(GROUPS_OF_RANKS[size] for size in sizes))
+    return new_groups(*(GROUPS_OF_RANKS[size] for size in sizes))
 
 
 def race(mine: Callable, reference: Callable) -> tuple[float, float]:

@@ -24,7 +24,7 @@ ASSIGNMENT = Assignment(
 BOTH = ("checkpoint_by_function", "checkpoint")
 
 
-class Block(nn.Module):
+class OddBlock(nn.Module):
     """[N, 5] -> [N, 5], odd sizes inside, and a count of its runs."""
 
     def __init__(self, dropout: float = 0.0):
@@ -40,7 +40,7 @@ class Block(nn.Module):
         return y if other is None else y * other
 
 
-class Seen(NamedTuple):
+class StepSeen(NamedTuple):
     """What a step gives: tensors by their names in words."""
 
     tensors: dict[str, Tensor | None]
@@ -51,10 +51,10 @@ def _plain(function: Callable, *args, **named):
     return function(*args, **named)
 
 
-def _step(call: Callable, dropout: float = 0.0, calls: int = 1) -> Seen:
+def _step(call: Callable, dropout: float = 0.0, calls: int = 1) -> StepSeen:
     """A step of `calls` blocks, each in a checkpoint of its own."""
     torch.manual_seed(7)
-    blocks = [Block(dropout) for _ in range(calls)]
+    blocks = [OddBlock(dropout) for _ in range(calls)]
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     y = x
     for block in blocks:
@@ -64,10 +64,10 @@ def _step(call: Callable, dropout: float = 0.0, calls: int = 1) -> Seen:
     for number, block in enumerate(blocks):
         for name, parameter in block.named_parameters():
             found[f"the gradient of {name} in call {number + 1}"] = parameter.grad
-    return Seen(found, torch.rand(3))
+    return StepSeen(found, torch.rand(3))
 
 
-def _same_bits(what: str, got: Seen, wanted: Seen, why: str = ""):
+def _same_bits(what: str, got: StepSeen, wanted: StepSeen, why: str = ""):
     for name, right in wanted.tensors.items():
         if right is None:
             continue
@@ -124,7 +124,7 @@ def several_arguments(call, name):
 
     def step(by):
         torch.manual_seed(9)
-        block = Block()
+        block = OddBlock()
         x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
         other = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
 
@@ -136,7 +136,7 @@ def several_arguments(call, name):
         found = {"the first output": first.detach(), "the second output": second.detach()}
         found |= {"the gradient of x": x.grad, "the gradient of other": other.grad}
         found |= {f"the gradient of {key}": p.grad for key, p in block.named_parameters()}
-        return Seen(found, torch.rand(1))
+        return StepSeen(found, torch.rand(1))
 
     _same_bits(f"{name} of (x, other, 3.0)", step(call), step(_plain))
 
@@ -147,14 +147,14 @@ def lower_precision(call, name):
 
     def step(by):
         torch.manual_seed(9)
-        block = Block().float()
+        block = OddBlock().float()
         x = torch.randn(4, 5, requires_grad=True)
         with torch.autocast("cpu", torch.bfloat16):
             y = by(block, x)
         y.float().square().sum().backward()  # outside, as always
         found = {"the output": y.detach(), "the gradient of the argument": x.grad}
         found |= {f"the gradient of {key}": p.grad for key, p in block.named_parameters()}
-        return Seen(found, torch.rand(1))
+        return StepSeen(found, torch.rand(1))
 
     why = "Backward runs outside autocast: the second run needs the settings of the first."
     try:
@@ -170,12 +170,12 @@ def named_arguments(mine):
 
     def gradients(by):
         torch.manual_seed(9)
-        block = Block()
+        block = OddBlock()
         x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
         other = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
         y = by(block, x, other=other, times=2.0)
         found = torch.autograd.grad(y.sum(), [x, other, *block.parameters()])
-        return Seen({f"gradient {number}": g for number, g in enumerate(found)}, torch.rand(1))
+        return StepSeen({f"gradient {number}": g for number, g in enumerate(found)}, torch.rand(1))
 
     _same_bits(
         "checkpoint(block, x, other=other, times=2.0)",
@@ -218,7 +218,7 @@ def kept_between(call, name):
 @_for_both("bytes")
 def runs_of_the_function(call, name):
     """the function runs once in forward and once in backward, without a graph once"""
-    block = Block()
+    block = OddBlock()
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     y = call(block, x)
     demand(
@@ -247,7 +247,7 @@ def data_in_front(call, name):
     found = []
     for by in (call, _plain):
         torch.manual_seed(3)
-        block = Block()
+        block = OddBlock()
         y = by(block, torch.randn(4, 5, dtype=torch.float64))
         demand(
             y.requires_grad,
@@ -255,14 +255,14 @@ def data_in_front(call, name):
             " inside the function do: they would never be trained.",
         )
         y.sum().backward()
-        found.append(Seen({n: p.grad for n, p in block.named_parameters()}, torch.rand(1)))
+        found.append(StepSeen({n: p.grad for n, p in block.named_parameters()}, torch.rand(1)))
     _same_bits(f"{name} of data", *found)
 
 
 @_for_both("faults")
 def written_arguments(call, name):
     """an argument that is written to in place raises an error, not a wrong gradient"""
-    block = Block()
+    block = OddBlock()
     x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True) * 1
     y = call(block, x)
     with torch.no_grad():
@@ -285,7 +285,7 @@ class _Stumble(Exception):
 def exceptions(call, name):
     """an exception in either run comes out, and the random numbers go on"""
     for run in (1, 2):
-        block = Block()
+        block = OddBlock()
 
         def function(x, block=block, run=run):
             y = block(x)
@@ -319,14 +319,14 @@ def two_backwards(mine):
 
     def step(by):
         torch.manual_seed(5)
-        block = Block(0.5)
+        block = OddBlock(0.5)
         x = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
         y = by(block, x).square().sum()
         y.backward(retain_graph=True)
         y.backward()
         found = {"the gradient of the argument": x.grad}
         found |= {f"the gradient of {name}": p.grad for name, p in block.named_parameters()}
-        return Seen(found, torch.rand(1))
+        return StepSeen(found, torch.rand(1))
 
     _same_bits("checkpoint after two backwards", step(mine.checkpoint), step(_plain))
 

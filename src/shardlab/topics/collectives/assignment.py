@@ -25,8 +25,8 @@ from shardlab.exercises.on_a_rank import (
     demand,
     expect,
     groups,
-    groups_of,
     held,
+    new_groups,
     race,
     refuses,
 )
@@ -204,7 +204,7 @@ def sums_along_a_tree(mine):
 
 def _nodes() -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """(this rank's node, the ranks in its place on all nodes): two nodes of two."""
-    node, across = groups_of([0, 1], [2, 3], [0, 2], [1, 3])
+    node, across = new_groups([0, 1], [2, 3], [0, 2], [1, 3])
     return node.group, across.group
 
 

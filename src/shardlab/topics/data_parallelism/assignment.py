@@ -26,8 +26,8 @@ ASSIGNMENT = Assignment(
     ),
 )
 DDP = "DistributedDataParallel"
-SMALL_BYTES = 200  # of a bucket: the model below has several
-CLOSE = 1e-12  # of sums of a few numbers in float64
+SMALL_BUCKET_BYTES = 200  # of a bucket: the model below has several
+_CLOSE = 1e-12  # of sums of a few numbers in float64
 LEARNING_RATE = 0.1
 
 
@@ -94,7 +94,7 @@ def _compare(what: str, model: nn.Module, plain: nn.Module, others: dict[str, nn
             for sentence, other in others.items()
             if other.get_parameter(name).grad is not None
         }
-        expect(said, got, right, instead, CLOSE)
+        expect(said, got, right, instead, _CLOSE)
 
 
 def _times(model: nn.Module, factor: float) -> nn.Module:
@@ -104,7 +104,7 @@ def _times(model: nn.Module, factor: float) -> nn.Module:
     return model
 
 
-def _mine(mine, here: Here, bucket_bytes: int = SMALL_BYTES) -> tuple[nn.Module, nn.Module]:
+def _mine(mine, here: Here, bucket_bytes: int = SMALL_BUCKET_BYTES) -> tuple[nn.Module, nn.Module]:
     """(replicas, the module in them). Ranks begin differently; the group's rank 0 has seed 0."""
     module = Trap(here.me)
     return mine.DistributedDataParallel(module, bucket_bytes, group=here.group), module
@@ -204,7 +204,7 @@ def values_of_rank_0(mine):
 def every_gradient(mine):
     """every gradient is the mean over 2, 3 and 4 ranks, with small buckets and with one"""
     for here in groups(4, 3, 2):
-        for bucket_bytes in (1, SMALL_BYTES, 1 << 20):
+        for bucket_bytes in (1, SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
             _loss(model, here.me).backward()
             what = f"rank {here.me} of {here.n}, bucket_bytes = {bucket_bytes}"
@@ -232,7 +232,7 @@ def three_steps(mine):
                     f"{name} after step {number + 1} on rank {here.me} of 3",
                     module.get_parameter(name),
                     right.detach(),
-                    close=CLOSE,
+                    close=_CLOSE,
                 )
 
 
@@ -247,7 +247,7 @@ def _trained(module: nn.Module) -> list[nn.Parameter]:
 def messages_by_bucket(mine):
     """one all-reduce for each bucket, of its gradients and at most a flag for each"""
     for here in groups(4):
-        for bucket_bytes in (SMALL_BYTES, 1 << 20):
+        for bucket_bytes in (SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
             loss = _loss(model, here.me)
             with CommunicationLog() as log:

@@ -21,8 +21,8 @@ ASSIGNMENT = Assignment(
     world_size=2,
 )
 MASTERS, SCALER = "MasterWeights", "LossScaler"
-STEPS = 12
-MESSAGE_BYTES = 64  # of an agreement about an overflow
+COMPARED_STEPS = 12
+AGREEMENT_BYTES = 64  # of an agreement about an overflow
 
 
 def _parameters(dtype: torch.dtype = torch.bfloat16) -> list[nn.Parameter]:
@@ -83,16 +83,16 @@ def steps_on_copies(mine):
     ):
         parameters = _parameters()
         optimizer = mine.MasterWeights(parameters, kind, **settings)
-        for number in range(STEPS):
+        for number in range(COMPARED_STEPS):
             _give(parameters, number)
             optimizer.step()
             optimizer.zero_grad()
-        wanted = _by_hand(kind, STEPS, **settings)
-        lost = _without_copies(kind, STEPS, **settings)
+        wanted = _by_hand(kind, COMPARED_STEPS, **settings)
+        lost = _without_copies(kind, COMPARED_STEPS, **settings)
         before = _parameters()
         for place, name in enumerate(_names(parameters)):
             expect(
-                f"{name} after {STEPS} steps of {kind.__name__}",
+                f"{name} after {COMPARED_STEPS} steps of {kind.__name__}",
                 parameters[place],
                 wanted[place],
                 {
@@ -310,7 +310,7 @@ def bytes_of_an_agreement(mine):
             call()
         counts.append((len(log.messages), sum(message.nbytes for message in log.messages)))
     demand(
-        counts[0][0] == 1 and counts[0][1] <= MESSAGE_BYTES,
+        counts[0][0] == 1 and counts[0][1] <= AGREEMENT_BYTES,
         f"unscale_ sends {counts[0][0]} messages of {counts[0][1]:,} bytes in all: one flag,"
         " reduced over all ranks, is enough.",
     )
