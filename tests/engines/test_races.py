@@ -40,7 +40,8 @@ def test_what_times_say():
     """A ratio is the median of the turns' ratios, a peer the one with the smallest median.
 
     Must catch: the ratio of medians, which is 4/3 here; means; the ratio upside down; the slower
-    peer; an interval of other works than the one that ran twice."""
+    peer; an interval of other works than the one that ran twice; an excess called noise that the
+    same code twice does not show."""
     assert ratio(TIMES, "ours", "quick") == 2.0
     assert fastest(TIMES, ("slow", "quick")) == "quick"
     low, high = identical({"a": [1.0, 2.0], "b": [1.0, 1.0], "b" + AGAIN: [3.0, 3.0]})
@@ -48,6 +49,10 @@ def test_what_times_say():
     shown = step_result("zero", "2 ranks", TIMES, "ours", "quick", 1.5, "stage 1")
     assert (shown.row, shown.value, shown.verdict) == ("zero_race.step", 2.0, "MISSED")
     assert (shown.case["what"], shown.case["peer"]) == ("stage 1", "quick")
+    assert shown.note.endswith("1.00")
+    noisy = dict(TIMES, **{"ours" + AGAIN: [9.0, 4.0, 40.0]})
+    noise = step_result("zero", "2 ranks", noisy, "ours", "quick", 1.5).note
+    assert noise.endswith("which holds the excess")
     reported = step_result("zero", "2 ranks", TIMES, "slow", "quick")
     assert (reported.row, reported.case, reported.verdict) == ("", {}, "")
 

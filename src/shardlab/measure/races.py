@@ -279,14 +279,16 @@ def step_result(
     `<group>_race`; without a name the ratio is only reported."""
     low, high = identical(times)
     case = dict(what=shown, peer=peer, identical_low=round(low, 3), identical_high=round(high, 3))
+    found = round(ratio(times, name, peer), 3)
+    by_chance = most is not None and most < found <= high
     return Result(
         group.replace("_", " "),
         f"{what}: step, {name} / {peer}",
-        round(ratio(times, name, peer), 3),
+        found,
         "x",
         most,
         f"{len(times[name])} interleaved turns; {peer} {1000 * median(times[peer]):.1f} ms; A/A"
-        f" {low:.2f} to {high:.2f}",
+        f" {low:.2f} to {high:.2f}{', which holds the excess' * by_chance}",
         f"{group}_race.step" if shown else "",
         case if shown else {},
     )
