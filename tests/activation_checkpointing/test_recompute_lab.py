@@ -2,8 +2,9 @@
 
 import pytest
 
+from shardlab.exercises.predictions import NotYet
 from shardlab.topics.activation_checkpointing import lab
-from shardlab.topics.activation_checkpointing.exercises import peak_of_blocks
+from shardlab.topics.activation_checkpointing.exercises import blocks_for_a_budget, peak_of_blocks
 from shardlab.topics.activation_checkpointing.figures import tradeoff_figure
 
 
@@ -27,3 +28,12 @@ def test_what_a_plan_starts_from(blocks):
     assert standing + peak_of_blocks(blocks, layers, *of) == pytest.approx(
         lab.peak_with(blocks), rel=0.01
     )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_share_that_no_plan_meets():
+    """Must catch: a budget below every plan handed to the reader's function, which returns None
+    then: a TypeError about a NoneType."""
+    with pytest.raises(NotYet, match=r"share = 0\.1 allows .* every block recomputed the peak is"):
+        lab.run_plan(blocks_for_a_budget.reference, share=0.1)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardlab.exercises.going_on import must_be_right
+from shardlab.exercises.predictions import NotYet
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
@@ -359,6 +360,12 @@ def run_plan(own: Callable, share: float) -> tuple[int, Table]:
     must_be_right(blocks_for_a_budget, own)
     of = bytes_of_blocks()
     budget = round(share * peak_with([]))
+    least = peak_with(range(of.layers))
+    if least > budget:
+        raise NotYet(
+            f"share = {share:g} allows {budget:,} bytes, and with every block recomputed the peak"
+            f" is {least:,}: ask for more."
+        )
     blocks = sorted(own(*of[:-1], budget - of.standing))
     assert len(blocks) == len(best_plan(of, budget)), "as many as the package's solver"
     last = [of.layers - 1 - block for block in blocks]
