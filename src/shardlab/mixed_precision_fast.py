@@ -5,7 +5,7 @@
 
 PyTorch's own kernel looks at a gradient and unscales it in one pass, and the host asks each device
 once. The kernel is the one of torch.amp.GradScaler, and private. Where nobody looks at gradients
-between backward and step, the scaler looks at the 16-bit ones, and the optimizer unscales pile by
+between backward and step, the scaler looks at the fp16 ones, and the optimizer unscales pile by
 pile: so the fp32 gradients are never there all at once, 4 bytes a parameter.
 
 Results are the same bits. Both are raced in `python -m bench precision`.
@@ -17,8 +17,6 @@ from torch import Tensor
 from . import mixed_precision
 from . import mixed_precision_checks as checks
 from .torch_internals import unscale_in_one_pass
-
-IN_16_BITS = torch.float16, torch.bfloat16
 
 
 class MasterWeights(mixed_precision.MasterWeights):
@@ -32,9 +30,10 @@ class MasterWeights(mixed_precision.MasterWeights):
         return gradient if self.inverse is None else gradient.mul_(self.inverse)
 
     def waiting(self) -> list[Tensor] | None:
-        """The gradients in 16 bits, all dense; None if there are others, too."""
+        """The gradients in fp16, all dense; None if there are others, too."""
         found = [tensor.grad for pair in self.pairs for tensor in pair if tensor.grad is not None]
-        narrow = all(g.dtype in IN_16_BITS and g.layout is torch.strided for g in found)
+        # CUDA's kernel takes no bf16, which needs no scale
+        narrow = all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)
         return found if narrow else None
 
 
@@ -52,8 +51,8 @@ class LossScaler(mixed_precision.LossScaler):
         return any(flag.item() for flag in flags)
 
     def step(self, optimizer: torch.optim.Optimizer, *args, **named):
-        """unscale_() and step() in one, if nobody has called the first. The 16-bit gradients keep
-        the scale then."""
+        """unscale_() and step() in one, if nobody has called the first. The fp16 gradients keep the
+        scale then."""
         alone = isinstance(optimizer, MasterWeights) and not args and not named
         done = optimizer in self.overflown or optimizer in self.stepped
         # times an inverse above 1, a finite gradient may overflow
