@@ -1,19 +1,12 @@
 """The plotly figures: what is drawn is what was measured, and the words say it too."""
 
 import json
-import math
 import re
-from dataclasses import replace
 
 import pytest
 
-from shardlab.show.curve_figures import curves_figure
-from shardlab.show.explorer_figures import explorer_figures
-from shardlab.show.explorers import EXPLORERS
 from shardlab.show.figures import (
     Bytes,
-    columns_figure,
-    duration_figure,
     loss_figure,
     memory_figure,
     round_up,
@@ -28,7 +21,6 @@ STATES = dict(
     step_counter_bytes=160,
 )
 CLEAR = "rgba(0,0,0,0)"
-TICKS = (("hour", 3600), ("day", 86_400), ("year", 31_536_000))
 
 
 def bars(figure, name):
@@ -170,79 +162,7 @@ def test_round_up():
     ]
 
 
-def test_columns_are_stacked_from_zero_and_hatched_beyond_the_card():
-    """Mutations: parts of a column beside one another; the piece beyond the card not hatched; the
-    last column named for the highest."""
-    columns = [
-        ("start", [Bytes("parameters", "parameters", 6 * 10**9)]),
-        (
-            "loss",
-            [
-                Bytes("parameters", "parameters", 6 * 10**9),
-                Bytes("activations", "activations", 6 * 10**9),
-            ],
-        ),
-        (
-            "end",
-            [Bytes("parameters", "parameters", 6 * 10**9), Bytes("activations", "activations", 0)],
-        ),
-    ]
-    figure = columns_figure("Step", columns, 10 * 10**9)
-    drawn = [
-        (bar.name, bar.x[0], bar.base[0], bar.y[0], bool(bar.marker.pattern.shape))
-        for bar in figure.data
-    ]
-    assert drawn == [
-        ("parameters", 0, 0, 6, False),
-        ("parameters", 1, 0, 6, False),
-        ("activations", 1, 6, 4, False),
-        ("activations", 1, 10, 2, True),
-        ("parameters", 2, 0, 6, False),
-    ]
-    assert sum(bar.showlegend for bar in figure.data) == 2 and figure.layout.yaxis.range[0] == 0
-    assert (
-        "peak 12 GB" in words(figure)
-        and "10 GB card" in words(figure)
-        and figure.layout.shapes[0].y0 == 10
-    )
-    ranks = {bar.name: bar.legendrank for bar in figure.data}
-    assert sorted(ranks, key=ranks.get) == ["parameters", "activations"]
-    far = columns_figure("Step", columns, 800 * 10**9)
-    assert (
-        "800 GB card: far above" in words(far)
-        and not far.layout.shapes
-        and far.layout.yaxis.range[1] < 20
-    )
-
-
-# ---------------------------------------------------------------- time and loss
-
-
-def test_a_duration_stands_where_it_belongs():
-    """Mutation: seconds given to an axis that was told days."""
-    figure = duration_figure("Time", 86_400, TICKS, 60, 3e12)
-    assert (
-        figure.data[0].x[0] == figure.layout.xaxis.tickvals[1] == 86_400
-        and figure.layout.xaxis.type == "log"
-    )
-    assert "1 day" in words(figure)
-
-
-def test_beyond_the_end_stands_an_arrow():
-    """Mutation: the value itself drawn, off the axis where nobody sees it."""
-    for seconds, symbol, place in ((1e14, "triangle-right", 3e12), (1, "triangle-left", 60)):
-        (mark,) = duration_figure("Time", seconds, TICKS, 60, 3e12).data
-        assert (mark.marker.symbol, mark.x[0]) == (symbol, place)
-    assert "3.17e6 years" in words(duration_figure("Time", 1e14, TICKS, 60, 3e12))
-
-
-def test_a_measured_duration_is_a_disc_in_a_ring():
-    """Mutation: both marks filled, so that one hides the other."""
-    figure = duration_figure("Time", 3600, TICKS, 60, 3e12, measured_seconds=7200)
-    assert [(mark.name, mark.marker.symbol) for mark in figure.data] == [
-        ("predicted", "circle-open"),
-        ("measured", "circle"),
-    ]
+# ---------------------------------------------------------------- loss
 
 
 def test_the_loss_is_drawn_from_zero_with_levels_to_compare():
@@ -253,134 +173,12 @@ def test_the_loss_is_drawn_from_zero_with_levels_to_compare():
     assert "guessing: 4.25" in words(figure) and figure.layout.shapes[0].y0 == 4.248
 
 
-# ---------------------------------------------------------------- explorers, and all
-
-
-def test_the_pictures_of_an_explorer():
-    """Mutations: a part left out; the measured bytes of one part given to another; the time picture
-    not drawn."""
-    spec = EXPLORERS["fits-and-how-long"]
-    computed = spec.compute(spec.start())
-    memory, time = explorer_figures(spec, computed, {"gradient_bytes_per_gpu": 50 * 10**9})
-    parts = spec.pictures[0].parts
-    assert [text.split("<br>")[0] for text in memory.layout.yaxis.ticktext] == [
-        *(part.label for part in parts),
-        "together",
-    ]
-    assert {bar.name for bar in memory.data if bar.name.endswith("measured")} == {
-        "gradients, measured"
-    }
-    assert bars(memory, "together, predicted")[-1][1] == pytest.approx(
-        computed["states_bytes_per_gpu"] / 1e9
-    )
-    assert time.data[0].x[0] == computed["training_seconds"]
-
-
-# ---------------------------------------------------------------- curves
-
-
-def curve(figure, name):
-    return next(trace for trace in figure.data if trace.name == name)
-
-
-def test_lines_points_and_what_was_measured():
-    """Lines are what the formulas say at each stop, in strokes that differ; what was measured are
-    filled marks at their own place; the reader's point is then a ring.
-
-    Mutations: measured points on another line; every line solid; the hierarchical line with one
-    rank on a node; a disc over the marks."""
-    spec = EXPLORERS["collective-cost"]
-    shown = spec.compute(spec.start())
-    measured = {"nodes_ring_all_reduce_seconds": [(2**16, 210e-6), (2**30, 2.5)]}
-    (plain,), (figure,) = explorer_figures(spec, shown), explorer_figures(spec, shown, measured)
-    lines = ("ring", "tree", "naive", "hierarchical")
-    for name, line in zip(lines, spec.pictures[0].lines):
-        swept = [(stop, values[line.name]) for stop, values in spec.swept(spec.pictures[0], shown)]
-        assert [
-            (x, pytest.approx(y, rel=1e-4))
-            for x, y in zip(curve(figure, name).x, curve(figure, name).y)
-        ] == swept
-    assert (
-        len({curve(figure, name).line.dash for name in lines})
-        == len({curve(figure, name).line.color for name in lines})
-        == 4
-    )
-    points = curve(figure, "ring, measured")
-    assert (
-        list(zip(points.x, points.y)) == measured["nodes_ring_all_reduce_seconds"]
-        and points.marker.color == curve(figure, "ring").line.color
-    )
-    assert sum(trace.name.endswith("measured") for trace in figure.data) == 1
-    assert "marks: measured" in words(figure) and "marks: measured" not in words(plain)
-    assert (curve(plain, "here").marker.symbol, curve(figure, "here").marker.symbol) == (
-        "circle",
-        "circle-open",
-    )
-    assert curve(figure, "here").y[0] == pytest.approx(
-        shown["fastest_all_reduce_seconds"], rel=1e-4
-    ) and "<b>573 µs</b>" in words(figure)
-    alone = spec.compute(spec.move(spec.start(), "ranks_per_node", 1))
-    assert "hierarchical" not in words(explorer_figures(spec, alone)[0])
-
-
-def test_words_at_the_ends_of_lines_stand_apart():
-    """Mutation: the words where the lines end; ring and hierarchical end within a few pixels of
-    each other."""
-    spec = EXPLORERS["collective-cost"]
-    (figure,) = explorer_figures(spec, spec.compute(spec.start()))
-    ends = next(trace for trace in figure.data if trace.mode == "text")
-    low, high = figure.layout.yaxis.range
-    pixels = (figure.layout.height - figure.layout.margin.t - figure.layout.margin.b) / (high - low)
-    at = sorted(math.log10(y) * pixels for y in ends.y)
-    assert len(at) == 4 and min(two - one for one, two in zip(at, at[1:])) > 16
-
-
-def test_axes_of_curves():
-    """Logarithmic with ticks in the quantity's own words, around everything that is drawn, also
-    what was measured; linear from zero.
-
-    Mutations: a range around the lines only; an axis that starts at the smallest value."""
-    spec = EXPLORERS["roofline"]
-    shown, low = spec.compute(spec.start()), (0.01, 1e6)
-    (figure,) = explorer_figures(spec, shown, {"attainable_flops_per_second": [low]})
-    assert (figure.layout.xaxis.type, figure.layout.yaxis.type) == ("log", "log")
-    assert list(figure.data[1].x) == sorted(figure.data[1].x) and 295 < figure.data[1].x[1] < 296, (
-        "the corner is drawn"
-    )
-    assert figure.layout.xaxis.range[0] <= math.log10(low[0]) and figure.layout.yaxis.range[
-        0
-    ] <= math.log10(low[1])
-    assert (
-        "100 T" in figure.layout.yaxis.ticktext and "logarithmic" in figure.layout.yaxis.title.text
-    )
-    assert {"ridge: 295", "989 TFLOP/s"} <= {text.strip() for text in words(figure).split(" | ")}
-    linear = replace(spec.pictures[0], y=replace(spec.pictures[0].y, scale="linear"))
-    figure = curves_figure(linear, shown, spec.swept(linear, shown))
-    assert (
-        figure.layout.yaxis.type == "linear"
-        and figure.layout.yaxis.range[0] == 0
-        and figure.layout.yaxis.range[1] > 989e12
-    )
-    both = replace(linear, x=replace(linear.x, scale="linear", ticks=()))
-    assert tuple(curves_figure(both, shown, spec.swept(both, shown)).layout.xaxis.range) == (
-        0,
-        10_000,
-    )
-    with pytest.raises(
-        ValueError,
-        match=(
-            "was measured as 0 at arithmetic_intensity = 3: a logarithmic axis has only places"
-            " above 0"
-        ),
-    ):
-        explorer_figures(spec, shown, {"attainable_flops_per_second": [(3, 0)]})
+# ---------------------------------------------------------------- all
 
 
 def all_figures():
     yield states_figure(STATES, STATES)
     yield loss_figure([4.2 - step / 1000 for step in range(300)], [("guessing", 4.248)])
-    for spec in EXPLORERS.values():
-        yield from explorer_figures(spec, spec.compute(spec.start()))
 
 
 def test_the_json_is_small_and_the_same_each_time():

@@ -6,11 +6,9 @@ import re
 import pytest
 
 from bookkit.explorer_data import data_of, packed
-from shardlab.schedule_simulation import in_flight, simulate
 from shardlab.schedules import Action, Kind, schedule
-from shardlab.show.explorer_figures import explorer_figures
 from shardlab.show.explorers import EXPLORERS
-from shardlab.show.schedule_pictures import SIMULATED_WORDS, actions_of, costs_of, letters
+from shardlab.show.schedule_pictures import SIMULATED_WORDS, actions_of, letters
 
 SPEC = EXPLORERS["schedule"]
 PICTURE = SPEC.pictures[0]
@@ -111,34 +109,3 @@ def test_interleaving_takes_the_next_multiple():
     interleaved = "interleaved 1F1B, v = 2"
     assert moved(pipeline_parallel=8, microbatches=4, schedule=interleaved)["microbatches"] == 8
     assert moved(schedule=interleaved, pipeline_parallel=8, microbatches=16)["microbatches"] == 16
-
-
-@pytest.mark.parametrize("name", ("1F1B", "interleaved 1F1B, v = 2", "zero-bubble H1"))
-def test_bars_are_the_spans(name):
-    """The plotly figure has a bar for each action, in its rank's row, in milliseconds.
-
-    Must catch: seconds for milliseconds; rows upside down; W drawn as I."""
-    shown = moved(schedule=name, transfer_seconds=0.002)
-    plan = PICTURE.plan(shown)
-    seconds = [shown[quantity] for quantity in PICTURE.seconds]
-    spans = simulate(plan, costs_of(plan, *seconds)).spans
-    (figure,) = explorer_figures(SPEC, shown)
-    for trace in figure.data:
-        kinds = {
-            "forward": "F",
-            "backward": "B",
-            "gradient of the input": "I",
-            "gradients of the weights": "W",
-        }
-        wanted = [
-            (rank, 1000 * span.begin, 1000 * (span.end - span.begin))
-            for rank, own in enumerate(spans)
-            for span in own
-            if span.action.kind.value == kinds[trace.name]
-        ]
-        got = list(zip(trace.y, trace.base, trace.x))
-        assert len(got) == len(wanted) > 0
-        for one, other in zip(got, wanted):
-            assert one == pytest.approx(other, rel=1e-3, abs=1e-3)
-    rows = figure.layout.yaxis.ticktext
-    assert rows == tuple(f"rank {r}: {m} in flight" for r, m in enumerate(in_flight(plan)))

@@ -6,13 +6,13 @@ text is a grey that is readable on a light and on a dark page (the book sets its
 JSON is small and the same for the same numbers: plain lists, no template, no ids.
 """
 
-import math
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from .format import BINARY, DECIMAL, format_as, format_bytes, format_exact
 from .palette import MEMORY, PAGE, TIMELINE
+from .svg.canvas import round_up
 
 CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
@@ -20,7 +20,6 @@ LINE = TIMELINE["forward"].light
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
 # with a capacity this many times the bytes the bars would vanish: it is named at the edge instead
 FAR = 20
-FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
 
 
 # --- what all figures share -----------------------------------------------------------------------
@@ -88,16 +87,6 @@ def legend_below(y):
     """The layout of a legend in one row below the figure."""
     legend = dict(orientation="h", x=0, xanchor="left", y=y, yanchor="top", traceorder="normal")
     return dict(showlegend=True, legend=dict(font=dict(size=12), itemclick=False, **legend))
-
-
-def round_up(value):
-    """The smallest round number that is not below value."""
-    scale = 10.0 ** math.floor(math.log10(value))
-    return next(
-        step * scale
-        for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 12)
-        if step * scale >= value
-    )
 
 
 # --- bytes ----------------------------------------------------------------------------------------
@@ -285,131 +274,6 @@ def _draw_capacity(figure, capacity_bytes, near, together, place, scale):
         )
     side = "right" if at > 0.4 * figure.layout.xaxis.range[1] else "left"
     write_words(figure, words, x=at, xanchor=side, **above)
-
-
-def columns_figure(title, columns, capacity_bytes=None):
-    """Columns of bytes from zero, in the order of time: (name, parts from the bottom up as Bytes).
-    The highest is named; with `capacity_bytes`, a line for the card, and what is above it
-    hatched."""
-    totals = [sum(part.size for part in parts) for _, parts in columns]
-    near = capacity_bytes is not None and capacity_bytes <= FAR_ABOVE * max(*totals, 1)
-    most = max(*totals, capacity_bytes if near else 1)
-    unit, scale = unit_of(most, DECIMAL)
-    figure = new_figure(title, 380, barmode="overlay", bargap=0)
-    figure.update_layout(margin_t=HEAD_PIXELS + 20, **legend_below(-0.14))
-    figure.update_xaxes(
-        axis(
-            tickmode="array",
-            tickvals=list(range(len(columns))),
-            ticktext=[name for name, _ in columns],
-            showline=True,
-            range=[-0.6, len(columns) - 0.4],
-        )
-    )
-    figure.update_yaxes(
-        axis(
-            range=[0, round_up(1.08 * most / scale)], ticksuffix=f" {unit}", nticks=6, showgrid=True
-        )
-    )
-    ranks = list(
-        dict.fromkeys(
-            part.label
-            for _, parts in sorted(columns, key=lambda column: -len(column[1]))
-            for part in parts
-        )
-    )
-    named = set()
-    for place, (name, parts) in enumerate(columns):
-        start = 0
-        for part in parts:
-            swatch = MEMORY[part.colour]
-            for offset, piece, over in _pieces(part.size, start, capacity_bytes if near else None):
-                if piece:
-                    figure.add_trace(
-                        go.Bar(
-                            x=[place],
-                            y=[round(piece / scale, 4)],
-                            base=[round((start + offset) / scale, 4)],
-                            width=[0.76],
-                            marker=_filling(swatch.light, swatch.line, 1, over),
-                            name=part.label,
-                            legendgroup=part.label,
-                            showlegend=part.label not in named,
-                            legendrank=1 + ranks.index(part.label),
-                            hovertemplate=(
-                                f"{name}, {part.label}: {format_bytes(part.size)}<extra></extra>"
-                            ),
-                        )
-                    )
-                    named.add(part.label)
-            start += part.size
-    highest = max(range(len(totals)), key=totals.__getitem__)
-    peak = f"<b>peak {format_as(totals[highest], 'decimal bytes')}</b>"
-    write_words(figure, peak, x=highest, y=totals[highest] / scale)
-    if capacity_bytes is not None:
-        words = f"{format_as(capacity_bytes, 'decimal bytes')} card"
-        if near:
-            draw_line(figure, y=capacity_bytes / scale, width=2)
-        left = highest >= len(columns) / 2
-        side = dict(x=0 if left else 1, xref="paper", xanchor="left" if left else "right")
-        if near:
-            write_words(figure, words, y=capacity_bytes / scale, yref="y", **side)
-        else:
-            write_words(figure, f"{words}: far above", y=1, yref="paper", **side)
-    return figure
-
-
-# --- time -----------------------------------------------------------------------------------------
-
-
-def duration_figure(title, seconds, ticks, least, most, measured_seconds=None):
-    """One duration on a logarithmic axis from `least` to `most` seconds; `ticks` are pairs (name,
-    seconds). A ring is predicted, a disc measured; a lone prediction is a disc. A duration beyond
-    an end is an arrow there."""
-    figure = new_figure(title, 132)
-    figure.update_xaxes(
-        axis(
-            type="log",
-            range=[math.log10(least), math.log10(most)],
-            tickvals=[size for _, size in ticks],
-            ticktext=[name for name, _ in ticks],
-            tickfont=dict(size=11),
-            showgrid=True,
-        )
-    )
-    figure.update_yaxes(axis(visible=False, range=[-1, 1]))
-    marks = [("predicted", seconds, "circle" if measured_seconds is None else "circle-open")]
-    if measured_seconds is not None:
-        marks.append(("measured", measured_seconds, "circle"))
-    for kind, value, symbol in marks:
-        beyond = "triangle-right" if value > most else "triangle-left" if value < least else symbol
-        figure.add_trace(
-            go.Scatter(
-                x=[min(max(value, least), most)],
-                y=[0],
-                mode="markers+text",
-                cliponaxis=False,
-                name=kind,
-                marker=dict(
-                    symbol=beyond,
-                    size=14 if kind == "predicted" else 9,
-                    color=LINE,
-                    line=dict(width=2, color=LINE),
-                ),
-                text=[f"<b>{format_as(value, 'duration')}</b>"],
-                hovertemplate=f"{kind}: {format_as(value, 'duration')}<extra></extra>",
-                textposition=_beside(
-                    value, least, most, "top" if kind == "predicted" else "bottom"
-                ),
-            )
-        )
-    return figure
-
-
-def _beside(value, least, most, side):
-    """The corner for the words, by plotly's name, so that they stay inside."""
-    share = math.log(min(max(value, least), most) / least) / math.log(most / least)
-    return f"{side} {'right' if share < 0.15 else 'left' if share > 0.85 else 'center'}"
 
 
 # --- loss -----------------------------------------------------------------------------------------

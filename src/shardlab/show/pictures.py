@@ -1,6 +1,5 @@
 """The pictures of explorers, as data: which quantities are drawn how. The page draws them in
-static/pictures.js, curves.js and streams.js, labs in figures.py, curve_figures.py and
-stream_figures.py."""
+static/pictures.js, timeline.js, curves.js and streams.js, a notebook in svg/."""
 
 import re
 from dataclasses import dataclass, field

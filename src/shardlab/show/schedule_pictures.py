@@ -1,6 +1,6 @@
 """The picture of a pipeline's schedule, as data: which quantities say what is drawn, and what the
-simulation says beside the formulas. The page draws it in static/schedules.js, labs in
-schedule_figures.py; both play the lists that shardlab.schedules makes.
+simulation says beside the formulas. The page draws it in static/schedules.js, a
+notebook in svg/spans.py; both play the lists that shardlab.schedules makes.
 
     picture.plan(values)        the lists
     picture.timeline(values)    when each action begins and ends

@@ -319,6 +319,11 @@ class Explorer:
         """The formulas that "Why?" prints, in that order; the others are on the formula sheets."""
         return [name for name in self.formulas if name in self.why or not self.why]
 
+    @cached_property
+    def _swept(self):
+        """Title of a picture of curves -> what its lines were last computed from, their points."""
+        return {}
+
     def preset(self, kind, name):
         """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
         inputs that follow from the preset alone (a model sets `parameters` if that is an input)."""
@@ -386,24 +391,32 @@ class Explorer:
     def swept(self, curves, computed):
         """The points of the picture's lines: pairs (value of the swept quantity, quantity ->
         value), without refused ones."""
-        needed = {name: computed[name] for name in self.sweep(curves)[1]}
         stops = curves.stops
         if curves.corners:
             corners = [computed[name] for name, _ in curves.marks]
             stops = sorted(
                 [*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])]
             )
-        for stop in stops:
+        moving = [computed[name] for name in self.sweep(curves)[1] if name != curves.sweep]
+        key = (curves, *stops, *moving)
+        if self._swept.get(curves.title, [None])[0] != key:  # only what moves the lines
+            self._swept[curves.title] = key, list(self.sampled(curves, computed, stops))
+        yield from self._swept[curves.title][1]
+
+    def sampled(self, curves, computed, places):
+        """As swept, at other places."""
+        needed = {name: computed[name] for name in self.sweep(curves)[1]}
+        for place in places:
             found = {}
             try:
                 for given, lines in lines_by_given(curves.lines).items():
-                    values = {**needed, **dict(given), curves.sweep: stop}
+                    values = {**needed, **dict(given), curves.sweep: place}
                     asked = [line.quantity for line in lines]
                     computed = evaluate(asked, allow_unused=True, **values)
                     found.update((line.name, computed[line.quantity]) for line in lines)
             except InvalidQuantity:
                 continue
-            yield stop, found
+            yield place, found
 
     def say(self, computed):
         """The sentence for a result of compute(): the picture in words."""

@@ -10,28 +10,27 @@
     points = [(intensity, flops_per_second), ...]
     explorer("roofline", measured={"attainable_flops_per_second": points})
 
-The figure is a plain plotly figure drawn again in an Output: FigureWidget is unreliable on Colab.
+The pictures are SVG in an HTML widget, as in the stepper of the collectives: plotly in an Output
+stays blank on Colab and can hang nbclient. A slider sends each place that the hand passes, as fast
+as the kernel answers: a front end holds back what it has not sent until the kernel is idle.
 """
 
 import math
 from html import escape
 
 import ipywidgets as widgets
-from IPython.display import clear_output, display
 
 from shardlab.formulas import InvalidQuantity
 
-from .explorer_figures import explorer_figures, measurable
 from .explorers import EXPLORERS
 from .format import format_to_type, parse_number
 from .spec import PRESETS, Choice
+from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
-LABEL_WIDTH, BOX_WIDTH, ERROR_LINE = (
-    "17em",
-    "10em",
-    "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4",
-)
+BOX_WIDTH = "9em"
+ERROR_LINE = "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
+STALE = "opacity: 0.5; filter: grayscale(1)"  # a picture of the last valid values
 
 
 def explorer(name_or_spec, measured=None, **start):
@@ -112,12 +111,8 @@ class ExplorerWidget(widgets.VBox):
             )
         groups = [self._build_group(group, rows) for group in self.spec.groups]
         rows = [widget for row in rows.values() for widget in row] + groups
-        self.drawing, self.words, self.status, self.python = (
-            widgets.Output(),
-            widgets.HTML(),
-            widgets.HTML(),
-            widgets.HTML(),
-        )
+        self.drawing, self.words = widgets.HTML(), widgets.HTML()
+        self.status, self.python = widgets.HTML(), widgets.HTML()
         reset, code = (
             widgets.Button(description="Reset"),
             widgets.Button(description="Show as Python"),
@@ -128,10 +123,16 @@ class ExplorerWidget(widgets.VBox):
         return [
             widgets.HTML(f"<b>{escape(self.spec.title)}</b>"),
             widgets.HBox(list(self.menus.values()), layout=wrapped),
-            *rows,
-            self.drawing,
-            self.words,
-            self.status,
+            widgets.HBox(
+                [
+                    widgets.VBox(rows, layout=widgets.Layout(flex="1 1 22em", min_width="0")),
+                    widgets.VBox(
+                        [self.drawing, self.words, self.status],
+                        layout=widgets.Layout(flex="2 1 34em", min_width="0", padding="0 0 0 1em"),
+                    ),
+                ],
+                layout=widgets.Layout(flex_flow="row wrap", align_items="flex-start"),
+            ),
             widgets.HBox([reset, code], layout=wrapped),
             self.python,
         ]
@@ -141,9 +142,10 @@ class ExplorerWidget(widgets.VBox):
         slider = widgets.SelectionSlider(
             options=_options(control, self.values[name]),
             description=control.label,
-            continuous_update=False,
-            style={"description_width": LABEL_WIDTH},
-            layout=widgets.Layout(flex="1 1 30em", width="auto", min_width="20em"),
+            continuous_update=True,
+            readout=False,  # the box says it
+            style={"description_width": "initial"},  # never cut
+            layout=widgets.Layout(flex="1 1 16em", width="auto", min_width="16em"),
         )
         box = widgets.Text(continuous_update=False, layout=widgets.Layout(width=BOX_WIDTH))
         error = widgets.HTML()
@@ -154,9 +156,7 @@ class ExplorerWidget(widgets.VBox):
         )
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
         return (
-            widgets.HBox(
-                [slider, box], layout=widgets.Layout(flex_flow="row wrap", max_width="56em")
-            ),
+            widgets.HBox([slider, box], layout=widgets.Layout(flex_flow="row wrap")),
             error,
         )
 
@@ -165,7 +165,7 @@ class ExplorerWidget(widgets.VBox):
         buttons = widgets.ToggleButtons(
             options=_options(control, self.values[name]),
             description=control.label,
-            style={"description_width": LABEL_WIDTH, "button_width": "auto"},
+            style={"description_width": "initial", "button_width": "auto"},
             layout=widgets.Layout(width="auto"),
         )
         error = widgets.HTML()
@@ -188,9 +188,10 @@ class ExplorerWidget(widgets.VBox):
         return self.spec.say(self.shown)
 
     @property
-    def figures(self):
-        """The plotly figures, for the last valid values."""
-        return explorer_figures(self.spec, self.shown, self.measured)
+    def pictures(self):
+        """The pictures as SVG, for the last valid values."""
+        words = f"{self.sentence} {self.spec.say_detail(self.shown)}"
+        return [drawn.svg(words) for drawn in drawings(self.spec, self.shown, self.measured)]
 
     def call(self):
         """Python that computes the same."""
@@ -234,11 +235,11 @@ class ExplorerWidget(widgets.VBox):
         self._silent = True
         try:
             self._show_controls(
-                refused and self.spec.marks(refused.quantity, changed), str(refused)
+                refused and self.spec.marks(refused.quantity, changed), str(refused), changed
             )
         finally:
             self._silent = False
-        self.status.value = "<i>The picture shows the last valid values.</i>" if refused else ""
+        self._stale(bool(refused))
         if self.python.value:
             self.python.value = f"<pre>{escape(self.call())}</pre>"
         if not refused:
@@ -246,11 +247,20 @@ class ExplorerWidget(widgets.VBox):
                 f"<p style='line-height: 1.4'><b>{escape(self.sentence)}</b><br>"
                 f"{escape(self.spec.say_detail(self.shown))}</p>"
             )
-            with self.drawing:
-                clear_output(wait=True)
-                display(*self.figures)
+            self.drawing.value = "".join(
+                "<figure style='margin: 0 0 1em'><figcaption style='line-height: 1.6'>"
+                f"{escape(picture.title)}</figcaption>{drawn}</figure>"
+                for picture, drawn in zip(self.spec.pictures, self.pictures)
+            )
 
-    def _show_controls(self, marked, message):
+    def _stale(self, refused):
+        """Grey out a picture of values that are no longer in the boxes, or no longer."""
+        self.status.value = "<i>The picture shows the last valid values.</i>" if refused else ""
+        grey, drawn = f"<div style='{STALE}'>", self.drawing.value
+        if refused and not drawn.startswith(grey):
+            self.drawing.value = f"{grey}{drawn}</div>"
+
+    def _show_controls(self, marked, message, changed):
         for control in self.spec.controls:
             name, value = control.quantity, self.values[control.quantity]
             self.errors[name].value = (
@@ -260,13 +270,15 @@ class ExplorerWidget(widgets.VBox):
             )
             # other text stays as it was typed
             if isinstance(value, (int, float)) and math.isfinite(value):
-                slider, options = (
-                    self.choices.get(name) or self.sliders[name],
-                    _options(control, value),
-                )
+                slider = self.choices.get(name) or self.sliders[name]
+                options = _options(control, value)
                 if name in self.boxes:
                     self.boxes[name].value = format_to_type(value, control.style)
-                if slider.options != options:
+                # While a hand moves it, a slider keeps its stops: else they slip from under it.
+                moved = name == changed and name in self.sliders
+                if slider.options != options and not (
+                    moved and value in [stop for _, stop in slider.options]
+                ):
                     slider.options = options
                 slider.value = value
         for kind, menu in self.menus.items():
