@@ -219,6 +219,30 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
         )
 
 
+DOCTOR = "python -m shardlab doctor says in its last line whether the machine is ready."
+# Where a lab runs -> how, where the page offers its notebook and the wheel, and where the notebook
+# finds the repository.
+WITH_DOWNLOADS = {
+    "Colab": "Download the notebook and the wheel and upload both. The first cell installs the"
+    " wheel and keeps Colab's PyTorch.",
+    "Kaggle": "Download both, import the notebook, and add the wheel as an input (a dataset). The"
+    " first cell finds it under /kaggle/input.",
+    "Laptop": "Put both into one folder and open the notebook in JupyterLab or VS Code. The first"
+    f" cell installs the wheel; {DOCTOR}",
+    "GPU box": "As on a laptop; install the PyTorch that fits your driver first, and it stays."
+    " After the first cell, " + DOCTOR,
+}
+WITH_REPOSITORY = {
+    "Colab": "Open in Colab, where this page offers that, or upload the notebook. The first cell"
+    " installs shardlab and keeps Colab's PyTorch.",
+    "Kaggle": "Import the notebook and turn the internet on in its settings. The first cell"
+    " installs shardlab.",
+    "Laptop": "Open the notebook in JupyterLab or VS Code. The first cell installs shardlab;"
+    f" {DOCTOR}",
+    "GPU box": WITH_DOWNLOADS["GPU box"],
+}
+
+
 def _add_lab_paragraph(app, doctree, docname):
     """Under the title of a lab: how to run it."""
     if app.builder.format != "html" or not docname.startswith("labs/"):
@@ -230,15 +254,13 @@ def _add_lab_paragraph(app, doctree, docname):
         + f">{escape(link.text)}</a>"
         for link in links
     )
-    if links[0].download:
-        hint = (
-            "To run this lab on Colab, download both, upload both there, and run the first cell: it"
-            " installs the wheel."
-        )
-    else:
-        hint = "The notebook's first cell installs shardlab where it is missing."
-    hint += " The notebook is the learner's edition, without the answers that stand on this page."
-    html = f'<div class="lab-links"><p>{anchors}</p><p>{hint}</p></div>'
+    ways = WITH_DOWNLOADS if links[0].download else WITH_REPOSITORY
+    hint = "".join(f"<li><b>{where}.</b> {escape(how)}</li>" for where, how in ways.items())
+    hint = (
+        f"<details><summary>How to run it</summary><ul>{hint}</ul></details><p>The notebook is the"
+        " learner's edition, without the answers that stand on this page."
+    )
+    html = f'<div class="lab-links"><p>{anchors}</p>{hint}</p></div>'
     title = next(doctree.findall(nodes.title), None)
     if title is not None:
         title.parent.insert(title.parent.index(title) + 1, nodes.raw("", html, format="html"))

@@ -19,21 +19,40 @@ import nbformat
 # lab SHARDLAB is empty; the learner's edition names the repository there, where the book knows it.
 INSTALL_LINE = 'SHARDLAB = ""'
 INSTALL_CELL = f"""\
-# Install shardlab where it is missing, as on Colab:
-# from its wheel, if that lies beside this notebook.
-import importlib.util, pathlib, subprocess, sys
+# Install shardlab where it is missing, or of another version than the wheel beside this
+# notebook or, on Kaggle, among the inputs. A PyTorch that fits stays as it is.
+import importlib.metadata, importlib.util, pathlib, shutil, subprocess, sys, tempfile
 
 {INSTALL_LINE}  # filled in where the book knows its repository
-if importlib.util.find_spec("shardlab") is None:
-    wheels = sorted(pathlib.Path.cwd().glob("shardlab-*.whl"))
-    source = str(wheels[-1]) if wheels else SHARDLAB
-    if not source:
+places = [pathlib.Path.cwd(), *pathlib.Path("/kaggle/input").glob("**/")]
+wheels = [wheel for place in places for wheel in place.glob("shardlab-*.whl")]
+wheel = max(wheels, key=lambda found: found.stat().st_mtime, default=None)
+wanted = wheel.name.split("-")[1] if wheel else ""
+found = importlib.metadata.distributions(name="shardlab")
+here = next((one.version for one in found), "")
+missing = importlib.util.find_spec("shardlab") is None
+if missing or (wheel and here and here != wanted):
+    if not (wheel or SHARDLAB):
         raise ModuleNotFoundError(
             "shardlab is not installed. This lab's page in the book offers its wheel: "
             "upload that beside this notebook, then run this cell again.")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet"]
-    subprocess.run([*pip, source], check=True)
-    importlib.invalidate_caches()"""
+    print(f"shardlab {{'is missing' if missing else here + ' is here'}}; "
+          f"installing {{wanted or 'it from its repository'}}", flush=True)
+    if importlib.util.find_spec("torch") is None:
+        print("PyTorch is missing, too: that is a long download", flush=True)
+    legal = f"shardlab-{{wanted}}-py3-none-any.whl"  # a browser may have added " (1)"
+    if wheel and wheel.name != legal:
+        wheel = shutil.copy(wheel, pathlib.Path(tempfile.mkdtemp(), legal))
+    beside = [f"--find-links={{place}}" for place in places[:1]]
+    pip = [sys.executable, "-m", "pip", "install", "--retries=1", *beside]
+    if subprocess.run([*pip, str(wheel or SHARDLAB)]).returncode:
+        raise RuntimeError(
+            "pip could not install shardlab; the lines above say why. Without a network, "
+            "bring the wheels of what it needs: where there is one, pip download "
+            "shardlab-*.whl fetches them. Put all of them beside this notebook.")
+    importlib.invalidate_caches()
+    if "shardlab" in sys.modules:
+        print("restart the kernel: it still has the shardlab that was here")"""
 
 GUESS = re.compile(r"^(my_\w+ = )[^#\n]*?(?= *(?:#.*)?$)", re.MULTILINE)
 

@@ -312,18 +312,60 @@ def test_a_wrong_address_gets_one_clear_sentence(settings, sentence):
 
 
 def run_install_cell(
-    cell: str, folder: Path, *, calls_pip: str = "subprocess.run"
+    cell: str, folder: Path, *, here: str = "", fails: bool = False
 ) -> subprocess.CompletedProcess:
-    """Run `cell` in `folder` on a Python where shardlab is missing; print instead of starting
-    pip."""
+    """Run `cell` in `folder` on a Python where shardlab is missing, or `here` in that version;
+    print instead of starting pip."""
     script = (
-        "import importlib.util, subprocess\n"
-        "importlib.util.find_spec = lambda name: None\n"
-        f"{calls_pip} = lambda command, check: print(*command[1:], sep='\\n')\n" + cell
+        "import importlib.metadata, importlib.util, subprocess\nfrom types import SimpleNamespace\n"
+        f"importlib.util.find_spec = lambda name: {here!r} or None\n"
+        f"importlib.metadata.distributions = lambda name: [SimpleNamespace(version={here!r})]"
+        f" if {here!r} else []\n"
+        "def pip(command):\n    print(*command[1:], sep='\\n')\n"
+        f"    return SimpleNamespace(returncode={int(fails)})\n"
+        "subprocess.run = pip\n" + cell
     )
     return subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True
     )
+
+
+@pytest.mark.parametrize("suffix", [" (1)", "(2)", "-1", " - Copy"])
+def test_the_install_cell_takes_a_wheel_that_was_downloaded_twice(tmp_path, suffix):
+    """Must catch: a name that pip refuses, handed to pip."""
+    (tmp_path / WHEEL.replace(".whl", f"{suffix}.whl")).write_bytes(b"a wheel")
+    source = Path(run_install_cell(INSTALL_CELL, tmp_path).stdout.splitlines()[-1])
+    assert source.name == WHEEL and source.read_bytes() == b"a wheel"
+
+
+def test_the_install_cell_compares_versions(tmp_path):
+    """Must catch: last term's shardlab taken for this term's; pip started, or a line printed,
+    where nothing is to do."""
+    assert run_install_cell(INSTALL_CELL, tmp_path, here="0.0.9").stdout == ""
+    (tmp_path / WHEEL).touch()
+    version = WHEEL.split("-")[1]
+    assert run_install_cell(INSTALL_CELL, tmp_path, here=version).stdout == ""
+    old = run_install_cell(INSTALL_CELL, tmp_path, here="0.0.9").stdout
+    assert old.startswith(f"shardlab 0.0.9 is here; installing {version}\n")
+    assert old.splitlines()[-1] == str(tmp_path / WHEEL)
+
+
+def test_the_install_cell_finds_a_wheel_among_kaggles_inputs(tmp_path):
+    """Must catch: a cell that looks beside the notebook only; on Kaggle uploads are elsewhere."""
+    inputs, work = tmp_path / "input" / "wheels", tmp_path / "working"
+    inputs.mkdir(parents=True), work.mkdir()
+    (inputs / WHEEL).touch()
+    assert "/kaggle/input" in INSTALL_CELL
+    cell = INSTALL_CELL.replace("/kaggle/input", str(tmp_path / "input"))
+    assert run_install_cell(cell, work).stdout.splitlines()[-1] == str(inputs / WHEEL)
+
+
+def test_without_a_network_the_install_cell_says_what_to_bring(tmp_path):
+    """Must catch: a CalledProcessError of twenty lines about the first package that pip missed."""
+    (tmp_path / WHEEL).touch()
+    result = run_install_cell(INSTALL_CELL, tmp_path, fails=True)
+    assert "Without a network, bring the wheels" in result.stderr.splitlines()[-1]
+    assert f"--find-links={tmp_path}" in result.stdout.splitlines()
 
 
 def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):

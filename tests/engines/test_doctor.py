@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardlab.measure import doctor
+from shardlab.measure.clock import MedianSeconds
 from shardlab.measure.doctor import Diagnosis, Lab, lab_row, labs_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,6 +28,7 @@ def test_the_command():
     assert {"Python", "packages", "CPU", "GPU", "NCCL", "slow links"} <= set(rows)
     for path in (ROOT / "labs").glob("*.ipynb"):
         assert path.stem in rows
+    assert {"front end", "disk", "clock"} <= set(rows) and list(rows)[-1] == "ready"
 
 
 def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
@@ -49,6 +51,36 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
     ]
     monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 1))
     assert doctor.python().do == "install Python 3.10 or newer" and not doctor.python().fit
+
+
+def test_the_last_line_is_ready_or_what_to_do():
+    """Must catch: "ready" where a lab cannot run; advice that is no obstacle in the last line."""
+    fine, busy = Diagnosis("CPU", "2 cores", "nothing to do"), Diagnosis("clock", "50%", "repeat")
+    old = Diagnosis("torch", "2.5.1", "pip install 'torch>=2.6'", False)
+    assert doctor.ready_or_not([fine, busy]) == "ready"
+    assert doctor.ready_or_not([fine, old, busy]) == "not ready: torch: pip install 'torch>=2.6'"
+
+
+def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
+    """Must catch: a full or closed disk called fine; a spread that is never compared; no word of a
+    front end that is missing."""
+    assert doctor.disk(tmp_path).do == "nothing to do"
+    monkeypatch.setattr(doctor.os, "access", lambda place, how: False)
+    assert (
+        "not writable" in doctor.disk(tmp_path).here and "copy the labs" in doctor.disk(tmp_path).do
+    )
+    monkeypatch.undo()
+    monkeypatch.setattr(doctor, "GB_OF_DISK", 1e9)
+    assert doctor.disk(tmp_path).do.startswith("labs want")
+    for times, busy in (([1, 1, 1, 1], False), ([1, 1, 2, 2], True)):
+        monkeypatch.setattr(doctor, "median_seconds", lambda *_, t=times, **__: MedianSeconds(t))
+        assert ("busy" in doctor.clock().do) == busy
+
+    def missing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor, "version", missing)
+    assert "pip install jupyterlab" in doctor.front_end().do and doctor.front_end().fit
 
 
 @pytest.mark.ranks

@@ -9,6 +9,7 @@ anywhere:
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires, version
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from packaging.requirements import Requirement
 
 from shardlab.measure.capabilities import find_device, memory_bytes
+from shardlab.measure.clock import BUSY_SPREAD, median_seconds
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.ranks.server import start_method
@@ -29,6 +31,7 @@ from shardlab.show.tables import Table
 RANKS_TRIED = 4
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
 PYTHONS = ((3, 10), (3, 13))
+GB_OF_DISK = 1.0
 ENOUGH = "nothing to do"
 
 
@@ -59,7 +62,8 @@ class DamagedLab(NamedTuple):
 
 def examine(folder: Path) -> tuple[str, bool]:
     """(the report, whether the labs can run here). `folder` is where the labs are."""
-    findings = [python(), *packages(), *this_machine(), started_ranks(), nccl(), links()]
+    findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
+    findings += [started_ranks(), nccl(), links()]
     report = [
         repr(
             Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
@@ -79,7 +83,15 @@ def examine(folder: Path) -> tuple[str, bool]:
                 " looks elsewhere."
             ),
         ]
-    return "\n".join(report), all(finding.fit for finding in findings)
+    return "\n".join([*report, "", ready_or_not(findings)]), all(
+        finding.fit for finding in findings
+    )
+
+
+def ready_or_not(findings: list["Diagnosis"]) -> str:
+    """The last line: ready, or what to do."""
+    missing = [f"{finding.question}: {finding.do}" for finding in findings if not finding.fit]
+    return "not ready: " + "; ".join(missing) if missing else "ready"
 
 
 # --- what is tried --------------------------------------------------------------------------------
@@ -119,6 +131,36 @@ def packages() -> Iterator[Diagnosis]:
         else:
             yield Diagnosis(wanted.name, found, f"pip install '{wanted}'", fit=False)
     yield Diagnosis("packages", ", ".join(fine), ENOUGH)
+
+
+def front_end() -> Diagnosis:
+    """Where notebooks open on this machine; VS Code and Colab bring their own."""
+    try:
+        return Diagnosis("front end", f"JupyterLab {version('jupyterlab')}", ENOUGH)
+    except PackageNotFoundError:
+        advice = "pip install jupyterlab; VS Code and Colab need nothing"
+        return Diagnosis("front end", "no JupyterLab", advice)
+
+
+def disk(folder: Path) -> Diagnosis:
+    """Room for predictions and checkpoints beside the labs; without it labs run and say so."""
+    place = folder if folder.is_dir() else Path.cwd()
+    free = shutil.disk_usage(place).free / 1e9
+    can = os.access(place, os.W_OK)
+    advice = "predictions cannot be kept here: copy the labs into a folder of your own"
+    if can and free < GB_OF_DISK:
+        advice = f"labs want {GB_OF_DISK:g} GB"
+    here = f"{free:.1f} GB free, {'' if can else 'not '}writable"
+    return Diagnosis("disk", here, ENOUGH if can and free >= GB_OF_DISK else advice)
+
+
+def clock() -> Diagnosis:
+    """How much the time of one product of matrices varies."""
+    a = torch.ones(256, 256)
+    spread = median_seconds(lambda: a @ a, torch.device("cpu"), repeats=31).spread
+    calm = spread <= BUSY_SPREAD
+    advice = ENOUGH if calm else "this machine is busy: close other programs, or repeat a time"
+    return Diagnosis("clock", f"times of the same work differ by {spread:.0%}", advice)
 
 
 def this_machine() -> Iterator[Diagnosis]:

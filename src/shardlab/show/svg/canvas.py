@@ -13,11 +13,11 @@ from html import escape
 
 from shardlab.show.palette import MEMORY, TIMELINE, Swatch
 
-WIDTH = 620
-INK, SOFT, AXIS, FAINT = "1", "0.75", "0.6", "0.18"  # opacity of the text's colour
+PICTURE_WIDTH = 620
+FULL, SOFT, AXIS, FAINT = "1", "0.75", "0.6", "0.18"  # opacity of the text's colour
 WARN = TIMELINE["communication"].line
 PALETTES = dict(memory=MEMORY, timeline=TIMELINE)
-LETTER, ROW, KEY_ROW = 7.0, 16, 18
+LETTER, WORDS_ROW, KEY_ROW = 7.0, 16, 18
 # A seam around words that lie on lines, in the colour of the page as far as the text's colour says
 # it: white around dark words, black around light ones. Browsers that cannot compute it draw none.
 SEAM = (
@@ -62,13 +62,13 @@ class Canvas:
 
     title: str
     height: float
-    width: float = WIDTH
+    width: float = PICTURE_WIDTH
     shapes: list = field(default_factory=list)
     words: list = field(default_factory=list)
 
     # --- shapes -----------------------------------------------------------------------------------
 
-    def path(self, d, line="currentColor", width=1.0, opacity=INK, fill="none", dash="", more=""):
+    def path(self, d, line="currentColor", width=1.0, opacity=FULL, fill="none", dash="", more=""):
         """Any path; `more` are further attributes."""
         if d:
             dashes = f' stroke-dasharray="{dash}"' if dash else ""

@@ -6,10 +6,10 @@ import math
 from shardlab.show.palette import LINES
 from shardlab.show.spec import fill_in
 
-from .canvas import AXIS, FAINT, LETTER, ROW, SOFT, WIDTH, Canvas, one, round_up
+from .canvas import AXIS, FAINT, LETTER, PICTURE_WIDTH, SOFT, WORDS_ROW, Canvas, one, round_up
 
-TICK_LETTER, PLOT, PAD, CIRCLE = 6.5, 196, 30, 6.5
-MARKS = {
+TICK_LETTER, CURVES_TALL, PAD, CIRCLE = 6.5, 196, 30, 6.5
+STROKE_MARKS = {
     "square": "m-4 -4h8v8h-8z",
     "diamond": "m0 -5.5l5 5.5l-5 5.5l-5 -5.5z",
     "triangle-up": "m0 -5.5l5 9h-10z",
@@ -56,7 +56,7 @@ class Scale:
 def range_of(y, sizes, above):
     """[least, most] of an axis: half powers of ten around all sizes, with room for the point's
     words; or from zero."""
-    sizes, pad = [size for size in sizes if size > 0], PAD / PLOT
+    sizes, pad = [size for size in sizes if size > 0], PAD / CURVES_TALL
     if not sizes:
         return [1, 10] if y.scale == "log" else [0, 1]
     if y.scale != "log":
@@ -74,8 +74,8 @@ def curves_svg(curves, values, measured, spec):
     _refuse_below_zero(curves, measured)
     compared = any(measured.values())
     swept, shown = list(spec.swept(curves, values)), curves.shown(values)
-    top = ROW * (len(curves.marks) + 1) + 6 + ROW * compared
-    under = top + PLOT
+    top = WORDS_ROW * (len(curves.marks) + 1) + 6 + WORDS_ROW * compared
+    under = top + CURVES_TALL
     canvas = Canvas(curves.title, under + 42)
     log_x, log_y = curves.x.scale == "log", curves.y.scale == "log"
 
@@ -89,12 +89,12 @@ def curves_svg(curves, values, measured, spec):
     names = [curves.y.text(tick) for tick in rows]
     labels = {place: fill_in(line.label, values) for place, line in shown}
     left = round(TICK_LETTER * max(map(len, names), default=0)) + 10
-    right = WIDTH - LETTER * max(map(len, labels.values()), default=0) - 15
+    right = PICTURE_WIDTH - LETTER * max(map(len, labels.values()), default=0) - 15
     x = Scale(x_span, log_x, left, right)
 
     canvas.text(curves.y.words, 0, 12, kind="tick")
     if compared:
-        canvas.text("lines: predicted, marks: measured", 0, 12 + ROW, kind="tick")
+        canvas.text("lines: predicted, marks: measured", 0, 12 + WORDS_ROW, kind="tick")
     for tick, name in zip(rows, names):
         canvas.path(f"M{left} {one(y(tick))}H{one(right)}", opacity=FAINT)
         canvas.text(name, left - 6, y(tick) + 4, "end", "tick")
@@ -104,7 +104,11 @@ def curves_svg(curves, values, measured, spec):
             at, said = x(values[name]), fill_in(words, values)
             canvas.path(f"M{one(at)} {top - 3}V{under}", opacity=SOFT, dash="1 3")
             canvas.label(
-                said, max(left + len(said) * LETTER / 2, at), top - 6 - ROW * row, "middle", "name"
+                said,
+                max(left + len(said) * LETTER / 2, at),
+                top - 6 - WORDS_ROW * row,
+                "middle",
+                "name",
             )
     for place, line in shown:
         _draw_line(canvas, curves, line, LINES[place], swept, measured[line.name], x, y)
@@ -149,7 +153,7 @@ def _draw_line(canvas, curves, line, stroke, swept, pairs, x, y):
     more = f'stroke-linejoin="round" data-line="{line.name}"'
     canvas.path(drawn, stroke.colour, 2.5, dash=dash, more=more)
     for place, size in pairs:
-        mark = MARKS.get(stroke.mark, ring(4.5))
+        mark = STROKE_MARKS.get(stroke.mark, ring(4.5))
         at = f'data-measured="{line.name}"'
         canvas.path(f"M{one(x(place))} {one(y(size))}{mark}", fill=stroke.colour, more=at)
 
@@ -163,9 +167,9 @@ def _draw_labels(canvas, shown, labels, swept, y, right, top, under, log):
     ends.sort()
     levels = []
     for end, _ in ends:
-        levels.append(max(end, levels[-1] + ROW if levels else top + 4))
+        levels.append(max(end, levels[-1] + WORDS_ROW if levels else top + 4))
     for k in range(len(levels)):
-        levels[-1 - k] = min(levels[-1 - k], under - ROW * k)
+        levels[-1 - k] = min(levels[-1 - k], under - WORDS_ROW * k)
     for (end, place), level in zip(ends, levels):
         lead = f"M{one(right + 1)} {one(end)}L{one(right + 10)} {one(level)}"
         canvas.path(lead, LINES[place].colour)
@@ -183,7 +187,7 @@ def _draw_point(canvas, curves, spec, values, shown, x, y, left, right, top, und
     for place, line in shown:
         value = own.get(line.name, 0)
         if not beyond and (value > 0 or not y.log) and line.name in own:
-            mark, colour = MARKS.get(LINES[place].mark, ring(4.5)), LINES[place].colour
+            mark, colour = STROKE_MARKS.get(LINES[place].mark, ring(4.5)), LINES[place].colour
             canvas.path(f"M{one(at)} {one(y(value))}{mark}", colour, 0.5, fill=colour)
     canvas.path(f"M{one(at)} {one(level)}V{under}", opacity=SOFT)
     words = fill_in(curves.words, values)
@@ -200,7 +204,7 @@ def _draw_point(canvas, curves, spec, values, shown, x, y, left, right, top, und
         place, said = curves.note[0], fill_in(curves.note[1], values)
         found = dict(spec.sampled(curves, values, [place])).get(place)
         begin, below = x(place) + 8, y(found[curves.lines[0].name]) + 14 if found else 0
-        over = abs(below - row) < ROW and begin < middle + half + 4
+        over = abs(below - row) < WORDS_ROW and begin < middle + half + 4
         over = over and begin + len(said) * LETTER > middle - half - 4
         if found and not over:
             canvas.label(said, begin, below, kind="name")

@@ -10,10 +10,10 @@ from shardlab.schedules import Kind
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY, TIMELINE
 
-from .canvas import AXIS, KEY_ROW, WIDTH, Canvas, clamp, one, pale, round_up, swatch_of
+from .canvas import AXIS, KEY_ROW, PICTURE_WIDTH, Canvas, clamp, one, pale, round_up, swatch_of
 
 EDGE = 10
-LEFT, BAR, ROWS, AXIS_AT = 68, 34, (22, 64), 108  # of streams
+STREAM_LEFT, STREAM_TALL, ROWS, AXIS_AT = 68, 34, (22, 64), 108  # of streams
 RANK_LEFT, RANK_RIGHT, RANKS_TOP, RANKS_TALL, DIGIT = 16, 74, 24, 152, 6.6
 ACTIONS = {
     Kind.BACKWARD: ("backward", "backward"),
@@ -36,9 +36,9 @@ def duration_svg(picture, values, measured):
 
     def x(seconds):
         share = math.log(seconds / picture.least) / span if seconds > 0 else 0
-        return EDGE + (WIDTH - 2 * EDGE) * clamp(share, 0, 1)
+        return EDGE + (PICTURE_WIDTH - 2 * EDGE) * clamp(share, 0, 1)
 
-    canvas.path(f"M{EDGE} {y}.5H{WIDTH - EDGE}", opacity=AXIS)
+    canvas.path(f"M{EDGE} {y}.5H{PICTURE_WIDTH - EDGE}", opacity=AXIS)
     for name, seconds in picture.ticks:
         canvas.path(f"M{one(x(seconds))} {y - 4}v9", opacity=AXIS)
         canvas.label(name, x(seconds), y + 21, "middle", "tick")
@@ -66,10 +66,10 @@ def streams_svg(picture, values, measured):
     most = round_up(end or 1)
 
     def x(seconds):
-        return LEFT + seconds / most * (WIDTH - LEFT - 8)
+        return STREAM_LEFT + seconds / most * (PICTURE_WIDTH - STREAM_LEFT - 8)
 
     for row, words in enumerate(("computing", "link")):
-        canvas.text(words, 0, ROWS[row] + BAR / 2 + 4, kind="name")
+        canvas.text(words, 0, ROWS[row] + STREAM_TALL / 2 + 4, kind="name")
     key = []
     for event, label, colour in picture.colours:
         swatch = swatch_of(colour)
@@ -77,15 +77,15 @@ def streams_svg(picture, values, measured):
         for span in bars:
             name = f"{label}: {short(span.end - span.start)} from {short(span.start)} on"
             at, y = x(span.start), ROWS[int(span.stream != COMPUTE)]
-            canvas.box(at, y, x(span.end) - at, BAR, swatch, name, line_width=0.75)
+            canvas.box(at, y, x(span.end) - at, STREAM_TALL, swatch, name, line_width=0.75)
         if bars:
             key.append((label, swatch))
     for _, start, stop in idle:
-        canvas.hatch(x(start), ROWS[0], x(stop) - x(start), BAR)
-    canvas.key([*key, ("exposed", None)], LEFT, AXIS_AT + 40)
+        canvas.hatch(x(start), ROWS[0], x(stop) - x(start), STREAM_TALL)
+    canvas.key([*key, ("exposed", None)], STREAM_LEFT, AXIS_AT + 40)
     exposed = sum(stop - start for _, start, stop in idle)
     canvas.label(f"{short(exposed)} of {short(end)} exposed", x(end), 14, "end", "strong")
-    _draw_seconds(canvas, x, most, LEFT, AXIS_AT, 4)
+    _draw_seconds(canvas, x, most, STREAM_LEFT, AXIS_AT, 4)
     return canvas
 
 
@@ -108,10 +108,10 @@ def schedule_svg(picture, values, measured):
     bar, under = tall - 5, RANKS_TOP + tall * ranks
     canvas = Canvas(picture.title, under + 34 + 2 * KEY_ROW)
     most = max(own[-1].end for own in timeline.spans) or 1
-    room, wide = WIDTH - RANK_RIGHT + 14, max(held)
+    room, wide = PICTURE_WIDTH - RANK_RIGHT + 14, max(held)
 
     def x(seconds):
-        return RANK_LEFT + seconds / most * (WIDTH - RANK_LEFT - RANK_RIGHT)
+        return RANK_LEFT + seconds / most * (PICTURE_WIDTH - RANK_LEFT - RANK_RIGHT)
 
     key = {}
     for rank, own in enumerate(timeline.spans):
@@ -124,14 +124,14 @@ def schedule_svg(picture, values, measured):
                 _draw_action(canvas, span, first, x, y, bar, ranks, key)
         canvas.text(rank, RANK_LEFT - 5, y + bar / 2 + 4, "end", "name")
         canvas.box(room, y, 36 * held[rank] / wide, bar, MEMORY["activations"])
-        canvas.text(held[rank], WIDTH, y + bar / 2 + 4, "end", "name")
+        canvas.text(held[rank], PICTURE_WIDTH, y + bar / 2 + 4, "end", "name")
     idle = format_as(found["simulated_share_of_total"], "percent")
     words = f"{idle} of {short(found['simulated_seconds'])} idle"
     canvas.text(words, RANK_LEFT, 14, kind="strong")
-    canvas.label("in flight", WIDTH, 14, "end", "tick")
+    canvas.label("in flight", PICTURE_WIDTH, 14, "end", "tick")
     order = [forward_words(True), forward_words(False), *(words for words, _ in ACTIONS.values())]
     canvas.key([(words, key[words]) for words in order if words in key], RANK_LEFT, under + 34)
-    _draw_seconds(canvas, x, most, RANK_LEFT, under, 5, WIDTH - RANK_RIGHT + 20)
+    _draw_seconds(canvas, x, most, RANK_LEFT, under, 5, PICTURE_WIDTH - RANK_RIGHT + 20)
     return canvas
 
 
