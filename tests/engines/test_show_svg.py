@@ -15,7 +15,7 @@ from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY
 from shardlab.show.svg import drawings
-from shardlab.show.svg.canvas import PICTURE_WIDTH, Canvas, round_up
+from shardlab.show.svg.canvas import SVG_WIDTH, Canvas, round_up
 from shardlab.show.svg.curves import Scale, curves_svg, range_of
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -87,9 +87,9 @@ def test_words_stay_inside_and_take_the_colour_around_them(name):
         (words,) = root.findall(f"{SVG}g")
         assert words.get("fill") == "currentColor"
         for text in root.iter(f"{SVG}text"):
-            assert (
-                0 <= float(text.get("x")) <= PICTURE_WIDTH and 0 < float(text.get("y")) <= height
-            ), text.text
+            assert 0 <= float(text.get("x")) <= SVG_WIDTH and 0 < float(text.get("y")) <= height, (
+                text.text
+            )
             assert text.get("fill") in (None, "#c75800", "#fff")  # a warning, on a full fill
 
 
@@ -135,7 +135,7 @@ def test_a_card_far_away_is_named_at_the_edge():
     spec, shown, (root,) = drawn("does-it-fit", layers=1, hidden=64, vocabulary=64, gpus_per_copy=8)
     assert shown["gpu_memory_bytes"] > 1000 * shown["states_bytes_per_gpu"]
     assert any("80 GB card: far to the right" in text for text in texts(root))
-    assert sum(width for *_, width, _ in boxes(root, "predicted")) > PICTURE_WIDTH / 2
+    assert sum(width for *_, width, _ in boxes(root, "predicted")) > SVG_WIDTH / 2
 
 
 def test_what_was_measured_fills_the_outline():
@@ -193,7 +193,7 @@ def test_a_duration_is_where_it_belongs():
     _, shown, (_, root) = drawn("fits-and-how-long", {"training_seconds": 86_400})
     ring, disc = root.findall(f"{SVG}circle")
     share = math.log(86_400 / picture.least) / math.log(picture.most / picture.least)
-    assert float(disc.get("cx")) == pytest.approx(10 + (PICTURE_WIDTH - 20) * share, abs=0.1)
+    assert float(disc.get("cx")) == pytest.approx(10 + (SVG_WIDTH - 20) * share, abs=0.1)
     assert ring.get("fill") == "none" != disc.get("fill")
     assert "1 day measured" in texts(root) and "28.5 days predicted" in texts(root)
     _, _, (_, far) = drawn("fits-and-how-long", {"training_seconds": 1e14})
@@ -322,7 +322,7 @@ def test_axes_hold_what_was_measured():
     spec, shown, (root,) = drawn("roofline", {"attainable_flops_per_second": [low]})
     (mark,) = [path for path in root.iter(f"{SVG}path") if path.get("data-measured")]
     x, y = map(float, re.match(r"M([\d.]+) ([\d.]+)", mark.get("d")).groups())
-    assert 0 < x < PICTURE_WIDTH and 0 < y < float(root.get("height")) - 40
+    assert 0 < x < SVG_WIDTH and 0 < y < float(root.get("height")) - 40
     assert {"ridge: 295", "989 TFLOP/s"} <= set(texts(root))
     curves = spec.pictures[0]
     linear = replace(curves, y=replace(curves.y, scale="linear"))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from shardlab.show.format import format_as, format_exact
 from shardlab.show.palette import MEMORY
 
-from .canvas import AXIS, FAINT, KEY_ROW, PICTURE_WIDTH, SOFT, Canvas, one, round_up
+from .canvas import AXIS, FAINT, KEY_ROW, SOFT, SVG_WIDTH, Canvas, one, round_up
 
 PART_ROW, PARTS_TOP, PARTS_TALL, GAP = 19, 2, 48, 74
 INSIDE = 14  # from the outline of a prediction to what was measured
@@ -35,7 +35,7 @@ def memory_svg(picture, values, measured):
     most = round_up(max(1.02 * max(longest, room) if near else 1.02 * longest, picture.least, 1))
 
     def x(count):
-        return count / most * (PICTURE_WIDTH - GAP) + 1
+        return count / most * (SVG_WIDTH - GAP) + 1
 
     if compared:
         canvas.text("outline: predicted, fill: measured", 0, PARTS_TOP + 11, kind="tick")
@@ -64,7 +64,7 @@ def memory_svg(picture, values, measured):
         canvas.label(in_gigabytes(used), x(used) + 8, y + PARTS_TALL / 2 + 5, kind="strong")
         if room is not None:
             words = f"{in_gigabytes(room)} card: far to the right, {in_gigabytes(room - used)} free"
-            canvas.label(f"{words} →", PICTURE_WIDTH, under + 42, "end", "name")
+            canvas.label(f"{words} →", SVG_WIDTH, under + 42, "end", "name")
     return canvas
 
 
@@ -109,7 +109,7 @@ def timeline_svg(picture, values, measured):
     tall = values[highest.total]
     near = room <= FAR_ABOVE * tall
     most = round_up(1.02 * max(tall, room if near else 0, 1))
-    pitch = (PICTURE_WIDTH - COLUMNS_LEFT) / len(shown)
+    pitch = (SVG_WIDTH - COLUMNS_LEFT) / len(shown)
     wide = 0.76 * pitch
 
     def y(count):
@@ -121,7 +121,7 @@ def timeline_svg(picture, values, measured):
     step = round_up(most / 5)
     for count in range(int(most / step * 1.0001) + 1):
         level = y(count * step)
-        canvas.path(f"M{COLUMNS_LEFT} {one(level)}H{one(PICTURE_WIDTH)}", opacity=FAINT)
+        canvas.path(f"M{COLUMNS_LEFT} {one(level)}H{one(SVG_WIDTH)}", opacity=FAINT)
         words = in_gigabytes(count * step) if count else "0"
         canvas.text(words, COLUMNS_LEFT - 6, level + 4, "end", "tick")
     for place, column in enumerate(shown):
@@ -162,13 +162,13 @@ def _draw_phases(canvas, shown, x, wide, under):
 def _draw_peak(canvas, place, count, tall, room, near, x, y, wide):
     """The card, named where the peak is not, and the mark above the highest column."""
     if near:
-        canvas.path(f"M{COLUMNS_LEFT} {one(y(room))}H{one(PICTURE_WIDTH)}", width=2.5)
+        canvas.path(f"M{COLUMNS_LEFT} {one(y(room))}H{one(SVG_WIDTH)}", width=2.5)
     right = place >= count / 2
     words = in_gigabytes(room) + (" card" if near else " card: far above")
     level = y(room) - 6 if near else 13
     canvas.label(
         words,
-        COLUMNS_LEFT + 4 if right else PICTURE_WIDTH,
+        COLUMNS_LEFT + 4 if right else SVG_WIDTH,
         level,
         "start" if right else "end",
         "strong",

@@ -13,7 +13,7 @@ from html import escape
 
 from shardlab.show.palette import MEMORY, TIMELINE, Swatch
 
-PICTURE_WIDTH = 620
+SVG_WIDTH = 620
 FULL, SOFT, AXIS, FAINT = "1", "0.75", "0.6", "0.18"  # opacity of the text's colour
 WARN = TIMELINE["communication"].line
 PALETTES = dict(memory=MEMORY, timeline=TIMELINE)
@@ -25,7 +25,7 @@ SEAM = (
     "stroke:oklch(from currentColor calc((0.6 - l) * 1000) 0 0)"
 )
 
-KINDS = {
+WORD_KINDS = {
     "": 'font-size="13"',  # beside a bar
     "name": 'font-size="12"',
     "tick": f'font-size="12" fill-opacity="{SOFT}"',
@@ -62,7 +62,7 @@ class Canvas:
 
     title: str
     height: float
-    width: float = PICTURE_WIDTH
+    width: float = SVG_WIDTH
     shapes: list = field(default_factory=list)
     words: list = field(default_factory=list)
 
@@ -119,10 +119,10 @@ class Canvas:
     # --- words ------------------------------------------------------------------------------------
 
     def text(self, words, x, y, anchor="start", kind=""):
-        """Words of a `kind`, a key of KINDS."""
+        """Words of a `kind`, a key of WORD_KINDS."""
         if words != "":
             self.words.append(
-                f'<text x="{one(x)}" y="{one(y)}" text-anchor="{anchor}" {KINDS[kind]}>'
+                f'<text x="{one(x)}" y="{one(y)}" text-anchor="{anchor}" {WORD_KINDS[kind]}>'
                 f"{escape(str(words))}</text>"
             )
 

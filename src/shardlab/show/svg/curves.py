@@ -6,7 +6,7 @@ import math
 from shardlab.show.palette import LINES
 from shardlab.show.spec import fill_in
 
-from .canvas import AXIS, FAINT, LETTER, PICTURE_WIDTH, SOFT, WORDS_ROW, Canvas, one, round_up
+from .canvas import AXIS, FAINT, LETTER, SOFT, SVG_WIDTH, WORDS_ROW, Canvas, one, round_up
 
 TICK_LETTER, CURVES_TALL, PAD, CIRCLE = 6.5, 196, 30, 6.5
 STROKE_MARKS = {
@@ -89,7 +89,7 @@ def curves_svg(curves, values, measured, spec):
     names = [curves.y.text(tick) for tick in rows]
     labels = {place: fill_in(line.label, values) for place, line in shown}
     left = round(TICK_LETTER * max(map(len, names), default=0)) + 10
-    right = PICTURE_WIDTH - LETTER * max(map(len, labels.values()), default=0) - 15
+    right = SVG_WIDTH - LETTER * max(map(len, labels.values()), default=0) - 15
     x = Scale(x_span, log_x, left, right)
 
     canvas.text(curves.y.words, 0, 12, kind="tick")

@@ -10,7 +10,7 @@ from shardlab.schedules import Kind
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY, TIMELINE
 
-from .canvas import AXIS, KEY_ROW, PICTURE_WIDTH, Canvas, clamp, one, pale, round_up, swatch_of
+from .canvas import AXIS, KEY_ROW, SVG_WIDTH, Canvas, clamp, one, pale, round_up, swatch_of
 
 EDGE = 10
 STREAM_LEFT, STREAM_TALL, ROWS, AXIS_AT = 68, 34, (22, 64), 108  # of streams
@@ -36,9 +36,9 @@ def duration_svg(picture, values, measured):
 
     def x(seconds):
         share = math.log(seconds / picture.least) / span if seconds > 0 else 0
-        return EDGE + (PICTURE_WIDTH - 2 * EDGE) * clamp(share, 0, 1)
+        return EDGE + (SVG_WIDTH - 2 * EDGE) * clamp(share, 0, 1)
 
-    canvas.path(f"M{EDGE} {y}.5H{PICTURE_WIDTH - EDGE}", opacity=AXIS)
+    canvas.path(f"M{EDGE} {y}.5H{SVG_WIDTH - EDGE}", opacity=AXIS)
     for name, seconds in picture.ticks:
         canvas.path(f"M{one(x(seconds))} {y - 4}v9", opacity=AXIS)
         canvas.label(name, x(seconds), y + 21, "middle", "tick")
@@ -66,7 +66,7 @@ def streams_svg(picture, values, measured):
     most = round_up(end or 1)
 
     def x(seconds):
-        return STREAM_LEFT + seconds / most * (PICTURE_WIDTH - STREAM_LEFT - 8)
+        return STREAM_LEFT + seconds / most * (SVG_WIDTH - STREAM_LEFT - 8)
 
     for row, words in enumerate(("computing", "link")):
         canvas.text(words, 0, ROWS[row] + STREAM_TALL / 2 + 4, kind="name")
@@ -108,10 +108,10 @@ def schedule_svg(picture, values, measured):
     bar, under = tall - 5, RANKS_TOP + tall * ranks
     canvas = Canvas(picture.title, under + 34 + 2 * KEY_ROW)
     most = max(own[-1].end for own in timeline.spans) or 1
-    room, wide = PICTURE_WIDTH - RANK_RIGHT + 14, max(held)
+    room, wide = SVG_WIDTH - RANK_RIGHT + 14, max(held)
 
     def x(seconds):
-        return RANK_LEFT + seconds / most * (PICTURE_WIDTH - RANK_LEFT - RANK_RIGHT)
+        return RANK_LEFT + seconds / most * (SVG_WIDTH - RANK_LEFT - RANK_RIGHT)
 
     key = {}
     for rank, own in enumerate(timeline.spans):
@@ -124,14 +124,14 @@ def schedule_svg(picture, values, measured):
                 _draw_action(canvas, span, first, x, y, bar, ranks, key)
         canvas.text(rank, RANK_LEFT - 5, y + bar / 2 + 4, "end", "name")
         canvas.box(room, y, 36 * held[rank] / wide, bar, MEMORY["activations"])
-        canvas.text(held[rank], PICTURE_WIDTH, y + bar / 2 + 4, "end", "name")
+        canvas.text(held[rank], SVG_WIDTH, y + bar / 2 + 4, "end", "name")
     idle = format_as(found["simulated_share_of_total"], "percent")
     words = f"{idle} of {short(found['simulated_seconds'])} idle"
     canvas.text(words, RANK_LEFT, 14, kind="strong")
-    canvas.label("in flight", PICTURE_WIDTH, 14, "end", "tick")
+    canvas.label("in flight", SVG_WIDTH, 14, "end", "tick")
     order = [forward_words(True), forward_words(False), *(words for words, _ in ACTIONS.values())]
     canvas.key([(words, key[words]) for words in order if words in key], RANK_LEFT, under + 34)
-    _draw_seconds(canvas, x, most, RANK_LEFT, under, 5, PICTURE_WIDTH - RANK_RIGHT + 20)
+    _draw_seconds(canvas, x, most, RANK_LEFT, under, 5, SVG_WIDTH - RANK_RIGHT + 20)
     return canvas
 
 
