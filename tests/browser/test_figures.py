@@ -9,7 +9,13 @@ COLLISIONS = """() => [
   const edge = figure.getBoundingClientRect(), found = [];
   const texts = [...figure.querySelectorAll("text")]
     .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
-  const boxes = texts.flatMap(text => { // the lines of a title are boxes of their own
+  const signs = text => [...text.textContent].map((sign, k) => {
+    const of = text.getExtentOfChar(k), seen = text.getScreenCTM(),
+      from = new DOMPoint(of.x, of.y).matrixTransform(seen),
+      to = new DOMPoint(of.x + of.width, of.y + of.height).matrixTransform(seen);
+    return [sign, {left: from.x, right: to.x, top: from.y, bottom: to.y}]; });
+  const boxes = texts.flatMap(text => { // signs with places of their own, and lines of a title
+    if ((text.getAttribute("x") || "").includes(" ")) return signs(text);
     const rows = [...text.querySelectorAll("tspan.line")];
     return (rows.length ? rows : [text])
       .map(row => [row.textContent, row.getBoundingClientRect()]); });
