@@ -16,6 +16,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``glossary`` words with a definition, shown on hover
 - ``chapters`` a chapter by the number that the contents give it
 - ``diffs``    what changes from one class or function to the next, out of the source
+- ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
@@ -42,6 +43,7 @@ def setup(app):
         formulas,
         glossary,
         gradients,
+        lab_pages,
         look,
         mathml,
         offline,
@@ -71,6 +73,7 @@ def setup(app):
         glossary,
         diffs,
         recorded,
+        lab_pages,
         look,
         offline,
         policy,

@@ -2,11 +2,9 @@
 install shardlab.
 
 In a cell tagged `predict` a line ``my_bytes = 1_000  # what it is`` holds a guess; the learner
-                                                      # finds ``...`` there. The stored lab is the
-                                                      # solved edition, with the outputs of a real
-                                                      # run; that one is shown in the book. What the
-                                                      # buttons give
-is made from it while the book is built.
+finds ``...`` there. The stored lab is the solved edition, with the outputs of a real run; the book
+shows that one, without its guesses (see lab_pages.py). What the buttons give is made from it while
+the book is built.
 """
 
 import json

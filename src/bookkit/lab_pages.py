@@ -1,0 +1,45 @@
+"""A lab's page leaves predictions to its reader: the guesses of the stored lab are taken off, and
+what was measured stays. The learner's edition (see learner.py) has neither.
+"""
+
+import json
+import re
+
+from .learner import GUESS, has_tag
+
+# the head of a table of predictions.py, its rule, and its rows
+PREDICTIONS = re.compile(
+    r"(\|  \| predicted \| measured \| predicted / measured \|.*\n.*\n)((?:.*\n?)*)"
+)
+ROW = re.compile(r"^\|([^|\n]*)\|[^|\n]*\|([^|\n]*)\|[^|\n]*\|", re.MULTILINE)
+LOCKED = re.compile(r"^predicted: .*\n?", re.MULTILINE)
+
+
+def without_guesses(lab: dict) -> dict:
+    """The cells of a notebook (as JSON) without what its author predicted, in place: `...` in the
+    code, nothing in the tables of predictions, where what was measured stays."""
+    for cell in lab["cells"]:
+        if has_tag(cell, "predict"):
+            cell["source"] = GUESS.sub(r"\1...", "".join(cell["source"]))
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream" and has_tag(cell, "predict"):
+                output["text"] = LOCKED.sub("", "".join(output["text"]))
+            for kind, text in output.get("data", {}).items():
+                if kind == "text/markdown":
+                    output["data"][kind] = _without_predictions("".join(text))
+        if "outputs" in cell:
+            cell["outputs"] = [one for one in cell["outputs"] if one.get("text", "shown")]
+    return lab
+
+
+def _without_predictions(text: str) -> str:
+    return PREDICTIONS.sub(lambda found: found[1] + ROW.sub(r"|\1| … |\2| … |", found[2]), text)
+
+
+def _read(app, docname, source):
+    if docname.startswith("labs/") and app.env.doc2path(docname).endswith(".ipynb"):
+        source[0] = json.dumps(without_guesses(json.loads(source[0])), ensure_ascii=False)
+
+
+def setup(app):
+    app.connect("source-read", _read)
