@@ -27,6 +27,7 @@ from shardlab.zero.stage3 import fully_shard
 from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
+pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads
 CONFIG = dict(layers=4, hidden=8, heads=4, vocabulary=11, max_sequence=6)
 M = 4  # microbatches
 
