@@ -189,7 +189,7 @@ def test_where_one_change_is_not_enough():
     assert not answer.fits and len(answer.nearest) == 1
     change, layout = answer.nearest[0]
     assert layout.fits and change.count("--") > 1 and "--gpus" in change
-    hopeless = fits("Llama 3 405B", gpu="T4", gpus=2, sequence=8192, reserve_gb=15.9)
+    hopeless = fits("Llama 3 405B", gpu="T4", gpus=2**15, sequence=8192, reserve_gb=15.9)
     assert not hopeless.nearest and "Nothing near fits." in str(hopeless)
 
 
