@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from sources import source
 
 import shardlab
 
@@ -27,10 +28,10 @@ def imported(path: Path) -> set[str]:
     a and a.b."""
     package = path.relative_to(SOURCES).with_suffix("").parts[:-1]
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in source(path).imports:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
             module = ".".join(filter(None, [base, node.module]))
             names.update([module, *(f"{module}.{alias.name}" for alias in node.names)])

@@ -1,8 +1,9 @@
 """A public name of the package names one thing."""
 
-import ast
 from collections import defaultdict
 from pathlib import Path
+
+from sources import source
 
 import shardlab
 
@@ -59,23 +60,6 @@ THE_SAME_IN_ANOTHER_WAY = {
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
 
-def public_names(source: str) -> set[str]:
-    """The classes, functions and constants that a module defines at its top level."""
-    found = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            inside = [name for target in targets for name in ast.walk(target)]
-            found |= {
-                name.id
-                for name in inside
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
-            }
-    return {name for name in found if not name.startswith("_")}
-
-
 def is_registered(path: Path) -> bool:
     """A topic's formulas: functions are quantities and their places, read by the registry and
     imported from nowhere else."""
@@ -86,7 +70,7 @@ def defined_more_than_once(package: Path) -> dict[str, list[str]]:
     """Public name -> the modules that define it, where they are several."""
     modules = defaultdict(list)
     for path in sorted(package.rglob("*.py")):
-        for name in public_names(path.read_text(encoding="utf-8")):
+        for name in source(path).public:
             if not is_registered(path.relative_to(package)) or name in BY_DESIGN:
                 modules[name].append(path.relative_to(package).as_posix())
     return {name: paths for name, paths in modules.items() if len(paths) > 1}

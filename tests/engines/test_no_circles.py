@@ -4,6 +4,8 @@ import ast
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+from sources import source
+
 SOURCES = Path(__file__).resolve().parents[2] / "src"
 FILES = {
     ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__"): path
@@ -15,10 +17,10 @@ FILES = {
 def imported(module, path):
     """The modules of this repository that a module imports, wherever in its text."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in source(path).imports:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in FILES)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             above = package.split(".")[: len(package.split(".")) - max(node.level - 1, 0)]
             base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
             for alias in node.names:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sources import Source, is_private, source
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -13,61 +14,50 @@ import shardlab
 from shardlab import torch_internals
 
 PACKAGE = Path(shardlab.__file__).parent
+DOOR = PACKAGE / "torch_internals.py"
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 
 
-def is_private(name: str) -> bool:
-    return name.startswith("_") and not name.endswith("__")
-
-
-def our_names(trees) -> set[str]:
-    """Everything that the package itself defines or assigns."""
-    found = set(OF_NAMED_TUPLES)
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            found.add(node.name)
-        elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.attr if isinstance(node, ast.Attribute) else node.id)
-    return found
-
-
-def private_names(tree: ast.AST, ours: set[str]) -> list[str]:
+def private_names(file: Source, ours: set[str]) -> list[str]:
     """Private names that a file takes from PyTorch: by import, by attribute, by getattr."""
     found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+    for node in file.imports:
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if any(map(is_private, a.name.split(".")))]
+        elif (node.module or "").split(".")[0] == "torch":
             parts = [*node.module.split("."), *(alias.name for alias in node.names)]
             found += [ast.unparse(node)] * any(map(is_private, parts))
-        elif isinstance(node, ast.Import):
-            found += [a.name for a in node.names if any(map(is_private, a.name.split(".")))]
-        elif isinstance(node, ast.Attribute) and is_private(node.attr) and node.attr not in ours:
-            root = ast.unparse(node).split(".")[0]
-            found += [ast.unparse(node)] * (root not in OTHER_PACKAGES)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "setattr"):
-            name = node.args[1]
-            if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in ours:
-                found.append(ast.unparse(node))
+    for node in file.reaches:
+        if isinstance(node, ast.Attribute):
+            if node.attr not in ours:
+                root = ast.unparse(node).split(".")[0]
+                found += [ast.unparse(node)] * (root not in OTHER_PACKAGES)
+            continue
+        name = node.args[1]
+        if isinstance(name, ast.Constant) and is_private(name.value) and name.value not in ours:
+            found.append(ast.unparse(node))
     return found
 
 
 @cache
-def files():
-    texts = {
-        path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8")
-        for path in sorted(PACKAGE.rglob("*.py"))
-    }
-    trees = {name: ast.parse(text) for name, text in texts.items()}
-    door = trees.pop("torch_internals.py")
-    # a printer of SymPy calls its own
-    uses_torch = {name: tree for name, tree in trees.items() if "torch" in texts[name]}
-    return door, uses_torch, our_names(trees.values())
+def files() -> tuple[dict[str, Source], set[str]]:
+    """The files that use torch, by name, and everything that the package itself defines; both
+    without the door."""
+    paths = set(PACKAGE.rglob("*.py")) - {DOOR}
+    ours = set(OF_NAMED_TUPLES).union(*(source(path).defines for path in paths))
+    return {
+        path.relative_to(PACKAGE).as_posix(): source(path)
+        for path in sorted(paths)
+        # a printer of SymPy calls its own
+        if "torch" in path.read_text(encoding="utf-8")
+    }, ours
 
 
 def test_one_file_names_what_is_private_in_pytorch():
     """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py."""
-    _, trees, ours = files()
-    found = {name: private_names(tree, ours) for name, tree in trees.items()}
+    uses_torch, ours = files()
+    found = {name: private_names(file, ours) for name, file in uses_torch.items()}
     assert {name: names for name, names in found.items() if names} == {}
 
 
@@ -85,14 +75,13 @@ def test_one_file_names_what_is_private_in_pytorch():
 )
 def test_each_way_to_a_private_name_is_seen(line):
     """Must catch: a check that looks at imports only, or at chains that begin with torch only."""
-    _, _, ours = files()
-    assert private_names(ast.parse(line), ours)
+    _, ours = files()
+    assert private_names(Source.of(line), ours)
 
 
 def test_every_entry_says_what_breaks_without_it():
     """Must catch: a new entry without a reason."""
-    door, _, _ = files()
-    for node in door.body:
+    for node in ast.parse(DOOR.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             assert node.name in torch_internals.__all__
             assert "Without it" in " ".join(ast.get_docstring(node).split()), node.name

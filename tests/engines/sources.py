@@ -1,0 +1,82 @@
+"""What tests read in the package's files. A file is parsed and walked once for all of them, and the
+tree is thrown away: trees of the whole package would be 200 MB."""
+
+import ast
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+@dataclass
+class Source:
+    """One file, as far as tests ask."""
+
+    # wherever they stand, in functions too
+    imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
+    # the classes, functions and constants at its top level
+    public: set[str] = field(default_factory=set)
+    # whatever it defines or assigns anywhere, attributes too
+    defines: set[str] = field(default_factory=set)
+    # `a._b`, and all of getattr(a, "b") and setattr(a, "b", c)
+    reaches: list[ast.Attribute | ast.Call] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, text: str) -> "Source":
+        tree, found = ast.parse(text), cls()
+        found.public = public_names(tree)
+        for node in walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                found.imports.append(node)
+            elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found.defines.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                found.defines.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                if isinstance(node.ctx, ast.Store):
+                    found.defines.add(node.attr)
+                if is_private(node.attr):
+                    found.reaches.append(node)
+            elif isinstance(node, ast.Call):
+                if getattr(node.func, "id", "") in ("getattr", "setattr"):
+                    found.reaches.append(node)
+        return found
+
+
+@cache
+def source(path: Path) -> Source:
+    """Nobody may change it."""
+    return Source.of(path.read_text(encoding="utf-8"))
+
+
+def walk(tree: ast.AST):
+    """The nodes that ast.walk gives, in less time."""
+    left = [tree]
+    while left:
+        node = left.pop()
+        yield node
+        for value in vars(node).values():
+            if isinstance(value, ast.AST):
+                left.append(value)
+            elif isinstance(value, list):
+                left += [part for part in value if isinstance(part, ast.AST)]
+
+
+def public_names(module: ast.Module) -> set[str]:
+    """The classes, functions and constants that a module defines at its top level."""
+    found = set()
+    for node in module.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            inside = [name for target in targets for name in ast.walk(target)]
+            found |= {
+                name.id
+                for name in inside
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
+            }
+    return {name for name in found if not name.startswith("_")}
