@@ -9,7 +9,13 @@ import gc
 
 gc.disable()
 
-from .worker import Rank  # noqa: E402, F401
+import torch  # noqa: E402
+
+from . import worker  # noqa: E402, F401
+
+# The first optimizer of a process imports the compiler, also where nothing is compiled. On ranks
+# that takes seconds, and each of them its own: here it is imported for all.
+torch.compiler.disable()
 
 gc.freeze()
 gc.enable()

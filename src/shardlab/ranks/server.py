@@ -57,7 +57,7 @@ def serve(place: RankPlace):
         os.dup2(pipe.fileno(), number)
     os.environ.clear()
     os.environ.update(place.environment)  # the server's are from the time of its start
-    from .preload import Rank  # here, so that the parent does not import torch
+    from .worker import Rank  # here, so that the parent does not import torch
 
     Rank(place).serve()
 
