@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 FOR_310 = $(shell $(BIN)/python -c 'import sys; print("--ignore-requires-python" * (sys.version_info < (3, 11)))')
 INSTALL = $(PIP) install $(PIP_ARGS) $(FOR_310) --constraint constraints.txt
 BOOK := build/html/index.html
-SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json)
+SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json assignments/*/*.*)
 
 # Bytecode is kept, whatever the environment says: tests, labs and ranks are many processes, and each would compile the
 # package again.

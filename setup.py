@@ -1,21 +1,21 @@
-"""All but one thing about the package stands in pyproject.toml: recordings lie in measured/, where
-whoever makes them finds them, and a wheel carries them as data, where labs find them that have
-nothing but the wheel."""
+"""All but one thing about the package is in pyproject.toml: a wheel carries as data what lies
+elsewhere in the repository. Recordings are in measured/, skeletons and specifications in
+assignments/, where whoever writes them looks for them; a learner may have the wheel alone."""
 
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, ignore_patterns
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
 
-class WithRecordings(build_py):
+class WithData(build_py):
     def run(self):
         super().run()
-        if not self.editable_mode and Path("measured").is_dir():
-            copytree(
-                "measured", Path(self.build_lib, "shardlab", "data", "measured"), dirs_exist_ok=True
-            )
+        for folder in ("measured", "assignments"):
+            if not self.editable_mode and Path(folder).is_dir():
+                target = Path(self.build_lib, "shardlab", "data", folder)
+                copytree(folder, target, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
 
 
-setup(cmdclass={"build_py": WithRecordings})
+setup(cmdclass={"build_py": WithData})

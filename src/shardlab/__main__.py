@@ -2,7 +2,7 @@
 
 python -m shardlab doctor [FOLDER]
     can this machine run the labs, and what to do if not
-python -m shardlab grade TOPIC [FILE]
+python -m shardlab grade TOPIC [FILE]    or first --start [FOLDER]
     is right what you built for an assignment, and what is wrong if not
 python -m shardlab explain QUANTITY [NAME=VALUE ...]
     what a number follows from: the tree of formulas, with units and sources
@@ -17,7 +17,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from shardlab.exercises.grading import add_grade  # needs no torch, as the next
+    from shardlab.exercises.grading_command import add_grade  # needs no torch, as the next
     from shardlab.formulas import command
 
     parser = command.OneSentence(

@@ -2,13 +2,15 @@
 ends in a sentence."""
 
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from graded import results, skeleton
 
 from shardlab.__main__ import main
-from shardlab.exercises import grading
-from shardlab.exercises.grading import CannotGrade, assignment, names_used, rules_broken
+from shardlab.exercises import grading, grading_command, grading_text
+from shardlab.exercises.grading import CannotGrade, assignment
+from shardlab.exercises.grading_text import names_used, rules_broken
 
 RING = "sums_around_a_ring"
 
@@ -59,13 +61,13 @@ def test_names_of_the_skeletons_rules():
     """Must catch: a rule that refuses the skeleton itself, or sees no name behind an alias."""
     asked = assignment("collectives")
     assert list(rules_broken(asked, skeleton("collectives"), "collectives.py")) == []
-    tree = grading.ast.parse("from torch import distributed as d\nd.fsdp.x")
+    tree = grading_text.ast.parse("from torch import distributed as d\nd.fsdp.x")
     assert (2, "torch.distributed.fsdp.x") in set(names_used(tree))
 
 
 def test_every_assignment_has_its_files():
     """Must catch: a skeleton without the names that are graded, a folder without trials."""
-    folder = grading.Path(__file__).resolve().parents[2] / "assignments"
+    folder = Path(__file__).resolve().parents[2] / "assignments"
     for path in sorted(folder.iterdir()):
         asked = assignment(path.name)
         assert {trial.group for trial in asked.trials} == set(grading.GROUPS)
@@ -76,10 +78,30 @@ def test_every_assignment_has_its_files():
         assignment("pottery")
 
 
+def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
+    """Must catch: a written file that is overwritten, a copy that `grade` does not find, a skeleton
+    that an installed wheel has elsewhere than a checkout."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["grade", "collectives", "--start"]) == 0
+    own = tmp_path / "assignments" / "collectives"
+    assert (own / "collectives.py").read_text(encoding="utf-8") == skeleton("collectives")
+    assert "collectives" in (own / "README.md").read_text(encoding="utf-8")
+    assert tmp_path / grading_command.place_of_file("collectives") == own / "collectives.py"
+    (own / "collectives.py").write_text("x = 1")
+    assert main(["grade", "collectives", "--start"]) == 2
+    assert "not overwritten" in capsys.readouterr().out
+    assert (own / "collectives.py").read_text() == "x = 1"
+    assert main(["grade", "collectives", "--start", "elsewhere"]) == 0
+    monkeypatch.setattr(grading_command, "SKELETONS", (tmp_path / "elsewhere",))
+    assert main(["grade", "collectives", "--start", "from_the_wheel"]) == 0
+    assert main(["grade", "data_parallelism", "--start"]) == 2
+    assert "no skeleton of data_parallelism" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.ranks
 def test_exit_codes(worlds, monkeypatch, tmp_path, capsys):
     """Must catch: exit code 0 for a skeleton, 1 for the reference, long output."""
-    monkeypatch.setattr(grading, "ranks", lambda *_, **__: nullcontext(worlds(4)))
+    monkeypatch.setattr(grading_command, "ranks", lambda *_, **__: nullcontext(worlds(4)))
     assert main(["grade", "collectives", "--reference"]) == 0
     assert "17 of 17 right" in capsys.readouterr().out
     file = tmp_path / "collectives.py"

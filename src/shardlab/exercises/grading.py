@@ -19,28 +19,25 @@ wrong (on_a_rank.py):
 The reference is held to the same trials. Four groups: parity, bytes, faults and speed, whose trials
 return the seconds of both (`race`) and never fail. A part whose code is not written, does not end
 or takes the ranks with it is not tried again.
+
+grading_text.py looks at the file before it runs, grading_command.py is the command.
 """
 
-import ast
 import io
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardlab import topics
-from shardlab.ranks import RankError, RankRaised, ranks
+from shardlab.ranks import RankError, RankRaised
 
 GROUPS = ("parity", "bytes", "faults", "speed")
 TRIAL_SECONDS = 30.0  # for one trial
 ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
 OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
-SOURCE_CHARACTERS = 200_000
-REPORT_WIDTH = 100
 
 
 class CannotGrade(ValueError):
@@ -89,6 +86,21 @@ class Assignment:
 
         return add
 
+    def trial_of_each(self, group: str, *parts: str) -> Callable:
+        """One trial for each part: trial(what the learner has under this name, name)."""
+
+        def add(trial: Callable) -> Callable:
+            for name in parts:
+
+                def work(mine, name=name):
+                    return trial(getattr(mine, name), name)
+
+                work.__doc__, work.__name__ = trial.__doc__, f"{trial.__name__}_of_{name}"
+                self.trial(group, name)(work)
+            return trial
+
+        return add
+
 
 # --- finding what is graded -----------------------------------------------------------------------
 
@@ -98,79 +110,6 @@ def assignment(topic: str) -> Assignment:
     if topic not in found:
         raise CannotGrade(f"{topic} has no assignment: there are {', '.join(found)}.")
     return found[topic]
-
-
-def place_of_file(topic: str) -> Path:
-    """Where the skeleton is, or was copied to."""
-    places = (Path("assignments", topic, f"{topic}.py"), Path(f"{topic}.py"))
-    for place in places:
-        if place.is_file():
-            return place
-    raise CannotGrade(
-        f"there is no {places[0]} and no {places[1]} here: say which file, as in"
-        f" `python -m shardlab grade {topic} FILE`."
-    )
-
-
-def read_source(path: Path) -> str:
-    try:
-        source = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CannotGrade(f"{path} cannot be read: {error}.") from None
-    if len(source) > SOURCE_CHARACTERS:
-        raise CannotGrade(
-            f"{path} has {len(source):,} characters: an assignment has at most"
-            f" {SOURCE_CHARACTERS:,}."
-        )
-    return source
-
-
-def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
-    """Sentences about the text: it does not compile, or takes what it is to build."""
-    try:
-        tree = ast.parse(source, path)
-        compile(source, path, "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        line = getattr(error, "lineno", None)
-        where = f", line {line}" if line else ""
-        yield f"{path}{where}: {getattr(error, 'msg', error)}: Python cannot read the file."
-        return
-    for line, name in sorted(set(names_used(tree))):
-        if _within(name, asked.forbidden):
-            yield f"line {line} uses {name}, which this assignment is to build: see its rules."
-        elif _within(name, ("shardlab",)) and not _within(name, asked.may_import):
-            also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
-            yield f"line {line} imports {name}: the file may import PyTorch{also}."
-
-
-def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """(line, dotted name) of what a module imports, and of attributes of what it imports."""
-    known: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                whole = alias.name if alias.asname else alias.name.partition(".")[0]
-                known[alias.asname or whole] = whole
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-                yield node.lineno, f"{node.module}.{alias.name}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and (name := _dotted(node, known)):
-            yield node.lineno, name
-
-
-def _dotted(node: ast.expr, known: dict[str, str]) -> str:
-    if isinstance(node, ast.Name):
-        return known.get(node.id, "")
-    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, known)):
-        return f"{base}.{node.attr}"
-    return ""
-
-
-def _within(name: str, packages: Iterable[str]) -> bool:
-    return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 # --- grading --------------------------------------------------------------------------------------
@@ -258,85 +197,3 @@ def _cut(printed: str) -> str:
     if len(printed) <= OUTPUT_CHARACTERS:
         return printed
     return f"{printed[:OUTPUT_CHARACTERS]}\n... {len(printed):,} characters in all\n"
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-
-def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
-    """Prints each result as it comes; (right, all) of those that count."""
-    right = count = 0
-    group = ""
-    for result in results:
-        if result.trial.group != group:
-            group = result.trial.group
-            print(f"  {group}")
-        counts = group != "speed"
-        count += counts
-        right += counts and result.said == "right"
-        said = "not measured" if not counts and result.said == "not yet" else result.said
-        print(
-            textwrap.fill(
-                f"{said:<9} {result.trial.part}: {result.trial.title}",
-                REPORT_WIDTH,
-                initial_indent="    ",
-                subsequent_indent=14 * " ",
-            )
-        )
-        for text in (result.sentence, *result.printed.splitlines()):
-            if text:
-                print(
-                    textwrap.fill(
-                        text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
-                    )
-                )
-    return right, count
-
-
-def run_grade(asked) -> int:
-    """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
-    try:
-        work = assignment(asked.topic)
-        path = None if asked.reference else asked.file or place_of_file(asked.topic)
-        source = None if path is None else read_source(path)
-    except CannotGrade as refused:
-        print(refused)
-        return 2
-    name = "the reference" if path is None else str(path)
-    print(f"{work.topic}: {name}")
-    broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
-    for sentence in broken:
-        print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
-    if broken:
-        return 1
-    begin = time.monotonic()
-    try:
-        with ranks(
-            work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False
-        ) as world:
-            right, count = show_results(grade(work, source, name, world))
-    except RankError as error:  # ranks that do not start
-        print(str(error).partition("\n")[0])
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted.")
-        return 130
-    print(f"{right} of {count} right, in {time.monotonic() - begin:.0f} s.")
-    return 0 if right == count else 1
-
-
-def add_grade(commands):
-    parser = commands.add_parser(
-        "grade",
-        help="try what you built for an assignment: parity, bytes, faults, speed",
-        description="Run the trials of assignments/TOPIC on what you built. Exit code 0 if all are"
-        " right, 1 if not, 2 if there is nothing to grade. Speed is shown and never counts.",
-    )
-    parser.add_argument("topic", metavar="TOPIC", help="such as collectives")
-    parser.add_argument(
-        "file", nargs="?", type=Path, metavar="FILE", help="by default assignments/TOPIC/TOPIC.py"
-    )
-    parser.add_argument(
-        "--reference", action="store_true", help="grade the reference on the shelf instead"
-    )
-    parser.set_defaults(run=run_grade)

@@ -1,0 +1,149 @@
+"""The command `python -m shardlab grade`.
+
+python -m shardlab grade TOPIC --start [FOLDER]    copy the skeleton and the specification
+python -m shardlab grade TOPIC [FILE]              grade what you built
+python -m shardlab grade TOPIC --reference         grade the reference on the shelf
+"""
+
+import textwrap
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from shutil import copyfile
+
+from shardlab.ranks import RankError, ranks
+
+from .grading import ABSENCE_SECONDS, CannotGrade, TrialResult, assignment, grade
+from .grading_text import read_source, rules_broken
+
+REPORT_WIDTH = 100
+PACKAGE = Path(__file__).resolve().parents[1]
+# in an installed wheel, and in a checkout
+SKELETONS = (PACKAGE / "data" / "assignments", PACKAGE.parents[1] / "assignments")
+
+
+def place_of_file(topic: str) -> Path:
+    """Where the skeleton is, or was copied to."""
+    places = (Path("assignments", topic, f"{topic}.py"), Path(f"{topic}.py"))
+    for place in places:
+        if place.is_file():
+            return place
+    raise CannotGrade(
+        f"there is no {places[0]} and no {places[1]} here: say which file, as in"
+        f" `python -m shardlab grade {topic} FILE`, or get the skeleton by"
+        f" `python -m shardlab grade {topic} --start`."
+    )
+
+
+def start(topic: str, folder: Path) -> list[Path]:
+    """Copies the skeleton and the specification to folder/topic/; what is there already stays.
+    Returns the copies."""
+    source = next((place / topic for place in SKELETONS if (place / topic).is_dir()), None)
+    if source is None:
+        raise CannotGrade(
+            f"this installation has no skeleton of {topic}: install the wheel of the book, or take"
+            f" assignments/{topic}/ of the repository."
+        )
+    copies = [folder / topic / name for name in ("README.md", f"{topic}.py")]
+    for copy in copies:
+        if copy.exists():
+            raise CannotGrade(f"{copy} is there already: it is not overwritten.")
+    try:
+        copies[0].parent.mkdir(parents=True, exist_ok=True)
+        for copy in copies:
+            copyfile(source / copy.name, copy)
+    except OSError as error:
+        raise CannotGrade(f"{copies[0].parent} cannot be written: {error}.") from None
+    return copies
+
+
+def show_results(results: Iterable[TrialResult]) -> tuple[int, int]:
+    """Prints each result as it comes; (right, all) of those that count."""
+    right = count = 0
+    group = ""
+    for result in results:
+        if result.trial.group != group:
+            group = result.trial.group
+            print(f"  {group}")
+        counts = group != "speed"
+        count += counts
+        right += counts and result.said == "right"
+        said = "not measured" if not counts and result.said == "not yet" else result.said
+        print(
+            textwrap.fill(
+                f"{said:<9} {result.trial.part}: {result.trial.title}",
+                REPORT_WIDTH,
+                initial_indent="    ",
+                subsequent_indent=14 * " ",
+            )
+        )
+        for text in (result.sentence, *result.printed.splitlines()):
+            if text:
+                print(
+                    textwrap.fill(
+                        text, REPORT_WIDTH, initial_indent=16 * " ", subsequent_indent=16 * " "
+                    )
+                )
+    return right, count
+
+
+def run_grade(asked) -> int:
+    """Exit status 0 if all trials pass, 1 if not, 2 if the file cannot be graded."""
+    try:
+        work = assignment(asked.topic)
+        if asked.start:
+            readme, skeleton = start(work.topic, asked.start)
+            print(f"{readme} says what to build, {skeleton} is where. Then:")
+            print(f"python -m shardlab grade {work.topic} {skeleton}")
+            return 0
+        path = None if asked.reference else asked.file or place_of_file(asked.topic)
+        source = None if path is None else read_source(path)
+    except CannotGrade as refused:
+        print(refused)
+        return 2
+    name = "the reference" if path is None else str(path)
+    print(f"{work.topic}: {name}")
+    broken = [] if source is None else list(rules_broken(work, source, str(path)))[:5]
+    for sentence in broken:
+        print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
+    if broken:
+        return 1
+    begin = time.monotonic()
+    try:
+        with ranks(
+            work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False
+        ) as world:
+            right, count = show_results(grade(work, source, name, world))
+    except RankError as error:  # ranks that do not start
+        print(str(error).partition("\n")[0])
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted.")
+        return 130
+    print(f"{right} of {count} right, in {time.monotonic() - begin:.0f} s.")
+    return 0 if right == count else 1
+
+
+def add_grade(commands):
+    parser = commands.add_parser(
+        "grade",
+        help="try what you built for an assignment: parity, bytes, faults, speed",
+        description="Run the trials of assignments/TOPIC on what you built. Exit code 0 if all are"
+        " right, 1 if not, 2 if there is nothing to grade. Speed is shown and never counts.",
+    )
+    parser.add_argument("topic", metavar="TOPIC", help="such as collectives")
+    parser.add_argument(
+        "file", nargs="?", type=Path, metavar="FILE", help="by default assignments/TOPIC/TOPIC.py"
+    )
+    parser.add_argument(
+        "--reference", action="store_true", help="grade the reference on the shelf instead"
+    )
+    parser.add_argument(
+        "--start",
+        nargs="?",
+        type=Path,
+        const=Path("assignments"),
+        metavar="FOLDER",
+        help="copy the skeleton and the specification to FOLDER/TOPIC (default: assignments)",
+    )
+    parser.set_defaults(run=run_grade)

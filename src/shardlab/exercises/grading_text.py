@@ -1,0 +1,71 @@
+"""What grading asks of the text of a learner's file before it runs: that it can be read, that it
+compiles, and that it does not import what it is to build."""
+
+import ast
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from .grading import Assignment, CannotGrade
+
+SOURCE_CHARACTERS = 200_000
+
+
+def read_source(path: Path) -> str:
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotGrade(f"{path} cannot be read: {error}.") from None
+    if len(source) > SOURCE_CHARACTERS:
+        raise CannotGrade(
+            f"{path} has {len(source):,} characters: an assignment has at most"
+            f" {SOURCE_CHARACTERS:,}."
+        )
+    return source
+
+
+def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
+    """Sentences about the text: it does not compile, or takes what it is to build."""
+    try:
+        tree = ast.parse(source, path)
+        compile(source, path, "exec")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        yield f"{path}{where}: {getattr(error, 'msg', error)}: Python cannot read the file."
+        return
+    for line, name in sorted(set(names_used(tree))):
+        if _within(name, asked.forbidden):
+            yield f"line {line} uses {name}, which this assignment is to build: see its rules."
+        elif _within(name, ("shardlab",)) and not _within(name, asked.may_import):
+            also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
+            yield f"line {line} imports {name}: the file may import PyTorch{also}."
+
+
+def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of what a module imports, and of attributes of what it imports."""
+    known: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                whole = alias.name if alias.asname else alias.name.partition(".")[0]
+                known[alias.asname or whole] = whole
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                yield node.lineno, f"{node.module}.{alias.name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (name := _dotted(node, known)):
+            yield node.lineno, name
+
+
+def _dotted(node: ast.expr, known: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return known.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (base := _dotted(node.value, known)):
+        return f"{base}.{node.attr}"
+    return ""
+
+
+def _within(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
