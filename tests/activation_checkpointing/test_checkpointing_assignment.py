@@ -2,7 +2,7 @@
 skeleton is a list of TODOs, and each misconception gets its sentence."""
 
 import pytest
-from graded import mutated, results, skeleton
+from graded import check_sentence, check_todos, results
 
 pytestmark = pytest.mark.ranks
 TOPIC = "activation_checkpointing"
@@ -133,9 +133,7 @@ def test_what_is_right_passes(worlds, source):
 
 def test_the_skeleton_is_a_list_of_todos(worlds):
     """Must catch: a skeleton that passes a trial, and one that raises a traceback."""
-    found = results(worlds(1), TOPIC, skeleton(TOPIC))
-    assert {r.said for r in found} == {"not yet"}
-    assert sum("not written yet" in r.sentence for r in found) == 2
+    check_todos(worlds(1), TOPIC, parts=2)
 
 
 FUNCTION, HOOKS = "checkpoint_by_function", "checkpoint"
@@ -227,7 +225,4 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_misconception_gets_its_sentence(worlds, name):
     """Must catch: a trial that lets this wrong solution pass, or says no more than "wrong"."""
-    work, group, changes, sentence = WRONG[name]
-    [found] = results(worlds(1), TOPIC, mutated(SOLUTION, *changes), work)
-    assert (found.said, found.trial.group) == ("not yet", group)
-    assert sentence in found.sentence
+    check_sentence(worlds(1), TOPIC, SOLUTION, WRONG[name])

@@ -30,3 +30,18 @@ def mutated(source: str, *changes: str) -> str:
         assert before in source, before
         source = source.replace(before, after)
     return source
+
+
+def check_todos(world, topic: str, parts: int):
+    """The skeleton passes no trial, and says of each part once that it is not written."""
+    found = results(world, topic, skeleton(topic))
+    assert {r.said for r in found} == {"not yet"}
+    assert sum("not written yet" in r.sentence for r in found) == parts
+
+
+def check_sentence(world, topic: str, solution: str, wrong: tuple):
+    """`wrong`: (trial, group, changes of the solution, part of the sentence that they get)."""
+    work, group, changes, sentence = wrong
+    [found] = results(world, topic, mutated(solution, *changes), work)
+    assert (found.said, found.trial.group) == ("not yet", group)
+    assert sentence in found.sentence

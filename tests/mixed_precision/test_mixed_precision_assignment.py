@@ -2,7 +2,7 @@
 is a list of TODOs, and each misconception gets its sentence."""
 
 import pytest
-from graded import mutated, results, skeleton
+from graded import check_sentence, check_todos, results
 
 pytestmark = pytest.mark.ranks
 TOPIC = "mixed_precision"
@@ -109,9 +109,7 @@ def test_what_is_right_passes(worlds, source):
 
 def test_the_skeleton_is_a_list_of_todos(worlds):
     """Must catch: a skeleton that passes a trial, and one that raises a traceback."""
-    found = results(worlds(2), TOPIC, skeleton(TOPIC))
-    assert {r.said for r in found} == {"not yet"}
-    assert sum("not written yet" in r.sentence for r in found) == 2
+    check_todos(worlds(2), TOPIC, parts=2)
 
 
 WRONG = {
@@ -259,7 +257,4 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_misconception_gets_its_sentence(worlds, name):
     """Must catch: a trial that lets this wrong solution pass, or says no more than "wrong"."""
-    work, group, changes, sentence = WRONG[name]
-    [found] = results(worlds(2), TOPIC, mutated(SOLUTION, *changes), work)
-    assert (found.said, found.trial.group) == ("not yet", group)
-    assert sentence in found.sentence
+    check_sentence(worlds(2), TOPIC, SOLUTION, WRONG[name])

@@ -152,8 +152,16 @@ def demand(right: bool, sentence: str):
         raise Wrong(sentence)
 
 
-def refuses(what: str, function: Callable, *arguments, errors=(ValueError, TypeError), **named):
-    """The call must raise one of `errors` with a text, before anything is sent."""
+def refuses(
+    what: str,
+    function: Callable,
+    *arguments,
+    errors=(ValueError, TypeError),
+    may_send: bool = False,
+    **named,
+):
+    """The call must raise one of `errors` with a text, before anything is sent. `may_send`: all
+    ranks bring the same wrong thing, and may ask each other."""
     names = " or ".join(error.__name__ for error in errors)
     with CommunicationLog() as log:
         try:
@@ -169,7 +177,7 @@ def refuses(what: str, function: Callable, *arguments, errors=(ValueError, TypeE
         else:
             raise Wrong(f"{what} should raise {names}, and raised nothing.")
     demand(
-        not log.messages,
+        may_send or not log.messages,
         f"{what} should raise {names} before anything is sent: {len(log.messages)} messages had"
         " left, for which other ranks now wait.",
     )
@@ -181,6 +189,27 @@ def held(function: Callable, *arguments) -> int:
         before = ledger.bytes.total
         function(*arguments)
     return max((point.bytes.total for point in ledger.timeline), default=before) - before
+
+
+def sent_bytes(log: CommunicationLog, operations: str = "") -> float:
+    """What leaves this rank if each collective is done as well as can be: (n - 1)/n of the array,
+    twice that for an all-reduce, all of a send. `operations`: these alone."""
+    total = 0.0
+    for message in log.messages:
+        if operations and message.operation not in operations.split():
+            continue
+        others = (message.group_size - 1) / message.group_size
+        share = dict(send=1.0, recv=0.0, barrier=0.0, all_reduce=2 * others)
+        total += message.nbytes * share.get(message.operation, others)
+    return total
+
+
+def closest(got: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """For each element the value that is closest to what was got: is each of them one of these?"""
+    stacked = torch.stack(list(values))
+    if got.shape != stacked.shape[1:]:
+        return stacked[0]
+    return stacked.gather(0, (stacked - got.detach()).abs().argmin(0, keepdim=True))[0]
 
 
 class Here(NamedTuple):

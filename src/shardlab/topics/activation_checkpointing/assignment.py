@@ -80,32 +80,16 @@ def _same_bits(what: str, got: StepSeen, wanted: StepSeen, why: str = ""):
             raise Wrong(f"{error} {why}".strip()) from None
 
 
-def _for_both(group: str) -> Callable:
-    """A trial of both ways: trial(call, name)."""
-
-    def add(trial: Callable) -> Callable:
-        for name in BOTH:
-
-            def work(mine, name=name):
-                return trial(getattr(mine, name), name)
-
-            work.__doc__, work.__name__ = trial.__doc__, f"{trial.__name__}_of_{name}"
-            ASSIGNMENT.trial(group, name)(work)
-        return trial
-
-    return add
-
-
 # --- parity ---------------------------------------------------------------------------------------
 
 
-@_for_both("parity")
+@ASSIGNMENT.trial_of_each("parity", *BOTH)
 def bits(call, name):
     """outputs and every gradient are the plain function's, bit for bit, for three calls in a row"""
     _same_bits(f"{name} of three blocks", _step(call, calls=3), _step(_plain, calls=3))
 
 
-@_for_both("parity")
+@ASSIGNMENT.trial_of_each("parity", *BOTH)
 def masks(call, name):
     """with dropout, the second run draws the masks of the first"""
     wanted, got = _step(_plain, 0.5, calls=3), _step(call, 0.5, calls=3)
@@ -118,7 +102,7 @@ def masks(call, name):
     )
 
 
-@_for_both("parity")
+@ASSIGNMENT.trial_of_each("parity", *BOTH)
 def several_arguments(call, name):
     """two tensors and a number in, two tensors out, of which the loss uses both"""
 
@@ -141,7 +125,7 @@ def several_arguments(call, name):
     _same_bits(f"{name} of (x, other, 3.0)", step(call), step(_plain))
 
 
-@_for_both("parity")
+@ASSIGNMENT.trial_of_each("parity", *BOTH)
 def lower_precision(call, name):
     """under autocast, the second run is under autocast too"""
 
@@ -187,7 +171,7 @@ def named_arguments(mine):
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-@_for_both("bytes")
+@ASSIGNMENT.trial_of_each("bytes", *BOTH)
 def kept_between(call, name):
     """between forward and backward a call keeps its argument, and after backward nothing"""
     layers = nn.Sequential(*(part for _ in range(6) for part in (nn.Linear(64, 64), nn.Tanh())))
@@ -215,7 +199,7 @@ def kept_between(call, name):
     )
 
 
-@_for_both("bytes")
+@ASSIGNMENT.trial_of_each("bytes", *BOTH)
 def runs_of_the_function(call, name):
     """the function runs once in forward and once in backward, without a graph once"""
     block = OddBlock()
@@ -241,7 +225,7 @@ def runs_of_the_function(call, name):
 # --- faults ---------------------------------------------------------------------------------------
 
 
-@_for_both("faults")
+@ASSIGNMENT.trial_of_each("faults", *BOTH)
 def data_in_front(call, name):
     """parameters get gradients although no argument requires one, as in a first layer"""
     found = []
@@ -259,7 +243,7 @@ def data_in_front(call, name):
     _same_bits(f"{name} of data", *found)
 
 
-@_for_both("faults")
+@ASSIGNMENT.trial_of_each("faults", *BOTH)
 def written_arguments(call, name):
     """an argument that is written to in place raises an error, not a wrong gradient"""
     block = OddBlock()
@@ -281,7 +265,7 @@ class _Stumble(Exception):
     """Raised by a trial's function."""
 
 
-@_for_both("faults")
+@ASSIGNMENT.trial_of_each("faults", *BOTH)
 def exceptions(call, name):
     """an exception in either run comes out, and the random numbers go on"""
     for run in (1, 2):
@@ -334,7 +318,7 @@ def two_backwards(mine):
 # --- speed ----------------------------------------------------------------------------------------
 
 
-@_for_both("speed")
+@ASSIGNMENT.trial_of_each("speed", *BOTH)
 def seconds_of_a_checkpoint(call, name):
     """forward and backward of eight layers of 256"""
     layers = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(256, 256), nn.GELU())))

@@ -4,11 +4,19 @@ assignments/data_parallelism/README.md says what a learner builds; these are the
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from shardlab import data_parallel
 from shardlab.exercises.grading import Assignment
-from shardlab.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race
+from shardlab.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race, refuses
+from shardlab.exercises.trap_model import (
+    Stumble,
+    Trap,
+    loss_of,
+    plain_model,
+    stumble,
+    trained,
+)
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 
@@ -29,49 +37,6 @@ DDP = "DistributedDataParallel"
 SMALL_BUCKET_BYTES = 200  # of a bucket: the model below has several
 _CLOSE = 1e-12  # of sums of a few numbers in float64
 LEARNING_RATE = 0.1
-
-
-class Trap(nn.Module):
-    """[N, 5] -> [N, 5]: odd sizes, one frozen, one tied, one parameter that some ranks use, one
-    that none does, and a buffer."""
-
-    def __init__(self, seed: int):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.first, self.frozen = nn.Linear(5, 7), nn.Linear(7, 7)
-        self.hidden, self.some = nn.Linear(7, 7), nn.Linear(7, 7)
-        self.never = nn.Linear(3, 3)
-        self.register_buffer("shift", torch.empty(5))
-        self.double()
-        for tensor in (*self.parameters(), self.shift):
-            tensor.data.normal_(generator=generator)
-        self.frozen.requires_grad_(False)
-
-    def forward(self, x: Tensor, some: bool = False, watch=None) -> Tensor:
-        x = torch.tanh(self.first(x))
-        if watch is not None:
-            x.register_hook(watch)  # when all layers but the first have their gradients
-        x = torch.tanh(self.hidden(torch.tanh(self.frozen(x))))
-        if some:
-            x = x + self.some(x)
-        return x @ self.first.weight + self.shift  # tied
-
-
-def _inputs(rank: int, number: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(1000 * number + rank)
-    return torch.randn(4, 5, dtype=torch.float64, generator=generator)
-
-
-def _loss(model: nn.Module, rank: int, number: int = 0, some_rank: int = -1, **named) -> Tensor:
-    return (model(_inputs(rank, number), rank == some_rank, **named) ** 2).mean()
-
-
-def _plain(seed: int, ranks, number: int = 0, some_rank: int = -1) -> nn.Module:
-    """A bare module whose gradients are the mean over these ranks' batches."""
-    model = Trap(seed)
-    losses = [_loss(model, rank, number, some_rank) for rank in ranks]
-    (sum(losses) / len(losses)).backward()
-    return model
 
 
 def _compare(what: str, model: nn.Module, plain: nn.Module, others: dict[str, nn.Module]):
@@ -97,13 +62,6 @@ def _compare(what: str, model: nn.Module, plain: nn.Module, others: dict[str, nn
         expect(said, got, right, instead, _CLOSE)
 
 
-def _times(model: nn.Module, factor: float) -> nn.Module:
-    for parameter in model.parameters():
-        if parameter.grad is not None:
-            parameter.grad = parameter.grad * factor
-    return model
-
-
 def _mine(mine, here: Here, bucket_bytes: int = SMALL_BUCKET_BYTES) -> tuple[nn.Module, nn.Module]:
     """(replicas, the module in them). Ranks begin differently; the group's rank 0 has seed 0."""
     module = Trap(here.me)
@@ -111,19 +69,16 @@ def _mine(mine, here: Here, bucket_bytes: int = SMALL_BUCKET_BYTES) -> tuple[nn.
 
 
 def _misread(here: Here, number: int = 0, some_rank: int = -1) -> dict[str, nn.Module]:
-    ranks = range(here.n)
-
-    def mean() -> nn.Module:
-        return _plain(0, ranks, number, some_rank)
-
+    """What misconceptions lead to."""
+    n = here.n
+    of_all = partial(plain_model, 0, range(n), number, some_rank)
+    of_one = partial(plain_model, 0, [here.me], number, some_rank)
     return {
-        f"That is the sum over {here.n} ranks: divide by {here.n}.": _times(mean(), here.n),
-        "That is the mean divided by the number of ranks once more.": _times(mean(), 1 / here.n),
-        "That is this rank's own gradient: it was not averaged, or not waited for.": _plain(
-            0, [here.me], number, some_rank
-        ),
-        f"That is this rank's own gradient divided by {here.n}: its bucket was not sent, or not"
-        " waited for.": _times(_plain(0, [here.me], number, some_rank), 1 / here.n),
+        f"That is the sum over {n} ranks: divide by {n}.": of_all(n),
+        "That is the mean divided by the number of ranks once more.": of_all(1 / n),
+        "That is this rank's own gradient: it was not averaged, or not waited for.": of_one(),
+        f"That is this rank's own gradient divided by {n}: its bucket was not sent, or not"
+        " waited for.": of_one(1 / n),
     }
 
 
@@ -206,9 +161,9 @@ def every_gradient(mine):
     for here in groups(4, 3, 2):
         for bucket_bytes in (1, SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
-            _loss(model, here.me).backward()
+            loss_of(model, here.me).backward()
             what = f"rank {here.me} of {here.n}, bucket_bytes = {bucket_bytes}"
-            _compare(what, module, _plain(0, range(here.n)), _misread(here))
+            _compare(what, module, plain_model(0, range(here.n)), _misread(here))
 
 
 @ASSIGNMENT.trial("parity", DDP)
@@ -223,8 +178,8 @@ def three_steps(mine):
         for number in range(3):
             theirs.zero_grad()
             ours.zero_grad()
-            _loss(model, here.me, number).backward()
-            (sum(_loss(plain, rank, number) for rank in range(3)) / 3).backward()
+            loss_of(model, here.me, number).backward()
+            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
             theirs.step()
             ours.step()
             for name, right in plain.named_parameters():
@@ -239,21 +194,17 @@ def three_steps(mine):
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def _trained(module: nn.Module) -> list[nn.Parameter]:
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
-
-
 @ASSIGNMENT.trial("bytes", DDP)
 def messages_by_bucket(mine):
     """one all-reduce for each bucket, of its gradients and at most a flag for each"""
     for here in groups(4):
         for bucket_bytes in (SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
-            loss = _loss(model, here.me)
+            loss = loss_of(model, here.me)
             with CommunicationLog() as log:
                 loss.backward()
-            trained = _trained(module)
-            buckets = data_parallel.make_buckets(reversed(trained), bucket_bytes)
+            parameters = trained(module)
+            buckets = data_parallel.make_buckets(reversed(parameters), bucket_bytes)
             names = sorted({message.operation for message in log.messages})
             demand(
                 names == ["all_reduce"],
@@ -264,15 +215,15 @@ def messages_by_bucket(mine):
                 count == len(buckets),
                 f"backward with bucket_bytes = {bucket_bytes} sends {count} messages, and there are"
                 f" {len(buckets)} buckets"
-                f" of {len(trained)} parameters: each bucket is one flat message.",
+                f" of {len(parameters)} parameters: each bucket is one flat message.",
             )
-            least = sum(parameter.nbytes for parameter in trained)
-            most = least + 8 * len(trained)  # flags
+            least = sum(parameter.nbytes for parameter in parameters)
+            most = least + 8 * len(parameters)  # flags
             nbytes = sum(message.nbytes for message in log.messages)
             demand(
                 least <= nbytes <= most,
                 f"backward sends {nbytes:,} bytes: the gradients have {least:,}, with a flag for"
-                f" each of {len(trained)} parameters {most:,}. A tied parameter is sent once, a"
+                f" each of {len(parameters)} parameters {most:,}. A tied parameter is sent once, a"
                 " frozen one never.",
             )
 
@@ -289,7 +240,7 @@ def buckets_leave_early(mine):
         seen: list[int] = []
         with CommunicationLog() as log:
             watch = partial(_note_count, seen, log)
-            loss = _loss(model, here.me, some_rank=here.me, watch=watch)
+            loss = loss_of(model, here.me, some_rank=here.me, watch=watch)
             before = len(log.messages)
             demand(
                 before == 0,
@@ -314,16 +265,16 @@ def gradients_are_held_once(mine):
     """memory after backward: each gradient once, no bucket beside it"""
     for here in groups(2):
         model, module = _mine(mine, here)
-        _loss(model, here.me).backward()  # whatever is made once is there
+        loss_of(model, here.me).backward()  # whatever is made once is there
         model.zero_grad(set_to_none=True)
         with Ledger(module) as ledger:
             start = ledger.bytes.total
-            loss = _loss(model, here.me)
+            loss = loss_of(model, here.me)
             loss.backward()
             del loss
             more = ledger.bytes.total - start
-        trained = _trained(module)
-        gradients = sum(parameter.nbytes for parameter in trained)
+        parameters = trained(module)
+        gradients = sum(parameter.nbytes for parameter in parameters)
         demand(
             more <= 1.5 * gradients,
             f"after backward rank {here.me} holds {more:,} bytes more than before, of which"
@@ -342,8 +293,8 @@ def used_on_one_rank(mine):
         model, module = _mine(mine, here)
         for number in range(2):
             model.zero_grad(set_to_none=True)
-            _loss(model, here.me, number, some_rank=1).backward()
-            plain = _plain(0, range(here.n), number, some_rank=1)
+            loss_of(model, here.me, number, some_rank=1).backward()
+            plain = plain_model(0, range(here.n), number, some_rank=1)
             _compare(f"rank {here.me} of 3, of which rank 1 uses all", module, plain, {})
 
 
@@ -352,8 +303,8 @@ def used_on_no_rank(mine):
     """a parameter that no rank uses keeps no gradient"""
     for here in groups(2):
         model, module = _mine(mine, here)
-        _loss(model, here.me).backward()
-        _compare(f"rank {here.me} of 2", module, _plain(0, range(2)), {})
+        loss_of(model, here.me).backward()
+        _compare(f"rank {here.me} of 2", module, plain_model(0, range(2)), {})
 
 
 @ASSIGNMENT.trial("faults", DDP)
@@ -362,15 +313,15 @@ def microbatches(mine):
     for here in groups(3):
         model, module = _mine(mine, here)
         with CommunicationLog() as log, model.no_sync():
-            _loss(model, here.me, 0).backward()
+            loss_of(model, here.me, 0).backward()
         demand(
             not log.messages, f"backward inside no_sync sends {len(log.messages)} messages, not 0."
         )
-        _loss(model, here.me, 1).backward()
+        loss_of(model, here.me, 1).backward()
         plain = Trap(0)
         for number in range(2):
-            (sum(_loss(plain, rank, number) for rank in range(3)) / 3).backward()
-        second = _plain(0, range(3), 1)
+            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+        second = plain_model(0, range(3), 1)
         _compare(
             f"rank {here.me} of 3 after a backward in no_sync and one outside",
             module,
@@ -386,9 +337,9 @@ def gradients_add_up(mine):
         model, module = _mine(mine, here)
         plain = Trap(0)
         for number in range(2):
-            _loss(model, here.me, number).backward()
-            (sum(_loss(plain, rank, number) for rank in range(3)) / 3).backward()
-        last = _plain(0, range(3), 1)
+            loss_of(model, here.me, number).backward()
+            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+        last = plain_model(0, range(3), 1)
         _compare(
             f"rank {here.me} of 3 after two backwards",
             module,
@@ -397,31 +348,23 @@ def gradients_add_up(mine):
         )
 
 
-class _Stumble(RuntimeError):
-    """Raised by a trial inside backward."""
-
-
 @ASSIGNMENT.trial("faults", DDP)
 def after_an_error(mine):
     """a backward that raised halfway leaves nothing behind"""
     for here in groups(3):
         model, module = _mine(mine, here)
-
-        def stumble(gradient):
-            raise _Stumble
-
         try:
-            _loss(model, here.me, watch=stumble).backward()
-        except _Stumble:
+            loss_of(model, here.me, watch=stumble).backward()
+        except Stumble:
             pass
         else:
             raise Wrong("an exception inside backward did not come out of backward().")
         model.zero_grad(set_to_none=True)
-        _loss(model, here.me, 1).backward()
+        loss_of(model, here.me, 1).backward()
         _compare(
             f"rank {here.me} of 3, in the backward after one that raised",
             module,
-            _plain(0, range(3), 1),
+            plain_model(0, range(3), 1),
             _misread(here, 1),
         )
 
@@ -429,20 +372,17 @@ def after_an_error(mine):
 @ASSIGNMENT.trial("faults", DDP)
 def wrong_arguments(mine):
     """bucket_bytes of 0, a module without trained parameters"""
-    for value in (0, -5, 2.5):
-        _refused(f"bucket_bytes = {value}", mine, Trap(0), value)
-    _refused("a module with no trained parameter", mine, Trap(0).requires_grad_(False), 100)
-
-
-def _refused(what: str, mine, module: nn.Module, bucket_bytes):
-    """All ranks bring the same wrong thing. They may have to ask each other, so messages are no
-    fault here."""
-    try:
-        mine.DistributedDataParallel(module, bucket_bytes)
-    except ValueError as error:
-        demand(bool(str(error)), f"{what}: the ValueError should say why.")
-        return
-    raise Wrong(f"DistributedDataParallel with {what} should raise ValueError, and raised nothing.")
+    frozen = Trap(0).requires_grad_(False)
+    cases = [(f"bucket_bytes = {value}", Trap(0), value) for value in (0, -5, 2.5)]
+    for what, module, value in (*cases, ("a module with no trained parameter", frozen, 100)):
+        refuses(
+            f"{DDP} with {what}",
+            mine.DistributedDataParallel,
+            module,
+            value,
+            errors=(ValueError,),
+            may_send=True,  # ranks may ask each other first
+        )
 
 
 # --- speed ----------------------------------------------------------------------------------------
