@@ -35,7 +35,7 @@ def place_of_file(topic: str) -> Path:
     )
 
 
-def start(topic: str, folder: Path) -> list[Path]:
+def copy_skeleton(topic: str, folder: Path) -> list[Path]:
     """Copies the skeleton and the specification to folder/topic/; what is there already stays.
     Returns the copies."""
     source = next((place / topic for place in SKELETONS if (place / topic).is_dir()), None)
@@ -92,7 +92,7 @@ def run_grade(asked) -> int:
     try:
         work = assignment(asked.topic)
         if asked.start:
-            readme, skeleton = start(work.topic, asked.start)
+            readme, skeleton = copy_skeleton(work.topic, asked.start)
             print(f"{readme} says what to build, {skeleton} is where. Then:")
             print(f"python -m shardlab grade {work.topic} {skeleton}")
             return 0

@@ -191,7 +191,7 @@ def held(function: Callable, *arguments) -> int:
     return max((point.bytes.total for point in ledger.timeline), default=before) - before
 
 
-def sent_bytes(log: CommunicationLog, operations: str = "") -> float:
+def sent_at_best(log: CommunicationLog, operations: str = "") -> float:
     """What leaves this rank if each collective is done as well as can be: (n - 1)/n of the array,
     twice that for an all-reduce, all of a send. `operations`: these alone."""
     total = 0.0

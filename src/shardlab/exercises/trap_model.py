@@ -2,7 +2,7 @@
 technique that expects every parameter to be trained, used and its own.
 
     model = Trap(seed)                               # ranks begin differently: seed = rank
-    loss_of(model, rank).backward()                  # of this rank's part of the batch
+    trap_loss(model, rank).backward()                  # of this rank's part of the batch
     plain = plain_model(0, range(4))                 # with the mean gradients of 4 ranks
 """
 
@@ -45,7 +45,7 @@ def inputs_of(rank: int, number: int = 0) -> Tensor:
     return torch.randn(4, 5, dtype=torch.float64, generator=generator)
 
 
-def loss_of(model: nn.Module, rank: int, number: int = 0, some_rank: int = -1, **named) -> Tensor:
+def trap_loss(model: nn.Module, rank: int, number: int = 0, some_rank: int = -1, **named) -> Tensor:
     """`some_rank` uses the layer that the others do not."""
     return (model(inputs_of(rank, number), rank == some_rank, **named) ** 2).mean()
 
@@ -55,7 +55,7 @@ def plain_model(
 ) -> Trap:
     """A bare module whose gradients are `factor` times the mean over these ranks' batches."""
     model = Trap(seed)
-    losses = [loss_of(model, rank, number, some_rank) for rank in ranks]
+    losses = [trap_loss(model, rank, number, some_rank) for rank in ranks]
     (factor * sum(losses) / len(losses)).backward()
     return model
 

@@ -12,10 +12,10 @@ from shardlab.exercises.on_a_rank import Here, Wrong, demand, expect, groups, ra
 from shardlab.exercises.trap_model import (
     Stumble,
     Trap,
-    loss_of,
     plain_model,
     stumble,
     trained,
+    trap_loss,
 )
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
@@ -161,7 +161,7 @@ def every_gradient(mine):
     for here in groups(4, 3, 2):
         for bucket_bytes in (1, SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
-            loss_of(model, here.me).backward()
+            trap_loss(model, here.me).backward()
             what = f"rank {here.me} of {here.n}, bucket_bytes = {bucket_bytes}"
             _compare(what, module, plain_model(0, range(here.n)), _misread(here))
 
@@ -178,8 +178,8 @@ def three_steps(mine):
         for number in range(3):
             theirs.zero_grad()
             ours.zero_grad()
-            loss_of(model, here.me, number).backward()
-            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+            trap_loss(model, here.me, number).backward()
+            (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
             theirs.step()
             ours.step()
             for name, right in plain.named_parameters():
@@ -200,7 +200,7 @@ def messages_by_bucket(mine):
     for here in groups(4):
         for bucket_bytes in (SMALL_BUCKET_BYTES, 1 << 20):
             model, module = _mine(mine, here, bucket_bytes)
-            loss = loss_of(model, here.me)
+            loss = trap_loss(model, here.me)
             with CommunicationLog() as log:
                 loss.backward()
             parameters = trained(module)
@@ -240,7 +240,7 @@ def buckets_leave_early(mine):
         seen: list[int] = []
         with CommunicationLog() as log:
             watch = partial(_note_count, seen, log)
-            loss = loss_of(model, here.me, some_rank=here.me, watch=watch)
+            loss = trap_loss(model, here.me, some_rank=here.me, watch=watch)
             before = len(log.messages)
             demand(
                 before == 0,
@@ -265,11 +265,11 @@ def gradients_are_held_once(mine):
     """memory after backward: each gradient once, no bucket beside it"""
     for here in groups(2):
         model, module = _mine(mine, here)
-        loss_of(model, here.me).backward()  # whatever is made once is there
+        trap_loss(model, here.me).backward()  # whatever is made once is there
         model.zero_grad(set_to_none=True)
         with Ledger(module) as ledger:
             start = ledger.bytes.total
-            loss = loss_of(model, here.me)
+            loss = trap_loss(model, here.me)
             loss.backward()
             del loss
             more = ledger.bytes.total - start
@@ -293,7 +293,7 @@ def used_on_one_rank(mine):
         model, module = _mine(mine, here)
         for number in range(2):
             model.zero_grad(set_to_none=True)
-            loss_of(model, here.me, number, some_rank=1).backward()
+            trap_loss(model, here.me, number, some_rank=1).backward()
             plain = plain_model(0, range(here.n), number, some_rank=1)
             _compare(f"rank {here.me} of 3, of which rank 1 uses all", module, plain, {})
 
@@ -303,7 +303,7 @@ def used_on_no_rank(mine):
     """a parameter that no rank uses keeps no gradient"""
     for here in groups(2):
         model, module = _mine(mine, here)
-        loss_of(model, here.me).backward()
+        trap_loss(model, here.me).backward()
         _compare(f"rank {here.me} of 2", module, plain_model(0, range(2)), {})
 
 
@@ -313,14 +313,14 @@ def microbatches(mine):
     for here in groups(3):
         model, module = _mine(mine, here)
         with CommunicationLog() as log, model.no_sync():
-            loss_of(model, here.me, 0).backward()
+            trap_loss(model, here.me, 0).backward()
         demand(
             not log.messages, f"backward inside no_sync sends {len(log.messages)} messages, not 0."
         )
-        loss_of(model, here.me, 1).backward()
+        trap_loss(model, here.me, 1).backward()
         plain = Trap(0)
         for number in range(2):
-            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+            (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
         second = plain_model(0, range(3), 1)
         _compare(
             f"rank {here.me} of 3 after a backward in no_sync and one outside",
@@ -337,8 +337,8 @@ def gradients_add_up(mine):
         model, module = _mine(mine, here)
         plain = Trap(0)
         for number in range(2):
-            loss_of(model, here.me, number).backward()
-            (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+            trap_loss(model, here.me, number).backward()
+            (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
         last = plain_model(0, range(3), 1)
         _compare(
             f"rank {here.me} of 3 after two backwards",
@@ -354,13 +354,13 @@ def after_an_error(mine):
     for here in groups(3):
         model, module = _mine(mine, here)
         try:
-            loss_of(model, here.me, watch=stumble).backward()
+            trap_loss(model, here.me, watch=stumble).backward()
         except Stumble:
             pass
         else:
             raise Wrong("an exception inside backward did not come out of backward().")
         model.zero_grad(set_to_none=True)
-        loss_of(model, here.me, 1).backward()
+        trap_loss(model, here.me, 1).backward()
         _compare(
             f"rank {here.me} of 3, in the backward after one that raised",
             module,

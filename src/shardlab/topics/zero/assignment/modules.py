@@ -14,7 +14,7 @@ from shardlab.exercises.on_a_rank import (
     groups,
     race,
     refuses,
-    sent_bytes,
+    sent_at_best,
 )
 from shardlab.exercises.trap_model import Stumble, inputs_of, stumble
 from shardlab.measure.communication import CommunicationLog
@@ -255,7 +255,7 @@ def bytes_of_a_step(mine):
         inputs = inputs_of(here.me)
         with CommunicationLog() as log:
             y = model(inputs)
-            in_forward = sent_bytes(log)
+            in_forward = sent_at_best(log)
             y.sum().backward()
         plain = Stack(0)
         whole = bytes_of(plain.parameters())
@@ -267,9 +267,9 @@ def bytes_of_a_step(mine):
             f"forward sends {in_forward:,.0f} bytes from rank {here.me} of {here.n}: each parameter"
             f" is gathered once, which is {one:,.0f}.",
         )
-        sent = sent_bytes(log)
+        sent = sent_at_best(log)
         why = ""
-        if sent_bytes(log, "all_reduce reduce") > one / 2:
+        if sent_at_best(log, "all_reduce reduce") > one / 2:
             why = " An all-reduce gives every rank gradients that it does not need: reduce-scatter."
         demand(
             sent <= 3 * one - frozen + 3 * padding,

@@ -14,16 +14,16 @@ from shardlab.exercises.on_a_rank import (
     groups,
     race,
     refuses,
-    sent_bytes,
+    sent_at_best,
 )
 from shardlab.exercises.trap_model import (
     Stumble,
     Trap,
     inputs_of,
-    loss_of,
     plain_model,
     stumble,
     trained,
+    trap_loss,
 )
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
@@ -117,7 +117,7 @@ def a_step(kind, name):
             module = _begin(here)
             settings = dict(bucket_bytes=bucket_bytes, **SGD_SETTINGS)
             optimizer = kind(module.parameters(), SGD, here.group, **settings)
-            loss_of(module, here.me).backward()
+            trap_loss(module, here.me).backward()
             optimizer.step()
             what = f"rank {here.me} of {here.n} after a step of {name}"
             _compare_step(f"{what}, bucket_bytes = {bucket_bytes}", module, here)
@@ -134,8 +134,8 @@ def three_steps(kind, name):
             for number in range(3):
                 for each in (optimizer, ours):
                     each.zero_grad()
-                loss_of(module, here.me, number).backward()
-                (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+                trap_loss(module, here.me, number).backward()
+                (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
                 _zeros_for_none(plain)
                 optimizer.step()
                 ours.step()
@@ -165,8 +165,8 @@ def groups_of_parameters(kind, name):
         for number in range(2):
             for each in (optimizer, ours):
                 each.zero_grad()
-            loss_of(module, here.me, number).backward()
-            (sum(loss_of(plain, rank, number) for rank in range(2)) / 2).backward()
+            trap_loss(module, here.me, number).backward()
+            (sum(trap_loss(plain, rank, number) for rank in range(2)) / 2).backward()
             _zeros_for_none(plain)
             before = {key: p.detach().clone() for key, p in plain.named_parameters()}
             for each in (optimizer, ours):
@@ -230,13 +230,13 @@ def bytes_of_a_step(kind, name):
         module = _begin(here)
         optimizer = kind(module.parameters(), SGD, here.group, lr=0.1)
         with CommunicationLog() as log:
-            loss_of(module, here.me).backward()
+            trap_loss(module, here.me).backward()
             optimizer.step()
         whole = bytes_of(trained(module))
         wanted = 2 * whole * (here.n - 1) / here.n
         padding = 4 * here.n * 8
-        sent = sent_bytes(log)
-        reduced = sent_bytes(log, "all_reduce reduce")
+        sent = sent_at_best(log)
+        reduced = sent_at_best(log, "all_reduce reduce")
         why = ""
         if reduced >= wanted - padding:
             why = " An all-reduce gives every rank sums that it does not need: reduce-scatter."
@@ -258,7 +258,7 @@ def nothing_leaves_in_backward(mine):
         optimizer = mine.ShardedStates(module.parameters(), SGD, here.group, lr=0.1)
         with CommunicationLog() as log:
             for number in range(2):
-                loss_of(module, here.me, number).backward()
+                trap_loss(module, here.me, number).backward()
             in_backward = len(log.messages)
             optimizer.step()
         demand(
@@ -269,7 +269,7 @@ def nothing_leaves_in_backward(mine):
 
 
 def _note_sent(seen: list[float], log: CommunicationLog, _):
-    seen.append(sent_bytes(log))
+    seen.append(sent_at_best(log))
 
 
 @ASSIGNMENT.trial("bytes", "ShardedGradients")
@@ -282,11 +282,11 @@ def buckets_leave_early(mine):
         seen: list[float] = []
         with CommunicationLog() as log:
             watch = partial(_note_sent, seen, log)
-            loss = loss_of(module, here.me, some_rank=here.me, watch=watch)
+            loss = trap_loss(module, here.me, some_rank=here.me, watch=watch)
             for parameter in trained(module):  # so that no bucket waits for what nobody uses
                 loss = loss + 0 * parameter.sum()
             loss.backward()
-            in_backward = sent_bytes(log)
+            in_backward = sent_at_best(log)
             optimizer.step()
         least = bytes_of(trained(module)) * 3 / 4
         demand(
@@ -340,7 +340,7 @@ def used_on_one_rank(kind, name):
         module = _begin(here)
         settings = dict(bucket_bytes=SMALL_BUCKET_BYTES, **SGD_SETTINGS)
         optimizer = kind(module.parameters(), SGD, here.group, **settings)
-        loss_of(module, here.me, some_rank=1).backward()
+        trap_loss(module, here.me, some_rank=1).backward()
         optimizer.step()
         what = f"rank {here.me} of 3 after a step in which rank 1 alone uses all layers"
         _compare_step(what, module, here, some_rank=1)
@@ -356,10 +356,10 @@ def microbatches(kind, name):
         for step in range(2):
             lone = Trap(0)
             for number in (0, 1):
-                loss_of(module, here.me, number).backward()
-                (sum(loss_of(plain, rank, number) for rank in range(3)) / 3).backward()
+                trap_loss(module, here.me, number).backward()
+                (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
             lone.load_state_dict(plain.state_dict())
-            (sum(loss_of(lone, rank, 1) for rank in range(3)) / 3).backward()
+            (sum(trap_loss(lone, rank, 1) for rank in range(3)) / 3).backward()
             SGD(lone.parameters(), lr=0.1).step()
             optimizer.step()
             ours.step()
@@ -381,14 +381,14 @@ def loaded_weights(kind, name):
     for here in groups(2):
         module, plain = _begin(here), Trap(0)
         optimizer = kind(module.parameters(), SGD, here.group, lr=0.1)
-        loss_of(module, here.me).backward()
+        trap_loss(module, here.me).backward()
         optimizer.step()
         optimizer.zero_grad()
         stale = {key: p.detach().clone() for key, p in module.named_parameters()}
         module.load_state_dict(Trap(5).state_dict())
         plain.load_state_dict(Trap(5).state_dict())
-        loss_of(module, here.me, 1).backward()
-        (sum(loss_of(plain, rank, 1) for rank in range(2)) / 2).backward()
+        trap_loss(module, here.me, 1).backward()
+        (sum(trap_loss(plain, rank, 1) for rank in range(2)) / 2).backward()
         optimizer.step()
         for key, right in plain.named_parameters():
             right = right.detach()
@@ -440,7 +440,7 @@ def after_an_error(mine):
         else:
             raise Wrong("an exception inside backward did not come out of backward().")
         optimizer.zero_grad()
-        loss_of(module, here.me).backward()
+        trap_loss(module, here.me).backward()
         optimizer.step()
         _compare_step(f"rank {here.me} of 3 after a backward that raised", module, here)
 
