@@ -72,8 +72,8 @@ def table(results: list[Result], described: dict) -> str:
 
 
 def recording(results: list[Result], described: dict, command: str) -> Recording:
-    """The named results as a Recording (shardlab.measure.recordings): ratios of ours to a
-    peer's."""
+    """The named results as a Recording (shardlab.measure.recordings): this
+    book's code over a peer."""
     hardware = Hardware(
         f"{described['processor']}, {described['cores']} cores",
         "cpu",

@@ -1,4 +1,5 @@
-"""What both training scripts train: a small GPT over bytes, and who reads which part of a text."""
+"""What both training scripts train: a small GPT over bytes, and the part of a text that a rank
+reads."""
 
 from collections.abc import Iterator
 from itertools import count

@@ -25,7 +25,7 @@ import pytest
 
 from shardlab.ranks import server
 
-# nbformat would compile 38 grammars of addresses: a second, for what no notebook of ours has
+# nbformat would compile 38 grammars of addresses: a second, for what no notebook of this book has
 sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -107,7 +107,7 @@ def refuse_to_start(place, method):
 @pytest.fixture(scope="module")
 def worlds():
     """worlds(n, **options): n ranks that all tests of a module use, started when the first test
-    asks. Whoever asks finds PyTorch's own default dtype on the ranks, whatever the tests before
+    asks. Each test finds PyTorch's own default dtype on the ranks, whatever the tests before it
     have set."""
     import torch
 

@@ -3,9 +3,8 @@
     case = case_of(17)      # a model, a training, a technique, a number of ranks: data, printable
     outcome(case)           # on each rank: "parity", "refused: ..." or what differs
 
-The plain model sees the parts of all ranks, and its loss is the mean of theirs. A case that is
-neither parity nor a typed refusal is a fault of the technique.
-"""
+The plain model sees the parts of all ranks, and its loss is the mean of the ranks' losses. A case
+that is neither parity nor a typed refusal is a fault of the technique."""
 
 import random
 import warnings
@@ -525,7 +524,7 @@ def trained(case: Case) -> str:
         for each, scaler in zip((optimizer, plain_optimizer), scalers):
             if case.clip:
                 scaler.unscale_(each)
-                # of parameters in two precisions, as ours: squares in the wider one
+                # of parameters in two precisions: squares in the wider one, as in this book
                 clip_gradients(each, case.clip)
             scaler.step(each)
             scaler.update()

@@ -35,6 +35,9 @@ STUMBLES = [
     "Look what offload takes away.",
     "At its fullest, what has a rank beside its shards?",
     "Two cores: no word about GPUs.",
+    "Other rates stand on the first formula sheet.",
+    "Our own rule is the same.",
+    "Check yours with the exercise.",
 ]
 FINE = [
     "The shards replace whole tensors, instead of copying them.",
@@ -42,6 +45,8 @@ FINE = [
     "Who needs the rest, and when?",
     "What does a rank hold, once the update is over?",
     "There is no rank that waits, and no table is wrong.",
+    "The rest is 0 where there is none.",
+    "Its own value is none of them.",
     "Seven of the eight copies are redundant.",
     "The test compares the seconds with a measurement.",
     "It depends on who sends to whom.",
@@ -77,6 +82,56 @@ def test_code_is_not_prose(prose):
     ):
         assert prose.stumbles(page) == []
         assert [line for line, *_ in prose.stumbles(page + bad)] == [page.count("\n") + 1]
+
+
+CODE = {
+    "a docstring": (2, 'def f():\n    """One line.\n\n    {0}\n    """\n'),
+    "a comment": (2, "x = 1\n# {0}\ny = 2\n"),
+    "a message": (4, 'x = 1\n\nraise ValueError(\n    "No: {0}"\n    f" Not {{x}}."\n)\n'),
+}
+
+
+@pytest.mark.parametrize("what", CODE)
+@pytest.mark.parametrize("sentence", STUMBLES)
+def test_code_says_it_in_english_too(prose, tmp_path, capsys, what, sentence):
+    """Docstrings, comments and messages, also cut over two lines or two strings.
+
+    Must catch: one of the three not read; a sentence read in halves; the wrong line named."""
+    line, code = CODE[what]
+    one, two = sentence.rsplit(" ", 1)
+    joined = {"a docstring": "\n    ", "a comment": "\n# ", "a message": ' "\n    "'}[what]
+    (tmp_path / "src").mkdir()
+    (tmp_path / "_toc.yml").write_text("parts:\n")
+    for text in (sentence, one + joined + two):
+        (tmp_path / "src" / "a.py").write_text(code.format(text))
+        found = dict(prose.files(tmp_path))["src/a.py"]
+        read = [said for lines in found for said in prose.sentences(lines)]
+        assert prose.broken(read), code.format(text)
+        assert prose.main(tmp_path, {}) == 1
+    assert f"src/a.py:{line}:" in capsys.readouterr().out
+
+
+def test_only_english_is_read_in_code(prose, tmp_path):
+    """Must catch: code in a docstring, a name, a short string or what an f-string fills in read as
+    English; two strings of different calls, or the cells of a table, read as one sentence."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "a.py").write_text(
+        '''"""Runs them.
+
+    race(ours, theirs)  # ours is no rank
+
+Then it ends with what is none of them.
+
+ours_too | our | a name that stands in the
+table | of | others
+"""
+WAYS = {"ours": 1, 'theirs': "place of"}
+said("it is what it is, and", f"{ours and in_the_place_of}")
+said("no rank of it waits")
+'''
+    )
+    for lines in dict(prose.files(tmp_path)).values():
+        assert prose.broken(s for paragraph in lines for s in prose.sentences(paragraph)) == []
 
 
 def test_the_main_line_is_counted():
@@ -139,7 +194,7 @@ def test_a_misspelled_word_is_found(prose):
     """Must catch: code read as words; a kept word reported; a word at the start of a sentence."""
     known = {"teh": "the", "als": "also,"}
     page = "Teh book says teh same, als `teh` does.\n"
-    assert [(word, to) for _, word, to in prose.misspelled(page, known)] == [
+    assert [(word, to) for _, word, to in prose.misspelled(words.prose(page), known)] == [
         ("Teh", "the"),
         ("teh", "the"),
     ]

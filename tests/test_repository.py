@@ -125,8 +125,8 @@ def test_import_shardlab_is_light():
 
 
 def test_the_books_code_loads_no_torch():
-    """Must catch: a package that brings torch in indirectly, which the look at our own imports
-    cannot see."""
+    """Must catch: a package that brings torch in indirectly, which the look at this package's
+    imports cannot see."""
     modules = [
         ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
         for package in ("shardlab/formulas", "shardlab/show", "bookkit")

@@ -2,7 +2,7 @@
 install.
 
 ``make lock`` runs this with uv, which resolves for every supported Python at once and writes an
-environment marker where the newest version differs between them. Torch is not moved by it: change
+environment marker where the newest version differs between them. It does not move torch: change
 its line in constraints.txt by hand, and only together with a run of the labs. What torch brings
 along for CUDA is left to torch.
 """

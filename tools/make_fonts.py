@@ -8,7 +8,7 @@
 Each font keeps the characters the book can use, and the mathematics font its MATH table, from which
 the browser takes the sizes of brackets, the place of scripts and the thickness of a fraction's
 line. All are under the SIL Open Font License, whose text lies beside them. It reserves the name
-"Source" for Adobe's unchanged fonts, so ours have another.
+"Source" for Adobe's unchanged fonts, so this book's have another.
 """
 
 import argparse

@@ -258,7 +258,7 @@ def _add_lab_paragraph(app, doctree, docname):
     hint = "".join(f"<li><b>{where}.</b> {escape(how)}</li>" for where, how in ways.items())
     hint = (
         f"<details><summary>How to run it</summary><ul>{hint}</ul></details><p>The notebook is the"
-        " learner's edition, without the answers that stand on this page."
+        " learner's edition, without the answers that this page shows."
     )
     html = f'<div class="lab-links"><p>{anchors}</p>{hint}</p></div>'
     title = next(doctree.findall(nodes.title), None)

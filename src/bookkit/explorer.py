@@ -54,7 +54,7 @@ class ExplorerDirective(SphinxDirective):
             return []
         if any(node["name"] == name for node in self.state.document.findall(explorer)):
             logger.warning(
-                "explorer %r stands on this page already",
+                "explorer %r is on this page already",
                 name,
                 location=self.get_location(),
                 type="bookkit",
@@ -170,7 +170,7 @@ def _control(ident, control, value):
 
 
 def _choice(ident, control, value):
-    """One button for each option, of which one is down. The value of a button is its place in the
+    """One button for each option; one of them is down. The value of a button is its place in the
     list."""
     options = "".join(
         f'<label><input type="radio" name="{ident}"'
@@ -289,7 +289,7 @@ def anchor(name):
 
 
 def sheet_address(builder, page, name):
-    """Where a formula or quantity stands on a formula sheet, seen from a page; None where none
+    """The address of a formula or quantity on its formula sheet, seen from a page; None where none
     prints it."""
     sheet = getattr(builder.env, "bookkit_formula_sheets", {}).get(name)
     return f"{builder.get_relative_uri(page, sheet)}#{anchor(name)}" if sheet else None

@@ -187,7 +187,7 @@ class GivenDirective(SphinxDirective):
         named = self.env.temp_data.setdefault("bookkit_given", {})
         try:
             if self.arguments[0] in named:
-                raise WrongCall(f"{{given}} {self.arguments[0]} stands on this page already.")
+                raise WrongCall(f"{{given}} {self.arguments[0]} is on this page already.")
             named[self.arguments[0]] = read_call(f"given({' '.join(self.content)})", named)[1]
         except WrongCall as wrong:
             logger.warning(
@@ -377,7 +377,7 @@ class FormulaSheetDirective(SphinxDirective):
         sheets = _sheets(self.env)
         twice = [name for name in printed if sheets.get(name, self.env.docname) != self.env.docname]
         if twice:
-            self._warn(f"{twice[0]} stands on the formula sheet {sheets[twice[0]]} already")
+            self._warn(f"{twice[0]} is on the formula sheet {sheets[twice[0]]} already")
         sheets.update(dict.fromkeys(printed, self.env.docname))
         return [sections[part]() for part in parts]
 

@@ -1,9 +1,8 @@
 """The icons the pages use, as SVG paths drawn for this book: one weight, a 24 x 24 grid, lines
 only.
 
-They take the place of 1.4 MB of icon fonts. Keys are our own names and the names by which the theme
-asks.
-"""
+They take the place of 1.4 MB of icon fonts. Keys are the book's own names and the names by which
+the theme asks."""
 
 PATHS = {
     "menu": "M4 7h16M4 12h16M4 17h16",

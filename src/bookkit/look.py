@@ -71,8 +71,8 @@ def font_script(body):
 
 
 def _icon(*names):
-    """The first of the icons ``names`` (ours, or the theme's name for one) that is known, as inline
-    SVG; or nothing."""
+    """The first of the icons ``names`` (the book's, or the theme's name for one) that is known, as
+    inline SVG; or nothing."""
     for name in names:
         if name and name in ICONS:
             return Markup(svg(name))

@@ -5,7 +5,7 @@ Four things happen here.
 
 1. What the theme loads and this book does not use is taken off the pages: its scripts (menus, side
 bars, search box and colour mode are ``static/book.js``) and its icon fonts (``icons.py``).
-2. After the build, files in ``_static`` that no page refers to are deleted, and our own lose
+2. After the build, files in ``_static`` that no page refers to are deleted, and the book's own lose
 comments and white space.
 3. plotly figures stored in notebooks, which MyST-NB drops without a word, are written into the
 page; the one local

@@ -38,7 +38,7 @@ class PairsDirective(stepper.CardDirective):
         way, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
         pair_steps(way, ranks)
         if self.on_this_page(pairs):
-            raise ValueError("a block cut among ranks stands on this page already.")
+            raise ValueError("a block cut among ranks is on this page already.")
         return pairs(way=way, ranks=ranks)
 
 

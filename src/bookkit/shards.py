@@ -42,7 +42,7 @@ class ShardsDirective(stepper.CardDirective):
         ranks = self.options.get("ranks", 4)
         shard_steps(stage, ranks, 1)
         if self.on_this_page(shards):
-            raise ValueError("who holds which shard stands on this page already.")
+            raise ValueError("a card of shards is on this page already.")
         return shards(stage=stage, ranks=ranks)
 
 

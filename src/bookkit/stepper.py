@@ -72,7 +72,7 @@ class StepperDirective(CardDirective):
         name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
         stepper_steps(name, ranks)
         if any(node["name"] == name for node in self.on_this_page(stepper)):
-            raise ValueError(f"{name!r} stands on this page already.")
+            raise ValueError(f"{name!r} is on this page already.")
         return stepper(name=name, ranks=ranks)
 
 
@@ -148,7 +148,7 @@ def frame(ident, heading, look, menus, step, steps, number, first, source, capti
 
 
 def radio_buttons(ident, key, label, choices, chosen):
-    """Buttons of which one is pressed; `choices`: value -> what is written on it."""
+    """Buttons, one of them pressed; `choices`: value -> what is written on it."""
     buttons = "".join(
         f'<label><input type="radio" name="{ident}-{key}"'
         f' value="{value}"{" checked" if value == chosen else ""}><span>{text}</span></label>'

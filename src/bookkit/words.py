@@ -2,7 +2,7 @@
 
 The main line is what everybody reads: headings, paragraphs and lists. Boxes, captions, what is
 folded, tables, code and equations are beside it. A number out of a formula, and a symbol between
-dollars, are one word each. Needs no package, so that ``tools/prose.py`` reads pages by it too.
+dollars, are one word each. Needs no package: ``tools/prose.py`` reads pages with it, too.
 """
 
 import re
@@ -15,6 +15,7 @@ TEXT = {
     "predict", "measured", "which-number", "wild", "glossary",
     "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture",
 }  # fmt: skip
+MARKED = re.compile(r"[{`$*_\[]")
 MOST = 3000  # words in the main line of a chapter
 
 
@@ -45,6 +46,8 @@ def prose(page: str):
 def plain(text: str) -> str:
     """The text as somebody reads it: roles that print a number are ``0``, as are symbols; links are
     their words, code is a name."""
+    if not MARKED.search(text):
+        return text
     text = re.sub(r"\s*\{cite(?::\w)?\}`[^`]*`", "", text)
     text = re.sub(r"\{(?:term|doc|ref)\}`([^`<]*?)\s*(?:<[^`]*>)?`", r"\1", text)
     text = re.sub(r"\{[\w-]+\}`[^`]*`", "0", text)

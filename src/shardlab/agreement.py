@@ -5,7 +5,7 @@
     check_replicable(module, group, options)      # what data parallelism needs
 
 Errors are raised on all ranks or on none: a rank that waits for another one that has raised waits
-for ever.
+forever.
 """
 
 from collections.abc import Iterable

@@ -40,7 +40,7 @@ class MasterWeights(OptimizerOfCopies):
     at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, and at
                     most a quarter of all
 
-    Whoever looks at all gradients, a scaler or a norm, finds them in fp32, and the 16-bit ones are
+    A scaler or a norm that looks at all gradients finds them in fp32, and the 16-bit ones are
     gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those
     of the optimizer inside, which knows the masters alone."""
 

@@ -30,7 +30,7 @@ class MasterWeights(mixed_precision.MasterWeights):
         return gradient if self.inverse is None else gradient.mul_(self.inverse)
 
     def waiting(self) -> list[Tensor] | None:
-        """The gradients in fp16, all dense; None if there are others, too."""
+        """The gradients in fp16, all dense; None if not all of them are in fp16."""
         found = [tensor.grad for pair in self.pairs for tensor in pair if tensor.grad is not None]
         # CUDA's kernel takes no bf16, which needs no scale
         narrow = all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)

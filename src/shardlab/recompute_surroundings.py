@@ -101,7 +101,7 @@ class ActivationTraits(NamedTuple):
 
 
 def digest_of(tensor: Tensor) -> int:
-    """A number that other elements, or the same in another order, hardly ever have."""
+    """A number that other elements, or the same in another order, almost never have."""
     octets = tensor.contiguous().flatten().view(torch.uint8).long()
     weights = torch.arange(len(octets), device=octets.device) % 65_521 + 1
     return int((octets * weights).sum())

@@ -6,7 +6,7 @@
 
 A rank of tensor parallelism has part of a weight: (tp,). ZeRO cuts that part once more, over the
 ranks that see other batches: (tp, dp). A norm's weight is whole on all ranks of tp, and ZeRO cuts
-it too: (dp,). Whoever adds over all elements, as clipping does, adds over these groups: then each
+it too: (dp,). A sum over all elements, as in clipping, is a sum over these groups: then each
 element counts once, however the model is laid out.
 """
 

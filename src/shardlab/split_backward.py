@@ -8,7 +8,7 @@
 The products of a linear layer are twice as many in backward as in forward: dx = dy W, which the
 rank before needs, and dW = dyᵀ x, which nobody waits for. Between the halves x and dy of each
 layer are kept, and nothing else of the graph: I frees no memory on balance, so W must not be put
-off for ever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
+off forever (Qi et al. 2024, section 4). Biases, norms and embeddings are small and are done in
 the first half, and so is every layer that is neither nn.Linear nor a part of one.
 
 Tensor parallelism cuts dW with the weight, so W sends nothing. With sequence parallelism x is

@@ -405,7 +405,7 @@ def watch_new_groups(
     return lambda: setattr(module, "_new_group_with_tag", original)
 
 
-# --- kernels of our own for the operators of c10d -------------------------------------------------
+# --- kernels of this package for the operators of c10d --------------------------------------------
 
 
 def next_kernel(function: torch._ops.OpOverload, keyset, *args, **named):

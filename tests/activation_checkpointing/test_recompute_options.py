@@ -149,8 +149,8 @@ def test_a_policy_that_names_no_operator(keep, message):
 
 
 def test_attention_that_drops_is_not_kept():
-    """Must catch: the output of a kernel that draws random numbers kept, so that what is drawn
-    after it differs in the second run."""
+    """Must catch: the output of a kernel that draws random numbers kept, so that later draws
+    differ in the second run."""
     from shardlab.recompute_selective import draws
 
     kernel = next(op for op in FUSED_ATTENTION if "for_cpu" in str(op)).default

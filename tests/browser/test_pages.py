@@ -204,7 +204,7 @@ def test_nothing_is_wider_than_a_phone(visits):
 @pytest.mark.parametrize("mode", ["light", "dark"])
 def test_axe_finds_nothing_grave(visits, mode):
     """Must catch: text too pale for its page (in that mode only), a button without a name, a list
-    whose children are none."""
+    with children that are not items."""
     assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
 
 

@@ -1,4 +1,4 @@
-"""Who holds which shard, as a reader meets it: what is drawn is what every rank has; knobs, keys,
+"""The card of shards as a reader meets it: what is drawn is what every rank has; knobs, keys,
 paper, no script, a phone."""
 
 import json

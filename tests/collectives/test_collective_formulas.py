@@ -245,7 +245,7 @@ def test_the_fastest(n):
 @pytest.mark.parametrize(
     "given, sentence",
     [
-        (dict(ranks=4, rank=4), "rank = 4 is no rank of a group of 4: ranks count from 0."),
+        (dict(ranks=4, rank=4), "rank = 4 is not a rank of a group of 4: ranks count from 0."),
         (
             dict(ranks=6, ranks_per_node=4),
             (

@@ -149,7 +149,7 @@ def test_what_a_step_says():
         == "Sent by the rank that sends most: 1/3 of the message, in the end 4/3. 0 of 9 chunks are"
         " complete."
     )
-    assert ring[4].sentence.endswith("Each replaces its own by what arrives. Now all have the sum.")
+    assert ring[4].sentence.endswith("its own with what arrives. Now all have the sum.")
     assert (
         everyone[1].sentence
         == "Step 1 of 2: rank 0 sends chunk B0 to rank 1, rank 1 chunk C1 to rank 2 and rank 2"
@@ -365,7 +365,7 @@ def test_the_weight_of_a_stepper(stepper):
         ("```{stepper} scatter\n:ranks: 1\n```", "n = 1: the stepper draws 2 to 8 ranks."),
         (
             "```{stepper} scatter\n```\n\n```{stepper} scatter\n```",
-            "stepper: 'scatter' stands on this page already.",
+            "stepper: 'scatter' is on this page already.",
         ),
     ],
 )

@@ -47,9 +47,9 @@ def backward(model):
 
 
 def test_a_backward():
-    """Each backward is told from begin to end, in autograd's order.
+    """Each backward is told from beginning to end, in autograd's order.
 
-    Must catch: the end told at the begin of the next backward; the begin told once for all."""
+    Must catch: the end told when the next backward begins; the beginning told once for all."""
     model = net()
     diary = Diary(model)
     backward(model)
@@ -162,7 +162,7 @@ def test_several_backwards_as_one():
     """Three backwards, and a gradient that autograd has not made, are told once; a parameter
     without a gradient is not told; nothing is told within no_sync, and nothing of one that raised.
 
-    Must catch: each backward told; a listener that hears nothing for ever after; a gradient said to
+    Must catch: each backward told; a listener that hears nothing forever after; a gradient said to
     be complete before the last backward."""
     model = net()
     model.extra, model.unused = extra, _ = [nn.Parameter(torch.zeros(2)) for _ in range(2)]

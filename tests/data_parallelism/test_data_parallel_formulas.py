@@ -138,8 +138,8 @@ def test_number_of_buckets():
 
 
 def test_presets_go_in():
-    """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element in
-    the place of a gradient's."""
+    """A model of the presets gives what is sent, to the byte. Mutation: a parameter's element
+    instead of a gradient's."""
     given = quantities(model="GPT-2 124M", recipe="fp32 Adam", bucket_bytes=25 << 20)
     found = evaluate(
         ["reduced_bytes", "gradient_bytes", "parameter_tensors", "gradient_buckets"], **given

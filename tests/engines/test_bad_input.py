@@ -108,8 +108,8 @@ def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
 
 
 def test_a_box_with_a_word_beside_shown_python():
-    """Must catch: `abc` written as a number in the Python that an explorer shows; a measurement
-    that is none."""
+    """Must catch: `abc` written as a number in the Python that an explorer shows; a made-up
+    measurement."""
     pytest.importorskip("ipywidgets")
     from shardlab.show.widgets import explorer
 

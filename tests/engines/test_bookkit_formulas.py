@@ -1,4 +1,4 @@
-"""Numbers, equations and the formula sheet: what stands on a page comes out of the registry, and a
+"""Numbers, equations and the formula sheet: what a page prints comes out of the registry, and a
 wrong call stops the build."""
 
 import re
@@ -231,7 +231,7 @@ def test_quantities_with_a_name(build):
         "other.md:3: WARNING: states_bytes(small): a formula is called with keywords only; no"
         " {given} small stands" in warnings
     )
-    assert "{given} small stands on this page already." in warnings and "index.md" not in warnings
+    assert "{given} small is on this page already." in warnings and "index.md" not in warnings
 
 
 # --- equations ------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The communication log against formulas: logical bytes exact, for our code and PyTorch's, on real
-and on fake ranks."""
+"""The communication log against formulas: logical bytes exact, for this package's code and
+PyTorch's, on real and on fake ranks."""
 
 import sys
 

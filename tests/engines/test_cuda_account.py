@@ -336,8 +336,8 @@ def test_the_counters_exist():
 
 
 def test_an_account_wants_the_gpus_bytes_only():
-    """Mutation: a ledger that counts step counters on the CPU taken for the GPU's, so that what is
-    not explained falls below 0."""
+    """Mutation: a ledger that counts step counters on the CPU taken for the GPU's, so that the
+    unexplained rest falls below 0."""
     model = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match="the ledger counts what lies anywhere"):
         CudaAccount(Ledger(model), Simulator())

@@ -62,8 +62,8 @@ def test_the_last_line_is_ready_or_what_to_do():
 
 
 def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
-    """Must catch: a full or closed disk called fine; a spread that is never compared; no word of a
-    front end that is missing."""
+    """Must catch: a full or closed disk called fine; a spread that is never compared; silence about
+    a front end that is missing."""
     assert doctor.disk(tmp_path).do == "nothing to do"
     monkeypatch.setattr(doctor.os, "access", lambda place, how: False)
     assert (

@@ -346,7 +346,8 @@ def test_an_exercise_can_compare_something_else_than_the_result():
     ],
 )
 def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
-    """Must catch: an error of our own making, such as len() of None, instead of a sentence."""
+    """Must catch: an error of this package's making, such as len() of None, instead of a
+    sentence."""
     module, _, exercise = name.partition(".")
     exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
     assert sentence in check(exercise, lambda *_: None).sentence
@@ -406,7 +407,7 @@ def test_the_first_prediction_stays(tmp_path, capsys):
 
 def test_predict_first(tmp_path):
     """Must catch: a comparison without a prediction; the dots of the blank, a text or a NaN taken
-    for a number; twenty lines of ours above the one sentence."""
+    for a number; twenty lines of this package above the one sentence."""
     predictions = Predictions("01-lab", tmp_path)
     assert predictions.summary().rows[0][0] == "nothing predicted yet"
     with pytest.raises(LookupError, match="peak was not predicted yet"):
@@ -420,7 +421,7 @@ def test_predict_first(tmp_path):
             predictions.lock("peak", value)
     with pytest.raises(ValueError) as caught:
         predictions.lock("peak", ...)
-    # no lines of ours
+    # no lines of this package
     assert caught.value._render_traceback_() == ["NoNumber: peak: replace the dots by your number."]
     predictions.lock("locked", 1)
     with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
@@ -524,7 +525,7 @@ class Kept(NamedTuple):
 
 def test_what_differs_is_said_in_words_by_the_readers_name():
     """Must catch: a raw tuple in a sentence; a field named that does not differ; the exercise's
-    name in place of the reader's; the answer of another case."""
+    name instead of the reader's; the answer of another case."""
     kept = Exercise("train", lambda a: Kept(a, [1, [2, 3]]), (dict(a=3),), (), "kept.")
 
     def my_loop(a):

@@ -110,7 +110,7 @@ def test_one_of_a_thousand(rank):
 
 
 def test_bad_input():
-    """Mutation: a fake world put over a real one, whose ranks would wait for ever."""
+    """Mutation: a fake world put over a real one, whose ranks would wait forever."""
     with pytest.raises(ValueError, match="rank = 4: a world of 4 has ranks 0 to 3."):
         rank_of_many(SMALL, 4, rank=4)
     with fake_ranks(4, 3):

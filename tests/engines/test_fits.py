@@ -99,7 +99,7 @@ def test_the_fullest_rank_of_a_pipeline():
 def test_tensor_parallelism_across_nodes(capsys):
     """Warned of with the formulas' number, by its type, before any rank starts: here, with none.
 
-    Must catch: no word of it, or one where all is well; the share of a node's link for that of the
+    Must catch: silence, or a warning where all is well; the share of a node's link for that of the
     network's; a warning in the middle of JSON."""
     asked = dict(gpus=32, tensor_parallel=16, zero_stage=1, gpu="A100 SXM 80GB", sequence=2048)
     with pytest.warns(CrossesNodes) as caught:
@@ -261,7 +261,7 @@ def test_tokens_are_not_divided_among_one_rank():
 
 
 def test_a_file_that_is_no_model(tmp_path, capsys):
-    """Must catch: the list of the book's models in the place of what is wrong with the file."""
+    """Must catch: the list of the book's models instead of what is wrong with the file."""
     path = tmp_path / "config.json"
     path.write_text('{"model_type": "whisper"}')
     asked = ["--gpu", "T4", "--gpus", "1", "--sequence", "16"]
@@ -282,7 +282,7 @@ def test_a_file_that_is_no_model(tmp_path, capsys):
     ],
 )
 def test_commands_that_cannot_be(asked, sentence, capsys):
-    """One sentence, exit code 2. Must catch: a page of usage in the place of what is wrong; the
+    """One sentence, exit code 2. Must catch: a page of usage instead of what is wrong; the
     last of two values taken without a word."""
     try:
         code = main(asked.split())

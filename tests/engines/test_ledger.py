@@ -98,7 +98,7 @@ def test_gradients_that_are_assigned():
     """A gradient without autograd, as a sum over ranks or a hand-written backward makes it, is one
     from the operation on that made it; without a step too.
 
-    Must catch: gradients called temporaries until an optimizer steps, or for ever; lines before
+    Must catch: gradients called temporaries until an optimizer steps, or forever; lines before
     they were found that still call them so."""
     model = torch.nn.Linear(30, 20)
     sizes = [4 * p.numel() for p in model.parameters()]
@@ -282,8 +282,8 @@ def test_a_model_on_two_devices_is_refused():
 
 
 def test_any_module_can_be_weighed():
-    """Not only ours: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter without
-    a gradient.
+    """Not only this book's: a convolution with a buffer, an LSTM, no optimizer, a frozen parameter
+    without a gradient.
 
     Mutation: take p.grad of every parameter as there."""
     model = torch.nn.ModuleDict(

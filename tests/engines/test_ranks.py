@@ -79,7 +79,7 @@ def test_an_interrupt_while_ranks_are_started(monkeypatch):
     monkeypatch.setattr(server, "start", interrupted)
     with pytest.raises(
         RanksInterrupted,
-        match="The ranks were interrupted while they were started: there are none.",
+        match="The ranks were interrupted while they were started: none of them runs.",
     ):
         ranks(2, announce=False)
     for process in started:
@@ -246,8 +246,8 @@ def test_ranks_that_share_a_gpu_by_nccl(monkeypatch):
 
 
 def test_kernels_of_nccl_are_aborted(monkeypatch):
-    """Mutation: the first group that cannot be aborted leaves the others, and who waits in them, as
-    they are."""
+    """Mutation: the first group that cannot be aborted leaves the others as they are, with the
+    threads that wait in them."""
     from types import SimpleNamespace
 
     import torch.distributed as dist
@@ -333,7 +333,7 @@ def test_nothing_is_left():
 
 
 def test_what_ranks_share_stays_shared(three):
-    """Mutations: the search for garbage left off in ranks, for ever; or it goes through all that
+    """Mutations: the search for garbage left off in ranks, forever; or it goes through all that
     torch has made, and what a rank shared with the others it has twice."""
 
     def look():

@@ -131,8 +131,8 @@ def test_a_hang_names_the_absent_rank(three):
 
 
 def test_a_rank_that_cannot_be_stopped_is_ended(three):
-    """Mutation: no end to the grace: a rank that swallows every exception would hold the cell for
-    ever."""
+    """Mutation: no end to the grace: a rank that swallows every exception would hold the cell
+    forever."""
     shown = three.run(
         "%%ranks\nimport time\nwhile rank == 1:\n    try:\n        time.sleep(1000)\n    except"
         " BaseException:\n        pass\ndist.all_reduce(torch.ones(2))"

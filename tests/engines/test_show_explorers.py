@@ -1,5 +1,5 @@
 """The explorers as data: where they start, what follows from a move, what is said. The browser
-tests hold the page against these."""
+tests compare the page with these."""
 
 import random
 import re

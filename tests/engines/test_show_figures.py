@@ -95,7 +95,7 @@ def test_a_difference_is_drawn_and_said():
         (
             {**STATES, "activation_bytes": 1},
             STATES,
-            "'activation_bytes' is no part of the model states; there are parameter_",
+            "'activation_bytes' is not part of the model states; there are parameter_",
         ),
         (
             {"parameter_bytes": 1},

@@ -1,4 +1,4 @@
-"""Weighing modules that are not ours, and adding up to what the driver prints."""
+"""Weighing modules from elsewhere, and adding up to what the driver prints."""
 
 import pytest
 import torch

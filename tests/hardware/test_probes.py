@@ -32,7 +32,7 @@ def test_ping_pong():
         found = world.run(ping_pong)
         timings = world.run(links.all_reduce_timings, [4000, 40], repeats=2)
         with pytest.raises(
-            RuntimeError, match="a link joins two ranks of the group's 3: 1 and 1 are none."
+            RuntimeError, match="a link joins two ranks of the group's 3: not 1 and 1."
         ):
             world.run(links.time_message, 4, 1, 1)
     times, messages = zip(*found)
@@ -78,7 +78,7 @@ def test_fit():
     assert noisy.latency_seconds == pytest.approx(5e-5, rel=0.1)
     with pytest.raises(
         ValueError,
-        match="a line wants seconds above 0 for two sizes or more: 2 for 1 sizes are none.",
+        match="a line wants seconds above 0 for two sizes or more: 2 for 1 sizes are too few.",
     ):
         links.fit_link([4, 4], [1.0, 1.0])
     with pytest.raises(ValueError, match="do not take longer when they are larger"):

@@ -37,8 +37,8 @@ def test_events_of_grad_scaler(kind, sequences):
     the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
 
     Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is
-    full; a product of the scale in another precision; a gradient that is unscaled after a skip and
-    not before; a step that is not skipped for NaN."""
+    full; a product of the scale in another precision; a gradient that is unscaled only after
+    a skip; a step that is not skipped for NaN."""
     chance, draw = random.Random(0), torch.Generator().manual_seed(0)
     skips = grown = 0
     for _ in range(sequences):

@@ -102,7 +102,7 @@ class LossScaler:
 
 @pytest.mark.parametrize("source", [None, SOLUTION], ids=["the reference", "another solution"])
 def test_what_is_right_passes(worlds, source):
-    """Must catch: a trial that refuses a right solution, such as a factor that is no tensor."""
+    """Must catch: a trial that refuses a right solution, such as a factor that is not a tensor."""
     found = results(worlds(2), TOPIC, source)
     assert [r for r in found if r.said != "right"] == []
 

@@ -112,7 +112,7 @@ def test_all_ranks_agree_on_an_overflow(eight, scaler_of, dtype):
 
 
 def on_every_step():
-    """What each rank is told if one rank's gradients overflow for ever."""
+    """What each rank is told if one rank's gradients overflow forever."""
     weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
     optimizer = MasterWeights([("head.weight", weight)], torch.optim.SGD, lr=0.1)
     scaler = LossScaler(most_skips=3)

@@ -1,5 +1,5 @@
-"""Pipelines on real ranks against the plain model: losses to the bit, every gradient; what ranks do
-against the lists, what they hold and send against the formulas; faults named; bad input refused.
+"""Pipelines on real ranks against the plain model: losses to the bit, every gradient; their actions
+against the lists, their bytes against the formulas; faults named; bad input refused.
 
 float64 and random values everywhere, biases too. Gradients of the plain model are added up by
 microbatch as a pipeline does, so only the tied weight's sum has another order, hence 1e-12 and not
@@ -549,7 +549,7 @@ LINEAR = [nn.Linear(3, 3) for _ in range(4)]
     ],
 )
 def test_bad_input_is_refused_before_a_rank_starts(layers, lists, size, counts, words):
-    """Here, in a process that is no rank.
+    """Here, in a process that is not a rank.
 
     Must catch: each of these found by a rank while the others wait for it; a batch cut into
     microbatches of different sizes, whose mean loss is another one."""

@@ -151,7 +151,7 @@ def test_known_figures():
         (
             ["pipeline_in_flight"],
             dict(pipeline_rank=4, pipeline_parallel=4, microbatches=8, pipeline_schedule=2),
-            "pipeline_rank = 4 is no rank of a pipeline of 4",
+            "pipeline_rank = 4 is not a rank of a pipeline of 4",
         ),
         (
             ["pipeline_in_flight"],

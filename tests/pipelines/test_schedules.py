@@ -65,12 +65,12 @@ def accept_all(sizes):
         for name, plan, stages in every_schedule(ranks, microbatches):
             homes = accepted_by_pytorch(plan, stages, microbatches)
             assert homes == {stage: stage % ranks for stage in range(stages)}, (name, ranks)
-            validate_schedule(plan, microbatches)  # ours also asks whether the ranks get through
+            validate_schedule(plan, microbatches)  # and whether the ranks get through
 
 
 def test_pytorch_accepts_every_schedule():
-    """PyTorch's validator: each stage does each microbatch once, in order; ours: and no rank waits
-    for ever.
+    """PyTorch's validator: each stage does each microbatch once, in order. This book's: and no rank
+    waits forever.
 
     Must catch: a warm-up of one more forward than there are microbatches; W before its I; a stage
     of the interleaved schedule on two ranks."""
@@ -342,8 +342,8 @@ def held_at_the_peak(lists, whole, halved):
 
 
 def test_activations_that_h1_holds_on_each_rank():
-    """The page's table, in activations of the hidden size: 32 before I; ours keeps 34 after it and
-    PyTorch 56, as test_split_backward measures.
+    """The page's table, in activations of the hidden size: 32 before I; this book keeps 34 after it
+    and PyTorch 56, as test_split_backward measures.
 
     Must catch: a schedule in which rank r has another number of microbatches than r + 1 between I
     and W."""

@@ -118,13 +118,13 @@ def test_what_is_kept_between_the_halves(recompute):
         put_off = later.take()
         assert beside(ledger, model) == 34 * unit
         make_weight_gradients(put_off)
-        assert beside(ledger, model) == 3 * unit  # the input and both gradients that are not ours
+        assert beside(ledger, model) == 3 * unit  # the input and both gradients
 
 
 def test_what_pytorchs_split_keeps():
     """56 of the same: the whole graph, and gradients between its nodes.
 
-    Must catch: the page comparing ours with another number than PyTorch's."""
+    Must catch: the page comparing this book's split with another number than PyTorch's."""
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
     config = GPTConfig(**SIZES, biases=0)

@@ -238,7 +238,7 @@ def test_full_disk(guilty, phase, two, tmp_path):
     in its shard, in what rank 0 writes beside it, in the manifest: all ranks say whose; no save of
     that step is there; the one before is; with room it can be saved.
 
-    Mutations: the other rank goes on, and waits for ever or calls the save whole; leftovers in the
+    Mutations: the other rank goes on, and waits forever or calls the save whole; leftovers in the
     way of the next save."""
     whole = two.run(run_and_save, 3, str(tmp_path), (4,))[0]
     for said, found in two.run(full_disk, str(tmp_path), guilty, phase, limit_seconds=60):
@@ -539,7 +539,7 @@ def groups_exchanged(folder):
 
 
 def updated_apart(folder):
-    """A plain model of which only one layer is trained in the second step."""
+    """A plain model; only one layer of it is trained in the second step."""
     model, optimizer, scheduler = training(0)
     steps(model, optimizer, scheduler, 0, 1)
     optimizer.zero_grad()

@@ -69,8 +69,8 @@ def test_another_run_saves(two, tmp_path):
 def test_what_is_the_readers_stays(two, tmp_path):
     """Links, files, folders with other things in them: neither removed nor in the way of saves.
 
-    Must catch: a partial folder taken by its name alone; a link followed, or refused by rmtree for
-    ever; an empty folder counted as a save when old ones are removed."""
+    Must catch: a partial folder taken by its name alone; a link followed, or refused by rmtree
+    forever; an empty folder counted as a save when old ones are removed."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "manifest.json").write_text("{}")
     (tmp_path / "saves").mkdir()

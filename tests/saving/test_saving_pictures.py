@@ -1,4 +1,5 @@
-"""The pictures of Saving: what the code leaves at each moment, and who reads which elements."""
+"""The pictures of Saving: what the code leaves at each moment, and which rank reads which
+elements."""
 
 import pytest
 import torch

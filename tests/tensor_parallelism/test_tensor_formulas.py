@@ -127,8 +127,8 @@ def test_saved_activations(way, recipe):
     queries, one rank and several.
 
     Must catch: the gathered input kept although it is gathered again, by autograd or by a hook of
-    ours, or kept twice; a mask of the whole kept for its part; angles of rotary positions cut; the
-    scores gathered."""
+    this book, or kept twice; a mask of the whole kept for its part; angles of rotary positions cut;
+    the scores gathered."""
     attention = (dict(), dict(fused_attention=False), dict(fused_attention=False, dropout=0.1))
     for number, (kind, changes) in enumerate(product(attention, STYLES)):
         t, rank = ((3, 2), (4, 0), (1, 0))[number % 3]
@@ -296,7 +296,7 @@ def test_share_of_a_layer():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (dict(tensor_rank=4), "tensor_rank = 4 is no rank of a tensor-parallel group of 4"),
+        (dict(tensor_rank=4), "tensor_rank = 4 is not a rank of a tensor-parallel group of 4"),
         (dict(key_value_heads=6), "key_value_heads = 6 is not divisible by tensor_parallel = 4"),
         (dict(sequence=14), "sequence = 14 is not divisible by tensor_parallel = 4"),
         (dict(sequence_parallel=0), "regather = 1 without sequence parallelism"),

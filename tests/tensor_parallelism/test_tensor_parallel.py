@@ -199,7 +199,7 @@ def checkpointed(config, way, reentrant):
 def test_recomputed_blocks(worlds, reentrant):
     """Activation checkpointing around a block that gathers its inputs again.
 
-    Must catch: hooks of ours that take the tensors from checkpoint's."""
+    Must catch: hooks of this book that take the tensors from checkpoint's."""
     assert max(worlds(2).run(checkpointed, llama(2), WAYS[2], reentrant)) < CLOSE
 
 
@@ -415,7 +415,7 @@ def test_copies(worlds, way):
 
 
 def sent(config, way, tokens):
-    """On a rank: bytes that it sends by our ring, and brings to all-reduces, in a step."""
+    """On a rank: bytes that it sends by this book's ring, and brings to all-reduces, in a step."""
     model = apply_tensor_parallel(drawn(config, seed=1), plan_of(config, way))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with CommunicationLog() as log:
@@ -428,7 +428,7 @@ def sent(config, way, tokens):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bytes_on_the_wire(world, way):
-    """What our ring sends, message by message, is what the formula says.
+    """What this book's ring sends, message by message, is what the formula says.
 
     Must catch: a ring that sends a whole instead of a part; a fake group whose messages differ from
     those of real ranks."""
@@ -500,7 +500,7 @@ def test_what_is_refused(ranks, config, change, message):
 
 
 def test_more_ranks_than_a_node_has():
-    """Must catch: no word of it, or one where all is well."""
+    """Must catch: silence, or a warning where all is well."""
     with torch.device("meta"):
         model = GPT(gpt_2(8))
     with pytest.warns(CrossesNodes, match="16 ranks on nodes of 8: .* 7.5 vectors of the hidden"):

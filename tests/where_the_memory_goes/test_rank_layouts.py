@@ -484,7 +484,10 @@ GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024,
     [
         (dict(tensor_parallel=5), "key_value_heads = 12 is not divisible by tensor_parallel = 5"),
         (dict(pipeline_parallel=13), "pipeline_parallel = 13 makes 13 stages of layers = 12"),
-        (dict(pipeline_parallel=4, pipeline_rank=4), "pipeline_rank = 4 is no rank of a pipeline"),
+        (
+            dict(pipeline_parallel=4, pipeline_rank=4),
+            "pipeline_rank = 4 is not a rank of a pipeline",
+        ),
         (
             dict(pipeline_parallel=4, microbatches=8),
             "microbatches = 8 beside accumulation_steps = 1: a pipeline accumulates its",

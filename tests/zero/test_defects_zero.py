@@ -121,7 +121,7 @@ def with_the_models_zero_grad(module, whose):
 def test_the_models_zero_grad(two, module):
     """It does not reach the shards, so the next gradients are refused and not added to the last.
 
-    Must catch: gradients of all steps before, added up for ever."""
+    Must catch: gradients of all steps before, added up forever."""
     assert two.run(with_the_models_zero_grad, module, "the optimizer's") == [[1.0]] * 2
     for sentence in two.run(with_the_models_zero_grad, module, "the model's"):
         assert sentence.startswith("CannotShard: the shards still have the gradients of the step")
@@ -514,8 +514,8 @@ def test_clipping_each_value(two):
     shard it is refused.
 
     Must catch: each rank's own gradients clipped before they are averaged; none clipped, because
-    stage 2 has taken them, or because fp32 copies have; two microbatches averaged twice; parameters
-    in a shard of which some are not to be clipped."""
+    stage 2 has taken them, or because fp32 copies have; two microbatches averaged twice; a shard
+    with some parameters that are not to be clipped."""
     plain = layers(4, 3, 2).double()
     inputs = [torch.full((1, 4), 1.0 + rank, dtype=torch.float64) for rank in range(2)]
     (sum(plain(x).sum() for x in inputs) / 2).backward()

@@ -51,7 +51,7 @@ def said(function, *args) -> str:
 def test_what_fsdp2_refuses(pair):
     """A list as a unit, a deep copy, a weight outside of its unit, gradients of gradients.
 
-    Must catch: a sentence of ours that says so and is out of date."""
+    Must catch: a sentence of this book that says so and is out of date."""
 
     def refusals():
         x = torch.ones(1, 8, requires_grad=True)
@@ -244,7 +244,7 @@ class Positions(nn.Module):
 def test_a_returned_parameter_ends_fsdp2(pair):
     """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
 
-    Must catch: a sentence of ours that says so and is out of date."""
+    Must catch: a sentence of this book that says so and is out of date."""
 
     def step():
         model = Positions()

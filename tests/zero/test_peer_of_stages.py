@@ -42,7 +42,7 @@ def redundancy(params, *args, **named):
 def test_frozen_parameters_that_are_not_given_stay_each_ranks_own(two):
     """ZeroRedundancyOptimizer hands out nothing at all; zero.shard hands out everything.
 
-    Must catch: a sentence of ours that says so and is out of date."""
+    Must catch: a sentence of this book that says so and is out of date."""
 
     def frozen(kind):
         torch.manual_seed(dist.get_rank())
@@ -122,7 +122,7 @@ def test_a_gradient_that_is_missing_counts_as_zeros(two):
 def test_copies_of_replicas(two):
     """PyTorch's copy averages, and one with a group of its own is refused.
 
-    Must catch: a copy of ours that does otherwise."""
+    Must catch: a copy of this book's that does otherwise."""
 
     def copied(replicas):
         twin = copy.deepcopy(replicas(layers(4, 2)))

@@ -24,7 +24,7 @@ def test_parity_or_a_typed_refusal(count):
     clipping, two precisions, checkpointing: each comes out as the plain model does, or is refused
     in one sentence on all ranks.
 
-    Must catch: any wrong result; an error of PyTorch's own; ranks of which one refuses alone."""
+    Must catch: any wrong result; an error of PyTorch's own; one rank that refuses alone."""
     cases = [case for case in map(case_of, SEEDS) if case.ranks == count]
     found = {}
     with ranks(count, device="cpu", announce=False) as world:

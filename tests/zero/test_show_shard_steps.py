@@ -1,5 +1,5 @@
-"""Who holds which shard, as data and as a card: the formulas' numbers, the moves' words; before any
-script."""
+"""The shards of each rank, as data and as a card: the formulas' numbers, the moves' words; before
+any script."""
 
 import json
 import re
@@ -236,7 +236,7 @@ def test_the_script_has_every_picture(shards):
         ("```{shards} one\n```", "invalid literal"),
         (
             "```{shards} 1\n```\n\n```{shards} 2\n```",
-            "who holds which shard stands on this page already.",
+            "a card of shards is on this page already.",
         ),
     ],
 )

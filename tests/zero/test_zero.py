@@ -1120,7 +1120,7 @@ def test_bad_input(three):
                 "CannotShard: momentum_buffer has 99 elements, this rank's shard",
                 "CannotShard: the module is on the meta device: say where its shards shall be",
                 "CannotShard: Sequential is sharded already",
-                "CannotShard: the unit Linear is no part of Sequential",
+                "CannotShard: the unit Linear is not part of Sequential",
             ),
             strict=True,
         ):

@@ -82,7 +82,7 @@ def test_published_figures():
     [
         (
             dict(rank=4, data_parallel=4),
-            "rank = 4 is no rank of a data-parallel group of 4: ranks count from 0.",
+            "rank = 4 is not a rank of a data-parallel group of 4: ranks count from 0.",
         ),
         (
             dict(zero_stage=4),

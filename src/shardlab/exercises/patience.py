@@ -16,7 +16,7 @@ class RunsOn(BaseException):
 
 
 def stop(thread: threading.Thread):
-    """Raise RunsOn in the thread at its next line of Python. A thread that waits in C for ever does
+    """Raise RunsOn in the thread at its next line of Python. A thread that waits in C forever does
     not notice it."""
     if thread.is_alive():
         ctypes.pythonapi.PyThreadState_SetAsyncExc(

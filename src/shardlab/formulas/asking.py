@@ -55,8 +55,8 @@ class UnusedQuantity(TypeError):
 def refuse_unused(registry, targets, given, formulas, inputs):
     """Raise UnusedQuantity for given names on which no target depends. A preset that is given whole
     describes a model or a machine, of which a target may use a part or nothing; but not beside a
-    value that is given instead of what follows from it. What a rule compares with a quantity that
-    is used, is used."""
+    value that is given instead of what follows from it. A quantity that a rule compares
+    with a used one counts as used."""
     used = {*inputs, *formulas}
     for rule in registry.applicable_rules({*given, *formulas}):
         if used & set(rule.needs):

@@ -1,5 +1,5 @@
-"""A training step as a list of events: what computes, what travels, and who waits for whom. Every
-time of the book is checked against this simulator, and explorers draw what it returns.
+"""A training step as a list of events: what computes, what travels, and which waits for which.
+Every time of the book is checked against this simulator, and explorers draw what it returns.
 
     STEP = (
         Phase("backward", (

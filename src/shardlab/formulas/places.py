@@ -61,7 +61,7 @@ class Place:
 
 @dataclass
 class Places:
-    """Places of which one has the most bytes. `usual` names the quantities of categories that most
+    """Places, one of which has the most bytes. `usual` names the quantities of categories that most
     places share; a place says what is otherwise there."""
 
     name: str

@@ -3,9 +3,8 @@ something is typeset.
 
 The functions are called under `sympy.evaluate(False)` and printed with `order="none"`, so that the
 equation and the code keep the order in which the formula was written. JavaScript gets one named
-line per quantity; divisions that round and powers are printed by our own methods (a ceiling that
-SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3).
-"""
+line per quantity; divisions that round and powers are printed by this module's methods (a ceiling
+that SymPy prints as (1/91)*n is wrong at n = 273: 4, not 3)."""
 
 import json
 import math

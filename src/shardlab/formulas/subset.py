@@ -214,7 +214,8 @@ def returned(function):
 
 @cache  # an explanation of a step reads hundreds
 def expression_of(function):
-    """The expression of a formula, as it is written in Python; places say how theirs are made."""
+    """The expression of a formula, as it is written in Python; places say how their expression is
+    made."""
     text = getattr(function, "written", "")
     return text or ast.unparse(returned(function))
 

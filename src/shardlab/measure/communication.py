@@ -40,7 +40,7 @@ class Message:
     dtype: str
     reduction: str  # "sum", "avg", ...; empty where nothing is reduced
     peer: int | None  # rank in the group: the root, the receiver, the sender
-    # the tag of a send or recv: our ring algorithms number their chunks by it
+    # the tag of a send or recv: this package's rings number their chunks with it
     chunk: int
     began_seconds: float  # since the log began
     # until the backend was done; None before, and for gloo's send and recv, which do not tell

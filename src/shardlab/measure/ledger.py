@@ -248,8 +248,8 @@ class Ledger(TorchDispatchMode):
             if entry is None or (entry.category == "temporaries" and entry.operation != BUFFER):
                 self._move("activations", [tensor])
                 self._restate("save for backward")
-        # Detached: an operation that saves its own output, as softmax does, would hold that output
-        # and be held by it, a circle that nobody frees.
+        # Detached: an operation that saves its own output, as softmax does, would hold an output
+        # that holds the operation, a circle that nobody frees.
         self._detaching = True
         try:
             return tensor.detach(), version(tensor)

@@ -47,7 +47,7 @@ def time_message(
     this function, and all get the result."""
     me, n = dist.get_rank(group), dist.get_world_size(group)
     if not (0 <= here < n and 0 <= there < n and here != there):
-        raise ValueError(f"a link joins two ranks of the group's {n}: {here} and {there} are none.")
+        raise ValueError(f"a link joins two ranks of the group's {n}: not {here} and {there}.")
     if nbytes < 1 or repeats < 1:
         raise ValueError(f"nbytes = {nbytes}, repeats = {repeats}: both must be at least 1.")
     ball, times = torch.zeros(nbytes, dtype=torch.uint8, device=device), []
@@ -100,7 +100,7 @@ def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
     if sizes.shape != seconds.shape or len(sizes.unique()) < 2 or not (seconds > 0).all():
         raise ValueError(
             f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for"
-            f" {len(sizes.unique())} sizes are none."
+            f" {len(sizes.unique())}  sizes are too few."
         )
     line = torch.linalg.lstsq(
         torch.stack([1 / seconds, sizes / seconds], 1),

@@ -300,7 +300,7 @@ def share_result(
     """Bytes of shardlab's way over a peer's."""
     return Result(
         group.replace("_", " "),
-        f"{what}: {row}, ours / {peer}",
+        f"{what}: {row}, shardlab / {peer}",
         round(mine / theirs, 6 if row == "sent" else 4),
         "x",
         most,
@@ -313,8 +313,8 @@ def share_result(
 def step_rows(
     group: str, ways: dict[str, Way], times: dict[str, list[float]], case: dict
 ) -> Iterator[Row]:
-    """For `make gpu`: seconds of a step of each way, and the ratio of ours to the fastest of its
-    peers that ran."""
+    """For `make gpu`: seconds of a step of each way, and the ratio of this book's way to the
+    fastest of its peers that ran."""
     for name, way in ways.items():
         this = dict(**case, implementation=name)
         yield Row(f"{group}.step", median(times[name]), "seconds", this)

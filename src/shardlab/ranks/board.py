@@ -10,8 +10,8 @@ number of calls, and the last posts. A channel is found by its key, not by its k
 so that two channels never share a row. If a rank has more channels than rows, the least recently
 used channel gives up its row.
 
-A post carries a digest of all earlier posts of its channel. Two ranks that differed once differ for
-ever, with any number of calls under way and even after the posts themselves were overwritten.
+A post carries a digest of all earlier posts of its channel. Two ranks that differed once differ
+forever, with any number of calls under way and even after the posts themselves were overwritten.
 """
 
 import mmap

@@ -1,9 +1,9 @@
 """Every collective of this process, seen where PyTorch hands it to the backend.
 
-Our own code, DDP's reducer in C++, FSDP2, DTensor and pipelining all end in the operators
-`c10d::...`. A kernel at their dispatch key BackendSelect sees each call once, on real, fake and
-inference tensors, and costs nothing to any other operator: a TorchDispatchMode would run Python for
-every addition.
+This package's own code, DDP's reducer in C++, FSDP2, DTensor and pipelining all end in the
+operators `c10d::...`. A kernel at their dispatch key BackendSelect sees each call once, on real,
+fake and inference tensors, and costs nothing to any other operator: a TorchDispatchMode would run
+Python for every addition.
 
     with listening(listener):     # listener(call) -> after; after(result) is called when the
                                   # operator has returned

@@ -42,7 +42,7 @@ def choose_device(
 def allow_shared_gpus(ranks_per_gpu: int):
     """NCCL reads these variables when its first communicator is made. Its multicast does not work
     with shared GPUs, and the blocks of all ranks' kernels must fit on a GPU at once, or the kernels
-    wait for each other for ever."""
+    wait for each other forever."""
     found = torch.cuda.nccl.version()
     if found[:2] < tuple(map(int, SHARING_NCCL.split("."))):
         raise CannotBeHad(

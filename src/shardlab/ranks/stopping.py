@@ -97,7 +97,7 @@ def stands_still(thread: threading.Thread) -> bool:
 
 
 def abort_groups():
-    """Make NCCL's kernels return. Whoever waits for one goes on, and hears the signal."""
+    """Make NCCL's kernels return. A thread that waits for one goes on, and hears the signal."""
     for group in process_groups():
         with suppress(Exception):
             group.abort()

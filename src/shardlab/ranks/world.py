@@ -101,7 +101,7 @@ class World:
 
     def close(self):
         """End the ranks. Their variables are lost."""
-        mine = self.lock.acquire(timeout=QUIT_SECONDS)  # another thread may wait for ever
+        mine = self.lock.acquire(timeout=QUIT_SECONDS)  # another thread may wait forever
         try:
             deadline = time.monotonic() + QUIT_SECONDS
             for member in self.members:
@@ -207,7 +207,7 @@ class World:
         if interrupts:
             self._kill()
             raise RanksInterrupted(
-                "The ranks were interrupted while they were started: there are none."
+                "The ranks were interrupted while they were started: none of them runs."
             )
         board.close()  # the mapping stays
         outcome = self._watch(Regroup(0), interrupts, Limits(START_SECONDS, START_SECONDS))

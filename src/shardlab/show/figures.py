@@ -125,7 +125,7 @@ def states_figure(predicted, measured, title="Model states"):
     for name in [*predicted, *measured]:
         if name not in STATES:
             raise TypeError(
-                f"{name!r} is no part of the model states; there are {', '.join(STATES)}."
+                f"{name!r} is not part of the model states; there are {', '.join(STATES)}."
             )
     if set(predicted) != set(measured):
         raise TypeError(

@@ -15,8 +15,8 @@ class Swatch:
     """How one quantity is drawn.
 
     ``light`` and ``dark``: its fill on the light and on the dark page. ``line``: the outline, the
-    same on both. ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` is none).
-    """
+    same on both. ``hatch``: a pattern in plotly's notation (``"/"``, ``"x"``, ...; ``""`` for no
+    pattern)."""
 
     light: str
     dark: str

@@ -162,8 +162,8 @@ def check_even(x: Tensor, dim: int, n: int):
 
 
 def collectives_for(x: Tensor, group: Group) -> tuple[Callable, Callable]:
-    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce, so our
-    ring sends half as much."""
+    """(all-gather, reduce-scatter) for x. gloo makes its reduce-scatter by an all-reduce, so this
+    book's ring sends half as much."""
     if backend_for(x.device.type, group) == "gloo":
         return collectives_fast.all_gather, collectives_fast.reduce_scatter
     return all_gather_single, reduce_scatter_single

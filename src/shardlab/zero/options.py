@@ -109,8 +109,8 @@ def cpu_offload(optimizer_cls: type) -> type:
 
         @torch.no_grad()
         def load_state_dict(self, state_dict):
-            """Parameters are restored before their states, so that the updated copies are
-            theirs."""
+            """Parameters are restored before their states, so that the updated copies
+            are those of the restored parameters."""
             super().load_state_dict(state_dict)
             for device, host in self.pairs:
                 host.copy_(device)

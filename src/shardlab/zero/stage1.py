@@ -9,7 +9,7 @@ Parameters and gradients stay whole on every rank. step() makes all three moves:
     all-gather        of the parameters        Psi elements sent
 
 As many as an all-reduce of the gradients sends: Rajbhandari et al. 2020, sections 5.1 and 7.2.
-Whoever accumulates the gradients of several microbatches calls step() once, and it sends no more.
+Accumulate the gradients of several microbatches and call step() once: it sends the same bytes.
 """
 
 from .sharded_optimizer import OptimizerOfShards

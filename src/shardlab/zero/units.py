@@ -79,7 +79,7 @@ def checked(module: nn.Module, units: Iterable[nn.Module], how: How) -> list[nn.
         name = type(unit).__name__
         if unit not in inside:
             raise CannotShard(
-                f"the unit {name} is no part of {type(module).__name__}: units are modules inside"
+                f"the unit {name} is not part of {type(module).__name__}: units are modules inside"
                 " it."
             )
         if any(hasattr(child, "sharded_unit") for child in unit.modules()):

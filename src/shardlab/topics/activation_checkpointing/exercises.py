@@ -146,7 +146,7 @@ nested_runs = Exercise(
 
 
 def _running_mean(solution, values, recomputed):
-    """The state after a forward of each value, of which some run a second time in backward."""
+    """The state after a forward of each value; some of them run a second time in backward."""
     state = {"mean": 0.0, "count": 0}
     outputs = []
     for value in values:

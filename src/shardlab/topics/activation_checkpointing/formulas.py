@@ -1,6 +1,6 @@
 """Activation checkpointing: what is kept, the peak, the operations that are done twice, and how
-long it takes. Bytes are exact for shardlab.recompute and our GPT without autocast, whose copies of
-weights a checkpoint does not hold.
+long it takes. Bytes are exact for shardlab.recompute and this book's GPT without autocast, whose
+copies of weights a checkpoint does not hold.
 
 Four policies, from keeping all to keeping next to nothing:
 

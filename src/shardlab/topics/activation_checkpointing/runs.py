@@ -1,5 +1,5 @@
-"""What `make gpu` records and `make bench` races of recomputation: each of ours beside its sibling
-in PyTorch, and all of them beside keeping everything. One process, no ranks."""
+"""What `make gpu` records and `make bench` races of recomputation: each of this book's versions
+beside its sibling in PyTorch, and all of them beside keeping everything. One process, no ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -180,7 +180,7 @@ def turns_of_ways(task: TrainingTask, turns: int, device: str = "cpu") -> dict[s
 
 
 def race(tasks: Sequence[TrainingTask] = RACED_SHAPES, turns: int = TURNS) -> list[Result]:
-    """Step times in turns and peaks, each of ours over its sibling, and the overhead of each."""
+    """Step times in turns and peaks, each version over its sibling, and the overhead of each."""
     results, group = [], "recompute"
     for task in tasks:
         times = turns_of_ways(task, turns)

@@ -1,1 +1,1 @@
-"""Who sends what to whom, and what a message costs."""
+"""The messages of collectives, and what they cost."""

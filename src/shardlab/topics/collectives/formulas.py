@@ -56,7 +56,7 @@ _CORE = "NCCL, src/graph/tuning.cc at 5067397"
 _FASTEST = "tests/collectives/test_collective_formulas.py::test_the_fastest"
 
 
-@BOOK.rule("rank = {rank} is no rank of a group of {ranks}: ranks count from 0.", marks="rank")
+@BOOK.rule("rank = {rank} is not a rank of a group of {ranks}: ranks count from 0.", marks="rank")
 def rank_is_in_the_group(rank, ranks):
     return rank < ranks
 

@@ -94,8 +94,8 @@ def files_of_the_gpu(process: int) -> int:
 
 
 def all_reduces(device: torch.device, sizes: Sequence[int] = ALL_REDUCE_BYTES) -> Iterator[Row]:
-    """PyTorch's and ours: a rank for each GPU with NCCL where there are two or more; else two ranks
-    with gloo, on one GPU if any."""
+    """PyTorch's and this book's: a rank for each GPU with NCCL where there are two or more; else
+    two ranks with gloo, on one GPU if any."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
     with ranks(max(2, gpus), device=device.type, announce=False) as world:
         backend = "nccl" if gpus > 1 else "gloo"

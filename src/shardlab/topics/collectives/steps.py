@@ -10,7 +10,7 @@ run (collective_plans.py).
     stepper_steps("reduce-scatter", 4, plan=my_plan)      # a plan of your own: a function of n
 
 Step 0 is the picture before the first. The stepper on a page gets moves and words from here
-(`page_data`), and follows the moves itself; a test holds what it draws against these pictures.
+(`page_data`), and follows the moves itself; a test compares what it draws with these pictures.
 """
 
 from collections.abc import Callable
@@ -295,7 +295,7 @@ def sentence(shown, n, moves, pictures, number):
 
 
 ADDS = "adds it to its own", "adds what arrives to its own"
-REPLACES = "replaces its own by it", "replaces its own by what arrives"
+REPLACES = "replaces its own with it", "replaces its own with what arrives"
 KEEPS = "keeps it", "keeps what arrives"
 
 

@@ -107,7 +107,7 @@ def buckets_of_parameters(mine):
         elif sum(map(sum, got)) < sum(sizes):
             why = " Parameters are missing: the last bucket may be small."
         elif got != wanted:
-            why = " A bucket is closed once it holds bucket_bytes or more, not before it would."
+            why = " A bucket is closed once it holds bucket_bytes or more, and no earlier."
         demand(
             got == wanted,
             f"make_buckets of parameters of {', '.join(map(str, sizes))} elements of 4 bytes, with"

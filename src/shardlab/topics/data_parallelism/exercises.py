@@ -69,7 +69,7 @@ mean_of_the_gradients = Exercise(
     name="average",
     reference=_average(),
     cases=(dict(n=2, without=None), dict(n=3, without=None), dict(n=3, without=1)),
-    words=("2 ranks", "3 ranks", "3 ranks, of which one has not used a parameter"),
+    words=("2 ranks", "3 ranks", "3 ranks, one of which has not used a parameter"),
     answer=_averaged,
     hint="dist.all_reduce(tensor) leaves the sum of all ranks' tensors in each of them. Which"
     " tensor of a parameter differs between ranks? And a parameter without a gradient?",
@@ -367,7 +367,7 @@ loss_of_unequal_parts = Exercise(
     words=(
         "2 ranks, 10 tokens each",
         "3 ranks with 8, 2 and 6 tokens",
-        "4 ranks, of which one has 13 tokens and three have 1",
+        "4 ranks, one with 13 tokens and three with 1",
     ),
     answer=_losses,
     hint="Write the mean over the tokens of all ranks as a formula. Then ask what the mean over"
@@ -400,8 +400,8 @@ loss_of_unequal_parts = Exercise(
             lambda loss_sum, tokens, dist: (
                 loss_sum / tokens * tokens / _of_all(tokens, dist) / dist.get_world_size()
             ),
-            "the mean over ranks divides by n for you; you divide once more. Multiply by n in the"
-            " place of that.",
+            "the mean over ranks divides by n for you; you divide once more. Multiply by n"
+            " instead.",
         ),
     ),
     right=(

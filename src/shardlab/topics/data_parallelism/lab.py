@@ -467,7 +467,8 @@ def third_step(implementation: str, options: dict) -> ThirdStep:
 
 
 def table_beside_pytorch(world) -> Table:
-    """Messages, bytes and memory of ours and of PyTorch's, with gradients as views and without."""
+    """Messages, bytes and memory of this book's version and of PyTorch's, with gradients as views
+    and without."""
     ways = {
         "shardlab": ("shardlab", {}),
         "PyTorch": ("PyTorch", dict(gradient_as_bucket_view=False)),

@@ -259,7 +259,7 @@ usable_rate = Exercise(
         Misconception(
             _halves("both ways"),
             "a rate with sparsity counts multiplications by zeros that your matrices do not have:"
-            " half of it is dense.",
+            " half of the rate is dense.",
         ),
         Misconception(
             _halves("with sparsity"),

@@ -239,7 +239,7 @@ update_through_masters = Exercise(
         ),
         Misconception(
             _through_masters(back=lambda p, master: None),
-            "the copies move and the model does not: it computes with the old weights for ever."
+            "the copies move and the model does not: it computes with the old weights forever."
             " Copy each master into its parameter.",
         ),
         Misconception(

@@ -53,7 +53,7 @@ def _accumulate(each=None, after=None, share=lambda losses: len(losses), scaled=
     return gradients_of
 
 
-_TINY = 2.0**-23  # divided by 4 microbatches half of it is zero in fp16
+_TINY = 2.0**-23  # divided by 4 microbatches it is zero in fp16
 unscale_once = Exercise(
     name="gradients_of",
     reference=_accumulate(after=lambda scale, k: scale),
@@ -263,7 +263,7 @@ scale_after_a_step = Exercise(
         ),
         Misconception(
             _never_up,
-            "it never grows, so one bad batch keeps the scale low for ever, and small gradients"
+            "it never grows, so one bad batch keeps the scale low forever, and small gradients"
             " die.",
         ),
     ),

@@ -19,7 +19,7 @@ infinities | 1_\text{inf} | count, from 0 to 1, usually 1 | 1 if the top exponen
 value_exponent | x_w | exponent, from -1074 to 1023 | exponent of a number's size: -7 from 2^-7 on,
     below 2^-6
 loss_scale | \lambda | number, above 0, usually 1 | factor that the loss is multiplied by before
-    backward; a power of two, so that dividing by it is exact
+    backward; a power of two, so that the division is exact
 largest_gradient | g_\text{max} | number, above 0 | size of the largest gradient of the run, without
     a loss scale
 update_size | u | number, above 0 | size of the change that an update makes to a weight

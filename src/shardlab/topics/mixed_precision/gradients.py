@@ -22,8 +22,8 @@ COUNTED_MICROBATCHES = 20  # at a time, so that the ends of a histogram are not 
 
 
 class Binades(NamedTuple):
-    """How many numbers have a size from 2^e on and below 2^(e+1), for e = first, first + 1, ...;
-    and how many are zero."""
+    """Counts of the numbers of a size from 2^e on and below 2^(e+1), for e = first, first + 1, ...;
+    and of zeros."""
 
     first: int
     counts: list[int]

@@ -26,8 +26,8 @@ TABLE = ((0, 0), (6, 0), (11, 0), (11, 16), (11, 24), (11, 38))  # exponents of 
 
 
 class Sizes(NamedTuple):
-    """How many gradients have a size from 2^first on and below the double, from there on and below
-    the double of that, ..."""
+    """Counts of the gradients of a size from 2^first on and below its double, from there on and
+    below the next double, ..."""
 
     first: int
     counts: tuple[int, ...]

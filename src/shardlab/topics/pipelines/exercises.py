@@ -464,7 +464,7 @@ gradient_of_a_tied_weight = Exercise(
     name="tie",
     reference=_swap(),
     cases=(dict(n=2), dict(n=4)),
-    words=("2 ranks", "4 ranks, of which two have the weight"),
+    words=("2 ranks", "4 ranks, two of which have the weight"),
     answer=_tied,
     misconceptions=(
         Misconception(

@@ -4,9 +4,8 @@ Times are of one rank's layers and one microbatch, alike on all ranks. They are 
 schedules of shardlab.schedules, which a test simulates, under what each formula says. What they do
 not know is a slow stage: simulate that.
 
-Layers are those of our GPT, divided evenly; the embedding is on the first rank and the head on the
-last, where a tied weight is a second time.
-"""
+Layers are those of this book's GPT, divided evenly; the embedding is on the first rank and the head
+on the last, where a tied weight is a second time."""
 
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import (
@@ -49,8 +48,8 @@ _OURS = "shardlab.schedules"
 
 
 @BOOK.rule(
-    "pipeline_rank = {pipeline_rank} is no rank of a pipeline of {pipeline_parallel}: ranks count"
-    " from 0.",
+    "pipeline_rank = {pipeline_rank} is not a rank of a pipeline of {pipeline_parallel}: ranks"
+    " count from 0.",
     marks="pipeline_rank",
 )
 def rank_is_in_the_pipeline(pipeline_rank, pipeline_parallel):

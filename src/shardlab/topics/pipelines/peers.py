@@ -1,4 +1,4 @@
-"""PyTorch's own pipelines, torch.distributed.pipelining, cut and fed as ours: for races."""
+"""PyTorch's own pipelines, torch.distributed.pipelining, cut and fed as this book's: for races."""
 
 import inspect
 from collections.abc import Callable

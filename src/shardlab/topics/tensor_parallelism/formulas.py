@@ -42,8 +42,8 @@ _SECONDS = f"{_FILE}::test_share_of_a_layer"
 
 
 @BOOK.rule(
-    "tensor_rank = {tensor_rank} is no rank of a tensor-parallel group of {tensor_parallel}: ranks"
-    " count from 0.",
+    "tensor_rank = {tensor_rank} is not a rank of a tensor-parallel group of {tensor_parallel}:"
+    " ranks count from 0.",
     marks="tensor_rank",
 )
 def rank_is_in_the_tensor_parallel_group(tensor_rank, tensor_parallel):

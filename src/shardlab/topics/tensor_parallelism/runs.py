@@ -1,5 +1,5 @@
-"""What `make gpu` records and `make bench` races of tensor parallelism: ours, with and without
-sequence parallelism, beside PyTorch's DTensor plan of the same model.
+"""What `make gpu` records and `make bench` races of tensor parallelism: this book's, with and
+without sequence parallelism, beside PyTorch's DTensor plan of the same model.
 
 Ranks that share a GPU talk through gloo, over the host: their gradients and bytes count, their
 times say nothing about a cluster.
@@ -91,8 +91,8 @@ def split_by_plan(
 
 
 def dtensor(net: nn.Module, optimizer_cls: type, sequence=False, **settings) -> tuple:
-    """As in PyTorch's tutorial on tensor parallelism, for our GPT: vocabulary-parallel too, and
-    with the head tied again, which parallelize_module unties."""
+    """As in PyTorch's tutorial on tensor parallelism, for this book's GPT: vocabulary-parallel too,
+    and with the head tied again, which parallelize_module unties."""
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 
@@ -230,7 +230,7 @@ def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
 
 def sent_bytes(found: Weighed, n: int) -> int:
     """What a rank sends of these messages by rings: (n - 1)/n of what it scatters or gathers, twice
-    that of what it adds up. What our ring sends is counted as it is."""
+    that of what it adds up. What this book's ring sends is counted as it is."""
     total = 0
     for operation, (_, nbytes, _) in found.messages.items():
         if operation == "send":

@@ -53,7 +53,7 @@ def tokens_of_text() -> torch.Tensor:
 
 
 def stream_of_batches(device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets, 8 windows of 64 characters at a time, for ever."""
+    """Inputs and targets, 8 windows of 64 characters at a time, forever."""
     generator = torch.Generator().manual_seed(0)
     stream = batches(tokens_of_text(), _BATCH, config().max_sequence, generator)
     return ((inputs.to(device), targets.to(device)) for inputs, targets in stream)

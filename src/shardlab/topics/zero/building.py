@@ -2,9 +2,8 @@
 rank's shards alone, then values that only rank 0 reads. With our stage 3, and with FSDP2.
 
 `path` is what torch.save(model.state_dict(), path) wrote; mmap=True reads a tensor of it when it is
-asked for. A head that is tied to the token table stays tied in ours. FSDP2's to_empty gives each of
-the two memory of its own: tie them again after it, or build an untied model.
-"""
+asked for. A head that is tied to the token table stays tied in build_sharded. FSDP2's to_empty
+gives each of the two memory of its own: tie them again after it, or build an untied model."""
 
 import torch
 import torch.distributed as dist

@@ -1,5 +1,5 @@
-"""DeepSpeed beside ours, for `make bench`: the configuration that chapter 6 shows is loaded, stages
-1 to 3 give our losses, and steps race in turns.
+"""DeepSpeed beside this book, for `make bench`: the configuration that the chapter on ZeRO shows is
+loaded, stages 1 to 3 give this book's losses, and steps race in turns.
 
 An optional peer, which no test needs: `pip install --no-build-isolation -c constraints.txt
 ".[peers]"`, with g++ and ninja at hand.

@@ -92,7 +92,7 @@ bounds_of_a_shard = Exercise(
         ),
         Misconception(
             lambda elements, ranks, rank: _shard(elements, ranks, (rank + 1) % ranks),
-            "that is the right neighbour's shard. Ours leaves the sum of chunk r on rank r.",
+            "that is the right neighbour's shard. The ring leaves the sum of chunk r on rank r.",
         ),
     ),
     right="every element has one owner, and no shard is more than one element larger than another.",

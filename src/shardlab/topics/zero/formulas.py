@@ -50,7 +50,7 @@ _HIDES = "tests/zero/test_zero_time.py::test_tokens_that_hide_a_phase"
 
 
 @BOOK.rule(
-    "rank = {rank} is no rank of a data-parallel group of {data_parallel}: ranks count from 0.",
+    "rank = {rank} is not a rank of a data-parallel group of {data_parallel}: ranks count from 0.",
     marks="rank",
 )
 def rank_is_in_the_data_parallel_group(rank, data_parallel):

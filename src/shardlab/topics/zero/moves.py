@@ -10,7 +10,7 @@ The four functions are data parallelism and the three stages. Each differs from 
 few lines: these lines are ZeRO. data_parallel.py, stage1.py, stage2.py and stage3.py make these
 moves in this order (tests/zero/test_zero_moves.py runs them, and compares collectives and bytes),
 the card in the chapter draws them. A list of moves knows neither tensors nor ranks, so this module
-needs no torch. All ranks make the same moves; they differ in which shard is theirs.
+needs no torch. All ranks make the same moves, each with its own shard.
 
 A *unit* is what travels together: a bucket in stages 0 to 2, a unit of stage 3. Activations are
 left out, and so are copies that exist only while a collective works on them.

@@ -1,5 +1,5 @@
-"""Who holds which shard, move by move, as data: what the card in the chapter on ZeRO draws and
-says.
+"""The shards that each rank holds, move by move, as data: what the card in the chapter on ZeRO
+draws and says.
 
     steps = shard_steps(stage=2, ranks=4, microbatches=1)
     steps[4].move          # Backward(unit=2); steps[0] is what there is before the first move
