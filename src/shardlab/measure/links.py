@@ -100,7 +100,7 @@ def fit_link(sizes: Iterable[int], seconds: Iterable[float]) -> Link:
     if sizes.shape != seconds.shape or len(sizes.unique()) < 2 or not (seconds > 0).all():
         raise ValueError(
             f"a line wants seconds above 0 for two sizes or more: {len(seconds)} for"
-            f" {len(sizes.unique())}  sizes are too few."
+            f" {len(sizes.unique())} sizes are too few."
         )
     line = torch.linalg.lstsq(
         torch.stack([1 / seconds, sizes / seconds], 1),
