@@ -11,6 +11,7 @@ from shardlab.measure.limit import (
     free_bytes,
     try_within,
 )
+from shardlab.topics.where_the_memory_goes.lab import Tried
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -40,6 +41,20 @@ def test_the_first_that_does_not_fit_is_the_last():
         and "can't allocate memory" in attempts[2].error
     )
     torch.zeros(1024 * MIB // 4)  # this process is not limited
+
+
+@pytest.mark.slow
+@can_limit
+def test_what_a_first_step_loads_is_not_the_works():
+    """Must catch: memory counted before a first backward and update have loaded what they need,
+    some 100 MiB that the limit then lacks."""
+
+    def step():
+        layer = torch.nn.Linear(3, 3)
+        layer(torch.ones(4, 3)).sum().backward()
+        torch.optim.AdamW(layer.parameters()).step()
+
+    assert try_within(16 * MIB, CPU, step, [{}]) == [Attempt({}, "")]
 
 
 @pytest.mark.slow
@@ -138,3 +153,18 @@ def test_a_gpus_share_is_put_back(monkeypatch):
     with pytest.raises(KeyError):
         try_within(300, gpu, work, [dict(batch=3)])
     assert share[-1] == 1.0
+
+
+def test_an_allocators_message_is_said_in_words():
+    """Must catch: the raw line of PyTorch's allocator shown; a message that names no bytes lost; a
+    batch called fitting that did not."""
+    raw = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate 411705344 bytes."  # noqa: E501
+    tried = Tried([Attempt(dict(batch=4), ""), Attempt(dict(batch=8), raw)], "")
+    assert " ".join(str(tried).split()) == (
+        "fitted: 4; 8 did not: no room for a tensor of 411,705,344 bytes"
+    )
+    assert tried.fitted == [4]
+    gpu = Tried([Attempt(dict(batch=1), "CUDA out of memory. Tried to allocate 2 GiB.")], "")
+    assert "fitted: nothing; 1 did not: CUDA out of memory. Tried" in " ".join(str(gpu).split())
+    assert str(Tried([Attempt(dict(batch=4), "")], "")) == "fitted: 4, and nothing failed"
+    assert "not tried" in str(Tried([], "not tried: no memory is free."))

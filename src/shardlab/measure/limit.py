@@ -24,8 +24,9 @@ import torch
 SPARE = 2  # this many times the limit must be free before anything is tried
 CHILD_SECONDS = 300  # against a process that hangs
 
-# Modules are loaded and counted first: their memory is not the work's. Each further thread would
-# reserve addresses of its own.
+# Modules are loaded, and a step of a few numbers is taken, before memory is counted: a first
+# forward, backward and update load some 100 MiB, which are not the work's. Each further thread
+# would reserve addresses of its own.
 _CHILD = """
 import pickle, resource, sys
 import cloudpickle, torch
@@ -33,6 +34,9 @@ from shardlab.measure.limit import attempt_each
 limit_bytes, work, cases = cloudpickle.load(sys.stdin.buffer)
 answer_to, sys.stdout = sys.stdout.buffer, sys.stderr  # what the work prints is no answer
 torch.set_num_threads(1)
+warm = torch.nn.Linear(2, 2)
+torch.nn.functional.cross_entropy(warm(torch.ones(2, 2)), torch.zeros(2).long()).backward()
+torch.optim.AdamW(warm.parameters()).step()
 with open("/proc/self/statm") as file:
     taken = int(file.read().split()[0]) * resource.getpagesize()
 _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)

@@ -1,6 +1,7 @@
 """What lab 3 weighs and looks up: a training step under the ledger, the formulas of that step in
 the lab's words, and the tables and figures of both."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from textwrap import fill
@@ -238,8 +239,20 @@ class Tried(NamedTuple):
         return [attempt.case["batch"] for attempt in self.attempts if not attempt.error]
 
     def __str__(self) -> str:
-        error = self.attempts[-1].error or "no error" if self.attempts else self.why_not
-        return fill(f"fitted: {self.fitted}, then: {error}", _LINE_LENGTH)
+        if not self.attempts:
+            return fill(self.why_not, _LINE_LENGTH)
+        last = self.attempts[-1]
+        fitted = ", ".join(map(str, self.fitted)) or "nothing"
+        if not last.error:
+            return f"fitted: {fitted}, and nothing failed"
+        refused = f"{last.case['batch']} did not: {refusal_in_words(last.error)}"
+        return fill(f"fitted: {fitted}; {refused}", _LINE_LENGTH)
+
+
+def refusal_in_words(error: str) -> str:
+    """What an allocator said: the bytes that it was asked for; all of it where it names none."""
+    asked = re.search(r"tried to allocate (\d+) bytes", error)
+    return f"no room for a tensor of {int(asked[1]):,} bytes" if asked else error
 
 
 def one_step(batch: int) -> None:
