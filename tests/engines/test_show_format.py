@@ -93,6 +93,8 @@ def test_counts(value, text):
     "seconds, text",
     [
         (0, "0 seconds"),
+        (7.4949e-10, "0.749 nanoseconds"),
+        (4.81e-9, "4.81 nanoseconds"),
         (1e-6, "1 microsecond"),
         (0.25, "250 milliseconds"),
         (1, "1 second"),

@@ -118,9 +118,9 @@
   var DECIMAL = powers(1000, ["B", "kB", "MB", "GB", "TB", "PB", "EB"]);
   var BINARY = powers(1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]);
   var LARGE = [["", 1], ["M", 1e6], ["B", 1e9], ["T", 1e12]];
-  var DURATIONS = [["microsecond", 1e-6], ["millisecond", 1e-3], ["second", 1], ["minute", 60], ["hour", 3600], ["day", 86400],
-    ["year", 31536000]];
-  var SHORT_DURATIONS = [["µs", 1e-6], ["ms", 1e-3], ["s", 1]];
+  var DURATIONS = [["nanosecond", 1e-9], ["microsecond", 1e-6], ["millisecond", 1e-3], ["second", 1], ["minute", 60], ["hour", 3600],
+    ["day", 86400], ["year", 31536000]];
+  var SHORT_DURATIONS = [["ns", 1e-9], ["µs", 1e-6], ["ms", 1e-3], ["s", 1]];
   var RATES = [["FLOP/s", 1], ["MFLOP/s", 1e6], ["GFLOP/s", 1e9], ["TFLOP/s", 1e12], ["PFLOP/s", 1e15], ["EFLOP/s", 1e18]];
 
   /* [text, value] of three significant digits; trailing zeros go when rounding changed nothing. */
@@ -159,7 +159,7 @@
   function formatPercent(value) { return grouped(plain(rounded(value)[0] + "e2")) + "%"; }
 
   function formatDuration(value, unit) {
-    if (!unit && value === 0) unit = DURATIONS[2];
+    if (!unit && value === 0) unit = DURATIONS[3];
     var text = scaled(value, unit ? [unit] : DURATIONS);
     return text.indexOf("1 ") === 0 ? text : text + "s";
   }
@@ -174,7 +174,7 @@
     "bytes": function (value) { return scaled(value, BINARY); },
     "decimal bytes": function (value) { return scaled(value, DECIMAL); },
     "duration": function (value) { return formatDuration(value); },
-    "short duration": function (value) { return scaled(value, value ? SHORT_DURATIONS : SHORT_DURATIONS.slice(2)); },
+    "short duration": function (value) { return scaled(value, value ? SHORT_DURATIONS : SHORT_DURATIONS.slice(3)); },
     "rate": function (value) { return scaled(value, RATES); },
     "bandwidth": function (value) { return scaled(value, DECIMAL) + "/s"; }
   };
@@ -196,7 +196,7 @@
     "bytes": DECIMAL.map(tens("")).concat(BINARY.slice(1).map(function (unit) { return [unit[0], 0, unit[1]]; })),
     "bandwidth": DECIMAL.map(tens("/s")),
     "rate": RATES.map(tens("")),
-    "short duration": [["µs", -6, 1], ["us", -6, 1], ["ms", -3, 1], ["s", 0, 1]]
+    "short duration": [["ns", -9, 1], ["µs", -6, 1], ["us", -6, 1], ["ms", -3, 1], ["s", 0, 1]]
   };
 
   /* What a reader types: a number, or the text itself where it is none. */

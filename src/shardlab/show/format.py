@@ -1,7 +1,7 @@
 """Numbers as the book prints them: three significant digits, the unit always written.
 
 GiB (2^30) is for memory one can measure, GB (10^9) for what vendors print; counts are 175B and
-3.14e23; durations run from microseconds to years of 365 days. bookkit/static/formulas.js writes the
+3.14e23; durations run from nanoseconds to years of 365 days. bookkit/static/formulas.js writes the
 same strings; a test compares the two.
 """
 
@@ -12,6 +12,7 @@ DECIMAL = tuple(zip(("B", "kB", "MB", "GB", "TB", "PB", "EB"), (1000**k for k in
 BINARY = tuple(zip(("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"), (1024**k for k in range(7))))
 LARGE = (("M", 10**6), ("B", 10**9), ("T", 10**12))
 DURATIONS = (
+    ("nanosecond", 1e-9),
     ("microsecond", 1e-6),
     ("millisecond", 1e-3),
     ("second", 1),
@@ -20,7 +21,7 @@ DURATIONS = (
     ("day", 86_400),
     ("year", 31_536_000),
 )
-SHORT_DURATIONS = (("µs", 1e-6), ("ms", 1e-3), ("s", 1))
+SHORT_DURATIONS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1))
 RATES = (
     ("FLOP/s", 1),
     ("MFLOP/s", 10**6),
@@ -181,7 +182,7 @@ UNITS = {
     ),
     "bandwidth": [(f"{unit}/s", len(str(size)) - 1, 1) for unit, size in DECIMAL],
     "rate": [(unit, len(str(size)) - 1, 1) for unit, size in RATES],
-    "short duration": [("µs", -6, 1), ("us", -6, 1), ("ms", -3, 1), ("s", 0, 1)],
+    "short duration": [("ns", -9, 1), ("µs", -6, 1), ("us", -6, 1), ("ms", -3, 1), ("s", 0, 1)],
 }
 
 
