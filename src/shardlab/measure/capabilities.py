@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardlab.measure.clock import leave_a_core_free
 from shardlab.measure.recordings import NOT_RECORDED, Recording
 
 
@@ -65,6 +66,7 @@ def capabilities(
     `run` names the cells that are run, `needs_gpu` the parts that a CPU cannot run. `recordings`
     can be replayed. `ranks` is the number of processes (the table of a lab of one process does not
     mention ranks), `types` names the number types, `on_cpu` says that the ranks stay on the CPU.
+    Where the CPU computes, PyTorch is told to leave a core free.
     """
     gpus, total = torch.cuda.device_count(), memory_bytes(device)
     memory = f", {total / 2**30:.1f} GiB" if total else ""
@@ -76,7 +78,7 @@ def capabilities(
         )
         precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
     else:
-        threads = torch.get_num_threads()
+        threads = leave_a_core_free()
         device_row = Capability(
             "device",
             f"CPU, {threads} thread{'s' * (threads > 1)}{memory}",

@@ -2,60 +2,121 @@
 read.
 
 CUDA calls return before the work is done, so a clock on the CPU, read too early, measures how fast
-work is handed over.
+work is handed over. Beside the time on the wall a CPU has the time that it gave to this process: of
+work that only computes, the rest went to other work on the machine.
 """
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 
 BUSY_SPREAD = 0.3
+LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
+TICKS = 20  # of the clock of CPU time: fewer say nothing
+
+
+class Clock(NamedTuple):
+    """Readings in seconds: of the wall's clock, and of the CPU time of all threads of this process;
+    and the smallest difference that the second can show."""
+
+    wall: Callable[[], float] = time.perf_counter
+    cpu: Callable[[], float] = time.process_time
+    cpu_tick: float = time.get_clock_info("process_time").resolution
+
+
+THESE = Clock()
 
 
 def median_seconds(
-    work: Callable[[], object], device: torch.device, repeats: int = 11, warm_up: int = 3
+    work: Callable[[], object],
+    device: torch.device,
+    repeats: int = 11,
+    warm_up: int = 3,
+    calls: int = 1,
+    clock: Clock = THESE,
 ) -> "MedianSeconds":
     """Median time of one call of `work`, in seconds, over `repeats` calls after `warm_up` calls
-    that are not counted: a float that knows its spread."""
+    that are not counted: a float that knows its spread. `calls` says how many small operations
+    `work` makes; the time is that of one."""
     if repeats < 1 or warm_up < 0:
         raise ValueError(
             f"repeats = {repeats}, warm_up = {warm_up}: repeats must be at least 1, warm_up at"
             " least 0."
         )
-    once = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     for _ in range(warm_up):
         work()
-    return MedianSeconds(once(work) for _ in range(repeats))
+    if device.type == "cuda":
+        return MedianSeconds(_gpu_seconds(work) / calls for _ in range(repeats))
+    times, cpu_times = [], []
+    for _ in range(repeats):
+        cpu_begin, begin = clock.cpu(), clock.wall()
+        work()
+        times.append(clock.wall() - begin)
+        cpu_times.append(clock.cpu() - cpu_begin)
+    known = sum(times) >= TICKS * clock.cpu_tick
+    cpu_share = sum(cpu_times) / sum(times) if known and sum(times) else 1.0
+    return MedianSeconds((seconds / calls for seconds in times), cpu_share)
 
 
 class MedianSeconds(float):
     """The median of some times, in seconds. `spread` is the range of the middle half of them, over
-    the median: 0.1 says that times differ by a tenth."""
+    the median: 0.1 says that times differ by a tenth. `cpu_share` is the CPU time of this process
+    over the time on the wall: above 1 where several threads compute, 1 where nobody looked."""
 
-    def __new__(cls, times: Iterable[float]):
+    def __new__(cls, times: Iterable[float], cpu_share: float = 1.0):
         times = sorted(times)
         found = super().__new__(cls, statistics.median(times))
         low, high = times[len(times) // 4], times[-1 - len(times) // 4]
         found.spread = (high - low) / found if found else 0.0
+        found.cpu_share = cpu_share
         return found
 
     def __reduce__(self):
-        return float, (float(self),)
+        return _with_spread, (float(self), self.spread, self.cpu_share)
+
+
+def _with_spread(seconds, spread, cpu_share):
+    """A MedianSeconds that comes from another process."""
+    found = MedianSeconds([seconds], cpu_share)
+    found.spread = spread
+    return found
 
 
 def say_if_busy(*measured: float) -> None:
-    """Print one line if times of the same work differ so much that the machine must be busy."""
+    """Print one line if times of the same work differ so much, or the CPU was away from it for so
+    long, that the machine must be busy."""
     widest = max((getattr(one, "spread", 0.0) for one in measured), default=0.0)
+    least = min((getattr(one, "cpu_share", 1.0) for one in measured), default=1.0)
     if widest > BUSY_SPREAD:
         print(f"this machine is busy (times differ by {widest:.0%}): repeat")
+    elif least < LEAST_CPU_SHARE:
+        print(f"this machine is busy (it worked here for {least:.0%} of the time): repeat")
 
 
-def _cpu_seconds(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+def say_if_most_vary(measured: Iterable[float]) -> None:
+    """The same for many small measurements, of which one may vary by chance: half of them must."""
+    in_order = sorted(measured, key=lambda one: getattr(one, "spread", 0.0))
+    say_if_busy(*in_order[: len(in_order) // 2 + 1])
+
+
+def cores() -> int:
+    """That this process may use."""
+    able = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
+    return len(os.sched_getaffinity(0)) if able else os.cpu_count() or 1
+
+
+def leave_a_core_free(count: int | None = None) -> int:
+    """Let PyTorch compute on all cores but one, so that threads need not wait for each other when
+    the machine has something else to do; OMP_NUM_THREADS, if somebody has set it, wins. Returns the
+    number of threads. `count` is the number of cores, this machine's if not given."""
+    most = max(1, (cores() if count is None else count) - 1)
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
+        torch.set_num_threads(most)
+    return torch.get_num_threads()
 
 
 def _gpu_seconds(work):

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from packaging.requirements import Requirement
 
 from shardlab.measure.capabilities import find_device, memory_bytes
-from shardlab.measure.clock import BUSY_SPREAD, median_seconds
+from shardlab.measure.clock import BUSY_SPREAD, cores, median_seconds
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.ranks.server import start_method
@@ -165,15 +165,12 @@ def clock() -> Diagnosis:
 
 def this_machine() -> Iterator[Diagnosis]:
     device, why_not = find_device()
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    memory = memory_bytes(torch.device("cpu"))
+    count, memory = cores(), memory_bytes(torch.device("cpu"))
     needed = RANKS_TRIED * GIB_A_RANK
     enough = memory is None or memory / 2**30 > needed
     yield Diagnosis(
         "CPU",
-        f"{cores} core{'s' * (cores > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
+        f"{count} core{'s' * (count > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
         ENOUGH if enough else f"{RANKS_TRIED} ranks want {needed:g} GiB: close other programs",
     )
     if device.type == "cuda":

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .. import collectives_fast as collectives
 from ..formulas import evaluate
+from .clock import MedianSeconds
 
 SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000
 REPEATS, WARM_UP = 21, 3
@@ -42,10 +43,10 @@ def time_message(
     group: dist.ProcessGroup | None = None,
     device: str | torch.device = "cpu",
     repeats: int = REPEATS,
-) -> float:
-    """Median seconds of one message between two ranks of the group. All ranks of the group call
-    this function, and all get the result."""
-    me, n = dist.get_rank(group), dist.get_world_size(group)
+) -> MedianSeconds:
+    """Median seconds of one message between two ranks of the group, with their spread. All ranks of
+    the group call this function, and all get the result."""
+    n = dist.get_world_size(group)
     if not (0 <= here < n and 0 <= there < n and here != there):
         raise ValueError(f"a link joins two ranks of the group's {n}: not {here} and {there}.")
     if nbytes < 1 or repeats < 1:
@@ -62,13 +63,9 @@ def time_message(
         collectives.run(there_and_back, [ball], group)
         finish(ball)
         times.append((time.perf_counter() - begin) / 2)
-    found = torch.tensor(
-        [statistics.median(times[WARM_UP:]) if me == here else 0.0],
-        dtype=torch.float64,
-        device=device,
-    )
+    found = torch.tensor(times[WARM_UP:], dtype=torch.float64, device=device)
     collectives.broadcast(found, here, group)
-    return found.item()
+    return MedianSeconds(found.tolist())
 
 
 def measure_link(

@@ -18,6 +18,7 @@ from shardlab.collective_plans import Move
 from shardlab.exercises import check
 from shardlab.exercises.going_on import must_be_right
 from shardlab.formulas import evaluate
+from shardlab.measure.clock import say_if_most_vary
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.links import Timing, fit_link, time_message
 from shardlab.measure.recordings import Recording, Row, measured_or_recorded
@@ -209,6 +210,7 @@ class MeasuredLink(NamedTuple):
 def measure_messages(world) -> MeasuredLink:
     """Ping-pong of messages of six sizes."""
     seconds = [world.run(time_message, nbytes, repeats=9)[0] for nbytes in MESSAGE_BYTES]
+    say_if_most_vary(seconds)
     return MeasuredLink(seconds, *fit_link(MESSAGE_BYTES, seconds))
 
 

@@ -21,6 +21,7 @@ from shardlab.data_parallel import (
 from shardlab.exercises.going_on import must_be_right
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.clock import MedianSeconds, say_if_busy
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.recordings import NOT_RECORDED, Recording
@@ -365,6 +366,7 @@ def trace_both(world) -> dict[bool, Trace]:
     for _ in range(PAIRS_OF_TRACES):
         for overlap, found in traces.items():
             found.append(world.run(trace_larger_step, overlap)[0])
+    say_if_busy(*(MedianSeconds(one.whole_seconds for one in found) for found in traces.values()))
     return {
         overlap: sorted(found, key=lambda trace: trace.whole_seconds)[len(found) // 2]
         for overlap, found in traces.items()

@@ -10,7 +10,7 @@ import torch
 from shardlab.exercises.going_on import must_be_right
 from shardlab.formulas import GPUS, LINKS, evaluate, quantities, ridge_intensity
 from shardlab.measure.capabilities import find_device, multiplies_bf16
-from shardlab.measure.clock import median_seconds, say_if_busy
+from shardlab.measure.clock import MedianSeconds, median_seconds, say_if_busy, say_if_most_vary
 from shardlab.measure.links import Link, measure_link, time_message
 from shardlab.measure.recordings import Recording, measured_or_recorded, nearby, recorded
 from shardlab.ranks import ranks
@@ -21,7 +21,7 @@ from shardlab.topics.hardware.exercises import FLOPS, Queue, seconds_of_some_wor
 from shardlab.topics.hardware.figures import Point, Roof, roofline_figure
 
 MATRIX = 4096  # rows and columns, of the climb
-PROBED_SIZE = 256
+PROBED_SIZE, TURNS_OF_PROBES = 256, 3
 KNOWN_GPUS = ("T4", "A100 SXM 80GB", "B200 SXM")
 MESSAGE_SIZES = [4**power for power in range(1, 13)]
 KNOWN_LINKS = ("NVLink 4 (H100)", "PCIe 5 x16", "network, 400 Gbit/s", "Ethernet, 1 Gbit/s")
@@ -103,13 +103,16 @@ def measure_speed(device: torch.device) -> Speed:
 
 
 def beside_the_probe(typical_seconds: Callable) -> Table:
-    """A product timed by the reader's probe and by the book's, on the CPU. Raises NotYet unless
-    the check of the reader's passes."""
+    """A product timed by the reader's probe and by the book's in turns, on the CPU. Raises NotYet
+    unless the check of the reader's passes."""
     must_be_right(seconds_of_some_work, typical_seconds)
     a, b = torch.randn(2, PROBED_SIZE, PROBED_SIZE)
-    mine = typical_seconds(lambda: a @ b, time.perf_counter, 31)
-    theirs = median_seconds(lambda: a @ b, a.device, repeats=31)
-    say_if_busy(theirs)
+    mine, theirs = [], []
+    for _ in range(TURNS_OF_PROBES):
+        mine.append(typical_seconds(lambda: a @ b, time.perf_counter, 31))
+        theirs.append(median_seconds(lambda: a @ b, a.device, repeats=31))
+    say_if_busy(*theirs)
+    mine, theirs = MedianSeconds(mine), MedianSeconds(theirs)
     rows = [
         [name, format_as(seconds, "duration"), format_as(2 * PROBED_SIZE**3 / seconds, "rate")]
         for name, seconds in (("your probe", mine), ("the book's", theirs))
@@ -233,7 +236,7 @@ def addition_seconds(numbers: torch.Tensor, calls: int = 20) -> float:
         for _ in range(calls):
             numbers.add_(1)
 
-    return median_seconds(many, numbers.device) / calls
+    return median_seconds(many, numbers.device, calls=calls)
 
 
 class SmallOperations(NamedTuple):
@@ -256,6 +259,7 @@ def time_small_operations(device: torch.device) -> SmallOperations:
     for size in (10, 1_000, 100_000, 10_000_000):
         numbers = torch.ones(size, device=device)
         additions[size] = addition_seconds(numbers), 2 * numbers.nbytes / bytes_per_second
+    say_if_busy(*(seconds for seconds, _ in additions.values()))
     return SmallOperations(round(1e6 * probes.launch_seconds(device), 2), additions)
 
 
@@ -358,7 +362,9 @@ def play_ping_pong() -> MeasuredMessages:
     """Two ranks, on two GPUs if there are some, else on the CPU."""
     on = "cuda" if torch.cuda.device_count() > 1 else "cpu"
     with ranks(2, device=on, announce=False) as world:
-        return world.run(ping_pong, on)[0]
+        found = world.run(ping_pong, on)[0]
+    say_if_most_vary(found.seconds.values())
+    return found
 
 
 def table_of_copies_to_a_gpu() -> Table:
