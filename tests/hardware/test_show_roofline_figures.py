@@ -33,6 +33,7 @@ def test_points_and_roofs_lie_inside_the_axes():
     seen; a value instead of its logarithm."""
     points = [Point("one row", 0.5, 1.9e10), Point("too good", 85.0, 1e15)]
     figure = roofline_figure("Roofs", [MINE], points)
+    assert [mark.text for mark in figure.data[1:]] == [(point.name,) for point in points]
     x, y = figure.layout.xaxis.range, figure.layout.yaxis.range
     for trace in figure.data:
         for intensity, rate in zip(trace.x, trace.y):

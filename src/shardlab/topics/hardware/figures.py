@@ -84,8 +84,11 @@ def roofline_figure(
             go.Scatter(
                 x=[point.intensity],
                 y=[point.flops_per_second],
-                mode="markers",
+                mode="markers+text",
                 name=point.name,
+                text=[point.name],
+                textposition="bottom right",
+                textfont=dict(size=11),
                 marker=dict(size=9, color=LINE),
                 hovertemplate=(
                     f"{point.name}: {format_number(point.intensity)} FLOP/byte, "
