@@ -47,7 +47,7 @@ def words(figure):
 
 def test_every_bar_starts_where_the_one_above_ended():
     """Mutations: all bars from zero; the sum drawn from where the last part ended; bytes divided by
-    10^6 under "MiB"."""
+    2^20 under "MB"."""
     figure = states_figure(STATES, STATES)
     ends = [0.0]
     for name in ("parameters", "gradients", "optimizer states", "step counters"):
@@ -59,8 +59,8 @@ def test_every_bar_starts_where_the_one_above_ended():
         ends.append(predicted[1])
     assert bars(figure, "together, measured") == [(0, pytest.approx(ends[-1]))]
     assert (
-        ends[-1] == pytest.approx(sum(STATES.values()) / 2**20)
-        and figure.layout.xaxis.ticksuffix == " MiB"
+        ends[-1] == pytest.approx(sum(STATES.values()) / 10**6)
+        and figure.layout.xaxis.ticksuffix == " MB"
     )
 
 
@@ -85,8 +85,8 @@ def test_a_difference_is_drawn_and_said():
     prediction alone."""
     figure = states_figure(STATES, {**STATES, "gradient_bytes": 3_000_000})
     assert bars(figure, "gradients, measured")[0][1] > bars(figure, "gradients, predicted")[0][1]
-    assert "gradients<br>2.86 MiB, predicted 2.34 MiB" in words(figure)
-    assert "parameters<br>2.34 MiB |" in words(figure)
+    assert "gradients<br>3 MB, predicted 2.45 MB" in words(figure)
+    assert "parameters<br>2.45 MB |" in words(figure)
 
 
 @pytest.mark.parametrize(

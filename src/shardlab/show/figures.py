@@ -137,7 +137,7 @@ def states_figure(predicted, measured, title="Model states"):
         for name in STATES
         if name in predicted
     ]
-    return memory_figure(title, rows, style="bytes")
+    return memory_figure(title, rows)
 
 
 def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):

@@ -97,7 +97,8 @@ class ExplorerWidget(widgets.VBox):
             chooser = widgets.Dropdown(
                 options=[OWN, *menu.names],
                 description=menu.label,
-                layout=widgets.Layout(width="auto"),
+                style={"description_width": "initial"},  # never cut
+                layout=widgets.Layout(width="auto", max_width="100%"),
             )
             chooser.observe(
                 lambda change, kind=menu.kind: self._choose(kind, change["new"]), "value"

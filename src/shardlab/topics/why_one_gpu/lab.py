@@ -91,7 +91,7 @@ def figure_of_formulas():
     rows = [
         Bytes(words, colour, found[name]) for (name, words), colour in zip(names.items(), colours)
     ]
-    return memory_figure("Model states, by formula", rows, style="bytes")
+    return memory_figure("Model states, by formula", rows)
 
 
 class WeighedStates(NamedTuple):
