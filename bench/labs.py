@@ -1,8 +1,13 @@
 """How much of a lab is given, and how much a learner writes: lines of code that are neither blank
-nor a comment."""
+nor a comment; and when the first picture comes.
+
+Minutes are an estimate: so many words and lines are read a minute, so many written, and a
+prediction is thought about. Of what is folded (the install cell, solutions) nobody reads a line.
+"""
 
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 import nbformat
 
@@ -10,6 +15,9 @@ from bookkit.learner import has_tag
 from shardlab.measure.races import Result
 
 MOST_GIVEN = 100  # lines of a lab, blanks included; the install cell is the same in every lab
+WORDS_A_MINUTE, LINES_READ_A_MINUTE = 200, 20  # of prose; of code that one must understand
+MINUTES_A_LINE, MINUTES_A_PREDICTION = 0.5, 0.5  # a line that one writes; a number that one locks
+MOST_MINUTES = 10  # to the first picture
 
 
 def code_lines(source: str) -> list[str]:
@@ -29,7 +37,7 @@ def lines_of_lab(notebook) -> tuple[int, int]:
 
 
 def measure_labs(folder: Path) -> list[Result]:
-    """Of each lab: lines given, lines written, cells before the first picture."""
+    """Of each lab: lines given, lines written, and what comes before the first picture."""
     results = []
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
@@ -38,20 +46,66 @@ def measure_labs(folder: Path) -> list[Result]:
         results += [
             Result("labs", f"{name}: lines given", given, "lines", MOST_GIVEN),
             Result("labs", f"{name}: lines written by the learner", written, "lines"),
-            Result("labs", f"{name}: lines before the first picture", before(notebook), "lines"),
+            Result(
+                "labs",
+                f"{name}: minutes to the first picture",
+                round(minutes_to_picture(notebook), 1),
+                "minutes",
+                MOST_MINUTES,
+                note=before_in_words(notebook),
+            ),
         ]
     return results
 
 
-def before(notebook) -> int:
-    """Lines of code up to the first cell that shows a picture, that cell included; all lines where
-    there is none."""
-    lines = 0
+class Before(NamedTuple):
+    """What a learner reads and does up to the first picture."""
+
+    words: int
+    lines_read: int
+    lines_written: int
+    predictions: int
+
+
+def before(notebook) -> Before:
+    """Up to the first cell that shows a picture, that cell included; everything where there is
+    none. A picture that a solution shows is the learner's own: its blank shows it when right."""
+    words = read = written = predictions = 0
+    blank: list[str] = []
     for cell in notebook.cells:
-        if cell.cell_type != "code" or has_tag(cell, "install") or has_tag(cell, "solution"):
+        solution = has_tag(cell, "solution")
+        if cell.cell_type != "code":
+            words += 0 if solution else len(cell.source.split())
             continue
-        lines += len(code_lines(cell.source))
+        if has_tag(cell, "install"):
+            continue
+        lines = code_lines(cell.source)
+        if solution:
+            written += (Counter(lines) - Counter(blank)).total()
+        elif not has_tag(cell, "hide-input"):
+            read += len(lines)
+            blank = lines
+        predictions += has_tag(cell, "predict")
         shown = [kind for output in cell.outputs for kind in output.get("data", {})]
         if any("plotly" in kind or "widget" in kind for kind in shown):
             break
-    return lines
+    return Before(words, read, written, predictions)
+
+
+def minutes_to_picture(notebook) -> float:
+    """By the rates above."""
+    found = before(notebook)
+    return (
+        found.words / WORDS_A_MINUTE
+        + found.lines_read / LINES_READ_A_MINUTE
+        + found.lines_written * MINUTES_A_LINE
+        + found.predictions * MINUTES_A_PREDICTION
+    )
+
+
+def before_in_words(notebook) -> str:
+    found = before(notebook)
+    return (
+        f"{found.words} words, {found.lines_read} lines read, {found.lines_written} written,"
+        f" {found.predictions} predictions"
+    )
