@@ -5,7 +5,11 @@ import pytest
 from shardlab.exercises.predictions import NotYet
 from shardlab.topics.activation_checkpointing import lab
 from shardlab.topics.activation_checkpointing.exercises import blocks_for_a_budget, peak_of_blocks
-from shardlab.topics.activation_checkpointing.figures import tradeoff_figure
+from shardlab.topics.activation_checkpointing.figures import (
+    DRAWN_PARTS,
+    live_figure,
+    tradeoff_figure,
+)
 
 
 def test_every_rung_is_a_mark_of_its_own():
@@ -15,6 +19,18 @@ def test_every_rung_is_a_mark_of_its_own():
         (10.0 * n, 2.0 * n) for n in range(1, 6)
     ]
     assert len({(mark.marker.symbol, mark.marker.color) for mark in figure.data}) == 5
+
+
+def test_a_long_step_is_drawn_as_high_as_it_gets():
+    """Must catch: a peak between two drawn places that is lost; a long line made as short as
+    another; the unit left out."""
+    long = [1.0] * 1000
+    long[777] = 9.0
+    figure = live_figure("A step", {"nothing": [1, 3, 2], "each block": long}, "vectors")
+    short, drawn = figure.data
+    assert list(short.y) == [1, 3, 2] and max(drawn.y) == 9.0 and len(drawn.y) == DRAWN_PARTS
+    assert list(short.x) == [0, 1, 2] and drawn.x[-1] > 990
+    assert figure.layout.yaxis.title.text == "vectors"
 
 
 @pytest.mark.slow

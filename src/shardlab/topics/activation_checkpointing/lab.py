@@ -35,6 +35,7 @@ from shardlab.topics.activation_checkpointing.exercises import (
     own_hooks,
 )
 from shardlab.topics.activation_checkpointing.explorer import RECOMPUTE
+from shardlab.topics.activation_checkpointing.figures import live_figure, tradeoff_figure
 
 WINDOWS_IN_BATCH, WINDOW_LENGTH, WIDTH = 8, 64, 64
 SIZES = dict(layers=16, hidden=WIDTH, heads=4, max_sequence=WINDOW_LENGTH)
@@ -42,15 +43,6 @@ VECTOR_BYTES = 4 * WINDOWS_IN_BATCH * WINDOW_LENGTH * WIDTH
 ON_RANKS = dict(SIZES, layers=4)
 DROPPED = dict(SIZES, layers=2, hidden=32, heads=2, max_sequence=32, dropout=0.1)
 DROPPED_STEPS, AVERAGED_STEPS = 150, 20
-COUNTED = (  # predictions whose numbers no machine changes
-    "forwards of blocks in a step",
-    "vectors that 16 blocks keep",
-    "blocks in a checkpoint, least peak",
-    "vectors kept by one checkpoint",
-    "blocks recomputed for 70%",
-    "all-reduces, nothing recomputed",
-    "all-reduces, each block",
-)
 
 
 # --- the GPT and its step -------------------------------------------------------------------------
@@ -75,13 +67,14 @@ def in_vectors(nbytes: float) -> float:
 
 class StepFound(NamedTuple):
     """Forward and backward of the GPT: how often a block ran; in bytes what autograd keeps at the
-    loss, what is there beside the model, and how much there is at most."""
+    loss, what is there beside the model, how much there is at most, and after each operation."""
 
     forwards: int
     kept: int
     held: int
     peak: int
     gradients: list[Tensor]
+    live: list[int]
 
 
 def run_step(apply: Callable[[GPT], None]) -> StepFound:
@@ -96,7 +89,8 @@ def run_step(apply: Callable[[GPT], None]) -> StepFound:
         loss.backward()
     gradients = [parameter.grad for parameter in model.parameters()]
     held = here.activations + here.temporaries
-    return StepFound(len(runs), here.activations, held, ledger.peak.bytes.total, gradients)
+    live = [line.bytes.total for line in ledger.timeline]
+    return StepFound(len(runs), here.activations, held, ledger.peak.bytes.total, gradients, live)
 
 
 def same_bits(found: StepFound, plain: StepFound) -> str:
@@ -119,9 +113,43 @@ def with_call(call: Callable, model: GPT) -> None:
     model.blocks = checkpoint_every(model.blocks, 1, call)
 
 
-def run_checkpoint(own: type) -> tuple[StepFound, Table]:
-    """The GPT whose blocks are in the reader's checkpoint, and a table of it beside the plain
-    one."""
+class ComparedSteps(NamedTuple):
+    """What is done to each block -> the step; the first is the plain one."""
+
+    steps: dict[str, StepFound]
+
+    def by_prediction(self) -> dict[str, float]:
+        """Of the first checkpoint, by the names of the predictions."""
+        _, first, *_ = self.steps.values()
+        return {
+            "forwards of blocks in a step": first.forwards,
+            "vectors that 16 blocks keep": layers_keep(first),
+        }
+
+    def table(self) -> Table:
+        plain = next(iter(self.steps.values()))
+        rows = [
+            [
+                name,
+                step.forwards,
+                f"{layers_keep(step):.1f}",
+                f"{in_vectors(step.peak):.1f}",
+                same_bits(step, plain),
+            ]
+            for name, step in self.steps.items()
+        ]
+        heads = ["forwards of blocks", "blocks keep", "peak of the step", "gradients, same bits"]
+        return Table(["in vectors", *heads], rows)
+
+    def figure(self):
+        """What is alive after each operation."""
+        lines = {name: list(map(in_vectors, step.live)) for name, step in self.steps.items()}
+        return live_figure("What is alive during a step", lines, "vectors")
+
+
+def run_checkpoint(own: type) -> ComparedSteps:
+    """The GPT whose blocks are in the reader's checkpoint beside the plain one. Raises NotYet
+    unless its check passes."""
     must_be_right(own_checkpoint, own)
     return compare_calls({"your Checkpoint": own.apply})
 
@@ -130,25 +158,14 @@ def run_hooks(forget: Callable) -> Table:
     """The reader's hooks beside the package's, which keep the state of the random numbers, drop
     what backward has used, and stop the second run where backward needs no more."""
     must_be_right(own_hooks, forget)
-    return compare_calls({"your forget": forget, "the package's checkpoint": checkpoint})[1]
+    calls = {"your forget": forget, "the package's checkpoint": checkpoint}
+    return compare_calls(calls).table()
 
 
-def compare_calls(calls: Mapping[str, Callable]) -> tuple[StepFound, Table]:
-    """(the step of the first call, a table of all of them)"""
-    plain = run_step(lambda model: None)
-    steps = {name: run_step(partial(with_call, call)) for name, call in calls.items()}
-    rows = [
-        [
-            name,
-            found.forwards,
-            f"{layers_keep(found):.1f}",
-            f"{in_vectors(found.peak):.1f}",
-            same_bits(found, plain),
-        ]
-        for name, found in {"nothing": plain, **steps}.items()
-    ]
-    heads = ["forwards of blocks", "blocks keep", "peak of the step", "gradients, same bits"]
-    return next(iter(steps.values())), Table(["in vectors", *heads], rows)
+def compare_calls(calls: Mapping[str, Callable]) -> ComparedSteps:
+    ways = {"nothing": lambda model: None}
+    ways |= {name: partial(with_call, call) for name, call in calls.items()}
+    return ComparedSteps({name: run_step(apply) for name, apply in ways.items()})
 
 
 def layers_keep(found: StepFound) -> float:
@@ -227,30 +244,49 @@ def weigh_rung(name: str) -> RungFound:
     )
 
 
-def table_of_rungs(weighed: Mapping[str, RungFound]) -> Table:
-    heads = ["kept, formula", "kept, ledger", "peak, formula", "peak, ledger"]
-    rows = [
-        [name, found.kept_by_formula, found.kept, found.peak_by_formula, found.peak]
-        for name, found in weighed.items()
-    ]
-    return Table(["bytes, recomputed", *heads], rows)
+class WeighedRungs(NamedTuple):
+    """Rung -> what its step keeps and needs."""
+
+    rungs: dict[str, RungFound]
+
+    def by_prediction(self) -> dict[str, float]:
+        """How many blocks the checkpoints have whose step needs least, and the vectors that one
+        around all blocks keeps; by the names of the predictions."""
+        whole = [name for name in self.rungs if recomputes_whole_blocks(name)]
+        peaks = {RUNGS[name].every: self.rungs[name].peak for name in whole}
+        one = self.rungs["one around all"]
+        return {
+            "blocks in a checkpoint, least peak": min(peaks, key=peaks.get),
+            "vectors kept by one checkpoint": in_vectors(one.kept - outside_layers()),
+        }
+
+    def table(self) -> Table:
+        heads = ["kept, formula", "kept, ledger", "peak, formula", "peak, ledger"]
+        rows = [
+            [name, own.kept_by_formula, own.kept, own.peak_by_formula, own.peak]
+            for name, own in self.rungs.items()
+        ]
+        return Table(["bytes, recomputed", *heads], rows)
 
 
-def best_of(weighed: Mapping[str, RungFound]) -> int:
-    """How many blocks the checkpoints have whose step needs least."""
-    whole = {rung.every: weighed[name].peak for name, rung in RUNGS.items() if rung.policy == 3}
-    return min(whole, key=whole.get)
+def recomputes_whole_blocks(name: str) -> bool:
+    """Whether this rung recomputes all of a block."""
+    return RUNGS[name].policy == 3
 
 
-def kept_by_one(weighed: Mapping[str, RungFound]) -> float:
-    """Vectors that one checkpoint around all blocks keeps."""
-    return in_vectors(weighed["one around all"].kept - outside_layers())
+def weigh_rungs() -> WeighedRungs:
+    """Each rung beside the formulas. Raises AssertionError if kept bytes differ by a byte, or a
+    peak by more than a percent."""
+    found = {name: weigh_rung(name) for name in RUNGS}
+    for name, own in found.items():
+        assert own.agrees, (name, own)
+    return WeighedRungs(found)
 
 
-def given_to_explorer(weighed: Mapping[str, RungFound]) -> dict:
-    """The GPT with each block in a checkpoint, and what the ledger found its blocks to keep."""
+def given_to_explorer() -> dict:
+    """The GPT with each block in a checkpoint, and what the ledger finds its blocks to keep."""
     given = given_of_rung(RUNGS["each block"]) | dict(sequence_parallel=0)
-    measured = dict(rank_layers_kept_bytes=weighed["each block"].kept - outside_layers())
+    measured = dict(rank_layers_kept_bytes=weigh_rung("each block").kept - outside_layers())
     return dict(
         measured=measured, **{name: given[name] for name in RECOMPUTE.inputs if name in given}
     )
@@ -265,7 +301,30 @@ class RungTimed(NamedTuple):
     by_operations_percent: int
 
 
-def time_rungs(turns: int = 5) -> dict[str, RungTimed]:
+class TimedRungs(NamedTuple):
+    """Rung -> its seconds."""
+
+    rungs: dict[str, RungTimed]
+
+    def figure(self):
+        """Bytes at the peak beside the time of a step."""
+        found = {name: (own.seconds, weigh_rung(name).peak) for name, own in self.rungs.items()}
+        return tradeoff_figure("Measured here", found)
+
+    def table(self) -> Table:
+        rows = [
+            [
+                name,
+                f"{1000 * own.seconds:.0f}",
+                f"{own.more_percent:+} %",
+                f"{own.by_operations_percent:+} %",
+            ]
+            for name, own in self.rungs.items()
+        ]
+        return Table(["recomputed", "CPU, ms", "longer by", "operations by formula"], rows)
+
+
+def time_rungs(turns: int = 5) -> TimedRungs:
     """A forward and backward of each rung on one thread of the CPU: the fastest of some turns."""
     inputs, targets = next(batches_of_book())
     models = {name: build_model() for name in RUNGS}
@@ -281,32 +340,16 @@ def time_rungs(turns: int = 5) -> dict[str, RungTimed]:
                 fastest[name] = min(fastest[name], thread_time() - begin)
     finally:
         torch.set_num_threads(threads)
-    return {
-        name: RungTimed(
-            seconds,
-            round(100 * (seconds / fastest["nothing"] - 1)),
-            round(100 * rung_by_formula(name)["recomputed_share"]),
-        )
-        for name, seconds in fastest.items()
-    }
-
-
-def bytes_and_seconds(timed: Mapping[str, RungTimed]) -> dict[str, tuple[float, int]]:
-    """Rung -> (seconds of a step, bytes at its peak)"""
-    return {name: (own.seconds, weigh_rung(name).peak) for name, own in timed.items()}
-
-
-def table_of_times(timed: Mapping[str, RungTimed]) -> Table:
-    rows = [
-        [
-            name,
-            f"{1000 * own.seconds:.0f}",
-            f"{own.more_percent:+} %",
-            f"{own.by_operations_percent:+} %",
-        ]
-        for name, own in timed.items()
-    ]
-    return Table(["recomputed", "CPU, ms", "longer by", "operations by formula"], rows)
+    return TimedRungs(
+        {
+            name: RungTimed(
+                seconds,
+                round(100 * (seconds / fastest["nothing"] - 1)),
+                round(100 * rung_by_formula(name)["recomputed_share"]),
+            )
+            for name, seconds in fastest.items()
+        }
+    )
 
 
 # --- which blocks ---------------------------------------------------------------------------------
@@ -457,11 +500,26 @@ class OnRank(NamedTuple):
     gradients_same_bits: str
 
 
-def run_on_ranks() -> dict[str, OnRank]:
+class RanOnRanks(NamedTuple):
+    """Way -> rank 0's step."""
+
+    ways: dict[str, OnRank]
+
+    def by_prediction(self) -> dict[str, int]:
+        """By the names of the predictions."""
+        names = ("nothing recomputed", "each block")
+        return {f"all-reduces, {name}": self.ways[name].all_reduces for name in names}
+
+    def table(self) -> Table:
+        heads = ["vectors kept", "all-reduces", "all-gathers", "gradients, same bits"]
+        return Table(["rank 0 of 2", *heads], [[name, *own] for name, own in self.ways.items()])
+
+
+def run_on_ranks() -> RanOnRanks:
     """Of rank 0 of two, which share each layer by tensor parallelism: a step of four blocks, each
     way."""
     with ranks(2, device="cpu", announce=False) as world:
-        return world.run(ways_on_rank)[0]
+        return RanOnRanks(world.run(ways_on_rank)[0])
 
 
 def ways_on_rank() -> dict[str, OnRank]:
@@ -494,8 +552,3 @@ def step_on_rank(call: Callable | None) -> tuple[int, dict, list[Tensor]]:
         kept = ledger.bytes.activations
         loss.backward()
     return kept, log.totals(), [parameter.grad for parameter in model.parameters()]
-
-
-def table_of_ranks(found: Mapping[str, OnRank]) -> Table:
-    heads = [field.replace("_", " ") for field in OnRank._fields]
-    return Table(["rank 0 of 2", *heads], [[name, *own] for name, own in found.items()])

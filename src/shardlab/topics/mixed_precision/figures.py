@@ -57,8 +57,8 @@ def sizes_figure(title: str, sizes: Sizes, kind: ShownFormat, exponent: int = 0)
     return figure
 
 
-def runs_figure(title: str, runs: dict[str, list[float]]) -> go.Figure:
-    """The losses of up to four runs, step by step."""
+def runs_figure(title: str, runs: dict[str, list[float]], unit: str = "nats a token") -> go.Figure:
+    """Losses, or other numbers in `unit`, of up to four runs, step by step."""
     figure = new_figure(title, FIGURE_PIXELS + 30)
     for stroke, (name, losses) in zip(LINES, runs.items()):
         figure.add_trace(
@@ -77,8 +77,6 @@ def runs_figure(title: str, runs: dict[str, list[float]]) -> go.Figure:
         )
     words = dict(font=dict(size=12), standoff=6)
     figure.update_xaxes(axis(title=dict(text="step", **words), showline=True))
-    figure.update_yaxes(
-        axis(title=dict(text="nats a token", **words), showgrid=True, rangemode="tozero")
-    )
+    figure.update_yaxes(axis(title=dict(text=unit, **words), showgrid=True, rangemode="tozero"))
     figure.update_layout(margin_b=90, **legend_below(-0.24))
     return figure

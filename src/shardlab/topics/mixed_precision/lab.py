@@ -3,14 +3,13 @@ trains, counts or starts ranks. The trainings themselves are in trainings.py."""
 
 import math
 from collections.abc import Callable
-from types import MappingProxyType
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 import torch
 
 from shardlab.exercises.going_on import must_be_right
 from shardlab.gpt import next_token_loss
-from shardlab.measure.recordings import nearby
 from shardlab.mixed_precision import MasterWeights
 from shardlab.ranks import ranks
 from shardlab.show.tables import Table
@@ -40,37 +39,31 @@ from shardlab.topics.mixed_precision.trainings import (
 from shardlab.topics.mixed_precision.trainings import outputs_of_a_loop as outputs_of_a_loop
 
 HALF_FORMAT = CARD_FORMATS["fp16"]
+SMALL_STEP, SMALL_STEPS = 0.001, 1000
 BF16_STEPS, SCALED_STEPS, GROWTH_INTERVAL = 150, 50, 20
-COUNTED_IN_16_BITS = MappingProxyType(
-    dict.fromkeys(
-        (
-            "weight after 300 steps",
-            "ten thousand times 0.001",
-            "norm weights at 1.0, bf16 alone",
-            "norm weights at 1.0, your update",
-            "percent lost, k = 1",
-            "percent lost, k = 2,048",
-            "loss, fp16 unscaled",
-            "loss, fp16 scaled",
-            "steps skipped at the beginning",
-            "scale of rank 0, alone",
-            "scale of rank 1, alone",
-        ),
-        "counted: nearly the same anywhere",
-    )
-)
-
-
-def what_it_needs() -> dict:
-    """What the table of capabilities says of this lab beside its ranks and what needs a GPU."""
-    return dict(
-        recordings=nearby(),
-        types="fp16 and bf16 are right on any machine, and slow on most CPUs",
-        on_cpu=True,
-    )
 
 
 # --- updates that are lost ------------------------------------------------------------------------
+
+
+def figure_of_small_steps():
+    """A weight from which 0.001 is taken, and a sum to which it is added: in bf16, every step
+    rounded, and in real numbers."""
+    step = torch.tensor(SMALL_STEP, dtype=torch.bfloat16)
+    weight, total = torch.tensor(1.0, dtype=torch.bfloat16), torch.zeros_like(step)
+    weights, sums = [], []
+    for _ in range(SMALL_STEPS):
+        weight, total = weight - step, total + step
+        weights.append(weight.item())
+        sums.append(total.item())
+    numbers = range(1, SMALL_STEPS + 1)
+    lines = {
+        "weight, real numbers": [1 - SMALL_STEP * number for number in numbers],
+        "weight, bf16": weights,
+        "sum, real numbers": [SMALL_STEP * number for number in numbers],
+        "sum, bf16": sums,
+    }
+    return runs_figure("A thousand steps of 0.001", lines, "value")
 
 
 class UpdatedBy:
@@ -89,7 +82,27 @@ class UpdatedBy:
         self.update(self.parameters, self.masters, self.optimizer)
 
 
-def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> dict[str, WithoutMaster]:
+class TrainedInBf16(NamedTuple):
+    """Way to update -> its training."""
+
+    ways: dict[str, WithoutMaster]
+
+    def by_prediction(self) -> dict[str, float]:
+        """By the names of the predictions."""
+        return {
+            f"norm weights at 1.0, {name}": round(self.ways[name].norm_weights_unmoved, 2)
+            for name in ("bf16 alone", "your update")
+        }
+
+    def table(self) -> Table:
+        rows = [
+            [name, f"{run.norm_weights_unmoved:.0%}", f"{mean_of_last(run.losses):.2f}"]
+            for name, run in self.ways.items()
+        ]
+        return Table(["", "still 1.0", "loss at the end"], rows)
+
+
+def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> TrainedInBf16:
     """The same training by plain AdamW, by the reader's update, and rounded at random."""
     must_be_right(update_through_masters, update)
     ways = {
@@ -97,15 +110,7 @@ def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> dict[str, Withou
         "your update": lambda parameters, lr: UpdatedBy(update, parameters, lr),
         "rounded at random": adamw_rounded_stochastically,
     }
-    return {name: bf16_training(way, steps=steps) for name, way in ways.items()}
-
-
-def table_of_trainings(runs: dict[str, WithoutMaster]) -> Table:
-    rows = [
-        [name, f"{run.norm_weights_unmoved:.0%}", f"{mean_of_last(run.losses):.2f}"]
-        for name, run in runs.items()
-    ]
-    return Table(["", "still 1.0", "loss at the end"], rows)
+    return TrainedInBf16({name: bf16_training(way, steps=steps) for name, way in ways.items()})
 
 
 # --- gradients that become zero -------------------------------------------------------------------
@@ -116,22 +121,42 @@ def percent_lost(sizes: Sizes, k: int) -> int:
     return round(100 * shares(sizes, HALF_FORMAT, -int(math.log2(k))).lost)
 
 
+def lost_by_prediction(sizes: Sizes) -> dict[str, int]:
+    """Percent lost without accumulation and with 2,048 microbatches, by the names of the
+    predictions."""
+    return {f"percent lost, k = {k:,}": percent_lost(sizes, k) for k in (1, 2048)}
+
+
 def figure_of_sizes(sizes: Sizes, k: int) -> go.Figure:
     title = f"Gradients divided by {k:,}, in fp16"
     return sizes_figure(title, sizes, HALF_FORMAT, -int(math.log2(k)))
 
 
-def train_in_fp16() -> dict[str, list[float]]:
-    """The losses of three runs on the same tokens."""
-    return {
-        "fp32": losses_of(torch.float32),
-        "fp16 unscaled": losses_of(torch.float16),
-        "fp16 scaled": losses_of(torch.float16, SCALE),
-    }
+class TrainedInFp16(NamedTuple):
+    """Run -> its losses."""
+
+    losses: dict[str, list[float]]
+
+    def by_prediction(self) -> dict[str, float]:
+        """The loss at the end, by the names of the predictions."""
+        return {
+            f"loss, {name}": round(mean_of_last(self.losses[name]), 2)
+            for name in ("fp16 unscaled", "fp16 scaled")
+        }
+
+    def figure(self) -> go.Figure:
+        return runs_figure(f"Loss of each step, k = {ACCUMULATED:,}", self.losses)
 
 
-def figure_of_trainings(losses: dict[str, list[float]]) -> go.Figure:
-    return runs_figure(f"Loss of each step, k = {ACCUMULATED:,}", losses)
+def train_in_fp16() -> TrainedInFp16:
+    """Three runs on the same tokens."""
+    return TrainedInFp16(
+        {
+            "fp32": losses_of(torch.float32),
+            "fp16 unscaled": losses_of(torch.float16),
+            "fp16 scaled": losses_of(torch.float16, SCALE),
+        }
+    )
 
 
 # --- a scale that finds itself --------------------------------------------------------------------
@@ -163,8 +188,8 @@ def train_with_scaler(
     return ScalesOfARun(losses, scales, sorted({*range(steps)} - {*updated}))
 
 
-def first_update(run: ScalesOfARun) -> int:
-    """The steps that were skipped before it."""
+def skipped_at_first(run: ScalesOfARun) -> int:
+    """The steps before the first update."""
     return next(step for step in range(len(run.scales) + 1) if step not in run.skipped)
 
 
@@ -185,19 +210,25 @@ def table_of_scales(run: ScalesOfARun) -> Table:
 # --- ranks ----------------------------------------------------------------------------------------
 
 
-def scales_of_two_ranks() -> dict[str, list[list[float]]]:
+class ScalesOfRanks(NamedTuple):
     """Of each rank the scale after each step: where it looks at its own gradients, and agreed."""
+
+    alone: list[list[float]]
+    agreed: list[list[float]]
+
+    def by_prediction(self) -> dict[str, float]:
+        """The last scale of a rank alone, by the names of the predictions."""
+        return {f"scale of rank {rank}, alone": own[-1] for rank, own in enumerate(self.alone)}
+
+    def table(self) -> Table:
+        rows = [
+            [f"{name}, rank {rank}", *map(int, of_rank)]
+            for name, of_ranks in self._asdict().items()
+            for rank, of_rank in enumerate(of_ranks)
+        ]
+        return Table(["scale after step", *map(str, range(1, len(rows[0])))], rows)
+
+
+def scales_of_two_ranks() -> ScalesOfRanks:
     with ranks(2, device="cpu", announce=False) as two:
-        return {
-            "alone": two.run(scales_of_a_rank, False),
-            "agreed": two.run(scales_of_a_rank, True),
-        }
-
-
-def table_of_two_ranks(scales: dict[str, list[list[float]]]) -> Table:
-    rows = [
-        [f"{name}, rank {rank}", *map(int, of_rank)]
-        for name, of_ranks in scales.items()
-        for rank, of_rank in enumerate(of_ranks)
-    ]
-    return Table(["scale after step", *map(str, range(1, len(rows[0])))], rows)
+        return ScalesOfRanks(*(two.run(scales_of_a_rank, agreed) for agreed in (False, True)))

@@ -4,7 +4,6 @@ run, by stages that sleep, by what the reader wrote of a stage, and by a small G
 `on_rank` ends the names of functions that a rank runs.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from shardlab.exercises.going_on import must_be_right
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.measure.clock import MedianSeconds, cores, say_if_busy
 from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import plan_pipeline
 from shardlab.ranks import RankError, ranks
@@ -162,6 +162,7 @@ def run_asleep(world, lists: Schedule) -> list[list[Span]]:
     and W. Of three steps the one that took the median time."""
     plan = sleeping_plan(lists, SLEEP)
     steps = [from_zero(world.run(measured_spans, plan, SLEEP)) for _ in range(3)]
+    say_if_busy(MedianSeconds(milliseconds(spans) / 1000 for spans in steps))
     return sorted(steps, key=milliseconds)[1]
 
 
@@ -345,12 +346,6 @@ class StageMessages:
 # --- stages that compute --------------------------------------------------------------------------
 
 
-def cores() -> int:
-    """That this process may use."""
-    able = hasattr(os, "sched_getaffinity")  # not on macOS and Windows
-    return len(os.sched_getaffinity(0)) if able else os.cpu_count() or 1
-
-
 def table_awake(schedule_of: Callable[[int, int], Schedule], counts: Sequence[int]) -> Table:
     """A larger GPT on so many ranks, each of which computes: the step by the simulation, from what
     each stage takes alone; all work, divided by the cores; the fastest of five steps."""
@@ -364,6 +359,7 @@ def table_awake(schedule_of: Callable[[int, int], Schedule], counts: Sequence[in
         simulated = simulate(lists, Costs(forward, backward, 0)).seconds
         work = LAB_MICROBATCHES * sum(forward + backward) / min(cores(), count)
         measured = min(map(milliseconds, steps))
+        say_if_busy(MedianSeconds(milliseconds(spans) / 1000 for spans in steps))
         rows.append([f"{count} ranks", round(1000 * simulated), round(1000 * work), measured])
     heads = ["simulated", f"work / cores ({cores()} here)", "measured"]
     return Table(["a step, ms", *heads], rows)
@@ -428,19 +424,32 @@ class Divisions(NamedTuple):
         return round(100 * (self.twice / self.once - 1), 1)
 
 
-def train_with_divisions(world) -> dict[str, Divisions]:
+class DividedByAll(NamedTuple):
+    """Optimizer -> the losses in the end."""
+
+    optimizers: dict[str, Divisions]
+
+    def by_prediction(self) -> dict[str, float]:
+        """By the names of the predictions."""
+        return {
+            f"divided twice, {name}, percent": own.percent for name, own in self.optimizers.items()
+        }
+
+    def table(self) -> Table:
+        rows = [
+            [name, f"{own.once:.4f}", f"{own.twice:.4f}"] for name, own in self.optimizers.items()
+        ]
+        return Table(["loss after twenty steps", "divided once", "divided twice"], rows)
+
+
+def train_with_divisions(world) -> DividedByAll:
     """With SGD and with AdamW."""
     lists = one_f_one_b(world.world_size, LAB_MICROBATCHES)
     found = {}
     for name, of_weights in (("SGD", sgd), ("AdamW", adamw)):
         ends = [world.run(last_loss_on_rank, lists, of_weights, again) for again in (False, True)]
         found[name] = Divisions(*(on_ranks[-1] for on_ranks in ends))
-    return found
-
-
-def table_of_divisions(found: Mapping[str, Divisions]) -> Table:
-    rows = [[name, f"{own.once:.4f}", f"{own.twice:.4f}"] for name, own in found.items()]
-    return Table(["loss after twenty steps", "divided once", "divided twice"], rows)
+    return DividedByAll(found)
 
 
 def sgd(weights) -> torch.optim.Optimizer:

@@ -36,6 +36,7 @@ from shardlab.topics.tensor_parallelism.exercises import (
     loss_of_cut_scores,
     mlp_on_ranks,
 )
+from shardlab.topics.tensor_parallelism.figures import shares_figure
 from shardlab.topics.tensor_parallelism.runs import sent_bytes
 
 SEQUENCES, TOKENS = 4, 32  # in a batch, in a sequence
@@ -77,6 +78,27 @@ def drawn_mlp() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = (MLP_TOKENS, MLP_HIDDEN), (MLP_INNER, MLP_HIDDEN), (MLP_HIDDEN, MLP_INNER)
     return [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+
+
+def figure_of_shares(on_ranks: Sequence[MlpOnRank]):
+    """Bytes that a rank keeps of the MLP's weights and sends in its forward, by the number of
+    ranks, by formula; and what was measured on these ranks."""
+    x, up, down = drawn_mlp()
+    counts = (1, 2, 4, 8, 16)
+    sent = [
+        evaluate(
+            ["ring_all_reduce_sent_bytes"],
+            ranks=count,
+            rank=0,
+            message_elements=x.numel(),
+            message_element_bytes=x.itemsize,
+        )["ring_all_reduce_sent_bytes"]
+        for count in counts
+    ]
+    kept = [(up.nbytes + down.nbytes) // count for count in counts]
+    measured = on_ranks[0].weights_kept * x.itemsize, on_ranks[0].bytes_sent
+    lines = {"weights that a rank keeps": kept, "what a rank sends": sent}
+    return shares_figure("One MLP on more and more ranks", counts, lines, len(on_ranks), measured)
 
 
 def plain_mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -325,8 +347,34 @@ class KeptAndSent(NamedTuple):
     sent: int
 
 
-def weigh_layout(world, layout: TensorLayout) -> list[KeptAndSent]:
-    return world.run(weigh_on_rank, layout)
+class WeighedLayouts(NamedTuple):
+    """Layout -> what each rank keeps and sends."""
+
+    layouts: dict[str, list[KeptAndSent]]
+
+    def by_prediction(self) -> dict[str, float]:
+        """Activations of rank 0 in percent of those of a rank that has the model to itself, by the
+        names of the predictions."""
+        alone = by_formula(TensorLayout(), 1)[0].activations
+        return {
+            f"{name}, percent kept": round(100 * on_ranks[0].activations / alone, 1)
+            for name, on_ranks in self.layouts.items()
+        }
+
+    def table(self) -> Table:
+        """Of rank 0, beside a rank that has the model to itself."""
+        rows = [["one rank, by formula", *by_formula(TensorLayout(), 1)[0]]]
+        rows += [[words, *on_ranks[0]] for words, on_ranks in self.layouts.items()]
+        heads = ["model states", "kept for backward", "sent in a step"]
+        return Table(["bytes of rank 0", *heads], rows)
+
+
+def weigh_layouts(world) -> WeighedLayouts:
+    """All of LAYOUTS. Raises AssertionError if a rank differs from the formulas by one byte."""
+    weighed = {name: world.run(weigh_on_rank, layout) for name, layout in LAYOUTS.items()}
+    for name, layout in LAYOUTS.items():
+        assert weighed[name] == by_formula(layout, world.world_size), name
+    return WeighedLayouts(weighed)
 
 
 def weigh_on_rank(layout: TensorLayout) -> KeptAndSent:
@@ -373,26 +421,13 @@ def by_formula(layout: TensorLayout, ranks: int) -> list[KeptAndSent]:
     return [KeptAndSent(*(each[name] for name in names)) for each in found]
 
 
-def percent_kept(weighed: Mapping[str, Sequence[KeptAndSent]]) -> dict[str, float]:
-    """Activations of rank 0, of those of a rank that has the model to itself."""
-    alone = by_formula(TensorLayout(), 1)[0].activations
-    return {name: round(100 * own[0].activations / alone, 1) for name, own in weighed.items()}
-
-
-def table_of_layouts(weighed: Mapping[str, Sequence[KeptAndSent]]) -> Table:
-    """Of rank 0, beside a rank that has the model to itself."""
-    rows = [["one rank, by formula", *by_formula(TensorLayout(), 1)[0]]]
-    rows += [[words, *on_ranks[0]] for words, on_ranks in weighed.items()]
-    heads = ["model states", "kept for backward", "sent in a step"]
-    return Table(["bytes of rank 0", *heads], rows)
-
-
-def given_to_explorer(layout: TensorLayout, ranks: int) -> dict:
-    """The GPT, its batch and its ranks."""
-    given = given_to_formulas(layout, ranks)
+def given_to_explorer(world) -> dict:
+    """The GPT, its batch and its ranks, and what the ledger finds at rank 0's peak."""
+    layout = LAYOUTS[TENSOR]
+    given = given_to_formulas(layout, world.world_size)
     for name in RECIPES["fp32 Adam"].quantities:
         given.pop(name)
-    return dict(recipe="fp32 Adam", **given)
+    return dict(measured=peak_of_rank_0(world, layout), recipe="fp32 Adam", **given)
 
 
 def peak_of_rank_0(world, layout: TensorLayout) -> dict[str, int]:
