@@ -307,8 +307,10 @@ def count_stages(world) -> SentByStages:
     return SentByStages(nbytes)
 
 
-def given_to_explorer(weighed: WeighedStages, sent: SentByStages) -> dict:
-    """What the explorer starts from: the small GPT, and rank 0's bytes as points."""
+def given_to_explorer(world) -> dict:
+    """What the explorer starts from: the small GPT, and as points the bytes that rank 0 keeps and
+    sends."""
+    weighed, sent = weigh_stages(world), count_stages(world)
     points = {
         f"zero_states_bytes(zero_stage={stage})": [(4, sum(weighed.kept[stage][0]))]
         for stage in _STAGES
