@@ -98,7 +98,7 @@ def say_if_busy(*measured: float) -> None:
 
 
 def say_if_most_vary(measured: Iterable[float]) -> None:
-    """The same for many small measurements, of which one may vary by chance: half of them must."""
+    """The same for many small measurements. One may vary by chance: half of them must."""
     in_order = sorted(measured, key=lambda one: getattr(one, "spread", 0.0))
     say_if_busy(*in_order[: len(in_order) // 2 + 1])
 
