@@ -27,6 +27,18 @@ class Clock(NamedTuple):
     cpu: Callable[[], float] = time.process_time
     cpu_tick: float = time.get_clock_info("process_time").resolution
 
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Of one call, on the wall."""
+        start = self.wall()
+        work()
+        return self.wall() - start
+
+    def cpu_share(self, begin: float, seconds: float) -> float:
+        """CPU time since it was `begin`, over so many seconds on the wall; 1 where they are too few
+        to tell."""
+        known = seconds > 0 and seconds >= TICKS * self.cpu_tick
+        return (self.cpu() - begin) / seconds if known else 1.0
+
 
 THESE = Clock()
 
@@ -47,18 +59,12 @@ def median_seconds(
             f"repeats = {repeats}, warm_up = {warm_up}: repeats must be at least 1, warm_up at"
             " least 0."
         )
+    once = _gpu_seconds if device.type == "cuda" else clock.seconds
     for _ in range(warm_up):
         work()
-    if device.type == "cuda":
-        return MedianSeconds(_gpu_seconds(work) / calls for _ in range(repeats))
-    times, cpu_times = [], []
-    for _ in range(repeats):
-        cpu_begin, begin = clock.cpu(), clock.wall()
-        work()
-        times.append(clock.wall() - begin)
-        cpu_times.append(clock.cpu() - cpu_begin)
-    known = sum(times) >= TICKS * clock.cpu_tick
-    cpu_share = sum(cpu_times) / sum(times) if known and sum(times) else 1.0
+    begin = clock.cpu()
+    times = [once(work) for _ in range(repeats)]
+    cpu_share = 1.0 if device.type == "cuda" else clock.cpu_share(begin, sum(times))
     return MedianSeconds((seconds / calls for seconds in times), cpu_share)
 
 
