@@ -82,7 +82,7 @@ format:  ## lay out the Python code
 
 test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; make test ARGS="-m labs" runs a part
 	@echo "test:   everything in tests/ (minutes)"
-	@$(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

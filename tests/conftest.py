@@ -81,14 +81,14 @@ def pytest_itemcollected(item):
 
 @pytest.hookimpl(trylast=True)  # what is deselected is gone
 def pytest_collection_modifyitems(items):
-    """Files with long tests come first: begun at the end, one of them would keep a worker busy
-    while the others have nothing left."""
-    long = {
-        item.path
-        for item in items
-        if any(map(item.get_closest_marker, ("labs", "browser", "slow")))
-    }
-    items.sort(key=lambda item: item.path not in long)
+    """Files with long tests come first, the longest of all before them: begun at the end, one of
+    them would keep a worker busy while the others have nothing left."""
+    order = ("labs", "browser", "slow", "ranks")
+    first = {}
+    for item in items:
+        places = (k for k, mark in enumerate(order) if item.get_closest_marker(mark))
+        first[item.path] = min([first.get(item.path, len(order)), *places])
+    items.sort(key=lambda item: first[item.path])
 
 
 @pytest.hookimpl(tryfirst=True)
