@@ -384,6 +384,32 @@ def rank_waits_for_all(microbatches, rank_in_flight, pipeline_chunks):
     )
 
 
+@formula(r"G_\text{once}", "bytes", measured_by=_AGAIN)
+def rank_new_checkpoint_gradient_bytes(
+    rank_reducing_stage,
+    rank_checkpoint_layers,
+    rank_stage_checkpoints,
+    gradient_element_bytes,
+    rank_layer_parameters,
+    rank_last_checkpoint_layers,
+):
+    """bytes of the gradients that the first microbatch has of its own when the checkpoint before a
+    stage's last one goes backward; 0 if there is none"""
+    return where(
+        rank_reducing_stage < 2,
+        where(
+            rank_checkpoint_layers > 1,
+            where(
+                rank_stage_checkpoints > 1,
+                gradient_element_bytes * rank_layer_parameters * rank_last_checkpoint_layers,
+                0,
+            ),
+            0,
+        ),
+        0,
+    )
+
+
 @formula(r"1_\text{later}", "count")
 def rank_fullest_later(
     rank_waits_for_all,
@@ -393,15 +419,18 @@ def rank_fullest_later(
     rank_exit_bytes,
     rank_hands_on,
     rank_passing_bytes,
+    rank_new_checkpoint_gradient_bytes,
 ):
     """1 if such a rank is fuller when the second goes backward: gradients are more than what the
-    first microbatch kept, in the ends of the model and as an output too"""
+    first microbatch kept, in the ends of the model and as an output too, and than its own new
+    gradients"""
     return where(
         rank_backward_gradient_bytes
         > rank_stage_bytes
         + rank_entrance_bytes
         + rank_exit_bytes
-        + rank_hands_on * rank_passing_bytes,
+        + rank_hands_on * rank_passing_bytes
+        + rank_new_checkpoint_gradient_bytes,
         rank_waits_for_all,
         0,
     )
@@ -570,5 +599,40 @@ def rank_message_bytes(
             rank_hands_on * (rank_kept_outputs + where(rank_held_microbatches > 1, 1, 0))
             + rank_hands_back * rank_sent_gradients
         ),
+        0,
+    )
+
+
+@formula(r"U_\text{within}^r", "bytes", measured_by=_AGAIN)
+def rank_layer_message_bytes(
+    rank_message_bytes, pipeline_chunks, pipeline_is_last, rank_passing_bytes
+):
+    """bytes of these while a layer goes backward: with several stages on a rank, the last rank is
+    fullest in one that hands on what it makes"""
+    return rank_message_bytes + where(pipeline_chunks > 1, pipeline_is_last * rank_passing_bytes, 0)
+
+
+@formula(r"U_\text{held}^r", "bytes", measured_by=_AGAIN)
+def rank_received_gradient_bytes(
+    pipeline_parallel, rank_stage_checkpoints, rank_hands_on, rank_passing_bytes
+):
+    """bytes of the gradient that a stage received, which stays until its first layer is done,
+    beside the one that its layers hand on"""
+    return where(
+        pipeline_parallel > 1,
+        where(rank_stage_checkpoints > 1, rank_hands_on * rank_passing_bytes, 0),
+        0,
+    )
+
+
+@formula(r"U_\text{held}^{\text{core},r}", "bytes", measured_by=_AGAIN)
+def rank_received_at_core_bytes(
+    pipeline_parallel, recompute_policy, keeps_scores, rank_hands_on, rank_passing_bytes
+):
+    """bytes of the same in a stage's last layer, while the core of its unfused attention is
+    computed again"""
+    return where(
+        pipeline_parallel > 1,
+        where(equal(recompute_policy, 1), keeps_scores * rank_hands_on * rank_passing_bytes, 0),
         0,
     )

@@ -266,12 +266,12 @@ def open_bucket_bytes(gradient_element_bytes, open_bucket_parameters):
 def rank_gradients_of_head_bytes(
     rank_reducing_stage, finished_head_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of these gradients of head and last norm on the rank: whole, or its shard and the open
-    bucket"""
+    """bytes of these gradients of head and last norm on the rank: whole, or the open bucket and its
+    shard of the others"""
     return where(
         rank_reducing_stage < 2,
         finished_head_bytes,
-        ceil_div(finished_head_bytes, data_parallel)
+        ceil_div(maximum(finished_head_bytes - open_bucket_bytes, 0), data_parallel)
         + minimum(finished_head_bytes, open_bucket_bytes),
     )
 
@@ -284,7 +284,7 @@ def rank_gradients_of_layers_bytes(
     return where(
         rank_reducing_stage < 2,
         finished_layers_bytes,
-        ceil_div(finished_layers_bytes, data_parallel)
+        ceil_div(maximum(finished_layers_bytes - open_bucket_bytes, 0), data_parallel)
         + minimum(finished_layers_bytes, open_bucket_bytes),
     )
 
@@ -297,7 +297,7 @@ def rank_gradients_of_rest_bytes(
     return where(
         rank_reducing_stage < 2,
         finished_rest_bytes,
-        ceil_div(finished_rest_bytes, data_parallel)
+        ceil_div(maximum(finished_rest_bytes - open_bucket_bytes, 0), data_parallel)
         + minimum(finished_rest_bytes, open_bucket_bytes),
     )
 
@@ -404,12 +404,14 @@ def cut_core_second_run_bytes(
     temporaries_at_scores_bytes,
     has_dropout,
     query_bytes,
+    heads,
     new_gradient_element_bytes,
     attention_side_parameters,
     tensor_parallel,
 ):
     """bytes of a cut layer while the core of its unfused attention is computed a second time: about
-    one part of that of all heads, beside what is whole"""
+    one part of that of all heads, beside what is whole. A single head's queries, keys and values
+    are multiplied as they lie, without a copy of each"""
     return keeps_scores * (
         tensor_norm_bytes
         + tensor_input_bytes
@@ -418,8 +420,11 @@ def cut_core_second_run_bytes(
             scored_bytes
             + score_bytes
             + weighted_bytes
-            + temporaries_at_scores_bytes
-            + (1 - has_dropout) * query_bytes
+            + where(
+                heads > tensor_parallel,
+                temporaries_at_scores_bytes + (1 - has_dropout) * query_bytes,
+                temporaries_at_scores_bytes - 2 * query_bytes,
+            )
             + new_gradient_element_bytes * attention_side_parameters,
             tensor_parallel,
         )
@@ -500,64 +505,56 @@ def rank_work_temporary_bytes(
 
 
 @formula(r"G_\text{ck}^r", "bytes", measured_by=_AGAIN)
-def rank_gradients_of_checkpoint_bytes(
-    finished_head_bytes,
-    rank_last_checkpoint_layers,
-    rank_new_element_bytes,
-    rank_layer_parameters,
-    rank_reducing_stage,
-    data_parallel,
-    open_bucket_bytes,
+def finished_checkpoint_bytes(
+    finished_head_bytes, rank_last_checkpoint_layers, rank_new_element_bytes, rank_layer_parameters
 ):
-    """bytes of the gradients on the rank when its last checkpoint is done: whole, or its shard and
-    the open bucket"""
+    """bytes of the gradients of the head and of a stage's last checkpoint, whole, when they are
+    done"""
+    return (
+        finished_head_bytes
+        + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters
+    )
+
+
+@formula(r"G_\text{ck}^{r\prime}", "bytes", measured_by=_AGAIN)
+def rank_gradients_of_checkpoint_bytes(
+    rank_reducing_stage, finished_checkpoint_bytes, data_parallel, open_bucket_bytes
+):
+    """bytes of these gradients on the rank"""
     return where(
         rank_reducing_stage < 2,
-        finished_head_bytes
-        + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
-        ceil_div(
-            finished_head_bytes
-            + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
-            data_parallel,
-        )
-        + minimum(
-            finished_head_bytes
-            + rank_last_checkpoint_layers * rank_new_element_bytes * rank_layer_parameters,
-            open_bucket_bytes,
-        ),
+        finished_checkpoint_bytes,
+        ceil_div(maximum(finished_checkpoint_bytes - open_bucket_bytes, 0), data_parallel)
+        + minimum(finished_checkpoint_bytes, open_bucket_bytes),
     )
 
 
 @formula(r"G_\text{first}^r", "bytes", measured_by=_AGAIN)
-def rank_gradients_before_first_bytes(
+def finished_before_first_bytes(
     finished_head_bytes,
     rank_layers,
     rank_checkpoint_layers,
     rank_new_element_bytes,
     rank_layer_parameters,
-    rank_reducing_stage,
-    data_parallel,
-    open_bucket_bytes,
 ):
-    """bytes of the gradients on the rank when all but its first checkpoint is done"""
+    """bytes of the gradients of the head and of all layers but the first checkpoint's, whole, when
+    they are done"""
+    return (
+        finished_head_bytes
+        + (rank_layers - rank_checkpoint_layers) * rank_new_element_bytes * rank_layer_parameters
+    )
+
+
+@formula(r"G_\text{first}^{r\prime}", "bytes", measured_by=_AGAIN)
+def rank_gradients_before_first_bytes(
+    rank_reducing_stage, finished_before_first_bytes, data_parallel, open_bucket_bytes
+):
+    """bytes of these gradients on the rank"""
     return where(
         rank_reducing_stage < 2,
-        finished_head_bytes
-        + (rank_layers - rank_checkpoint_layers) * rank_new_element_bytes * rank_layer_parameters,
-        ceil_div(
-            finished_head_bytes
-            + (rank_layers - rank_checkpoint_layers)
-            * rank_new_element_bytes
-            * rank_layer_parameters,
-            data_parallel,
-        )
-        + minimum(
-            finished_head_bytes
-            + (rank_layers - rank_checkpoint_layers)
-            * rank_new_element_bytes
-            * rank_layer_parameters,
-            open_bucket_bytes,
-        ),
+        finished_before_first_bytes,
+        ceil_div(maximum(finished_before_first_bytes - open_bucket_bytes, 0), data_parallel)
+        + minimum(finished_before_first_bytes, open_bucket_bytes),
     )
 
 
@@ -739,7 +736,8 @@ def rank_last_layer(
     waiting_table_bytes,
     residual_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_at_core_bytes,
 ):
     """while the last layer goes backward, the first to do so"""
     return live(
@@ -753,7 +751,8 @@ def rank_last_layer(
         + waiting_table_bytes
         + residual_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_at_core_bytes,
     )
 
 
@@ -769,7 +768,8 @@ def rank_first_layer(
     waiting_table_bytes,
     residual_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_gradient_bytes,
 ):
     """while the first layer goes backward, the last to do so"""
     return live(
@@ -783,7 +783,8 @@ def rank_first_layer(
         + waiting_table_bytes
         + residual_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_gradient_bytes,
     )
 
 
@@ -1128,7 +1129,8 @@ def rank_cut_last_layer(
     waiting_table_bytes,
     rank_passing_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_at_core_bytes,
 ):
     """in the MLP of the last layer that is cut, the first to go backward"""
     return live(
@@ -1139,7 +1141,8 @@ def rank_cut_last_layer(
         + waiting_table_bytes
         + rank_passing_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_at_core_bytes,
     )
 
 
@@ -1159,7 +1162,8 @@ def rank_cut_first_layer(
     waiting_table_bytes,
     rank_passing_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_gradient_bytes,
 ):
     """in the MLP of the first layer that is cut, the last to go backward"""
     return live(
@@ -1170,7 +1174,8 @@ def rank_cut_first_layer(
         + waiting_table_bytes
         + rank_passing_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_gradient_bytes,
     )
 
 
@@ -1191,7 +1196,8 @@ def rank_checkpoint(
     waiting_table_bytes,
     rank_passing_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_gradient_bytes,
 ):
     """when the checkpoint before a stage's last one has been computed again, whose last layer goes
     backward"""
@@ -1206,7 +1212,8 @@ def rank_checkpoint(
         + waiting_table_bytes
         + rank_passing_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_gradient_bytes,
     )
 
 
@@ -1230,7 +1237,8 @@ def rank_first_checkpoint(
     waiting_table_bytes,
     rank_passing_bytes,
     rank_work_temporary_bytes,
-    rank_message_bytes,
+    rank_layer_message_bytes,
+    rank_received_gradient_bytes,
 ):
     """when the first checkpoint has been computed again, the last to be so"""
     return live(
@@ -1246,7 +1254,8 @@ def rank_first_checkpoint(
         + waiting_table_bytes
         + rank_passing_bytes
         + rank_work_temporary_bytes
-        + rank_message_bytes,
+        + rank_layer_message_bytes
+        + rank_received_gradient_bytes,
     )
 
 
