@@ -1,5 +1,13 @@
 """The bytes of a training step: what is kept, what comes and goes, and the peak."""
 
-from . import activations, kernels, layout, rank, step, working_sets  # they fill the registry
+from . import (  # they fill the registry
+    activations,
+    kernels,
+    layout,
+    rank,
+    rank_at_work,
+    step,
+    working_sets,
+)
 
-__all__ = ["activations", "kernels", "layout", "rank", "step", "working_sets"]
+__all__ = ["activations", "kernels", "layout", "rank", "rank_at_work", "step", "working_sets"]
