@@ -88,7 +88,7 @@ RECOMPUTE = Explorer(
             point="rank_layers_bytes",
             words="{rank_layers_bytes}",
         ),
-        StreamsPicture("Or on the host: what is kept travels", OFFLOADED_STEP, COPY_COLOURS),
+        StreamsPicture("Or on the host: the kept bytes travel", OFFLOADED_STEP, COPY_COLOURS),
     ),
     sentence=(
         Say(
@@ -98,19 +98,19 @@ RECOMPUTE = Explorer(
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
-            "{recomputed_share} more operations make a step of {recompute_step_seconds:short"
+            "With {recomputed_share} more operations a step takes {recompute_step_seconds:short"
             " duration}. "
         ),
         Say(
-            "Copied to the host over {pcie_bytes_per_second:bandwidth}, what is kept takes"
+            "Copied to the host over {pcie_bytes_per_second:bandwidth}, the kept bytes take"
             " {copies_exposed_seconds:short duration} that nothing hides."
         ),
     ),
     detail=(
         Say(
-            "A layer keeps {tensor_kept_layer_bytes} of {tensor_layer_bytes}, which is its input of"
-            " {checkpoint_input_bytes} and more. Copies hide behind forward from"
-            " {hiding_bytes_per_second:bandwidth} on. Least is there at a time with"
+            "A layer keeps {tensor_kept_layer_bytes} of {tensor_layer_bytes}; its input takes"
+            " {checkpoint_input_bytes}. Copies hide behind forward on a link of at least"
+            " {hiding_bytes_per_second:bandwidth}. The fewest bytes are alive at a time with"
             " about {best_recompute_every} layers in a checkpoint. Assumed: {utilisation} of"
             " the GPU's arithmetic, 16-bit activations without autocast, no messages, and with"
             " several ranks sequence parallelism."

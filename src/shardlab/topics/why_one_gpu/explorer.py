@@ -126,13 +126,13 @@ FITS_AND_HOW_LONG = Explorer(
         *PARTS_IN_WORDS,
     ),
     table=ExplorerTable(
-        "GPT-3 on 300 billion tokens, 1,024 GPUs at 40% of their datasheet, 8 GPUs to a copy",
+        "GPT-3 on 300 billion tokens, 1,024 GPUs at 40% of their datasheet, 8 GPUs for each copy",
         "gpu",
         (
             ("memory, GB", "gpu_memory_bytes", "GB"),
             ("states on each, GB", "states_bytes_per_gpu", "GB"),
             ("fit?", "fits", "yes or no"),
-            ("fewest GPUs to a copy", "gpus_to_hold_states", "exact"),
+            ("fewest GPUs for a copy", "gpus_to_hold_states", "exact"),
             ("training time", "training_seconds", "duration"),
         ),
     ),
