@@ -100,8 +100,8 @@ def sentences(lines):
 
 def pages(root: Path = ROOT):
     """(name, Markdown) of everything that somebody reads."""
-    for path in [root / "index.md", root / "README.md", *sorted((root / "chapters").glob("*.md"))]:
-        if path.exists():
+    for folder in (".", "chapters", "assignments/*"):
+        for path in sorted(root.glob(f"{folder}/*.md")):
             yield path.relative_to(root).as_posix(), path.read_text("utf-8")
     for path in sorted((root / "labs").glob("*.ipynb")):
         cells = json.loads(path.read_text("utf-8"))["cells"]
@@ -115,7 +115,7 @@ COMPILED = [
     for pattern, instead in RULES
 ]
 # Files of Python code: these folders, but not the files that quote bad English on purpose.
-CODE = ("src", "tests", "tools", "bench", "examples")
+CODE = ("src", "tests", "tools", "bench", "examples", "assignments")
 QUOTING = {"tools/prose.py", "tests/test_prose.py", "tests/engines/test_claims_of_pages.py"}
 
 
