@@ -244,10 +244,31 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@cache
+def compile_templates_once():
+    """Each build compiles the theme's templates anew, which takes most of the time of a small
+    book."""
+    from jinja2 import Environment
+
+    compile_it, compiled = Environment.compile, {}
+
+    def remembered(self, source, name=None, filename=None, raw=False, defer_init=False):
+        what = (tuple(self.extensions), source, name, filename, raw, defer_init)
+        if not isinstance(source, str):
+            return compile_it(self, source, name, filename, raw, defer_init)
+        if what not in compiled:
+            compiled[what] = compile_it(self, source, name, filename, raw, defer_init)
+        return compiled[what]
+
+    Environment.compile = remembered
+
+
 def builder(folder):
     """build(name=text, ...) builds these pages under `folder`; returns (name -> HTML, warnings)."""
     from sphinx.application import Sphinx
     from sphinx.util.docutils import docutils_namespace
+
+    compile_templates_once()
 
     def build_it(**pages):
         source, output = folder / "source", folder / "html"
