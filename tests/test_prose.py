@@ -126,7 +126,7 @@ ours_too | our | a name that stands in the
 table | of | others
 """
 WAYS = {"ours": 1, 'theirs': "place of"}
-said("it is what it is, and", f"{ours and in_the_place_of}")
+said("it is what it is, and", f"{ours and not theirs} or it")
 said("no rank of it waits")
 '''
     )
