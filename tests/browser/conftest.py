@@ -121,8 +121,9 @@ def homes(book_html, book_server):
 @pytest.fixture(scope="session")
 def visits(browser, homes, paths):
     """Path -> Visit of every page, opened as a file."""
+    looks = {}
     with new_context(browser) as context:
-        return {path: visit(context, f"{homes['file']}/{path}") for path in paths}
+        return {path: visit(context, f"{homes['file']}/{path}", looks) for path in paths}
 
 
 @pytest.fixture(scope="session")

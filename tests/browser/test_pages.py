@@ -7,6 +7,7 @@ it is found.
 """
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -16,10 +17,12 @@ from visit import (
     DESKTOP,
     PHONE,
     Watch,
+    come_past,
     lines,
     new_context,
+    new_page_that_counts,
     open_all,
-    open_page,
+    shift_of_load,
     until,
     without_scripts,
 )
@@ -61,75 +64,80 @@ def test_files_load_without_failures_and_errors(visits):
     )
 
 
+@dataclass(frozen=True)
+class WebVisit:
+    """A page over http: what it asked for, and how far things move while it loads, by the width of
+    the window."""
+
+    watch: Watch
+    shifts: dict[int, float]
+
+
 @pytest.fixture(scope="module")
-def web_watches(browser, homes, paths):
-    """Path -> Watch of every page over http, with everything unfolded and every stepper asked for
-    another picture, as `visit` does with files."""
-    watches = {}
-    with new_context(browser) as context:
+def web_visits(browser, homes, paths):
+    """Path -> WebVisit of every page, with everything unfolded and every stepper asked for another
+    picture, as `visit` does with files."""
+    visits = {}
+    with new_context(browser, reduced_motion="no-preference") as context:
+        narrow = new_page_that_counts(context)
+        narrow.set_viewport_size({"width": 390, "height": 844})
         for path in paths:
-            page = context.new_page()
-            watches[path] = Watch.of(page)
-            open_page(page, f"{homes['http']}/{path}")
+            address, page = f"{homes['http']}/{path}", new_page_that_counts(context)
+            watch = Watch.of(page)
+            page.set_viewport_size({"width": 768, "height": 844})
+            shifts = {
+                390: shift_of_load(narrow, address),
+                768: shift_of_load(page, address),
+            }
+            come_past(page)
             open_all(page)
             page.close()
-    return watches
+            visits[path] = WebVisit(watch, shifts)
+    return visits
 
 
-def test_the_web_pages_ask_for_nothing_outside_the_book(web_watches, homes):
+def test_the_web_pages_ask_for_nothing_outside_the_book(web_visits, homes):
     """Must catch: an address that is right on a disk and leads elsewhere on the web, such as
     //cdn.example.org/x.js."""
-    assert not lines({path: watch.outside(homes["http"]) for path, watch in web_watches.items()})
+    assert not lines(
+        {path: visit.watch.outside(homes["http"]) for path, visit in web_visits.items()}
+    )
 
 
-def test_the_web_pages_load_without_failures_and_errors(web_watches):
+def test_the_web_pages_load_without_failures_and_errors(web_visits):
     """Must catch: a missing file (404), a script that throws only over http."""
-    assert not lines({path: watch.failed + watch.errors for path, watch in web_watches.items()})
+    assert not lines(
+        {path: visit.watch.failed + visit.watch.errors for path, visit in web_visits.items()}
+    )
 
 
 @pytest.mark.parametrize("scheme", ["file", "http"])
-def test_explorers_and_figures_keep_to_the_policy(visits, web_watches, book_html, scheme):
+def test_explorers_and_figures_keep_to_the_policy(visits, web_visits, book_html, scheme):
     """With everything unfolded and every stepper asked for another picture.
 
     Must catch: `eval` in a script; a script that is fetched on demand and refused; a style that
     plotly writes and the policy refuses."""
     problems = {}
-    for path, visit in visits.items():
+    for path in visits:
         text = (book_html / path).read_text(encoding="utf-8")
         if 'class="explorer' in text or "plotly-figure" in text:
-            watch = visit.watch if scheme == "file" else web_watches[path]
+            watch = (visits if scheme == "file" else web_visits)[path].watch
             problems[path] = watch.errors + watch.failed
     assert len(problems) >= 5 and {path: found for path, found in problems.items() if found} == {}
 
 
-SHIFTS = """window.shifts = 0;
-  new PerformanceObserver(list => list.getEntries()
-    .forEach(entry => { shifts += entry.value; }))
-      .observe({type: "layout-shift", buffered: true})"""
-SETTLED = """async () => {
-  const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
-  await document.fonts.ready;
-  for (let k = 0; k < 3; k++) await frame();
-  return shifts;
-}"""
-
-
 @pytest.mark.parametrize("width", [390, 768, 1280])
-def test_nothing_moves_while_a_page_loads(browser, homes, paths, width):
+def test_nothing_moves_while_a_page_loads(visits, web_visits, width):
     """What is being read stays where it is: the layout shifts of a load, as browsers count them,
     are at most 0.05 on every page.
 
     Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there
     (0.28 on chapter 3 at 390 px, 0.35 on the formula sheet at 768); an explorer that is drawn
     higher than the room kept for it."""
-    moved = {}
-    for path in paths:
-        # each anew: no font is there already
-        with browser.new_context(viewport={"width": width, "height": 844}) as context:
-            page = context.new_page()
-            page.add_init_script(SHIFTS)
-            page.goto(f"{homes['file']}/{path}", wait_until="load")
-            moved[path] = page.evaluate(SETTLED)
+    moved = {
+        path: visit.shift if width == 1280 else web_visits[path].shifts[width]
+        for path, visit in visits.items()
+    }
     assert {path: round(shift, 3) for path, shift in moved.items() if shift > 0.05} == {}
 
 

@@ -21,9 +21,13 @@ GRAVE = ("serious", "critical")
 
 # axe needs milliseconds for the contrast of one text, and a page has thousands of texts that look
 # alike: same colours, same size, same things behind. Of each look three are marked for axe, so that
-# one which axe passes over, being cut off or covered, does not hide the others.
-MARK_LOOKS = """() => {
-  const numbers = new Map(), behind = new Map(), looks = new Map();
+# one which axe passes over, being cut off or covered, does not hide the others. `known` counts the
+# looks of the pages before: three in the book are enough, but for texts in a picture or in what is
+# laid over others, as only the page itself says what is behind them. Returns how many looks this
+# page has, and the new counts.
+MARK_LOOKS = """known => {
+  const numbers = new Map(), behind = new Map(), looks = new Map(Object.entries(known)),
+    here = new Set();
   const number = node => numbers.get(node) || numbers.set(node, numbers.size + 1).get(node);
   function backdrop(node) {
     if (!node) return "";
@@ -50,12 +54,13 @@ MARK_LOOKS = """() => {
       || !node.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
     const style = getComputedStyle(node);
     const look = [backdrop(node), style.color, style.fontSize, style.fontWeight, style.textShadow,
-      node.ownerSVGElement ? style.fill : ""].join("|");
+      node.ownerSVGElement ? "#" + style.fill : ""].join("|");
     const count = (looks.get(look) || 0) + 1;
     looks.set(look, count);
+    here.add(look);
     if (count <= 3) node.setAttribute("data-look", "");
   }
-  return looks.size;
+  return [here.size, Object.fromEntries([...looks].filter(([look]) => !look.includes("#")))];
 }"""
 
 OPEN_ALL = """() => {
@@ -77,16 +82,19 @@ ASK_STEPPERS = """async () => {
 }"""
 
 # A browser that is out of breath may forget to draw: then a frame never comes, and nobody waits.
-SCROLL_THROUGH = """async () => {
-  const frame = () => new Promise((done, fail) => {
+FRAME = """const frame = () => new Promise((done, fail) => {
     requestAnimationFrame(() => setTimeout(done));
-    setTimeout(() => fail(new Error("no frame in 20 s")), 20000); });
+    setTimeout(() => fail(new Error("no frame in 20 s")), 20000); });"""
+SCROLL_THROUGH = (
+    f"async () => {{ {FRAME}"
+    + """
   for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) {
     scrollTo(0, y); await frame(); await frame(); }
   scrollTo(0, 0);
   await document.fonts.ready;
   await frame();
 }"""
+)
 
 # What stands beyond the window's right edge and is in no box that scrolls. `overflow-x: clip` or
 # `hidden` on the way up does not excuse it: then it is not even reached by scrolling.
@@ -168,6 +176,21 @@ PAPER_PROBLEMS = """() => {
 }"""
 
 
+# Layout shifts of a load, as browsers count them: what a script adds to a page before it is read.
+COUNT_SHIFTS = """window.shifts = 0;
+  new PerformanceObserver(list => list.getEntries()
+    .forEach(entry => { shifts += entry.value; }))
+      .observe({type: "layout-shift", buffered: true})"""
+SHIFTS = (
+    f"async () => {{ {FRAME}"
+    + """
+  await document.fonts.ready;
+  for (let k = 0; k < 3; k++) await frame();
+  return shifts;
+}"""
+)
+
+
 @dataclass
 class Watch:
     """What a page asked for, and what went wrong on the way. Attach it before the page goes
@@ -224,6 +247,7 @@ class Visit:
     phone: list[str]  # what is too wide for 390 px
     paper: list[str]
     explorers_on_paper: list[str]
+    shift: float  # how far things move while it loads in a wide window
 
 
 def until(page, expression: str, arg=None, seconds: float = 30) -> None:
@@ -235,21 +259,48 @@ def until(page, expression: str, arg=None, seconds: float = 30) -> None:
         page.wait_for_timeout(20)
 
 
-def scroll_through(page) -> None:
-    """Come past everything. Where the browser forgot to draw, a picture of the page makes it."""
+def frames(page, script: str):
+    """What a script that waits for frames returns. Where the browser forgot to draw, a picture of
+    the page makes it."""
     try:
-        page.evaluate(SCROLL_THROUGH)
+        return page.evaluate(script)
     except Error as error:
         if "no frame" not in str(error):
             raise
         page.screenshot()
-        page.evaluate(SCROLL_THROUGH)
+        return page.evaluate(script)
+
+
+def scroll_through(page) -> None:
+    """Come past everything."""
+    frames(page, SCROLL_THROUGH)
+
+
+def new_page_that_counts(context):
+    """A page that counts the layout shifts of each load, and finds no font there already."""
+    page = context.new_page()
+    page.add_init_script(COUNT_SHIFTS)
+    devtools = context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    devtools.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    return page
+
+
+def shift_of_load(page, address: str) -> float:
+    """Go to `address` on a page that counts; how far things move while it loads."""
+    page.goto(address, wait_until="load")
+    return frames(page, SHIFTS)
 
 
 def open_page(page, address: str) -> None:
     """Go to `address`, come past everything that loads when it is near, and wait until it is
     drawn."""
     page.goto(address, wait_until="load")
+    come_past(page)
+
+
+def come_past(page) -> None:
+    """Come past everything that loads when it is near, and wait until it is drawn."""
     scroll_through(page)
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
     until(page, "[...document.querySelectorAll('.explorer')].every(card => card.dataset.ready)")
@@ -292,22 +343,21 @@ def new_context(browser, **options):
     )
 
 
-def axe_findings(page, only_colours=False) -> list[str]:
+def axe_findings(page, looks: dict, only_colours=False) -> list[str]:
     """Serious and critical findings on the page as it is now, a sentence each; at most five for one
-    rule."""
+    rule. `looks` counts the looks seen on other pages in this mode, and then those of this page."""
     # else axe fetches style sheets, which a file may not
     options = {"resultTypes": ["violations"], "preload": False}
-    rules = (
-        {"runOnly": ["link-in-text-block"]}
-        if only_colours
-        else {"rules": {"color-contrast": {"enabled": False}}}
-    )
+    if only_colours:
+        options["runOnly"] = ["link-in-text-block", "color-contrast"]
     if not page.evaluate("'axe' in window"):
         page.evaluate(AXE.axe_script)
-    run = "async ([context, options]) => (await axe.run(context, options)).violations"
-    violations = page.evaluate(run, ["html", {**options, **rules}])
-    assert page.evaluate(MARK_LOOKS)
-    violations += page.evaluate(run, ["[data-look]", {**options, "runOnly": ["color-contrast"]}])
+        page.evaluate("axe.configure({rules: [{id: 'color-contrast', selector: '[data-look]'}]})")
+    here, counts = page.evaluate(MARK_LOOKS, looks)
+    assert here, "a page has texts"
+    looks |= counts
+    run = "async options => (await axe.run('html', options)).violations"
+    violations = page.evaluate(run, options)
     return [
         f"{violation['id']} ({violation['impact']}): {node['html'][:160]} — "
         + "; ".join(check["message"] for check in [*node["any"], *node["all"], *node["none"]])[:200]
@@ -317,21 +367,23 @@ def axe_findings(page, only_colours=False) -> list[str]:
     ]
 
 
-def visit(context, address: str) -> Visit:
+def visit(context, address: str, looks: dict | None = None) -> Visit:
     """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on
-    paper."""
-    page = context.new_page()
+    paper. `looks` remembers for the next page which texts axe has seen: {mode: {look: count}}."""
+    looks = {} if looks is None else looks
+    page = new_page_that_counts(context)
     watch = Watch.of(page)
-    open_page(page, address)
+    shift = shift_of_load(page, address)
+    come_past(page)
     open_all(page)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
-    light = axe_findings(page)
+    light = axe_findings(page, looks.setdefault("light", {}))
     page.emulate_media(color_scheme="dark")
     until(page, "document.documentElement.dataset.theme === 'dark'")
     until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
-    dark = axe_findings(page, only_colours=True)
+    dark = axe_findings(page, looks.setdefault("dark", {}), only_colours=True)
     page.set_viewport_size(PHONE)
     scroll_through(page)
     phone = page.evaluate(BEYOND)
@@ -341,7 +393,7 @@ def visit(context, address: str) -> Visit:
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()
-    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers)
+    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers, shift)
 
 
 NO_SCRIPT_PROBLEMS = """() => {
