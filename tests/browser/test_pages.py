@@ -79,16 +79,16 @@ def web_visits(browser, homes, paths):
     picture, as `visit` does with files."""
     visits = {}
     with new_context(browser, reduced_motion="no-preference") as context:
-        narrow = new_page_that_counts(context)
-        narrow.set_viewport_size({"width": 390, "height": 844})
         for path in paths:
-            address, page = f"{homes['http']}/{path}", new_page_that_counts(context)
+            address, shifts = f"{homes['http']}/{path}", {}
+            narrow = new_page_that_counts(context)
+            narrow.set_viewport_size({"width": 390, "height": 844})
+            shifts[390] = shift_of_load(narrow, address)
+            narrow.close()
+            page = new_page_that_counts(context)
             watch = Watch.of(page)
             page.set_viewport_size({"width": 768, "height": 844})
-            shifts = {
-                390: shift_of_load(narrow, address),
-                768: shift_of_load(page, address),
-            }
+            shifts[768] = shift_of_load(page, address)
             come_past(page)
             open_all(page)
             page.close()
