@@ -181,6 +181,7 @@ COUNT_SHIFTS = """window.shifts = 0;
   new PerformanceObserver(list => list.getEntries()
     .forEach(entry => { shifts += entry.value; }))
       .observe({type: "layout-shift", buffered: true})"""
+DRAWN = f"async () => {{ {FRAME} for (let k = 0; k < 3; k++) await frame(); }}"
 SHIFTS = (
     f"async () => {{ {FRAME}"
     + """
@@ -247,7 +248,6 @@ class Visit:
     phone: list[str]  # what is too wide for 390 px
     paper: list[str]
     explorers_on_paper: list[str]
-    shift: float  # how far things move while it loads in a wide window
 
 
 def until(page, expression: str, arg=None, seconds: float = 30) -> None:
@@ -276,19 +276,20 @@ def scroll_through(page) -> None:
     frames(page, SCROLL_THROUGH)
 
 
-def new_page_that_counts(context):
-    """A page that counts the layout shifts of each load, and finds no font there already."""
-    page = context.new_page()
+def shift_of_load(page, address: str, width: int) -> float:
+    """Go to `address` on a new page with a window of that width; how far things move meanwhile. The
+    book's fonts come once the page was drawn without them, as on a slow line."""
+    page.set_viewport_size({"width": width, "height": 844})
     page.add_init_script(COUNT_SHIFTS)
-    devtools = context.new_cdp_session(page)
-    devtools.send("Network.enable")
-    devtools.send("Network.setCacheDisabled", {"cacheDisabled": True})
-    return page
-
-
-def shift_of_load(page, address: str) -> float:
-    """Go to `address` on a page that counts; how far things move while it loads."""
-    page.goto(address, wait_until="load")
+    held, drawn = [], []
+    page.route("**/fonts/book-*", lambda route: route.continue_() if drawn else held.append(route))
+    page.goto(address, wait_until="domcontentloaded")
+    frames(page, DRAWN)
+    assert held, "no font was asked for"
+    drawn.append(True)
+    for route in held:
+        route.continue_()
+    page.wait_for_load_state("load")
     return frames(page, SHIFTS)
 
 
@@ -371,10 +372,9 @@ def visit(context, address: str, looks: dict | None = None) -> Visit:
     """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on
     paper. `looks` remembers for the next page which texts axe has seen: {mode: {look: count}}."""
     looks = {} if looks is None else looks
-    page = new_page_that_counts(context)
+    page = context.new_page()
     watch = Watch.of(page)
-    shift = shift_of_load(page, address)
-    come_past(page)
+    open_page(page, address)
     open_all(page)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
@@ -393,7 +393,7 @@ def visit(context, address: str, looks: dict | None = None) -> Visit:
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()
-    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers, shift)
+    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers)
 
 
 NO_SCRIPT_PROBLEMS = """() => {
