@@ -121,7 +121,7 @@ def check_schedule(schedule, microbatches):
                 at[rank] += 1
                 going = True
     if at != [len(own) for own in plan]:
-        raise ValueError("ranks wait for each other for ever.")
+        raise ValueError("ranks wait for each other forever.")
 
 
 class Pipeline(nn.Module):
@@ -436,7 +436,7 @@ def test_a_misconception_about_running_gets_its_sentence(worlds, name):
 
 
 def test_sends_that_wait_for_each_other(worlds, monkeypatch):
-    """Must catch: a trial that waits for ever where two ranks send before either receives."""
+    """Must catch: a trial that waits forever where two ranks send before either receives."""
     monkeypatch.setattr(grading, "TRIAL_SECONDS", 3.0)
     change = (
         "return tensor, dist.isend(tensor, peer, group=self.group, tag=self.tag(*to))",

@@ -100,8 +100,8 @@ def test_what_a_move_says():
     )
     assert (
         two[4]
-        == "Move 4 of 22: backward of unit C in microbatch 1. Each rank has all gradients of it"
-        " now, from its own examples only."
+        == "Move 4 of 22: backward of unit C in microbatch 1. Each rank has all gradients of the"
+        " unit now, from its own examples only."
     )
     assert (
         two[5]
@@ -121,7 +121,7 @@ def test_what_a_move_says():
         "all-gather of unit A’s parameters. Each rank gets what the others have updated."
     )
     assert (
-        "backward of unit C in microbatch 2. Each rank adds to the gradients that it has of it"
+        "backward of unit C in microbatch 2. Each rank adds to its gradients of the unit"
         in shard_steps(1, 2, 2)[10].sentence
     )
     three = [step.sentence for step in shard_steps(3, 2, 1)]

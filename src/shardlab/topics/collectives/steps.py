@@ -189,10 +189,8 @@ COLLECTIVES = MappingProxyType(
             sums=True,
             hearsay=True,
             puts="word",
-            look=(
-                "Rows are ranks; the bars are the ranks of which a rank knows that they have come."
-            ),
-            begin="each of the {n} ranks knows only of itself that it has come.",
+            look=("Rows are ranks; the bars are the ranks that have come, as far as a rank knows."),
+            begin="each of the {n} ranks knows only that it has come itself.",
             end="Now each knows that all have come, and goes on.",
             progress="{done} of {wanted} ranks know of all",
         ),

@@ -157,11 +157,11 @@ def own_tokens(again: bool) -> Iterator[PairMove]:
         "dn",
     )
     yield PairMove(
-        "backward of the norm. The gradient of its weight is a term: it has seen own tokens only",
+        "backward of the norm. The gradient of its weight is a term: of the rank's own tokens only",
         {"dx": _TOKENS, "dw": _TERM, **GONE},
     )
     yield PairMove(
-        "once a step, sum_gradients adds up what is whole, in one small all-reduce",
+        "once a step, sum_gradients adds up gradients of whole tensors, in one small all-reduce",
         {"dw": _ALL},
         "all_reduce",
         "dw",

@@ -173,9 +173,9 @@ def sentence(stage, made, before, microbatches):
     within = f" in microbatch {microbatch}" if microbatches > 1 else ""
     if isinstance(move, Backward):
         more = (
-            "Each rank adds to the gradients that it has of it"
+            "Each rank adds to its gradients of the unit"
             if had.own
-            else "Each rank has all gradients of it now"
+            else "Each rank has all gradients of the unit now"
         )
         return f"backward of {unit}{within}. {more}, from its own examples only."
     if isinstance(move, Forward):

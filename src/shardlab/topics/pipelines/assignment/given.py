@@ -20,7 +20,7 @@ def words_of(plan: Schedule) -> Words:
 
 
 def actions_of(words: Words) -> Schedule:
-    """Raises InvalidSchedule for what is no word of an action."""
+    """Raises InvalidSchedule for a text that names no action."""
     return [[_action(word) for word in own] for own in words]
 
 

@@ -27,7 +27,7 @@ def _made(function, name: str, sizes: tuple[int, ...]) -> tuple[str, Schedule, S
 
 @ASSIGNMENT.trial_of_each("parity", *SCHEDULES)
 def lists_that_run(function, name):
-    """each stage on its rank does each microbatch once, and no rank waits for ever"""
+    """each stage on its rank does each microbatch once, and no rank waits forever"""
     for sizes in _sizes(name):
         what, plan, right = _made(function, name, sizes)
         try:
@@ -120,7 +120,7 @@ def what_can_run(mine):
 
 @ASSIGNMENT.trial("faults", "check_schedule")
 def what_cannot_run(mine):
-    """missing and repeated actions, wrong orders, stages on two ranks, ranks that wait for ever"""
+    """missing and repeated actions, wrong orders, stages on two ranks, ranks that wait forever"""
     for what, words in (
         ("a rank without actions", [["0F0", "0B0", "0F1", "0B1"], []]),
         ("a word that is no action", [["0F0", "0B0", "0F1", "0X1"]]),
