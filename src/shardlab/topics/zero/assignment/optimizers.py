@@ -1,102 +1,26 @@
 """Stages 1 and 2: optimizers that keep the states of a shard."""
 
-from functools import partial
+from shardlab.exercises.on_a_rank import demand, expect, groups
+from shardlab.exercises.trap_model import Trap, trap_loss
 
-import torch
-from torch import nn
-
-from shardlab.exercises.on_a_rank import (
-    Here,
-    Wrong,
-    closest,
-    demand,
-    expect,
-    groups,
-    race,
-    refuses,
-    sent_at_best,
+from .given import ASSIGNMENT, CLOSE
+from .steps import (
+    BOTH,
+    SETTINGS,
+    SGD,
+    SGD_SETTINGS,
+    SMALL_BUCKET_BYTES,
+    begun,
+    compare_step,
+    zeros_for_none,
 )
-from shardlab.exercises.trap_model import (
-    Stumble,
-    Trap,
-    inputs_of,
-    plain_model,
-    stumble,
-    trained,
-    trap_loss,
-)
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-
-from .given import ASSIGNMENT, CLOSE, FOUR_BYTES, bytes_of, layers
-
-BOTH = ("ShardedStates", "ShardedGradients")
-SMALL_BUCKET_BYTES = 200
-SETTINGS = (
-    (torch.optim.SGD, dict(lr=0.1, momentum=0.9, weight_decay=0.1)),
-    (torch.optim.AdamW, dict(lr=0.01, weight_decay=0.1)),
-)
-SGD, SGD_SETTINGS = SETTINGS[0]
-
-
-def _begin(here: Here) -> Trap:
-    """Ranks begin with different parameters. Buffers are alike: an optimizer is not given them."""
-    module = Trap(here.me)
-    module.shift.copy_(Trap(0).shift)
-    return module
-
-
-def _zeros_for_none(model: nn.Module) -> nn.Module:
-    for parameter in trained(model):
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    return model
-
-
-def _after_a_step(ranks, number: int = 0, some_rank: int = -1, factor: float = 1.0) -> nn.Module:
-    """The plain model after one step of SGD with the mean gradient of these ranks."""
-    model = _zeros_for_none(plain_model(0, ranks, number, some_rank, factor))
-    SGD(model.parameters(), **SGD_SETTINGS).step()
-    return model
-
-
-def _compare_step(what: str, module: nn.Module, here: Here, some_rank: int = -1):
-    """Each parameter after the first step of SGD, with what misconceptions lead to."""
-    n = here.n
-    right, before = _after_a_step(range(n), 0, some_rank), Trap(0)
-    others = {
-        f"That is a step with the sum over {n} ranks: divide by {n}.": _after_a_step(
-            range(n), 0, some_rank, n
-        ),
-        "That is a step with the mean divided by the number of ranks once more.": _after_a_step(
-            range(n), 0, some_rank, 1 / n
-        ),
-    }
-    own = [_after_a_step([rank], 0, some_rank) for rank in range(n)]
-    for name, wanted in right.named_parameters():
-        got = module.get_parameter(name)
-        instead = {said: other.get_parameter(name).detach() for said, other in others.items()}
-        if got.shape == wanted.shape:
-            pair = [wanted.detach(), before.get_parameter(name).detach()]
-            instead[
-                "Nothing changed, or some of the elements: each rank has updated its shard, and"
-                " all-gather hands the shards to all."
-            ] = closest(got, pair)
-            instead[
-                "Each element is updated with the gradient of one rank: reduce-scatter adds up"
-                " those of all ranks."
-            ] = closest(got, [other.get_parameter(name).detach() for other in own])
-        expect(f"{what}: {name}", got, wanted.detach(), instead, CLOSE)
-
-
-# --- parity ---------------------------------------------------------------------------------------
 
 
 @ASSIGNMENT.trial_of_each("parity", *BOTH)
 def values_of_rank_0(kind, name):
     """all ranks begin with the values of the group's rank 0, frozen parameters too"""
     for here in groups(4, 3, 2):
-        module = _begin(here)
+        module = begun(here)
         kind(module.parameters(), SGD, here.group, lr=0.1)
         own = Trap(here.me)
         for key, right in Trap(0).named_parameters():
@@ -114,13 +38,13 @@ def a_step(kind, name):
     """parameters after a step of SGD, on 2, 3 and 4 ranks, with small buckets and with one"""
     for here in groups(4, 3, 2):
         for bucket_bytes in (1 << 20, SMALL_BUCKET_BYTES):
-            module = _begin(here)
+            module = begun(here)
             settings = dict(bucket_bytes=bucket_bytes, **SGD_SETTINGS)
             optimizer = kind(module.parameters(), SGD, here.group, **settings)
             trap_loss(module, here.me).backward()
             optimizer.step()
             what = f"rank {here.me} of {here.n} after a step of {name}"
-            _compare_step(f"{what}, bucket_bytes = {bucket_bytes}", module, here)
+            compare_step(f"{what}, bucket_bytes = {bucket_bytes}", module, here)
 
 
 @ASSIGNMENT.trial_of_each("parity", *BOTH)
@@ -128,7 +52,7 @@ def three_steps(kind, name):
     """parameters after three steps of SGD with momentum and of AdamW are the plain model's"""
     for here in groups(3):
         for of, settings in SETTINGS:
-            module, plain = _begin(here), Trap(0)
+            module, plain = begun(here), Trap(0)
             optimizer = kind(module.parameters(), of, here.group, **settings)
             ours = of(plain.parameters(), **settings)
             for number in range(3):
@@ -136,7 +60,7 @@ def three_steps(kind, name):
                     each.zero_grad()
                 trap_loss(module, here.me, number).backward()
                 (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
-                _zeros_for_none(plain)
+                zeros_for_none(plain)
                 optimizer.step()
                 ours.step()
                 for key, right in plain.named_parameters():
@@ -152,7 +76,7 @@ def three_steps(kind, name):
 def groups_of_parameters(kind, name):
     """two groups with settings of their own, and a learning rate that changes between steps"""
     for here in groups(2):
-        module, plain = _begin(here), Trap(0)
+        module, plain = begun(here), Trap(0)
 
         def given(model):
             layers = [model.first, model.hidden, model.some, model.never]
@@ -167,7 +91,7 @@ def groups_of_parameters(kind, name):
                 each.zero_grad()
             trap_loss(module, here.me, number).backward()
             (sum(trap_loss(plain, rank, number) for rank in range(2)) / 2).backward()
-            _zeros_for_none(plain)
+            zeros_for_none(plain)
             before = {key: p.detach().clone() for key, p in plain.named_parameters()}
             for each in (optimizer, ours):
                 demand(
@@ -189,300 +113,3 @@ def groups_of_parameters(kind, name):
                     },
                     CLOSE,
                 )
-
-
-# --- bytes ----------------------------------------------------------------------------------------
-
-
-@ASSIGNMENT.trial_of_each("bytes", *BOTH)
-def states_of_a_shard(kind, name):
-    """memory between steps: AdamW's moments of a shard, no gradient, no second copy"""
-    for here in groups(4):
-        with Ledger(nn.Identity()) as ledger:
-            start = ledger.bytes.total
-            model = layers(8)
-            optimizer = kind(model.parameters(), torch.optim.AdamW, here.group, lr=1e-3)
-            for _ in range(2):
-                model(torch.ones(2, 64)).sum().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-            more = ledger.bytes.total - start
-        whole = bytes_of(model.parameters())
-        more, moments = more - whole, 2 * whole // 4
-        demand(
-            more <= 1.6 * moments,
-            f"between steps rank {here.me} of 4 holds {more:,} bytes besides parameters of"
-            f" {whole:,}: AdamW's two moments of a shard are {moments:,}, those of all parameters"
-            f" {2 * whole:,}. Let the optimizer inside know this rank's shards alone, and drop"
-            " gradients in zero_grad.",
-        )
-        demand(
-            more >= 0.9 * moments,
-            f"between steps rank {here.me} of 4 holds {more:,} bytes besides parameters of"
-            f" {whole:,}, and AdamW's two moments of a shard are {moments:,}: they must live on.",
-        )
-
-
-@ASSIGNMENT.trial_of_each("bytes", *BOTH)
-def bytes_of_a_step(kind, name):
-    """a step sends what an all-reduce sends: a reduce-scatter and an all-gather"""
-    for here in groups(4, 3):
-        module = _begin(here)
-        optimizer = kind(module.parameters(), SGD, here.group, lr=0.1)
-        with CommunicationLog() as log:
-            trap_loss(module, here.me).backward()
-            optimizer.step()
-        whole = bytes_of(trained(module))
-        wanted = 2 * whole * (here.n - 1) / here.n
-        padding = 4 * here.n * 8
-        sent = sent_at_best(log)
-        reduced = sent_at_best(log, "all_reduce reduce")
-        why = ""
-        if reduced >= wanted - padding:
-            why = " An all-reduce gives every rank sums that it does not need: reduce-scatter."
-        elif sent > wanted:
-            why = " A tied parameter is sent once, a frozen one never."
-        demand(
-            sent <= wanted + padding,
-            f"backward and step of {name} send {sent:,.0f} bytes from rank {here.me} of {here.n},"
-            f" and {wanted:,.0f} are enough for {whole:,} bytes of parameters: (n - 1)/n for the"
-            f" gradients, (n - 1)/n for the parameters.{why}",
-        )
-
-
-@ASSIGNMENT.trial("bytes", "ShardedStates")
-def nothing_leaves_in_backward(mine):
-    """stage 1: two backwards send nothing, and a step as much as after one"""
-    for here in groups(3):
-        module = _begin(here)
-        optimizer = mine.ShardedStates(module.parameters(), SGD, here.group, lr=0.1)
-        with CommunicationLog() as log:
-            for number in range(2):
-                trap_loss(module, here.me, number).backward()
-            in_backward = len(log.messages)
-            optimizer.step()
-        demand(
-            in_backward == 0,
-            f"two backwards of stage 1 send {in_backward} messages: gradients wait, whole, for"
-            " step(), so that microbatches cost no message.",
-        )
-
-
-def _note_sent(seen: list[float], log: CommunicationLog, _):
-    seen.append(sent_at_best(log))
-
-
-@ASSIGNMENT.trial("bytes", "ShardedGradients")
-def buckets_leave_early(mine):
-    """stage 2: a bucket leaves backward as soon as it has all gradients"""
-    for here in groups(4):
-        module = _begin(here)
-        settings = dict(lr=0.1, bucket_bytes=SMALL_BUCKET_BYTES)
-        optimizer = mine.ShardedGradients(module.parameters(), SGD, here.group, **settings)
-        seen: list[float] = []
-        with CommunicationLog() as log:
-            watch = partial(_note_sent, seen, log)
-            loss = trap_loss(module, here.me, some_rank=here.me, watch=watch)
-            for parameter in trained(module):  # so that no bucket waits for what nobody uses
-                loss = loss + 0 * parameter.sum()
-            loss.backward()
-            in_backward = sent_at_best(log)
-            optimizer.step()
-        least = bytes_of(trained(module)) * 3 / 4
-        demand(
-            in_backward >= 0.9 * least,
-            f"backward of stage 2 sends {in_backward:,.0f} bytes, and the gradients are"
-            f" {least:,.0f}: they are reduced in backward, and not in step().",
-        )
-        demand(
-            bool(seen) and seen[0] > 0,
-            "when backward reaches the first layer, no bucket has left: one that is complete is"
-            " reduced at once, so that its gradients can go while backward makes the others.",
-        )
-
-
-@ASSIGNMENT.trial("bytes", "ShardedGradients")
-def gradients_of_a_shard(mine):
-    """stage 2: after backward the gradients of a shard; at no time all of them"""
-    for here in groups(4):
-        model = layers(16)
-        whole = bytes_of(model.parameters())
-        settings = dict(lr=0.1, bucket_bytes=whole // 16)
-        optimizer = mine.ShardedGradients(model.parameters(), SGD, here.group, **settings)
-        inputs = torch.ones(2, 64)
-        with Ledger(model) as ledger:
-            start = ledger.bytes.total
-            model(inputs).sum().backward()
-            after = ledger.bytes.total - start
-            most = max(point.bytes.total for point in ledger.timeline) - start
-        optimizer.step()
-        demand(
-            after <= 0.4 * whole,
-            f"after backward rank {here.me} of 4 holds {after:,} bytes of gradients: all are"
-            f" {whole:,}, those of a shard {whole // 4:,}. Set .grad of the model's parameters to"
-            " None once their bucket is reduced.",
-        )
-        demand(
-            most <= 0.8 * whole,
-            f"at the peak of backward rank {here.me} of 4 holds {most:,} bytes more than before:"
-            f" all gradients are {whole:,}, those of a shard and two buckets"
-            f" {whole // 4 + whole // 8:,}. Reduce and free a bucket while backward goes on.",
-        )
-
-
-# --- faults ---------------------------------------------------------------------------------------
-
-
-@ASSIGNMENT.trial_of_each("faults", *BOTH)
-def used_on_one_rank(kind, name):
-    """a layer that one rank uses: the others bring zeros, and nobody waits"""
-    for here in groups(3):
-        module = _begin(here)
-        settings = dict(bucket_bytes=SMALL_BUCKET_BYTES, **SGD_SETTINGS)
-        optimizer = kind(module.parameters(), SGD, here.group, **settings)
-        trap_loss(module, here.me, some_rank=1).backward()
-        optimizer.step()
-        what = f"rank {here.me} of 3 after a step in which rank 1 alone uses all layers"
-        _compare_step(what, module, here, some_rank=1)
-
-
-@ASSIGNMENT.trial_of_each("faults", *BOTH)
-def microbatches(kind, name):
-    """the gradients of two backwards add up, and zero_grad forgets them"""
-    for here in groups(3):
-        module, plain = _begin(here), Trap(0)
-        optimizer = kind(module.parameters(), SGD, here.group, lr=0.1)
-        ours = SGD(plain.parameters(), lr=0.1)
-        for step in range(2):
-            lone = Trap(0)
-            for number in (0, 1):
-                trap_loss(module, here.me, number).backward()
-                (sum(trap_loss(plain, rank, number) for rank in range(3)) / 3).backward()
-            lone.load_state_dict(plain.state_dict())
-            (sum(trap_loss(lone, rank, 1) for rank in range(3)) / 3).backward()
-            SGD(lone.parameters(), lr=0.1).step()
-            optimizer.step()
-            ours.step()
-            for key, right in plain.named_parameters():
-                expect(
-                    f"{key} after step {step + 1} of two backwards each",
-                    module.get_parameter(key),
-                    right.detach(),
-                    {"The first backward is lost.": lone.get_parameter(key).detach()},
-                    CLOSE,
-                )
-            for each in (optimizer, ours):
-                each.zero_grad()
-
-
-@ASSIGNMENT.trial_of_each("faults", *BOTH)
-def loaded_weights(kind, name):
-    """weights that are loaded between steps are where the next step begins"""
-    for here in groups(2):
-        module, plain = _begin(here), Trap(0)
-        optimizer = kind(module.parameters(), SGD, here.group, lr=0.1)
-        trap_loss(module, here.me).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        stale = {key: p.detach().clone() for key, p in module.named_parameters()}
-        module.load_state_dict(Trap(5).state_dict())
-        plain.load_state_dict(Trap(5).state_dict())
-        trap_loss(module, here.me, 1).backward()
-        (sum(trap_loss(plain, rank, 1) for rank in range(2)) / 2).backward()
-        optimizer.step()
-        for key, right in plain.named_parameters():
-            right = right.detach()
-            if plain.get_parameter(key).grad is not None:
-                right = right - 0.1 * plain.get_parameter(key).grad
-            got = module.get_parameter(key)
-            expect(
-                f"{key} after a step from loaded weights",
-                got,
-                right,
-                {
-                    "The load is lost: the shard is a copy that remembers what was there before;"
-                    " make it a view of the parameters' memory, or fill it in step().": (
-                        closest(got, [stale[key], stale[key] + right - Trap(5).get_parameter(key)])
-                    )
-                },
-                CLOSE,
-            )
-
-
-@ASSIGNMENT.trial_of_each("faults", *BOTH)
-def fewer_elements_than_ranks(kind, name):
-    """buckets of one or two elements on four ranks"""
-    for here in groups(4):
-        weights = [nn.Parameter(torch.full((size,), 1.0 + here.me)) for size in (1, 2, 5)]
-        optimizer = kind(weights, SGD, here.group, lr=1.0, bucket_bytes=FOUR_BYTES)
-        for weight in weights:
-            (weight * (here.me + 1.0)).sum().backward()
-        optimizer.step()
-        for weight in weights:
-            expect(
-                f"{len(weight)} weights of 1 after a step with gradients 1, 2, 3 and 4",
-                weight,
-                torch.full((len(weight),), 1 - 2.5),
-            )
-
-
-@ASSIGNMENT.trial("faults", "ShardedGradients")
-def after_an_error(mine):
-    """stage 2: a backward that raised halfway leaves nothing behind, after zero_grad"""
-    for here in groups(3):
-        module = _begin(here)
-        settings = dict(bucket_bytes=SMALL_BUCKET_BYTES, **SGD_SETTINGS)
-        optimizer = mine.ShardedGradients(module.parameters(), SGD, here.group, **settings)
-        try:
-            (module(inputs_of(here.me, 1), watch=stumble) ** 2).mean().backward()
-        except Stumble:
-            pass
-        else:
-            raise Wrong("an exception inside backward did not come out of backward().")
-        optimizer.zero_grad()
-        trap_loss(module, here.me).backward()
-        optimizer.step()
-        _compare_step(f"rank {here.me} of 3 after a backward that raised", module, here)
-
-
-@ASSIGNMENT.trial_of_each("faults", *BOTH)
-def wrong_arguments(kind, name):
-    """nothing to train, bucket_bytes of 0"""
-    frozen = list(Trap(0).requires_grad_(False).parameters())
-    for what, parameters, bucket_bytes in (
-        ("no trained parameter", frozen, 100),
-        ("no parameter", [], 100),
-        ("bucket_bytes = 0", list(Trap(0).parameters()), 0),
-        ("bucket_bytes = -1", list(Trap(0).parameters()), -1),
-    ):
-        refuses(
-            f"{name} with {what}",
-            kind,
-            parameters,
-            SGD,
-            lr=0.1,
-            bucket_bytes=bucket_bytes,
-            errors=(ValueError,),
-            may_send=True,  # ranks may ask each other first
-        )
-
-
-# --- speed ----------------------------------------------------------------------------------------
-
-
-@ASSIGNMENT.trial_of_each("speed", *BOTH)
-def seconds_of_a_step(kind, name):
-    """backward and step of 1.3 million parameters under AdamW, on 4 ranks"""
-
-    def stepper(of):
-        model, inputs = layers(20, 256), torch.ones(8, 256)
-        optimizer = of(model.parameters(), torch.optim.AdamW, lr=1e-3, bucket_bytes=1 << 20)
-
-        def step():
-            optimizer.zero_grad()
-            model(inputs).square().mean().backward()
-            optimizer.step()
-
-        return step
-
-    return race(stepper(kind), stepper(ASSIGNMENT.reference[name]))
