@@ -79,20 +79,21 @@ class WebVisit:
 def web_visits(browser, homes, paths):
     """Path -> WebVisit of every page, with everything unfolded and every stepper asked for another
     picture, as `visit` does with files."""
-    visits = {}
+    shifts, watches = {path: {} for path in paths}, {}
     with new_context(browser, reduced_motion="no-preference") as context:
+        for width in WIDTHS[:-1]:
+            page = context.new_page()
+            for path in paths:
+                shifts[path][width] = shift_of_load(page, f"{homes['http']}/{path}", width)
+            page.close()
         for path in paths:
-            shifts = {}
-            for width in WIDTHS:
-                page = context.new_page()
-                watch = Watch.of(page)
-                shifts[width] = shift_of_load(page, f"{homes['http']}/{path}", width)
-                if width == WIDTHS[-1]:
-                    come_past(page)
-                    open_all(page)
-                page.close()
-            visits[path] = WebVisit(watch, shifts)
-    return visits
+            page = context.new_page()
+            watches[path] = Watch.of(page)
+            shifts[path][WIDTHS[-1]] = shift_of_load(page, f"{homes['http']}/{path}", WIDTHS[-1])
+            come_past(page)
+            open_all(page)
+            page.close()
+    return {path: WebVisit(watches[path], shifts[path]) for path in paths}
 
 
 def test_the_web_pages_ask_for_nothing_outside_the_book(web_visits, homes):
@@ -226,8 +227,9 @@ def test_without_javascript(browser, visits, homes):
     """Must catch: text or a formula that only a script shows, an explorer without its table, a
     button that does nothing."""
     with new_context(browser, java_script_enabled=False) as context:
+        page = context.new_page()
         problems = {
-            path: without_scripts(context, f"{homes['file']}/{path}", visit.blocks)
+            path: without_scripts(page, f"{homes['file']}/{path}", visit.blocks)
             for path, visit in visits.items()
         }
     assert not lines(problems)
@@ -358,7 +360,7 @@ def test_a_mode_is_looked_at_in_its_own_colours(spoiled_visit):
 def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled, spoiled_visit):
     """Must catch: `without_scripts` no longer seeing late text, TeX, dead buttons."""
     with new_context(browser, java_script_enabled=False) as context:
-        problems = "\n".join(without_scripts(context, spoiled, spoiled_visit.blocks))
+        problems = "\n".join(without_scripts(context.new_page(), spoiled, spoiled_visit.blocks))
     for words in ("written by a script", "left as TeX", "does nothing without JavaScript"):
         assert words in problems
 

@@ -177,10 +177,11 @@ PAPER_PROBLEMS = """() => {
 
 
 # Layout shifts of a load, as browsers count them: what a script adds to a page before it is read.
-COUNT_SHIFTS = """window.shifts = 0;
-  new PerformanceObserver(list => list.getEntries()
-    .forEach(entry => { shifts += entry.value; }))
-      .observe({type: "layout-shift", buffered: true})"""
+COUNT_SHIFTS = """() => {
+  window.shifts = 0;
+  new PerformanceObserver(list => list.getEntries().forEach(entry => { shifts += entry.value; }))
+    .observe({type: "layout-shift", buffered: true});
+}"""
 DRAWN = f"async () => {{ {FRAME} for (let k = 0; k < 3; k++) await frame(); }}"
 SHIFTS = (
     f"async () => {{ {FRAME}"
@@ -277,13 +278,15 @@ def scroll_through(page) -> None:
 
 
 def shift_of_load(page, address: str, width: int) -> float:
-    """Go to `address` on a new page with a window of that width; how far things move meanwhile. The
-    book's fonts come once the page was drawn without them, as on a slow line."""
-    page.set_viewport_size({"width": width, "height": 844})
-    page.add_init_script(COUNT_SHIFTS)
+    """Go to `address` in a window of that width; how far things move meanwhile. The book's fonts
+    come once the page was drawn without them, as on a slow line; with requests that are held, the
+    browser keeps none for the next load."""
     held, drawn = [], []
+    page.set_viewport_size({"width": width, "height": 844})
+    page.unroute_all()
     page.route("**/fonts/book-*", lambda route: route.continue_() if drawn else held.append(route))
     page.goto(address, wait_until="domcontentloaded")
+    page.evaluate(COUNT_SHIFTS)
     frames(page, DRAWN)
     assert held, "no font was asked for"
     drawn.append(True)
@@ -415,10 +418,9 @@ NO_SCRIPT_PROBLEMS = """() => {
 }"""
 
 
-def without_scripts(context, address: str, blocks: list[str]) -> list[str]:
-    """What is wrong at `address` in a `context` without JavaScript; `blocks` is what there is to
-    read with it."""
-    page = context.new_page()
+def without_scripts(page, address: str, blocks: list[str]) -> list[str]:
+    """What is wrong at `address` on a `page` without JavaScript; `blocks` is what there is to read
+    with it."""
     page.goto(address, wait_until="load")
     page.evaluate(OPEN_ALL)
     still = set(page.evaluate(BLOCKS))
@@ -426,7 +428,6 @@ def without_scripts(context, address: str, blocks: list[str]) -> list[str]:
         f"only a script shows: {block[:80]}" for block in blocks if block and block not in still
     ]
     found = missing[:8] + page.evaluate(EXPLORERS_AT_REST) + page.evaluate(NO_SCRIPT_PROBLEMS)
-    page.close()
     return found
 
 
