@@ -32,9 +32,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from .recompute_surroundings import (
     ActivationTraits,
     CheckpointError,
+    InANode,
     Surroundings,
     differs,
-    keep_in_a_node,
     needs_no_gradient,
     refuse_hidden_inputs,
     refuse_hidden_outputs,
@@ -91,10 +91,10 @@ class Recomputation:
         return output
 
     def keep_inputs(self, tensors: list[Tensor]):
-        self.inputs = keep_in_a_node(*tensors)
+        self.inputs = InANode(*tensors)
 
     def kept_inputs(self) -> list[Tensor]:
-        return [alike(tensor) for tensor in self.inputs.saved_tensors]
+        return [alike(tensor) for tensor in self.inputs.tensors]
 
     def pack(self, activation: Tensor) -> int:
         self.first.append(ActivationTraits.of(activation, self.same))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .collective_wire import place
 from .recompute import Recomputation
-from .recompute_surroundings import keep_in_a_node
+from .recompute_surroundings import InANode
 
 
 def checkpoint_partitioned(
@@ -40,7 +40,7 @@ class Partitioned(Recomputation):
 
     def keep_inputs(self, tensors: list[Tensor]):
         self.about = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
-        self.inputs = keep_in_a_node(*(self.part(tensor) for tensor in tensors))
+        self.inputs = InANode(*(self.part(tensor) for tensor in tensors))
 
     @torch.no_grad()
     def part(self, whole: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Partitioned(Recomputation):
         return F.pad(own, (0, each - len(own))).clone()
 
     def kept_inputs(self) -> list[Tensor]:
-        pairs = zip(self.inputs.saved_tensors, self.about)
+        pairs = zip(self.inputs.tensors, self.about)
         return [self.whole(part, *about) for part, about in pairs]
 
     @torch.no_grad()

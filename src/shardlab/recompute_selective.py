@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .recompute import Recomputation
-from .recompute_surroundings import keep_in_a_node
+from .recompute_surroundings import InANode
 from .torch_internals import (
     FUSED_ATTENTION,
     TorchDispatchMode,
@@ -89,14 +89,13 @@ class KeptCall:
     def __init__(self, outputs: Tensor | tuple):
         self.single = isinstance(outputs, Tensor)
         self.outputs = [
-            keep_in_a_node(each.detach()) if isinstance(each, Tensor) else each
+            InANode(each.detach()) if isinstance(each, Tensor) else each
             for each in ((outputs,) if self.single else outputs)
         ]
 
     def take(self) -> Tensor | tuple:
         outputs = [
-            each.saved_tensors[0].detach() if isinstance(each, torch.autograd.graph.Node) else each
-            for each in self.outputs
+            each.tensors[0].detach() if isinstance(each, InANode) else each for each in self.outputs
         ]
         return outputs[0] if self.single else tuple(outputs)
 

@@ -137,6 +137,13 @@ class KeepInputs(torch.autograd.Function):
         raise AssertionError("nothing follows from this node")
 
 
-def keep_in_a_node(*tensors: Tensor) -> torch.autograd.graph.Node:
-    """A node of which .saved_tensors are these."""
-    return KeepInputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn
+class InANode:
+    """Tensors that a node of autograd keeps. The node is asked through its output, because up to
+    PyTorch 2.6 what it keeps goes with the output."""
+
+    def __init__(self, *tensors: Tensor):
+        self.output = KeepInputs.apply(torch.empty(0, requires_grad=True), *tensors)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.output.grad_fn.saved_tensors
