@@ -129,7 +129,10 @@ def test_the_same_as_a_scaled_product():
     x, w = torch.randn(32, 64), torch.randn(16, 64) * 1e-3
     x8, w8 = to_float8(x, E4M3), to_float8(w, E4M3)
     factors = x8.values.view(32, 64), w8.values.view(16, 64).t()
-    theirs = scaled_product(*factors, x8.scales[0], w8.scales[0], torch.float32)
+    try:
+        theirs = scaled_product(*factors, x8.scales[0], w8.scales[0], torch.float32)
+    except NotImplementedError:
+        pytest.skip("this PyTorch has no product of 8-bit factors on a CPU")
     ours = F.linear(from_float8(x8), from_float8(w8))
     assert torch.allclose(ours, theirs, rtol=0, atol=64 * 2.0**-24 * ours.abs().max().item())
 
