@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .apart import CannotGoApart, Ended, apart
+from .common_mistakes import about_an_error, about_numbers
 from .numbers import plain_number
 from .patience import at_most
 
@@ -68,7 +69,9 @@ class Exercise:
     Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
     result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
     compared value, for example the bytes that the ledger counted. `hint` is a reader's first
-    help; the second is `right`.
+    help; the second is `right`. `errors` has (pattern, sentence): the sentence explains an error
+    of a solution whose text has the pattern in it. `unit` is that of a result that is one number:
+    "bytes", "seconds".
     """
 
     name: str
@@ -79,6 +82,8 @@ class Exercise:
     words: tuple[str, ...] = ()
     answer: Callable = call
     hint: str = ""
+    errors: tuple[tuple[str, str], ...] = ()
+    unit: str = ""
 
     def __post_init__(self):
         if self.words and len(self.words) != len(self.cases):
@@ -181,26 +186,38 @@ def judge(exercise: Exercise, solution: Callable) -> Verdict:
                 f"{exercise.written(len(given), solution)} met ..., a blank that is left: fill in"
                 " the blank.",
             )
-        return Verdict(
-            False, f"{exercise.written(len(given), solution)} raised {Failure.of(error)}"
-        )
+        return Verdict(False, _raised(exercise, len(given), solution, Failure.of(error)))
     wanted = exercise.answers(exercise.reference)
     wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
     if wrong is None:
         return Verdict(True, exercise.right)
-    if given[wrong] is None or given[wrong] is ...:
+    written = exercise.written(wrong, solution)
+    if given[wrong] is ...:
+        return Verdict(False, f"{written} gave Ellipsis: fill in the blank.")
+    if given[wrong] is None:
         return Verdict(
-            False, f"{exercise.written(wrong, solution)} gave {given[wrong]!r}: fill in the blank."
+            False,
+            f"{written} returns nothing. A value that is printed, or has a name, is not handed"
+            " back: end with return, and the result.",
         )
     for misconception in exercise.misconceptions:
         if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
             return Verdict(False, misconception.sentence)
     if isinstance(given[wrong], Failure):
-        return Verdict(False, f"{exercise.written(wrong, solution)} raised {given[wrong]}")
-    return Verdict(
-        False,
-        _words_for_a_difference(exercise.written(wrong, solution), wanted[wrong], given[wrong]),
-    )
+        return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
+    said = _words_for_a_difference(written, wanted[wrong], given[wrong])
+    if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
+        return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
+    how = about_numbers(wanted, given, exercise.unit)
+    return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
+
+
+def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
+    """The error of a case, and what it comes from, where that is known."""
+    why = about_an_error(failure, exercise.errors)
+    stop = "." * (not failure.endswith("."))
+    said = f"{exercise.written(number, solution)} raised {failure}"
+    return f"{said}{stop} {why}" if why else said
 
 
 def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:

@@ -8,7 +8,8 @@ is stopped.
     answer_of_ranks(2, work)                           # the same for a check: a failure is an
                                                        # answer
 
-A message is copied when it is sent, so a send never waits. An all-reduce takes what each rank
+A message is copied when it is sent. An isend never waits, a send waits until its message is taken.
+An all-reduce takes what each rank
 brings as its k-th, whatever that is: like a real one.
 """
 
@@ -92,6 +93,7 @@ class ThreadRank:
 
     def __init__(self, sheet: Sheet, rank: int):
         self._sheet, self._rank, self._reductions = sheet, rank, 0
+        self.messages_sent, self.elements_sent = 0, 0
 
     def __getattr__(self, name: str):
         known = ", ".join(
@@ -106,13 +108,29 @@ class ThreadRank:
         return self._sheet.n
 
     def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "ThreadRank":
-        self._peer(dst)
-        with self._sheet.changed:
-            self._sheet.mail[self._rank, dst].append(tensor.detach().clone())
-            self._sheet.changed.notify_all()
+        self._post(tensor, dst)
         return self
 
-    send = isend
+    def send(self, tensor: Tensor, dst: int, group=None, tag: int = 0):
+        """Waits until the message is taken, as a real send of many bytes does."""
+        letter = self._post(tensor, dst)
+        with self._sheet.changed:
+            letters = self._sheet.mail[self._rank, dst]
+            self._sheet.wait(
+                self._rank,
+                lambda: all(other is not letter for other in letters),
+                f"until rank {dst} takes its message",
+            )
+
+    def _post(self, tensor: Tensor, dst: int) -> Tensor:
+        self._peer(dst)
+        letter = tensor.detach().clone()
+        self.messages_sent += 1
+        self.elements_sent += letter.numel()
+        with self._sheet.changed:
+            self._sheet.mail[self._rank, dst].append(letter)
+            self._sheet.changed.notify_all()
+        return letter
 
     def wait(self):
         """A message is on its way as soon as it is sent."""
@@ -123,6 +141,7 @@ class ThreadRank:
             letters = self._sheet.mail[src, self._rank]
             self._sheet.wait(self._rank, lambda: bool(letters), f"for rank {src}")
             letter = letters.popleft()
+            self._sheet.changed.notify_all()  # the sender may wait for this
         if letter.numel() != tensor.numel():
             raise ValueError(
                 f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room"
@@ -167,7 +186,7 @@ class ThreadRank:
             return
         for rank in range(self._sheet.n):
             if rank != src:
-                self.send(tensor, rank)
+                self.isend(tensor, rank)
 
     def _peer(self, rank: int):
         if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:

@@ -29,8 +29,15 @@ def _what_a_plan_does(goal, solution, n):
         ) from None
     if any(part is ... for moves in plan for move in moves for part in move):
         return ...
+    if not any(plan):
+        return "nothing moves: the plan has no moves."
     for number, moves in enumerate(plan, 1):
         for move in moves:
+            if move.chunk not in range(n):
+                return (
+                    f"step {number}: rank {move.source} sends chunk {move.chunk}, and chunks are"
+                    f" numbered 0 to {n - 1}: take the number % n."
+                )
             if move.target != (move.source + 1) % n:
                 return (
                     f"step {number}: rank {move.source} sends to rank {move.target}, which is not"
@@ -45,6 +52,8 @@ def _what_a_plan_does(goal, solution, n):
     steps = f"{len(plan)} step{'s' * (len(plan) != 1)}"
     sums = [(rank, chunk, held[rank][chunk]) for rank in range(n) for chunk in goal(rank, n)]
     lacking = [(rank, chunk, parts) for rank, chunk, parts in sums if len(parts) < n]
+    if lacking and (idle := _idle(plan, n)):
+        return idle
     if lacking:
         rank, chunk, parts = lacking[0]
         missing = sum(n - len(parts) for *_, parts in lacking)
@@ -54,6 +63,16 @@ def _what_a_plan_does(goal, solution, n):
             f" which has those of ranks {there}."
         )
     return f"every sum is where it belongs, after {steps}."
+
+
+def _idle(plan, n):
+    for number, moves in enumerate(plan, 1):
+        for rank in range(n):
+            if all(move.source != rank for move in moves):
+                return (
+                    f"step {number}: rank {rank} sends nothing, and every rank sends in every step."
+                )
+    return ""
 
 
 def _scatter(chunk, operator="+=", more=0):
@@ -106,6 +125,29 @@ plan_of_a_ring_reduce_scatter = Exercise(
         Misconception(
             _scatter(lambda rank, step: rank - step, more=-1),
             "one step too few: a chunk that collects the parts of n ranks travels n - 1 times.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: step),
+            "every rank sends the same chunk in a step, the step's number. They are to be n"
+            " different ones: rank and step both count.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + 1),
+            "every rank sends the same chunk in every step, its right neighbour's. It must pass"
+            " on what it received in the step before, with its own part in it.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - 1),
+            "every rank sends the same chunk in every step, its left neighbour's. It must pass"
+            " on what it received in the step before, with its own part in it.",
+        ),
+        Misconception(
+            lambda n: [
+                [Move(m.target, m.source, *m[2:]) for m in moves]
+                for moves in plans.ring_reduce_scatter(n)
+            ],
+            "source and target are exchanged: Move(source, target, ...), and the target is the"
+            " rank to the right.",
         ),
     ),
     right=(
@@ -210,15 +252,27 @@ def _numbers(rank, size):
     return torch.arange(1, size + 1, dtype=torch.float64) * (10**rank)
 
 
+class Summed(NamedTuple):
+    """What all ranks hold, and what they sent for it."""
+
+    full: list
+    messages_of_each_rank: list
+    elements_sent: int
+
+
 def _on_ranks(solution, n, size):
-    """What all ranks hold after solution(full, dist)."""
+    """What all ranks hold after solution(full, dist), and what was sent."""
 
     def work(dist):
         full = _numbers(dist.get_rank(), size)
         solution(full, dist)
-        return full.tolist()
+        return full.tolist(), dist.messages_sent, dist.elements_sent
 
-    return answer_of_ranks(n, work)
+    found = answer_of_ranks(n, work)
+    if not isinstance(found, list):
+        return found
+    full, messages, elements = map(list, zip(*found))
+    return Summed(full, messages, sum(elements))
 
 
 class Passed(NamedTuple):
@@ -228,28 +282,38 @@ class Passed(NamedTuple):
     room_is_as_it_was: bool
 
 
-def _passed_on(solution, n, size):
-    """What each rank has after solution(outgoing, room, dist)."""
+def _passed_on(solution, n, size, longer=0):
+    """What each rank has after solution(outgoing, room, dist); for each rank before it a chunk is
+    `longer` elements longer."""
 
     def work(dist):
-        outgoing, room = _numbers(dist.get_rank(), size), torch.full((size,), 7.0).double()
+        rank = dist.get_rank()
+        outgoing = _numbers(rank, size + longer * rank)
+        room = torch.full((size + longer * ((rank - 1) % n),), 7.0).double()
         arrived = solution(outgoing, room, dist)
-        if not isinstance(arrived, torch.Tensor):
+        if arrived is None or arrived is ...:
             return arrived
+        if not isinstance(arrived, torch.Tensor):
+            raise TypeError(
+                f"it returned something of type {type(arrived).__name__}: recv returns the number"
+                " of the rank, and writes what arrives into the tensor that it was given."
+            )
         return Passed(arrived.tolist(), room.eq(7).all().item())
 
     found = answer_of_ranks(n, work)
     return next((result for result in found if result is None or result is ...), found)
 
 
-def _passing(to=1, back=0, into_room=False):
+def _passing(
+    to=1, since=1, back=0, into_room=False, like_outgoing=False, sends_room=False, waits=False
+):
     def pass_on(outgoing, room, dist):
         n, me = dist.get_world_size(), dist.get_rank()
-        arriving = room if into_room else torch.empty_like(room)
-        sent = dist.isend(outgoing, (me + to) % n)
-        dist.recv(arriving, (me - to) % n)
-        sent.wait()
-        return outgoing if back else arriving
+        arriving = room if into_room else torch.empty_like(outgoing if like_outgoing else room)
+        send = dist.send if waits else dist.isend
+        send(room if sends_room else outgoing, (me + to) % n)
+        dist.recv(arriving, (me - since) % n)
+        return (arriving, outgoing, room)[back]
 
     return pass_on
 
@@ -267,14 +331,14 @@ def pass_on(outgoing, room, dist):
 one_place_around_the_ring = Exercise(
     name="pass_on",
     reference=pass_on,
-    cases=(dict(n=3, size=2), dict(n=4, size=1)),
-    words=("3 ranks, 2 elements", "4 ranks, 1 element"),
+    cases=(dict(n=3, size=2), dict(n=4, size=1), dict(n=3, size=1, longer=1)),
+    words=("3 ranks, 2 elements", "4 ranks, 1 element", "3 ranks, chunks of 1, 2 and 3 elements"),
     answer=_passed_on,
     hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
     " rank's right neighbour is rank 0: % n.",
     misconceptions=(
         Misconception(
-            _passing(to=-1),
+            _passing(to=-1, since=-1),
             "the other way around: send to the right, (me + 1) % n, and receive from the left.",
         ),
         Misconception(
@@ -291,6 +355,48 @@ one_place_around_the_ring = Exercise(
             "you receive before anybody has sent, and recv waits: all ranks wait for each other."
             " isend first, which returns at once; and rank 0's left neighbour is rank n - 1.",
         ),
+        Misconception(
+            lambda outgoing, room, dist: dist.recv(
+                torch.empty_like(room), (dist.get_rank() - 1) % dist.get_world_size()
+            ),
+            "you receive before anybody has sent, and recv waits: all ranks wait for each other."
+            " isend first, which returns at once.",
+        ),
+        Misconception(
+            _passing(waits=True),
+            "a send waits until somebody takes the message, and all ranks send first: nobody is"
+            " there to take one. isend returns at once.",
+        ),
+        Misconception(
+            _passing(since=-1),
+            "you receive from the right, and nobody sends from there: what comes, comes from the"
+            " left, (me - 1) % n.",
+        ),
+        Misconception(
+            _passing(like_outgoing=True),
+            "the tensor to receive into must be as large as room, torch.empty_like(room): chunks"
+            " need not be of one size, and outgoing is another chunk.",
+        ),
+        Misconception(
+            _passing(sends_room=True),
+            "you send room; outgoing is what the rank to the right needs.",
+        ),
+        Misconception(
+            _passing(back=2),
+            "room is as it was: return what has arrived, the tensor that recv wrote into.",
+        ),
+        Misconception(
+            lambda outgoing, room, dist: torch.zeros_like(room),
+            "nothing has arrived: dist.recv(arriving, (me - 1) % n) waits for the message and"
+            " writes it into arriving.",
+        ),
+    ),
+    errors=(
+        (
+            "has no peer",
+            "A message goes to a neighbour. The ring has no end: after rank n - 1 comes rank 0,"
+            " so take the number % n.",
+        ),
     ),
     right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
 )
@@ -304,21 +410,36 @@ def _put(into, arriving):
     into.copy_(arriving)
 
 
-def _ring_of(first, second, cut=lambda full, n: full.tensor_split(n), then=lambda full, n: None):
+def _ring_of(
+    first,
+    second,
+    cut=lambda full, n: full.tensor_split(n),
+    then=lambda full, n: None,
+    rounds=lambda n: (range(1, n), range(n - 1)),
+    sign=-1,
+    back=1,
+):
     """A ring all-reduce that does `first` with what arrives in the first round and `second` in the
     second."""
 
     def all_reduce(full, dist):
         n, me = dist.get_world_size(), dist.get_rank()
         chunks = cut(full, n)
-        for does, steps in ((first, range(1, n)), (second, range(n - 1))):
+        for does, steps in zip((first, second), rounds(n)):
             for step in steps:
-                into = chunks[(me - step - 1) % n]
-                arriving = pass_on(chunks[(me - step) % n], into, dist)
+                into = chunks[(me + sign * step - (back if does is first else 1)) % n]
+                arriving = pass_on(chunks[(me + sign * step) % n], into, dist)
                 does(into, arriving)
         then(full, n)
 
     return all_reduce
+
+
+def _whole_arrays(full, dist):
+    passing = full.clone()
+    for _ in range(dist.get_world_size() - 1):
+        passing = pass_on(passing, full, dist)
+        full += passing
 
 
 def _nothing(into, arriving):
@@ -368,6 +489,46 @@ all_reduce_from_send_and_recv = Exercise(
             _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
             "that is the mean; all-reduce is to give the sum here.",
         ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n - 1))),
+            "the sums are right, and there is one step too many in the first round: after n - 1"
+            " steps every chunk has met every rank, and the next message is for nothing.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n))),
+            "the sums are right, and there is one step too many in the second round: a sum that"
+            " is to reach n - 1 other ranks travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(2, n), range(n - 1))),
+            "one step too few in the first round: a chunk that collects the parts of n ranks"
+            " travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n - 2))),
+            "one step too few in the second round: a sum that is to reach n - 1 other ranks"
+            " travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, back=0),
+            "you add what arrives to the chunk that the rank has just sent: what comes from the"
+            " left is another chunk, the one before, me - step - 1.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, sign=1),
+            "chunks travel to the right, so the number that a rank sends falls from step to"
+            " step: me - step, not me + step.",
+        ),
+        Misconception(
+            lambda full, dist: dist.all_reduce(full),
+            "the sum is right, and dist has made it. Build it yourself, with pass_on: what does"
+            " all_reduce do inside?",
+        ),
+        Misconception(
+            _whole_arrays,
+            "the sum is right, and those are whole arrays that travel, n - 1 of them over every"
+            " link: a ring sends chunks, and so 2 (n - 1) / n of an array.",
+        ),
     ),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
 )
@@ -413,6 +574,36 @@ chunks_that_do_not_divide = Exercise(
             "nothing in full has changed: what the ring works on must be views of full, not"
             " copies.",
         ),
+        Misconception(
+            _ring_of(
+                _add,
+                _put,
+                lambda full, n: [
+                    full[k * (full.numel() // n) : (k + 1) * (full.numel() // n) + full.numel() % n]
+                    for k in range(n)
+                ],
+            ),
+            "some elements are in two chunks, so parts of them are added twice: a chunk ends"
+            " where the next one begins.",
+        ),
+    ),
+    errors=(
+        (
+            "index out of range",
+            "chunk(n) and split(size) cut pieces of one size, rounded up, and can run out of"
+            " elements before there are n of them. tensor_split(n) always makes n.",
+        ),
+        (
+            "Assertion",
+            "To refuse a size is no repair: gradients come in any. Cut n chunks that have every"
+            " element in one of them.",
+        ),
+        (
+            "which made room for",
+            "A rank sends another number of elements than its neighbour has room for: all ranks"
+            " cut alike, whatever their number.",
+        ),
+        ("slice indices", "Bounds are whole numbers; a fraction of an element is in no chunk."),
     ),
     right="n chunks, every element in one of them, whether n divides their number or not.",
 )

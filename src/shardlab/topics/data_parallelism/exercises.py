@@ -21,8 +21,8 @@ def _digits(tensor):
 
 
 def _averaged(solution, n, without):
-    """Parameters and gradients on all ranks after solution(parameters, dist). Rank `without` has no
-    gradient of the first one."""
+    """Parameters and gradients on all ranks after solution(parameters, dist), and, where gradients
+    are wrong, what the solution reduced. Rank `without` has no gradient of the first one."""
 
     def work(dist):
         rank = dist.get_rank()
@@ -33,10 +33,32 @@ def _averaged(solution, n, without):
         for number, parameter in enumerate(parameters):
             if not (rank == without and number == 0):
                 parameter.grad = torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * (rank + 1)
+        reduced = _watched(dist, parameters)
         solution(parameters, dist)
-        return [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
+        found = [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
+        return found, [] if [grad for _, grad in found] == means else reduced
 
+    sums = [sum(rank + 1 for rank in range(n) if number or rank != without) for number in (0, 1)]
+    means = [
+        _digits(torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * sums[number] / n)
+        for number in (0, 1)
+    ]
     return answer_of_ranks(n, work)
+
+
+def _watched(dist, parameters):
+    """A list to which every all-reduce of this rank adds what it sums."""
+    reduced, all_reduce = [], dist.all_reduce
+
+    def noted(tensor, *args, **named):
+        of = {p.data_ptr(): "a parameter" for p in parameters}
+        of |= {p.grad.data_ptr(): "a gradient" for p in parameters if p.grad is not None}
+        if isinstance(tensor, torch.Tensor):
+            reduced.append(of.get(tensor.data_ptr(), "something else"))
+        return all_reduce(tensor, *args, **named)
+
+    dist.all_reduce = noted
+    return reduced
 
 
 def _average(
@@ -58,6 +80,50 @@ def _average(
     return average
 
 
+def _filled(does):
+    """Every gradient filled with zeros where it is None, then does(p, dist)."""
+
+    def average(parameters, dist):
+        for p in parameters:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            does(p, dist)
+
+    return average
+
+
+def _divided_copy(p, dist):
+    dist.all_reduce(p.grad.clone())
+    p.grad /= dist.get_world_size()
+
+
+def _mean_of_own_elements(p, dist):
+    dist.all_reduce(p.grad.mean())
+    p.grad /= dist.get_world_size()
+
+
+def _from_rank_0(p, dist):
+    dist.broadcast(p.grad, 0)
+
+
+def _divided_on_rank_0(p, dist):
+    dist.all_reduce(p.grad)
+    p.grad /= 1 if dist.get_rank() else dist.get_world_size()
+
+
+def _only_divided(p, dist):
+    p.grad /= dist.get_world_size()
+
+
+def _by_the_rank(p, dist):
+    dist.all_reduce(p.grad)
+    p.grad /= dist.get_rank()
+
+
+def _multiplied(p, dist):
+    dist.all_reduce(p.grad)
+    p.grad *= dist.get_world_size()
+
+
 def _sum_of_parameters(parameters, dist):
     for p in parameters:
         p.grad = torch.zeros_like(p) if p.grad is None else p.grad
@@ -77,7 +143,9 @@ mean_of_the_gradients = Exercise(
         Misconception(
             _average(after=lambda g, n: g),
             "that is the sum. With n ranks the update is n times too long, as if you had multiplied"
-            " the learning rate by n: divide by dist.get_world_size().",
+            " the learning rate by n: divide by dist.get_world_size(), in place. grad = ... / n"
+            " only"
+            " gives a name away.",
         ),
         Misconception(
             _average(before=lambda g, n: g / n),
@@ -102,12 +170,61 @@ mean_of_the_gradients = Exercise(
         ),
         Misconception(
             _average(after=lambda g, n: g / 2),
-            "right for two ranks. How many there are, dist.get_world_size() knows.",
+            "right for two ranks. The number of parameters, two here, and the number of ranks have"
+            " nothing to do with each other: how many ranks there are, dist.get_world_size()"
+            " knows.",
         ),
         Misconception(
             lambda parameters, dist: None,
             "nothing was sent: each rank has its own gradients, and after one update the models"
             " differ.",
+        ),
+        Misconception(
+            _filled(_only_divided),
+            "divided, and nothing was sent: dist.all_reduce(p.grad) makes the sum first.",
+        ),
+        Misconception(
+            _filled(_divided_copy),
+            "you have reduced a copy, and the sum is in that: all_reduce works in place, on the"
+            " tensor that it is given. Give it p.grad itself.",
+        ),
+        Misconception(
+            _filled(lambda p, dist: dist.all_reduce(p.grad.clone())),
+            "you have reduced a copy, p.grad / n or a clone, and the mean is in that: all_reduce"
+            " works in place. Reduce p.grad itself, and divide it.",
+        ),
+        Misconception(
+            _filled(_by_the_rank),
+            "divided by the number of this rank, which is 0 on the first: how many ranks there"
+            " are is dist.get_world_size().",
+        ),
+        Misconception(
+            _filled(_mean_of_own_elements),
+            "that is the mean over its own elements. The mean over the ranks is wanted, for each"
+            " element: all-reduce p.grad, divide by n.",
+        ),
+        Misconception(
+            _filled(_from_rank_0),
+            "every rank has rank 0's gradients now, and those of the other examples are lost:"
+            " sum them.",
+        ),
+        Misconception(_filled(_multiplied), "multiplied by n, and a mean is divided by n."),
+        Misconception(
+            _filled(_divided_on_rank_0),
+            "divided on rank 0 alone: each rank has a gradient of its own to update with, so"
+            " each divides.",
+        ),
+        Misconception(
+            lambda parameters, dist: _average()(parameters[:1], dist),
+            "that is the first parameter alone: all of them have gradients.",
+        ),
+    ),
+    errors=(
+        (
+            "NoneType",
+            "If the error names .detach or /=: a parameter that this rank has not used has no"
+            " gradient, p.grad is None, and takes part with zeros. And all_reduce returns"
+            " nothing: it works in place.",
         ),
     ),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
@@ -124,6 +241,7 @@ def _in_buckets(solution, sizes, bucket_bytes):
     filled = solution(gradients, bucket_bytes)
     if filled is None or filled is ...:
         return filled
+    filled = list(filled)
     if not all(isinstance(bucket, (list, tuple)) for bucket in filled):
         raise TypeError("it returned something else than a list of buckets, which are lists.")
     try:
@@ -158,6 +276,51 @@ def _buckets(order=reversed, full=lambda nbytes, limit: nbytes >= limit, rest=Tr
 
 def _emptied_buckets(gradients, bucket_bytes):
     return [[] for _ in _buckets()(gradients, bucket_bytes)]
+
+
+def _never_anew(gradients, bucket_bytes):
+    filled, current = [], []
+    for gradient in reversed(gradients):
+        current.append(gradient)
+        if sum(one.nbytes for one in current) >= bucket_bytes:
+            filled.append(current)
+    return [*filled, current] if current else filled
+
+
+def _cleared(gradients, bucket_bytes):
+    filled, current = [], []
+    for gradient in reversed(gradients):
+        current.append(gradient)
+        if sum(one.nbytes for one in current) >= bucket_bytes:
+            filled.append(current)
+            current.clear()
+    return [*filled, current] if current else filled
+
+
+def _total_never_anew(gradients, bucket_bytes):
+    filled, current, total = [], [], 0
+    for gradient in reversed(gradients):
+        current.append(gradient)
+        total += gradient.nbytes
+        if total >= bucket_bytes:
+            filled.append(current)
+            current = []
+    return [*filled, current] if current else filled
+
+
+def _by_last(weight):
+    """Full by what the last gradient weighs."""
+
+    def buckets(gradients, bucket_bytes):
+        filled, current = [], []
+        for gradient in reversed(gradients):
+            current.append(gradient)
+            if weight(gradient, current) >= bucket_bytes:
+                filled.append(current)
+                current = []
+        return [*filled, current] if current else filled
+
+    return buckets
 
 
 def _with_an_empty_one(gradients, bucket_bytes):
@@ -226,7 +389,45 @@ buckets_in_the_order_of_backward = Exercise(
         Misconception(
             lambda gradients, bucket_bytes: [list(reversed(gradients))],
             "one bucket for everything: it leaves when the very last gradient is there, and nothing"
-            " is hidden under backward.",
+            " is hidden under backward. bucket_bytes are bytes: compare the bytes in a bucket with"
+            " them, not how many gradients it has.",
+        ),
+        Misconception(
+            _cleared,
+            "clear() empties the list that you have just put away, for it is the same list, and"
+            " then it fills anew in every place. Begin a new one: current = [].",
+        ),
+        Misconception(
+            _never_anew,
+            "the bucket is never begun anew, so every gradient is sent again with each: after it"
+            " was put away, current = [].",
+        ),
+        Misconception(
+            lambda gradients, bucket_bytes: _buckets(order=iter)(gradients, bucket_bytes)[::-1],
+            "you have turned the buckets round, and not the gradients: they are filled from the"
+            " last gradient on, the last gradient first in its bucket.",
+        ),
+        Misconception(
+            _total_never_anew,
+            "the total goes on over all buckets: with a new bucket it has to begin at 0 again.",
+        ),
+        Misconception(
+            _by_last(lambda gradient, current: gradient.nbytes),
+            "you weigh the gradient alone, and the bucket is full by what is in it: sum over all"
+            " that it holds.",
+        ),
+        Misconception(
+            _by_last(lambda gradient, current: sum(4 * one.numel() for one in current)),
+            "an element has not 4 bytes always, and here it has 8: gradient.nbytes knows.",
+        ),
+        Misconception(
+            _buckets(order=lambda gradients: sorted(gradients, key=lambda g: -g.nbytes)),
+            "sorted by size: a bucket then waits for gradients that backward makes at its very"
+            " end. The order is that of backward.",
+        ),
+        Misconception(
+            lambda gradients, bucket_bytes: _buckets()(gradients[1:], bucket_bytes),
+            "gradient 0 is in no bucket: nobody sends it. reversed(gradients) has all.",
         ),
     ),
     right="the order of backward, each closed as soon as it is full, and the rest in a last one.",
@@ -257,20 +458,35 @@ def _sent_bucket(solution, n, shapes):
     return answer_of_ranks(n, work)
 
 
-def _send_bucket(before=None, divide=True, back=True, moving=True):
+def _send_bucket(
+    before=None, divide=True, back=True, moving=torch.Tensor.numel, reduce=True, scale=None
+):
     def send(bucket, dist):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         if before:
             flat /= dist.get_world_size()
-        dist.all_reduce(flat)
-        if divide:
+        if reduce:
+            dist.all_reduce(flat)
+        if scale:
+            flat.copy_(scale(flat, bucket))
+        elif divide:
             flat /= dist.get_world_size()
         start = 0
         for gradient in bucket if back else ():
             gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
-            start += gradient.numel() * moving
+            start += moving(gradient)
 
     return send
+
+
+def _too_late(bucket, dist):
+    flat = torch.cat([gradient.flatten() for gradient in bucket])
+    flat /= dist.get_world_size()
+    start = 0
+    for gradient in bucket:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient))
+        start += gradient.numel()
+    dist.all_reduce(flat)
 
 
 def _one_by_one(bucket, dist):
@@ -308,12 +524,49 @@ one_message_for_a_bucket = Exercise(
             " away.",
         ),
         Misconception(
-            _send_bucket(moving=False),
+            _send_bucket(moving=lambda gradient: 0),
             "each gradient gets the beginning of the flat tensor: move on by gradient.numel().",
         ),
         Misconception(
             lambda bucket, dist: None,
             "nothing was sent: each rank has its own gradients.",
+        ),
+        Misconception(
+            _send_bucket(moving=lambda gradient: 1),
+            "the next gradient begins after all elements of this one: move on by"
+            " gradient.numel(), not by 1.",
+        ),
+        Misconception(
+            _send_bucket(moving=len),
+            "len() of a tensor is its number of rows: move on by gradient.numel().",
+        ),
+        Misconception(
+            _send_bucket(scale=lambda flat, bucket: flat.mean()),
+            "that is the mean over its elements; the mean over the ranks is wanted, for each"
+            " element: divide by n.",
+        ),
+        Misconception(
+            _send_bucket(scale=lambda flat, bucket: flat / len(bucket)),
+            "divided by the number of gradients in the bucket, and not by that of the ranks,"
+            " dist.get_world_size().",
+        ),
+        Misconception(
+            _send_bucket(reduce=False),
+            "divided, and nothing was sent: all_reduce(flat) makes the sum.",
+        ),
+        Misconception(
+            _too_late,
+            "the parts were written back before the sum was made: all_reduce comes first.",
+        ),
+    ),
+    errors=(
+        (
+            "same number of dimensions|equal size|Sizes of tensors must match",
+            "torch.cat joins what is flat: flatten each gradient first, gradient.flatten().",
+        ),
+        (
+            "expanded size|must match|output with shape",
+            "A part of the flat tensor is flat: give it its shape back, part.view_as(gradient).",
         ),
     ),
     right="one tensor, one message, and each part back where it came from.",
@@ -358,6 +611,11 @@ def _of_all(tokens, dist):
     return total.item()
 
 
+def _summed_losses(loss_sum, tokens, dist):
+    dist.all_reduce(loss_sum.data)
+    return loss_sum * dist.get_world_size() / _of_all(tokens, dist)
+
+
 loss_of_unequal_parts = Exercise(
     name="loss_for_backward",
     reference=lambda loss_sum, tokens, dist: (
@@ -385,7 +643,7 @@ loss_of_unequal_parts = Exercise(
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum / tokens * dist.get_world_size() * tokens,
-            "the number of tokens cancels out: this is n times the sum of the losses.",
+            "this is n times the sum of the losses: divide by the tokens of all ranks.",
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum,
@@ -402,6 +660,32 @@ loss_of_unequal_parts = Exercise(
             ),
             "the mean over ranks divides by n for you; you divide once more. Multiply by n"
             " instead.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: (
+                loss_sum * tokens * dist.get_world_size() / _of_all(tokens, dist)
+            ),
+            "tokens / total is the weight of a rank's mean, and loss_sum is a sum already: its"
+            " weight is in it. Leave tokens out.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum * dist.get_world_size() / tokens,
+            "n times a mean of means: multiplying by n is right, and it is the tokens of all"
+            " ranks that loss_sum has to be divided by.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum / tokens / dist.get_world_size(),
+            "a mean of this rank's tokens alone, and then divided by n: the mean over ranks"
+            " divides by n for you. Divide by the tokens of all.",
+        ),
+        Misconception(
+            _summed_losses,
+            "you have summed loss_sum over the ranks as well. Each rank calls backward on its"
+            " own part; the mean over the ranks adds the gradients up.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: loss_sum * _of_all(tokens, dist) / dist.get_world_size(),
+            "upside down: divide by the tokens of all, and multiply by n.",
         ),
     ),
     right=(
@@ -643,19 +927,30 @@ def watch_replicas(train, n, microbatches) -> Trained | str:
     return Trained(alike, found[0] / len(data) / 2, round(length, 9))
 
 
-def _train(quiet, divide=True, zero_each=False):
+def _train(quiet, divide=True, zero_each=False, over=1, order=("step", "zero"), each=False):
     def train(model, optimizer, steps):
         for microbatches in steps:
             for number, (x, y) in enumerate(microbatches):
                 with model.no_sync() if quiet(number, len(microbatches)) else nullcontext():
                     loss = nn.functional.mse_loss(model(x), y)
-                    (loss / len(microbatches) if divide else loss).backward()
+                    (loss / len(microbatches) / over if divide else loss).backward()
                 if zero_each and number < len(microbatches) - 1:
                     optimizer.zero_grad()
-            optimizer.step()
-            optimizer.zero_grad()
+                if each:
+                    finish(optimizer)
+            if not each:
+                finish(optimizer)
+
+    def finish(optimizer):
+        for what in order:
+            optimizer.step() if what == "step" else optimizer.zero_grad()
 
     return train
+
+
+def _divided_by_ranks(model, optimizer, steps):
+    over = model.dist.get_world_size()
+    _train(lambda number, k: number < k - 1, over=over)(model, optimizer, steps)
 
 
 ranks_that_drift_apart = Exercise(
@@ -698,6 +993,44 @@ ranks_that_drift_apart = Exercise(
             _train(lambda number, k: number < k - 1, zero_each=True),
             "the gradients of the earlier microbatches are thrown away: zero_grad() comes after the"
             " step.",
+        ),
+        Misconception(
+            _train(lambda number, k: number == 0),
+            "the copies stay alike, and more is sent than needed: only the last microbatch has"
+            " to send, for its backward sends the sum of all.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 2),
+            "the copies stay alike, and the last two microbatches send: only the last microbatch"
+            " has to, for its backward sends the sum of all.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, each=True),
+            "that is a step for each microbatch, with gradients that nobody has sent: step once,"
+            " after the last of them.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, order=("step",)),
+            "the gradients are never cleared: those of the first step are in the second, too."
+            " zero_grad() comes after the step.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, order=("zero", "step")),
+            "cleared before the step, so the optimizer finds nothing: first step(), then"
+            " zero_grad().",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, over=4),
+            "the loss is a mean over its examples already: divide by the number of microbatches,"
+            " and nothing else.",
+        ),
+        Misconception(
+            _divided_by_ranks,
+            "divided twice by the number of ranks: the model divides the sum that it has sent.",
+        ),
+        Misconception(
+            _train(lambda number, k: number < k - 1, order=("zero",)),
+            "nothing was trained: optimizer.step() is missing.",
         ),
     ),
     right=(

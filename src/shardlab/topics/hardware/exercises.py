@@ -14,37 +14,48 @@ from shardlab.exercises.checker import Exercise, Misconception
 
 
 class Probed(NamedTuple):
-    """What a probe found, and how often it did the work."""
+    """What a probe found, how often it did the work between its first and its last look at the
+    clock, and whether the first call was one of them."""
 
     seconds: float
-    calls: int
+    calls_timed: int
+    first_call_was_timed: bool
 
 
 def _probe_played(solution, durations):
-    """solution(work, clock, repeats) on a clock that is played; what comes after the durations
-    takes as long as the last of them."""
-    now, calls = [0.0], []
+    """solution(work, clock, repeats) on a clock that is played. The first call takes the first of
+    the durations; the others follow in turn, again and again, so that as many repeats take the same
+    times after whatever number of calls to warm up."""
+    now, calls, looks = [0.0], [], []
+    first, *others = durations
 
     def work():
-        now[0] += durations[min(len(calls), len(durations) - 1)]
+        now[0] += others[(len(calls) - 1) % len(others)] if calls else first
         calls.append(None)
 
-    found = solution(work, lambda: now[0], len(durations) - 1)
+    def clock():
+        looks.append(len(calls))
+        return now[0]
+
+    found = solution(work, clock, len(others))
     if found is None or found is ...:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise TypeError(f"it returned {found!r}; it is to return one time, in seconds.")
-    return Probed(round(found, 9), len(calls))
+    timed = looks[-1] - looks[0] if looks else 0
+    return Probed(round(found, 9), timed, bool(looks) and looks[0] == 0)
 
 
-def _probe(middle=statistics.median, warm_up=1, together=False):
+def _probe(middle=statistics.median, warm_up=1, together=False, more=0, twice=False, calls=None):
     def typical_seconds(work, clock, repeats):
         for _ in range(warm_up):
             work()
         times, start = [], clock()
-        for _ in range(repeats):
+        for _ in range(calls or repeats + more):
             if not together:
                 start = clock()
+            if twice:
+                work()
             work()
             times.append(clock() - start)
         return middle(times)
@@ -93,6 +104,48 @@ seconds_of_some_work = Exercise(
             _probe(lambda times: times[0]),
             "one call says little: whatever disturbs it is in your number. Repeat it, and take the"
             " median.",
+        ),
+        Misconception(
+            _probe(statistics.mean, warm_up=0),
+            "two things: the first call sets things up, and you time it with the others; and the"
+            " mean is moved by every call that something else has disturbed. Warm up, and take"
+            " the median.",
+        ),
+        Misconception(
+            _probe(max),
+            "that is the slowest: what disturbed it says nothing about the work. Take the median.",
+        ),
+        Misconception(
+            _probe(calls=1),
+            "one call says little: whatever disturbs it is in your number. Repeat it as often as"
+            " you are told, and take the median.",
+        ),
+        Misconception(
+            _probe(calls=1, warm_up=0),
+            "one call says little, and the first one sets things up besides. Warm up, then"
+            " repeat, and take the median.",
+        ),
+        Misconception(
+            _probe(lambda times: times[-1]),
+            "that is the last of the repeats, and one call says little: take the median of all.",
+        ),
+        Misconception(
+            _probe(twice=True), "each repeat does the work twice: warm up once, before the loop."
+        ),
+        Misconception(_probe(more=-1), "one repeat too few: the warm-up is not one of them."),
+        Misconception(_probe(more=1), "one repeat too many is in the median."),
+        Misconception(
+            _probe(lambda times: 1000 * statistics.median(times)),
+            "those are milliseconds; the clock gives seconds, and seconds are wanted.",
+        ),
+        Misconception(
+            _probe(lambda times: -statistics.median(times)),
+            "a negative time: the later look at the clock minus the earlier one.",
+        ),
+        Misconception(
+            _probe(lambda times: times[len(times) // 2]),
+            "that is the middle one in the order in which they ran: sort the times by length"
+            " first, as statistics.median does.",
         ),
     ),
     right="once to set up, then repeats that are timed one by one, and of those the median.",
@@ -170,6 +223,87 @@ intensity_of_a_product = Exercise(
             lambda rows, columns, depth, element_bytes: 2 * rows / (3 * element_bytes),
             "that holds for square matrices only: three of the same size.",
         ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                2 * rows * depth * columns / (element_bytes * rows * depth)
+            ),
+            "that is the first matrix alone; the second one is read too, and the result is"
+            " written.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: 2 * depth / (3 * element_bytes),
+            "that holds for square matrices only, three of the same size; count each of them"
+            " from its own sizes.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                _intensity(rows, columns, depth, 1) * element_bytes
+            ),
+            "element_bytes belongs below the line: the more bytes a number has, the fewer"
+            " operations for each byte.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                2
+                * rows
+                * depth
+                * columns
+                / element_bytes
+                * (rows * depth + depth * columns + rows * columns)
+            ),
+            "parentheses are missing: a / b * c is (a / b) * c. All of the bytes belong below"
+            " the line.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                2 * rows * depth * columns / element_bytes * rows * depth
+                + depth * columns
+                + rows * columns
+            ),
+            "parentheses are missing: all of the bytes, the sum of three matrices, belong below"
+            " the line.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: 2 * rows * depth * columns,
+            "those are the operations; divide by the bytes that move.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                element_bytes * (rows * depth + depth * columns + rows * columns)
+            ),
+            "those are the bytes; how many operations are done with each?",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                2
+                * rows
+                * depth
+                * columns
+                / (element_bytes * (rows * depth + depth * columns + 2 * rows * columns))
+            ),
+            "the result is read as well as written there. Here each matrix moves once, and so"
+            " the result moves once.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: _intensity(
+                rows, columns, depth, 8 * element_bytes
+            ),
+            "those are operations for each bit: bytes are wanted, not bits.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                _intensity(rows, columns, depth, element_bytes) * (2 * depth - 1) / (2 * depth)
+            ),
+            "exact, because the first product of a sum needs no addition. Everybody, and the"
+            " book counts so too, takes 2 for each place: the difference is small.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                rows * depth * columns / (element_bytes * (rows + depth + columns))
+            ),
+            "a matrix has as many numbers as the product of its two sizes, not their sum: take"
+            " three products of two sizes.",
+        ),
     ),
     right="two operations for each row, column and place between; three matrices, each moved once.",
 )
@@ -186,6 +320,8 @@ attainable_rate = Exercise(
         dict(flops_per_second=100, bytes_per_second=10, intensity=0.5),
         dict(flops_per_second=100, bytes_per_second=10, intensity=20),
         dict(flops_per_second=4, bytes_per_second=8, intensity=1),
+        dict(flops_per_second=100, bytes_per_second=10, intensity=3),
+        dict(flops_per_second=4, bytes_per_second=9, intensity=0.5),
     ),
     hint="Memory brings bytes_per_second bytes. How many operations can be done with those?",
     misconceptions=(
@@ -225,6 +361,59 @@ attainable_rate = Exercise(
             "that is a machine that reads first and computes then. A GPU does both at once, so the"
             " slower of the two decides.",
         ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: min(
+                flops_per_second, intensity / bytes_per_second
+            ),
+            "operations a byte over bytes a second is no rate of operations: multiply.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: min(
+                flops_per_second, bytes_per_second
+            ),
+            "bytes a second are not operations a second: each byte brings work for intensity"
+            " operations, so multiply by it.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: min(
+                flops_per_second * intensity, bytes_per_second
+            ),
+            "the intensity belongs to the bandwidth: bytes a second times operations a byte are"
+            " operations a second.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: (
+                (flops_per_second + intensity * bytes_per_second) / 2
+            ),
+            "that is the mean of two roofs. Both are at work at once, so the slower of the two"
+            " decides.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: (
+                flops_per_second + intensity * bytes_per_second
+            ),
+            "that adds the two roofs up, and the slower of the two decides alone.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: (
+                flops_per_second / bytes_per_second
+            ),
+            "that is the ridge, an intensity, where one roof meets the other. A rate is wanted:"
+            " the lower roof at this intensity.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: (
+                flops_per_second if intensity >= 1 else intensity * bytes_per_second
+            ),
+            "the ridge is where both roofs meet, flops_per_second / bytes_per_second, and not at"
+            " 1.",
+        ),
+        Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: min(
+                1, intensity * bytes_per_second / flops_per_second
+            ),
+            "that is a share of the peak; operations a second are wanted.",
+        ),
     ),
     right="the lower of two roofs: a slope, the bandwidth, and a ceiling, the arithmetic.",
 )
@@ -238,6 +427,13 @@ TWICE = ("with sparsity", "both ways")
 
 def _usable(printed, unit, counted):
     return printed * SCALES[unit] / (2 if counted in TWICE else 1)
+
+
+def _scaled(by=lambda unit: 1, halves=lambda counted: 1):
+    """The usable rate, times `by` the unit, and times `halves` what is counted twice."""
+    return lambda printed, unit, counted: (
+        _usable(printed, unit, counted) * by(unit) * halves(counted)
+    )
 
 
 def _halves(*twice):
@@ -288,6 +484,41 @@ usable_rate = Exercise(
             ),
             "a vendor's GB is 10^9 bytes; 2^30 is a GiB.",
         ),
+        Misconception(
+            _scaled(lambda unit: 64 if unit == "Gb/s" else 1),
+            "eight bits are a byte, so there are fewer bytes than bits: divide by 8.",
+        ),
+        Misconception(
+            _scaled(halves=lambda counted: 1 if counted in TWICE else 0.5),
+            "a rate that is dense, or one way, is what you can use: there is nothing to halve"
+            " there.",
+        ),
+        Misconception(
+            _scaled(halves=lambda counted: 4 if counted in TWICE else 1),
+            "what is counted twice is twice too much already: take half of it, not twice.",
+        ),
+        Misconception(
+            _scaled(halves=lambda counted: 0.5 if counted in TWICE else 1),
+            "halved two times: once is enough.",
+        ),
+        Misconception(
+            lambda printed, unit, counted: (
+                _usable(printed, unit, counted) / {"TFLOP/s": 1e12}.get(unit, 1e9)
+            ),
+            "that is as the datasheet prints it. Operations or bytes a second are wanted: a tera"
+            " is 10^12, a giga 10^9.",
+        ),
+        Misconception(
+            _scaled(lambda unit: 1e-3 if "F" in unit else 1), "a tera is 10^12; 10^9 is a giga."
+        ),
+        Misconception(
+            _scaled(
+                lambda unit: 8 if unit == "Gb/s" else 1,
+                lambda counted: 2 if counted in TWICE else 1,
+            ),
+            "two things: a small b is a bit, and eight of them are a byte; and what is printed"
+            " with sparsity, or both ways, is twice what you can use.",
+        ),
     ),
     right="dense, one way, in bytes.",
 )
@@ -310,7 +541,17 @@ gib_of_a_card = Exercise(
             lambda memory_gb: memory_gb * 1000 / 1024,
             "that is one step of three, from kB to KiB: 10^9 over 2^30 is 0.931.",
         ),
+        Misconception(
+            lambda memory_gb: memory_gb * (1000 / 1024) ** 2,
+            "those are two steps of three, from kB to KiB and from MB to MiB: 10^9 over 2^30 is"
+            " 0.931.",
+        ),
+        Misconception(
+            lambda memory_gb: memory_gb * 10**9 / 8 / 2**30,
+            "a GB counts bytes, not bits: nothing to divide by 8.",
+        ),
     ),
+    unit="GiB",
     right="10^9 bytes over 2^30: seven percent fewer.",
 )
 
@@ -376,7 +617,7 @@ class Timed(NamedTuple):
     """What a function that times a queue measured, and what was between its first and its last look
     at the clock."""
 
-    share_of_the_true_rate: float  # to one digit after the point
+    share_of_the_true_rate: float  # to one digit
     above_the_true_rate: bool
     first_call_was_timed: bool
     work_waited_at_the_start: bool
@@ -396,7 +637,8 @@ def time_a_queue(rate, **queue) -> Timed:
         raise TypeError("it never looked at queue.clock().")
     (before, waiting), (_, left) = played.readings[0], played.readings[-1]
     share = found * played.work_seconds / FLOPS
-    return Timed(round(share, 1), share > 1 + 1e-9, before == 0, waiting, left)
+    one_digit = round(share, 1) if share > 0.05 else float(f"{share:.1g}")
+    return Timed(one_digit, share > 1 + 1e-9, before == 0, waiting, left)
 
 
 def _rate(
@@ -405,6 +647,7 @@ def _rate(
     wait_each=False,
     wait_after=False,
     counted=lambda launches: launches,
+    turned=False,
 ):
     def rate(queue, flops, launches=100):
         for _ in range(warm_up):
@@ -418,7 +661,8 @@ def _rate(
                 queue.synchronize()
         if wait_after:
             queue.synchronize()
-        return counted(launches) * flops / (queue.clock() - start)
+        seconds = queue.clock() - start
+        return seconds / counted(launches) if turned else counted(launches) * flops / seconds
 
     return rate
 
@@ -472,6 +716,31 @@ rate_above_the_roof = Exercise(
             _rate(3, True, False, True, lambda launches: launches + 1),
             "still above the roof, by one product: count those that you launch between the two"
             " looks at the clock, and not the one before.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: 1, turned=True),
+            "that is a time, not a rate: operations over seconds are operations a second.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: launches, turned=True),
+            "that is a time, not a rate, of one product: a rate is operations over seconds.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: launches * FLOPS, turned=True),
+            "upside down, so it is a time, not a rate: divide the operations by the seconds.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: launches / FLOPS),
+            "those are launches a second; each launch does flops operations.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: 2 * launches),
+            "flops are operations already, a multiplication and an addition each counted: no"
+            " factor of 2.",
+        ),
+        Misconception(
+            _rate(3, True, False, True, lambda launches: launches / 1e12),
+            "those are TFLOP/s; operations a second are wanted.",
         ),
     ),
     right="set up first, wait, start the clock, launch, wait, stop it.",

@@ -1,5 +1,6 @@
 """Chapter 3: where does the memory go?"""
 
+import weakref
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,23 @@ def _without_weights(module, x):
     return [tensor for tensor in kept if tensor.untyped_storage().data_ptr() not in weights]
 
 
+def _at_addresses(module, x):
+    return sum(
+        {t.data_ptr(): t.untyped_storage().nbytes() for t in _without_weights(module, x)}.values()
+    )
+
+
+def _without(module, x):
+    own = x.untyped_storage().data_ptr()
+    kept = [t for t in _without_weights(module, x) if t.untyped_storage().data_ptr() != own]
+    return sum(_places(kept).values())
+
+
+def _less_all_parameters(module, x):
+    everything = sum(_places(_packed(module, x)[0]).values())
+    return everything - sum(p.nbytes for p in module.parameters())
+
+
 def _outputs(module, x):
     return x.nbytes + sum(y.nbytes for y in _each_output(module, x))
 
@@ -80,17 +98,51 @@ class TensorsNoted(NamedTuple):
     tensors: int
     elements: int
     tensors_that_hold_their_graph: int
+    results_that_are_never_freed: int
 
 
 def _noted(solution, module, x):
+    results = []
+    for layer in module:
+        layer.register_forward_hook(lambda *given: results.append(weakref.ref(given[2])))
     kept = solution(module, x)
     if kept is None or kept is ...:
         return kept
+    if isinstance(kept, torch.Tensor) or not hasattr(kept, "__iter__"):
+        kept = [None]
     kept = list(kept)
     if not all(isinstance(tensor, torch.Tensor) for tensor in kept):
         raise TypeError("it returned something else than a list of tensors: return what you noted.")
-    holding = sum(tensor.grad_fn is not None for tensor in kept)
-    return TensorsNoted(len(kept), sum(tensor.numel() for tensor in kept), holding)
+    count, holding = len(kept), sum(tensor.grad_fn is not None for tensor in kept)
+    elements = sum(tensor.numel() for tensor in kept)
+    del kept
+    stay = sum(result() is not None for result in results)
+    return TensorsNoted(count, elements, holding, stay)
+
+
+def _packed_where(module, x, needs_gradient):
+    kept = []
+
+    def pack(tensor):
+        if tensor.requires_grad is needs_gradient:
+            kept.append(tensor.detach())
+        return tensor.detach()
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return kept
+
+
+def _packed_in_a_circle(module, x):
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor.detach())
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        module(x)
+    return kept
 
 
 def _packed_with_graphs(module, x):
@@ -144,6 +196,32 @@ what_autograd_keeps = Exercise(
             "the weights are left out already: that is the next step. Here note every tensor that"
             " pack is given.",
         ),
+        Misconception(
+            _packed_in_a_circle,
+            "you note the right tensors. But what pack returns is what is kept: the result of"
+            " softmax, itself, holds the graph that keeps it, so its memory never comes back."
+            " Return tensor.detach(), too.",
+        ),
+        Misconception(
+            lambda module, x: list(
+                {t.untyped_storage().data_ptr(): t for t in _packed(module, x)[0]}.values()
+            ),
+            "each storage once: that is the next step. Here note every tensor that pack is given.",
+        ),
+        Misconception(
+            lambda module, x: _packed_where(module, x, True),
+            "whether a tensor needs a gradient or not says nothing about what backward needs:"
+            " note every tensor that pack is given.",
+        ),
+        Misconception(
+            lambda module, x: _packed_where(module, x, False),
+            "whether a tensor needs a gradient or not says nothing about what backward needs:"
+            " note every tensor that pack is given, activations among them.",
+        ),
+        Misconception(
+            lambda module, x: _packed(module, x)[0] + _packed(module, x)[0],
+            "the module runs twice, so everything is noted twice.",
+        ),
     ),
     right="every tensor that autograd hands over in forward, each without its graph.",
 )
@@ -175,7 +253,8 @@ saved_bytes_of_a_module = Exercise(
         Misconception(
             lambda module, x: sum(_places(_packed(module, x)[0]).values()),
             "autograd keeps weights too, to find the gradient of a layer's input; but those are the"
-            " parameters, which lie in memory anyway. Leave their storages out.",
+            " parameters, which lie in memory anyway. Leave their storages out. A hook gets plain"
+            " tensors: neither requires_grad nor the class tells a weight, its address does.",
         ),
         Misconception(
             lambda module, x: sum(
@@ -219,12 +298,49 @@ saved_bytes_of_a_module = Exercise(
             "those are the input and every output. Autograd keeps what backward needs, no more:"
             " nobody needs the last result, and of ReLU the result alone is enough.",
         ),
+        Misconception(
+            lambda module, x: sum(t.untyped_storage().nbytes() for t in _packed(module, x)[0]),
+            "that is everything that was handed over, each tensor with its storage. Count each"
+            " storage once, and the parameters' not at all.",
+        ),
+        Misconception(
+            _without,
+            "x is kept, too: a linear layer needs its input for the gradient of its weight.",
+        ),
+        Misconception(
+            _at_addresses,
+            "a slice begins elsewhere than its storage, so two slices of one storage count"
+            " twice: take the address of the storage, tensor.untyped_storage().data_ptr().",
+        ),
+        Misconception(
+            lambda module, x: sum(_places(_packed(module, x)[0]).values()) - _saved(module, x),
+            "those are the weights; the others are wanted, the activations.",
+        ),
+        Misconception(
+            _less_all_parameters,
+            "you subtract all parameters, and not all of them are kept: biases are not, nor a"
+            " weight whose layer needs no gradient of its input. Leave out what is kept and is a"
+            " parameter.",
+        ),
+        Misconception(
+            lambda module, x: max(_places(_without_weights(module, x)).values()),
+            "that is the largest storage; the others take memory, too.",
+        ),
+        Misconception(
+            lambda module, x: len(_places(_without_weights(module, x))),
+            "that is how many storages there are; add up their bytes.",
+        ),
     ),
+    unit="bytes",
     right="each storage once, as large as it is, and the parameters not at all.",
 )
 
 
 # --- one layer, and the loss ----------------------------------------------------------------------
+
+
+def _vectors(count, small=1):
+    return lambda b, s, h, a: 4 * (count * s * b * h + small * (a * b * s + 4 * b * s))
 
 
 def _layer(b, s, h, a):
@@ -302,7 +418,32 @@ layer_bytes_of_gpt2 = Exercise(
             lambda b, s, h, a: 16 * s * b * h + a * b * s + 4 * b * s,
             "those are elements; each of them takes 4 bytes.",
         ),
+        *(
+            Misconception(
+                _vectors(count, small),
+                f"{count} vectors of h for each token, and there are 16: 2 into the norms, 2 into"
+                " the linear layers after them, 3 for queries, keys and values, 1 out of attention,"
+                " and twice 4h in the MLP."
+                + " Fused attention and the norms keep a few numbers besides."
+                * (not small),
+            )
+            for count in (8, 9, 10, 11, 13, 14, 15, 17, 18, 19, 20, 21, 22, 24)
+            for small in (1, 0)
+        ),
+        Misconception(
+            lambda b, s, h, a: 64 * s * b * h + 4 * a * b * s * s + 16 * b * s,
+            "fused attention stores no scores, which would be s x s for each head: it keeps one"
+            " number for each head and token.",
+        ),
+        Misconception(
+            lambda b, s, h, a: _layer(1, s, h, a), "that is one sequence; the batch has b of them."
+        ),
+        Misconception(
+            lambda b, s, h, a: 48 * h * h,
+            "those are the weights of a layer, 12 h^2 of them. Activations grow with the tokens.",
+        ),
     ),
+    unit="bytes",
     right=(
         "sixteen vectors of h, one number a head for the scores' softmax, two for each of the two"
         " norms, 4 bytes each."
@@ -347,7 +488,20 @@ loss_bytes_at_the_peak = Exercise(
             lambda b, s, vocabulary: 12 * s * vocabulary,
             "that is one sequence; the batch has b of them.",
         ),
+        Misconception(
+            lambda b, s, vocabulary: 12 * b * vocabulary,
+            "that is one token of each sequence: the loss has scores for all s of them.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 12 * b * s,
+            "each token has a score for every token of the vocabulary, not just one.",
+        ),
+        Misconception(
+            lambda b, s, vocabulary: 12 * b * s * vocabulary + 8 * b * s,
+            "the targets are there, and were there before: they are the batch, not the loss's.",
+        ),
     ),
+    unit="bytes",
     right=(
         "three tensors of b x s x vocabulary numbers: the kept log-softmax, its gradient, and the"
         " gradient of the logits."
@@ -427,6 +581,52 @@ def _never_back(model, tokens, targets):
     return _clean(model, tokens, targets)
 
 
+def _by_name(keep, recorded=True):
+    """A loop whose held-out loss has a name, which keeps it until the next one."""
+
+    def train(model, optimizer, pairs):
+        losses = []
+        for batch, held_out in pairs:
+            next_token_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.set_grad_enabled(recorded):
+                loss = next_token_loss(model(held_out[0]), held_out[1])
+            losses += keep(loss, optimizer)
+        return losses
+
+    return train
+
+
+def _without_clearing(model, optimizer, pairs):
+    losses = []
+    for batch, held_out in pairs:
+        next_token_loss(model(batch[0]), batch[1]).backward()
+        optimizer.step()
+        losses += _clean(model, *held_out)
+    return losses
+
+
+def _late_clearing(recorded):
+    def train(model, optimizer, pairs):
+        losses = []
+        for batch, held_out in pairs:
+            next_token_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+            with torch.set_grad_enabled(recorded):
+                loss = next_token_loss(model(held_out[0]), held_out[1])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+        return losses
+
+    return train
+
+
+def _back(loss, optimizer):
+    loss.backward()
+    return [loss.item()]
+
+
 def _tensors(model, tokens, targets):
     with torch.no_grad():
         return _leaky(model, tokens, targets)
@@ -477,6 +677,48 @@ memory_that_grows = Exercise(
         Misconception(
             _train(lambda *_: []),
             "that measures no held-out loss any more; the loop is to return one for each step.",
+        ),
+        Misconception(
+            _by_name(lambda loss, _: [loss.item()]),
+            "nothing is left behind any more. But the held-out forward still keeps every"
+            " activation for a backward that never comes, and that decides the peak; the name of"
+            " the loss holds them even until the next one. Tell autograd not to record.",
+        ),
+        Misconception(
+            _by_name(lambda loss, _: [loss.detach()]),
+            "detach() lets go of the graph, so the activations are freed, if late: the name of"
+            " the loss still has it. The held-out forward keeps every activation for a backward"
+            " that never comes. Tell autograd not to record, and keep a number.",
+        ),
+        Misconception(
+            _by_name(lambda loss, _: [], recorded=False),
+            "that measures no held-out loss any more; the loop is to return one for each step.",
+        ),
+        Misconception(
+            _by_name(_back),
+            "backward() frees the graph, and it trains on the held-out text: its gradients are"
+            " there, and the next update takes them. Tell autograd not to record.",
+        ),
+        Misconception(
+            _late_clearing(False),
+            "no graph is recorded, but the gradients are still there while the held-out text is"
+            " read, and they add to the peak: clear them right after the step.",
+        ),
+        Misconception(
+            _late_clearing(True),
+            "nothing is left behind any more. But the gradients are still there while the"
+            " held-out text is read, and its forward still keeps every activation, which decides"
+            " the peak. Tell autograd not to record.",
+        ),
+        Misconception(
+            _without_clearing,
+            "the gradients are never cleared: each backward adds to those of the steps before."
+            " optimizer.zero_grad() stays where it was.",
+        ),
+        Misconception(
+            lambda model, optimizer, pairs: _train(_clean)(model, optimizer, pairs)[-1:],
+            "the list begins anew in every step, so one loss is left: it is to hold one for each"
+            " step.",
         ),
     ),
     right="no graph where no backward comes, and a number kept instead of a tensor.",

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 
 from shardlab.exercises.checker import Exercise, Misconception
+from shardlab.exercises.numbers import plain_number
 from shardlab.gpt import GPT, GPTConfig
 
 
@@ -51,6 +52,7 @@ training_seconds_from_rate = Exercise(
         dict(parameters=1_000, tokens=50, flops_per_second=2e3),
         dict(parameters=175e9, tokens=300e9, flops_per_second=28e12),
         dict(parameters=1_000, tokens=7, flops_per_second=3e4),
+        dict(parameters=1_000, tokens=1, flops_per_second=7e6),
     ),
     hint="Operations over operations a second are seconds. How many operations are forward and"
     " backward together, for one parameter and one token?",
@@ -80,7 +82,43 @@ training_seconds_from_rate = Exercise(
             "those are whole seconds: // rounds down, and a step of 1.4 s comes out as 1. Divide"
             " with /.",
         ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 4 * parameters * tokens / flops_per_second,
+            "4 operations per parameter and token, twice the 2 of forward, is backward alone:"
+            " forward comes on top.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: parameters * tokens / flops_per_second,
+            "that is one operation for each parameter and token. A multiplication and an"
+            " addition are two, forward, and backward does twice as many again.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 8 * parameters * tokens / flops_per_second,
+            "8 is a step that recomputes its forward in backward: 2 forward, 2 again, and 4"
+            " backward. Here nothing runs twice.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 6 * parameters * tokens,
+            "those are operations; divide by how many of them are done in a second.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: (
+                flops_per_second / (6 * parameters * tokens)
+            ),
+            "upside down: operations over operations a second are seconds.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: 6 * tokens / flops_per_second,
+            "that is one parameter; the model has many.",
+        ),
+        Misconception(
+            lambda parameters, tokens, flops_per_second: (
+                6 * parameters * tokens / flops_per_second / 1e12
+            ),
+            "flops_per_second are operations a second, not TFLOP/s: leave 10^12 out.",
+        ),
     ),
+    unit="seconds",
     right="2 operations forward and 4 backward for every parameter and token, over the rate.",
 )
 
@@ -107,6 +145,7 @@ bytes_behind_tensors = Exercise(
         dict(tensors=[_SIX, _OTHER]),
         dict(tensors=[_SIX, _TWIN]),
         dict(tensors=[_SIX, _SIX[3:]]),
+        dict(tensors=[_OTHER, _SIX]),
     ),
     words=(
         "six fp16 numbers",
@@ -115,6 +154,7 @@ bytes_behind_tensors = Exercise(
         "the six and two fp32 numbers",
         "the six and three fp32 numbers",
         "the six and the last three of them",
+        "two fp32 numbers and the six",
     ),
     hint="A dictionary with the storage's address as key counts each storage once.",
     misconceptions=(
@@ -153,7 +193,42 @@ bytes_behind_tensors = Exercise(
             "a slice that begins further on has a data_ptr() of its own, and so its storage counts"
             " twice: ask the storage, untyped_storage().data_ptr().",
         ),
+        Misconception(
+            lambda tensors: sum(4 * t.numel() for t in tensors),
+            "4 bytes for each element are right for fp32 alone, and a view has no memory of its"
+            " own: a storage knows its bytes.",
+        ),
+        Misconception(
+            lambda tensors: tensors[0].untyped_storage().nbytes(),
+            "that is the first tensor alone; the others take memory too.",
+        ),
+        Misconception(
+            lambda tensors: tensors[-1].untyped_storage().nbytes(),
+            "that is the last storage alone: each turn of the loop forgets the one before. Add"
+            " it up.",
+        ),
+        Misconception(
+            lambda tensors: sum(
+                {t.untyped_storage().data_ptr(): t.nbytes for t in tensors}.values()
+            ),
+            "the storages are told apart, and then you weigh what each tensor shows of its own."
+            " A slice keeps all of it alive: weigh the storage, untyped_storage().nbytes().",
+        ),
+        Misconception(
+            lambda tensors: len({t.untyped_storage().data_ptr() for t in tensors}),
+            "that is how many storages there are; add up their bytes.",
+        ),
+        Misconception(
+            lambda tensors: sum(
+                {
+                    t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() * t.element_size()
+                    for t in tensors
+                }.values()
+            ),
+            "multiplied by the size of an element, and nbytes() are bytes already.",
+        ),
     ),
+    unit="bytes",
     right="each storage once, however many tensors look at it.",
 )
 
@@ -170,14 +245,17 @@ class KindsOfStates(NamedTuple):
     step_counters: int
 
 
-def _model_after_a_step(tied, optimizer_cls, **options):
+def _model_after_a_step(tied, optimizer_cls, padded=0):
     """(model, optimizer) after a step; of the tied model a parameter has no gradient."""
     first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
     if tied:
         second.weight = first.weight
         first.bias.requires_grad_(False)
+    if padded:  # a flat tensor is larger than what lies in it
+        flat = torch.zeros(padded)
+        second.weight = torch.nn.Parameter(flat[:16].view(4, 4))
     model = torch.nn.Sequential(first, second)
-    optimizer = optimizer_cls(model.parameters(), lr=0.1, **options)
+    optimizer = optimizer_cls(model.parameters(), lr=0.1)
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
     return model, optimizer
@@ -187,6 +265,7 @@ _MODELS = (
     (False, torch.optim.AdamW),
     (True, torch.optim.AdamW),
     (False, torch.optim.SGD),
+    (False, torch.optim.AdamW, 24),
 )
 
 
@@ -194,13 +273,17 @@ def _kinds(solution, number):
     result = solution(*_model_after_a_step(*_MODELS[number]))
     if result is None or result is ...:
         return result
-    if not isinstance(result, (tuple, list)) or len(result) != 4:
+    if isinstance(result, (tuple, list)) and any(part is ... for part in result):
+        return ...
+    if (
+        not isinstance(result, (tuple, list))
+        or len(result) != 4
+        or not all(isinstance(plain_number(part), (int, float)) for part in result)
+    ):
         raise TypeError(
             "it is to return four numbers: the bytes of parameters, gradients, moments and step"
             " counters."
         )
-    if any(part is ... for part in result):
-        return ...
     return KindsOfStates(*result)
 
 
@@ -209,10 +292,12 @@ def _states_of(
     gradients=lambda model: [p.grad for p in model.parameters() if p.grad is not None],
     weigh=None,
     counters=True,
+    without="",
 ):
     def states_of(model, optimizer):
         scale = weigh or _behind
         kept = [pair for state in optimizer.state.values() for pair in state.items()]
+        kept = [(name, tensor) for name, tensor in kept if name != without]
         moments = [tensor for name, tensor in kept if name != "step" or not counters]
         steps = [tensor for name, tensor in kept if name == "step" and counters]
         found = parameters(model), gradients(model), moments, steps
@@ -229,6 +314,7 @@ states_kind_by_kind = Exercise(
         "two linear layers, AdamW",
         "two layers on one weight and a frozen bias, AdamW",
         "two linear layers, SGD",
+        "two linear layers, one weight in a longer flat tensor, AdamW",
     ),
     answer=_kinds,
     hint="optimizer.state.values() are dictionaries, one for each parameter. Print the names in"
@@ -259,6 +345,52 @@ states_kind_by_kind = Exercise(
             ),
             "moments and step counters are exchanged.",
         ),
+        Misconception(
+            _states_of(without="exp_avg_sq"),
+            "only the first moments are there. Adam keeps two moments for each parameter,"
+            " exp_avg and exp_avg_sq.",
+        ),
+        Misconception(
+            _states_of(without="exp_avg"),
+            "only the second moments are there. Adam keeps two moments for each parameter,"
+            " exp_avg and exp_avg_sq.",
+        ),
+        Misconception(
+            _states_of(without="step"),
+            'the step counters are missing: the entry named "step" takes 4 bytes for each'
+            " parameter.",
+        ),
+        Misconception(
+            lambda model, optimizer: (
+                *_states_of()(model, optimizer)[1::-1],
+                *_states_of()(model, optimizer)[2:],
+            ),
+            "parameters and gradients are exchanged. A frozen parameter has no gradient, so the"
+            " two differ.",
+        ),
+        Misconception(
+            lambda model, optimizer: (*_states_of()(model, optimizer)[:3], len(optimizer.state)),
+            "you have counted the step counters, and not their bytes: each takes 4.",
+        ),
+        Misconception(
+            _states_of(
+                gradients=lambda model: [p for p in model.parameters() if p.grad is not None]
+            ),
+            "you weigh the parameters of those that have a gradient, and not the gradients: take"
+            " p.grad.",
+        ),
+    ),
+    errors=(
+        (
+            "NoneType",
+            "A parameter that is frozen or was not used has no gradient, p.grad is None: leave"
+            " it out.",
+        ),
+        (
+            "'dict' object",
+            "The values of optimizer.state are dictionaries, one for each parameter, and their"
+            " values are the tensors.",
+        ),
     ),
     right="each kind weighed by itself; what has no gradient is left out, counters have their own.",
 )
@@ -271,8 +403,9 @@ class Resumed(NamedTuple):
     """How a resumed model differs from the one that was saved."""
 
     bytes_too_many: int
-    parameters_too_many: int  # of those that are trained
+    parameters_too_many: int
     same_outputs: bool
+    frozen_too_many: int
 
 
 _CONFIG = GPTConfig(layers=1, hidden=8, heads=2, vocabulary=13, max_sequence=4)
@@ -284,13 +417,15 @@ def compare_resumed(resume, seed) -> Resumed:
     model, tokens = GPT(_CONFIG), torch.arange(4)[None]
     resumed = resume(_CONFIG, model.state_dict())
     if not isinstance(resumed, GPT):
-        raise TypeError(f"it returned {resumed!r}; it is to return the resumed model.")
+        what = "None" if resumed is None else f"something of type {type(resumed).__name__}"
+        raise TypeError(f"it returned {what}; it is to return the resumed model.")
     with torch.no_grad():
         same = torch.equal(model(tokens), resumed(tokens))
     return Resumed(
         _behind(resumed.parameters()) - _behind(model.parameters()),
-        sum(p.requires_grad for p in resumed.parameters()) - len(list(model.parameters())),
+        len(list(resumed.parameters())) - len(list(model.parameters())),
         same,
+        sum(not p.requires_grad for p in resumed.parameters()),
     )
 
 
@@ -315,6 +450,16 @@ def _load_and_tie(model, saved):
     model.initialise()
 
 
+def _freeze_the_second(model, saved):
+    model.load_state_dict(saved)
+    model.head.scores.weight.requires_grad_(False)
+
+
+def _freeze_all(model, saved):
+    _tie_and_load(model, saved)
+    model.requires_grad_(False)
+
+
 def _share_data(model, saved):
     model.load_state_dict(saved)
     model.head.scores.weight.data = model.embedding.tokens.weight.data
@@ -335,13 +480,28 @@ model_that_came_back_heavier = Exercise(
         ),
         Misconception(
             _resume(_load_and_tie),
-            "the bytes are right, but initialise draws new numbers: what was loaded is lost. It has"
-            " to come first.",
+            "the bytes are right, but initialise draws new numbers: what was loaded is lost, or was"
+            " never loaded. Initialise first, load then.",
         ),
         Misconception(
             _resume(_share_data),
             "the memory is one again, but there are still two parameters on it, and an optimizer"
             " would update both: the parameter itself must be shared.",
+        ),
+        Misconception(
+            _resume(_freeze_the_second),
+            "a frozen copy is not trained, but its bytes are still there, and it no longer"
+            " follows the table of tokens. The two modules are to share one parameter.",
+        ),
+        Misconception(
+            _resume(_freeze_all), "the model is whole, and frozen: it was to be trained further."
+        ),
+    ),
+    errors=(
+        (
+            "loading state_dict|no attribute 'weight'",
+            "Now the head has no weight at all: it shall have one, and share it with the table"
+            " of tokens.",
         ),
     ),
     right=(

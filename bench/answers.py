@@ -1,0 +1,106 @@
+"""Answers that plausible learners give to the exercises of the labs, and what the checks say.
+
+The answers are data, one text file for each topic in tests/answers/. A file begins with imports. A
+line `## name` begins an exercise, and under it stands a right answer. Then come the others:
+
+    - what is wrong :: words that the verdict must hold
+        the whole answer, or lines `old => new` that change the right one everywhere
+    + what is different, and right all the same
+        the same
+
+In `old => new`, `\\n` is the end of a line.
+"""
+
+import contextlib
+import importlib
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import FunctionType
+
+import torch
+
+from shardlab.exercises.checker import Exercise, Verdict, judge
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "answers"
+NAMED = 0.85  # of the wrong answers, at least
+WRONG, RIGHT = 300, 70  # answers, at least
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer. `phrase` is what the verdict must hold, empty for a right answer."""
+
+    topic: str
+    exercise_name: str
+    what: str
+    phrase: str
+    code: str
+    setup: str
+
+    @property
+    def right(self) -> bool:
+        return not self.phrase
+
+    @property
+    def exercise(self) -> Exercise:
+        module = importlib.import_module(f"shardlab.topics.{self.topic}.exercises")
+        return getattr(module, self.exercise_name)
+
+    @cached_property
+    def solution(self):
+        """The last function or class that the code makes."""
+        names: dict = {"__name__": "answer"}
+        exec(self.setup, names)
+        for name in [name for name, value in names.items() if _is_own(value)]:
+            names[name].__module__ = "setup"
+        exec(self.code, names)
+        return [value for value in names.values() if _is_own(value)][-1]
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        with contextlib.redirect_stdout(io.StringIO()), torch.enable_grad():
+            return judge(self.exercise, self.solution)
+
+    @property
+    def named(self) -> bool:
+        """Whether the verdict says the misconception."""
+        return not self.verdict and self.phrase.lower() in self.verdict.sentence.lower()
+
+
+def _is_own(value) -> bool:
+    return isinstance(value, (FunctionType, type)) and value.__module__ == "answer"
+
+
+def changed(code: str, lines: list[str]) -> str:
+    """The code after the lines `old => new`. Raises ValueError if an old text is not in it."""
+    for line in lines:
+        old, _, new = (part.replace("\\n", "\n") for part in f"{line} ".partition(" => "))
+        if old not in code:
+            raise ValueError(f"{old!r} is not in {code!r}")
+        code = code.replace(old, new.removesuffix(" "))
+    return code
+
+
+def answers(folder: Path = FOLDER) -> Iterator[Answer]:
+    """All answers, topic by topic."""
+    for path in sorted(folder.glob("*.txt")):
+        setup, *exercises = ("\n" + path.read_text(encoding="utf-8")).split("\n## ")
+        for text in exercises:
+            first, *others = re.split(r"\n(?=[-+] )", text)
+            name, _, right = first.partition("\n")
+            for other in others:
+                head, *lines = other.rstrip().splitlines()
+                what, _, phrase = head[2:].partition(" :: ")
+                if (head[0] == "-") != bool(phrase):
+                    raise ValueError(f"{path.name}, {name}: {head}")
+                lines = [line[4:] for line in lines]
+                changes = all(" =>" in line for line in lines)
+                try:
+                    code = changed(right, lines) if changes else "\n".join(lines)
+                except ValueError as error:
+                    raise ValueError(f"{path.name}, {name}, {what}: {error}") from None
+                yield Answer(path.stem, name, what, phrase, code, setup)

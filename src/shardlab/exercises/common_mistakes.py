@@ -1,0 +1,127 @@
+"""Mistakes that belong to no exercise: what an error of PyTorch comes from, and numbers in another
+unit, upside down or rounded.
+
+about_an_error("RuntimeError: element 0 of tensors does not require grad ...")   # a sentence, or ""
+about_numbers([80, 16], [10, 2])               # "yours is 0.125 times that, in every case"
+"""
+
+import math
+import re
+from collections.abc import Sequence
+
+from .numbers import plain_number
+
+ERRORS = (
+    (
+        "NoneType",
+        "Something there is None: a call that works in place, such as dist.all_reduce(x) or"
+        " a_list.append(x), returns nothing. Call it, and go on with x.",
+    ),
+    (
+        "does not require grad and does not have a grad_fn",
+        "What backward is called on is cut from its graph: nothing was recorded, as under"
+        " torch.no_grad(), inside a forward or backward of one's own, or after .item() and"
+        " .detach().",
+    ),
+    ("backward through the graph a second time", "The first backward has freed the graph."),
+    (
+        "incorrect number of gradients",
+        "A backward returns a gradient for each argument of forward after ctx, and None for one"
+        " that has none.",
+    ),
+    (
+        "returned an invalid gradient",
+        "A backward returns its gradients in the order of the arguments of forward, each as large"
+        " as its argument.",
+    ),
+    (
+        "implicitly created only for scalar",
+        "What backward is called on is not one number, so backward needs the gradient of y:"
+        " y.backward(gradient).",
+    ),
+    (
+        "shapes cannot be multiplied|must match the size of tensor|must match the existing size"
+        "|size mismatch|inconsistent tensor size|doesn't match the broadcast shape",
+        "The sizes do not fit: print the shapes of both tensors.",
+    ),
+    (
+        "leaf Variable that requires grad|leaf variable that requires grad",
+        "Weights are changed inside torch.no_grad(), which records nothing.",
+    ),
+    (
+        "positional argument|unexpected keyword argument",
+        "The check calls your function with the arguments of its first line as it was given: leave"
+        " that line alone.",
+    ),
+    ("slice indices must be integers", "Bounds are whole numbers: divide with //."),
+    ("has already been called|already been unscaled", "Once for each step is enough."),
+)
+
+BYTES = {
+    "bits": 1 / 8,
+    "bytes": 1.0,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "KiB": 2.0**10,
+    "MiB": 2.0**20,
+    "GiB": 2.0**30,
+}
+SECONDS = {
+    "nanoseconds": 1e-9,
+    "microseconds": 1e-6,
+    "milliseconds": 1e-3,
+    "seconds": 1.0,
+    "minutes": 60.0,
+    "hours": 3_600.0,
+    "days": 86_400.0,
+}
+NEAR = 0.02  # a difference of so much, in every case, is no other formula
+
+
+def about_an_error(failure: str, known: Sequence[tuple[str, str]] = ()) -> str:
+    """The sentence of the first pattern that the error has in it; those of the exercise, `known`,
+    come first."""
+    for pattern, sentence in (*known, *ERRORS):
+        if re.search(pattern, failure):
+            return sentence
+    return ""
+
+
+def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
+    """How numbers differ that differ in the same way in every case; empty for what is no number or
+    differs in several ways."""
+    wanted, given = [[plain_number(one) for one in some] for some in (wanted, given)]
+    if not all(_finite(one) for one in (*wanted, *given)) or not all(wanted):
+        return ""
+    if any(mine != theirs for mine, theirs in zip(given, wanted)) and (
+        any(all(_alike(given, [round(w, k) for w in wanted])) for k in range(4))
+        or all(_alike(given, [math.floor(w) for w in wanted]))
+    ):
+        return "yours is rounded. Keep all digits, and divide with /, not //"
+    ratios = [mine / theirs for mine, theirs in zip(given, wanted)]
+    if len(wanted) > 1 and all(_alike(ratios, ratios[:1] * len(ratios))):
+        return _one_ratio(ratios[0], unit)
+    if all(abs(ratio - 1) < NEAR for ratio in ratios):
+        return "yours is near, in every case: a number in it is rounded, or a small term is missing"
+    if all(_alike(given, [1 / one for one in wanted])):
+        return "yours is upside down"
+    return ""
+
+
+def _one_ratio(ratio: float, unit: str) -> str:
+    for units in (BYTES, SECONDS):
+        for name, size in units.items():
+            if unit in units and math.isclose(ratio, units[unit] / size, rel_tol=1e-9):
+                return f"those are {name}, and {unit} are wanted"
+    if abs(ratio - 1) < NEAR:
+        return f"yours is {ratio:.4g} times that, in every case: a number in it is rounded"
+    return f"yours is {ratio:.4g} times that, in every case"
+
+
+def _finite(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+
+
+def _alike(some: Sequence, others: Sequence) -> list[bool]:
+    return [math.isclose(one, other, rel_tol=1e-9) for one, other in zip(some, others)]
