@@ -491,13 +491,9 @@ all_reduce_from_send_and_recv = Exercise(
         ),
         Misconception(
             _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n - 1))),
-            "the sums are right, and there is one step too many in the first round: after n - 1"
-            " steps every chunk has met every rank, and the next message is for nothing.",
-        ),
-        Misconception(
-            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n))),
-            "the sums are right, and there is one step too many in the second round: a sum that"
-            " is to reach n - 1 other ranks travels n - 1 times.",
+            "the sums are right, and there is one step too many in the first round or the second:"
+            " a chunk that is to meet all n ranks travels n - 1 times, and the next message is for"
+            " nothing.",
         ),
         Misconception(
             _ring_of(_add, _put, rounds=lambda n: (range(2, n), range(n - 1))),
