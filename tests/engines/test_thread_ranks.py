@@ -26,7 +26,7 @@ def test_messages_arrive_in_order_and_are_copies():
         x, other = torch.tensor([float(dist.get_rank())]), 1 - dist.get_rank()
         first = dist.isend(x, other)
         x += 10
-        dist.send(x, other)
+        dist.isend(x, other)
         first.wait()
         got = [torch.empty(1), torch.empty(1)]
         for y in got:
@@ -61,6 +61,11 @@ def test_a_reduction_is_by_number():
             lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank()),
             Stuck,
             "rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on.",
+        ),
+        (
+            lambda dist: dist.send(torch.ones(1), 1 - dist.get_rank()),
+            Stuck,
+            "rank 0 waits until rank 1 takes its message; rank 1 waits until rank 0 takes its",
         ),
         (
             lambda dist: dist.get_rank() or dist.all_reduce(torch.ones(1)),
@@ -101,7 +106,7 @@ def test_a_reduction_is_by_number():
     ],
 )
 def test_no_fault_hangs(work, error, sentence):
-    """Mutation: no look at who waits when a rank ends."""
+    """Mutations: no look at who waits when a rank ends; a send that never waits."""
     with pytest.raises(error, match=sentence):
         on_threads(2, work)
 

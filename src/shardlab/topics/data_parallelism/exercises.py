@@ -54,7 +54,7 @@ def _watched(dist, parameters):
         of = {p.data_ptr(): "a parameter" for p in parameters}
         of |= {p.grad.data_ptr(): "a gradient" for p in parameters if p.grad is not None}
         if isinstance(tensor, torch.Tensor):
-            reduced.append(of.get(tensor.data_ptr(), "something else"))
+            reduced.append(of.get(tensor.data_ptr(), f"{tensor.numel()} other numbers"))
         return all_reduce(tensor, *args, **named)
 
     dist.all_reduce = noted
