@@ -99,10 +99,10 @@ def test_a_verdict_says_what_is_wrong():
     assert check(TWICE, lambda a: 2.0 * a)
     assert (
         check(TWICE, lambda a: 1 < a)._repr_markdown_()
-        == "**not yet:** twice(a=3) should give 6, yours gives True."
+        == "**not yet:** twice(a=3) should give 6, yours gives True: a number is wanted."
     )
     # else a browser takes it for a tag
-    assert r"yours gives \<class 'int'\>." in check(TWICE, lambda a: int)._repr_markdown_()
+    assert r"yours gives \<class 'int'\>: " in check(TWICE, lambda a: int)._repr_markdown_()
 
 
 def test_a_cell_goes_on_with_right_answers_alone():

@@ -225,11 +225,19 @@ def whole(full, dist):
 
 
 def test_every_right_solution_is_right():
-    """A check looks at what the ranks hold, not at how. Mutation: the reference's cut or order
-    asked for."""
-    for solution in (learners_ring, uneven, whole):
-        for exercise in (all_reduce_from_send_and_recv, chunks_that_do_not_divide):
+    """A check looks at what the ranks hold and send, not at how. Mutation: the reference's cut or
+    order asked for."""
+    for exercise, *solutions in (
+        (all_reduce_from_send_and_recv, learners_ring, uneven),
+        (chunks_that_do_not_divide, learners_ring, uneven, whole),
+    ):
+        for solution in solutions:
             assert check(exercise, solution), check(exercise, solution)
+
+
+def test_a_sum_without_a_ring_gets_a_sentence():
+    """Mutation: what is sent not compared."""
+    assert "whole arrays that travel" in check(all_reduce_from_send_and_recv, whole).sentence
 
 
 def test_a_solution_that_deadlocks_gets_a_sentence():

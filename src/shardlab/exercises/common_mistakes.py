@@ -110,6 +110,8 @@ def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
 
 
 def _one_ratio(ratio: float, unit: str) -> str:
+    if ratio == 0:
+        return ""
     for units in (BYTES, SECONDS):
         for name, size in units.items():
             if unit in units and math.isclose(ratio, units[unit] / size, rel_tol=1e-9):
@@ -120,7 +122,7 @@ def _one_ratio(ratio: float, unit: str) -> str:
 
 
 def _finite(value) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _alike(some: Sequence, others: Sequence) -> list[bool]:

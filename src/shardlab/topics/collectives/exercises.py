@@ -275,6 +275,19 @@ def _on_ranks(solution, n, size):
     return Summed(full, messages, sum(elements))
 
 
+class Held(NamedTuple):
+    """What all ranks hold."""
+
+    full: list
+
+
+def _held(solution, n, size):
+    """What all ranks hold after solution(full, dist), however much was sent: a chunk may be
+    padded."""
+    found = _on_ranks(solution, n, size)
+    return Held(found.full) if isinstance(found, Summed) else found
+
+
 class Passed(NamedTuple):
     """What a rank got, and whether the room that it was shown is as it was."""
 
@@ -546,7 +559,7 @@ chunks_that_do_not_divide = Exercise(
         "4 ranks, 5 elements",
         "3 ranks, 5 elements",
     ),
-    answer=_on_ranks,
+    answer=_held,
     hint="Which elements of full are in no chunk, where n does not divide their number?",
     misconceptions=(
         Misconception(

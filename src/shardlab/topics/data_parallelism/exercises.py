@@ -1016,8 +1016,8 @@ ranks_that_drift_apart = Exercise(
         ),
         Misconception(
             _train(lambda number, k: number < k - 1, order=("zero", "step")),
-            "cleared before the step, so the optimizer finds nothing: first step(), then"
-            " zero_grad().",
+            "nothing was trained: step() is missing, or the gradients are cleared before the step,"
+            " and the optimizer finds nothing. First step(), then zero_grad().",
         ),
         Misconception(
             _train(lambda number, k: number < k - 1, over=4),
@@ -1027,10 +1027,6 @@ ranks_that_drift_apart = Exercise(
         Misconception(
             _divided_by_ranks,
             "divided twice by the number of ranks: the model divides the sum that it has sent.",
-        ),
-        Misconception(
-            _train(lambda number, k: number < k - 1, order=("zero",)),
-            "nothing was trained: optimizer.step() is missing.",
         ),
     ),
     right=(

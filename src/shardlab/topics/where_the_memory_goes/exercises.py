@@ -429,6 +429,7 @@ layer_bytes_of_gpt2 = Exercise(
             )
             for count in (8, 9, 10, 11, 13, 14, 15, 17, 18, 19, 20, 21, 22, 24)
             for small in (1, 0)
+            if (count, small) != (8, 1)  # as many bytes as 16 vectors of 2 bytes an element
         ),
         Misconception(
             lambda b, s, h, a: 64 * s * b * h + 4 * a * b * s * s + 16 * b * s,

@@ -347,13 +347,8 @@ states_kind_by_kind = Exercise(
         ),
         Misconception(
             _states_of(without="exp_avg_sq"),
-            "only the first moments are there. Adam keeps two moments for each parameter,"
-            " exp_avg and exp_avg_sq.",
-        ),
-        Misconception(
-            _states_of(without="exp_avg"),
-            "only the second moments are there. Adam keeps two moments for each parameter,"
-            " exp_avg and exp_avg_sq.",
+            "one of the moments is missing. Adam keeps two moments for each parameter, exp_avg and"
+            " exp_avg_sq.",
         ),
         Misconception(
             _states_of(without="step"),
