@@ -57,7 +57,7 @@ ERRORS = (
     ("has already been called|already been unscaled", "Once for each step is enough."),
 )
 
-BYTES = {
+UNITS_OF_SIZE = {
     "bits": 1 / 8,
     "bytes": 1.0,
     "kB": 1e3,
@@ -67,7 +67,7 @@ BYTES = {
     "MiB": 2.0**20,
     "GiB": 2.0**30,
 }
-SECONDS = {
+UNITS_OF_TIME = {
     "nanoseconds": 1e-9,
     "microseconds": 1e-6,
     "milliseconds": 1e-3,
@@ -112,7 +112,7 @@ def about_numbers(wanted: Sequence, given: Sequence, unit: str = "") -> str:
 def _one_ratio(ratio: float, unit: str) -> str:
     if ratio == 0:
         return ""
-    for units in (BYTES, SECONDS):
+    for units in (UNITS_OF_SIZE, UNITS_OF_TIME):
         for name, size in units.items():
             if unit in units and math.isclose(ratio, units[unit] / size, rel_tol=1e-9):
                 return f"those are {name}, and {unit} are wanted"
