@@ -15,11 +15,12 @@ import contextlib
 import importlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import FunctionType
+from typing import NamedTuple
 
 import torch
 
@@ -73,6 +74,52 @@ class Answer:
 
 def _is_own(value) -> bool:
     return isinstance(value, (FunctionType, type)) and value.__module__ == "answer"
+
+
+class Shares(NamedTuple):
+    """How many answers are wrong, how many of those hear their misconception, and what a check gets
+    wrong, in words."""
+
+    wrong: int
+    right: int
+    named: int
+    called_right: list[str]
+    refused: list[str]
+
+
+@contextlib.contextmanager
+def tried_once():
+    """Each solution of an exercise is tried once, and its answers remembered: the misconceptions
+    would be tried for every wrong answer."""
+    tried, known = Exercise.tried, {}
+
+    def remembered(exercise, solution, number):
+        key = id(exercise), solution, number
+        if key not in known:
+            known[key] = tried(exercise, solution, number)
+        return known[key]
+
+    Exercise.tried = remembered
+    try:
+        yield
+    finally:
+        Exercise.tried = tried
+
+
+@tried_once()
+def shares(some: Iterable[Answer]) -> Shares:
+    """Of these answers."""
+    wrong, right, named, called_right, refused = 0, 0, 0, [], []
+    for answer in some:
+        said = f"{answer.exercise_name}: {answer.what}"
+        if answer.right:
+            right += 1
+            refused += [] if answer.verdict else [said]
+        else:
+            wrong += 1
+            named += answer.named
+            called_right += [said] if answer.verdict else []
+    return Shares(wrong, right, named, called_right, refused)
 
 
 def changed(code: str, lines: list[str]) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import nbformat
 
+from bench.answers import NAMED, answers, shares
 from bookkit.learner import has_tag
 from shardlab.measure.races import Result
 
@@ -55,7 +56,34 @@ def measure_labs(folder: Path) -> list[Result]:
                 note=before_in_words(notebook),
             ),
         ]
-    return results
+    return results + measure_answers()
+
+
+def measure_answers() -> list[Result]:
+    """What the checks say to answers that plausible learners give."""
+    found = shares(answers())
+    unnamed = 100 * (1 - found.named / found.wrong)
+    return [
+        Result(
+            "labs",
+            "wrong answers that do not hear their misconception",
+            round(unnamed, 1),
+            "%",
+            round(100 * (1 - NAMED)),
+            note=f"{found.wrong - found.named} of {found.wrong}",
+        ),
+        Result(
+            "labs", "wrong answers that are called right", len(found.called_right), "answers", 0
+        ),
+        Result(
+            "labs",
+            "right answers that are refused",
+            len(found.refused),
+            "answers",
+            0,
+            note=f"of {found.right}",
+        ),
+    ]
 
 
 class Before(NamedTuple):

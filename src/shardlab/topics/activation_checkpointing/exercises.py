@@ -1,6 +1,7 @@
 """Chapter 10: activation checkpointing."""
 
 import itertools
+import operator
 
 import torch
 from torch import nn
@@ -266,7 +267,7 @@ def _dropped(solution, p, after):
     return gradients[0] == gradients[1], drawn[0] == drawn[1]
 
 
-def _checkpoint(keep=True, put_back=True):
+def _checkpoint(keep=True, put_back=True, back_to=lambda ctx, now: now):
     class Checkpoint(torch.autograd.Function):
         @staticmethod
         def forward(ctx, function, x):
@@ -274,7 +275,8 @@ def _checkpoint(keep=True, put_back=True):
             ctx.save_for_backward(x)
             ctx.state = torch.get_rng_state()
             with torch.no_grad():
-                return function(x)
+                y = function(x)
+            return y
 
         @staticmethod
         def backward(ctx, dy):
@@ -286,11 +288,32 @@ def _checkpoint(keep=True, put_back=True):
             with torch.enable_grad():
                 y = ctx.function(x)
             if put_back:
-                torch.set_rng_state(now)
+                torch.set_rng_state(back_to(ctx, now))
             y.backward(dy)
             return None, x.grad
 
     return Checkpoint
+
+
+class _seeded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, function, x):
+        ctx.function = function
+        ctx.save_for_backward(x)
+        torch.manual_seed(0)
+        with torch.no_grad():
+            return function(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        now = torch.get_rng_state()
+        torch.manual_seed(0)
+        with torch.enable_grad():
+            y = ctx.function(x)
+        torch.set_rng_state(now)
+        y.backward(dy)
+        return None, x.grad
 
 
 forgetful_checkpoint = Exercise(
@@ -309,15 +332,55 @@ forgetful_checkpoint = Exercise(
         Misconception(
             _checkpoint(keep=False),
             "what comes afterwards draws what it should, but the second run still has another"
-            " mask.",
-        ),
-        Misconception(
-            _checkpoint(put_back=False),
-            "the gradient is right, and the next step draws the numbers of this one again: put the"
-            " state back that was there before the second run.",
+            " mask: dropout has to draw from the state of forward, read before, not after the"
+            " function has drawn.",
         ),
         Misconception(
             lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
+        ),
+        Misconception(
+            _seeded,
+            "the same seed for both runs is the same mask, and the same in every layer and every"
+            " step; and what comes afterwards draws other numbers. Keep the state that was there.",
+        ),
+        Misconception(
+            _checkpoint(back_to=lambda ctx, now: torch.get_rng_state()),
+            "the gradient is right, and the next step draws the numbers of this one again: read"
+            " the state before you set the one of forward, and put that back.",
+        ),
+        Misconception(
+            _checkpoint(back_to=lambda ctx, now: ctx.state),
+            "the gradient is right, and the next step draws the numbers of this one again: put"
+            " back what was there before the second run, not the state of forward; and in forward"
+            " put nothing back.",
+        ),
+    ),
+    errors=(
+        (
+            "different than None at position|incorrect number",
+            "A backward returns a gradient for each argument of forward, in the order of the"
+            " arguments: None for the function, then x.grad.",
+        ),
+        (
+            "has no attribute 'function'",
+            "backward needs the function, which forward is given: keep it there, ctx.function ="
+            " function.",
+        ),
+        (
+            "has no attribute 'random'|has no attribute 'state'",
+            "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
+        ),
+        (
+            "not enough values to unpack|out of range",
+            "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
+        ),
+        (
+            "'tuple' object",
+            "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
+        ),
+        (
+            "implicitly created only",
+            "backward needs the gradient of y, and it is given: y.backward(gradient).",
         ),
     ),
     right="the same mask both times, and the same numbers for whoever draws next.",
@@ -376,6 +439,9 @@ def _step_beside_plain(call, rows, layers):
 
 
 def _as_wanted(found, wanted):
+    """Whether gradients are those that are wanted, or "there are none"."""
+    if all(mine is None for mine in found):
+        return "there are none"
     return all(
         mine is not None and torch.allclose(mine, theirs) for mine, theirs in zip(found, wanted)
     )
@@ -401,6 +467,11 @@ def _plain_checkpoint(
     keeps_graph=False,
     whole=True,
     back=lambda x, dy: x.grad if x.is_leaf else None,
+    gradient_of_y=lambda dy: dy,
+    goes_back=True,
+    extra=0,
+    copies=0,
+    first=True,
 ):
     """A checkpoint without random numbers, and what readers make of one."""
 
@@ -414,7 +485,8 @@ def _plain_checkpoint(
                     ctx.y = function(ctx.x)
                 return ctx.y.detach()
             ctx.save_for_backward(x)
-            return function(x)
+            ctx.copies = [x.detach().clone() for _ in range(copies)]
+            return function(x) if first else x.clone()
 
         @staticmethod
         def backward(ctx, gradient):
@@ -425,10 +497,13 @@ def _plain_checkpoint(
             if cut:
                 x = x.detach().requires_grad_()
             with torch.set_grad_enabled(records):
+                for _ in range(extra):
+                    ctx.function(x)
                 y = ctx.function(x)
             if not whole:
                 return None, torch.autograd.grad(y, x, gradient)[0]
-            y.backward(gradient)
+            if goes_back:
+                y.backward(gradient_of_y(gradient))
             return None, back(x, gradient)
 
     return Checkpoint
@@ -465,11 +540,60 @@ own_checkpoint = Exercise(
         ),
         Misconception(
             _plain_checkpoint(back=lambda x, gradient: gradient),
-            "that is the gradient of y. Layers before this one want that of x, which the second"
-            " backward has left in x.grad.",
+            "that is the gradient of y, or none at all. Layers before this one want that of x,"
+            " which the second backward leaves in x.grad, if x is x.detach().requires_grad_().",
         ),
         Misconception(
             lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
+        ),
+        Misconception(
+            _plain_checkpoint(gradient_of_y=torch.ones_like),
+            "that takes the gradient of y for ones, as backward of a sum does: it is what"
+            " backward was given, gradient.",
+        ),
+        Misconception(
+            _plain_checkpoint(goes_back=False),
+            "nobody went back through what the second run has made: y.backward(gradient) fills"
+            " x.grad and the gradients of the parameters.",
+        ),
+        Misconception(
+            _plain_checkpoint(extra=1),
+            "the function runs more often than needed: once in forward, once in backward.",
+        ),
+        Misconception(
+            _plain_checkpoint(copies=40), "nothing is saved by it: ctx keeps more than x."
+        ),
+        Misconception(
+            _plain_checkpoint(first=False),
+            "forward does not run the function: it returns function(x).",
+        ),
+    ),
+    errors=(
+        (
+            "different than None at position|incorrect number",
+            "A backward returns a gradient for each argument of forward, in the order of the"
+            " arguments: None for the function, then x.grad.",
+        ),
+        (
+            "has no attribute 'function'",
+            "backward needs the function, which forward is given: keep it there, ctx.function ="
+            " function.",
+        ),
+        (
+            "has no attribute 'random'|has no attribute 'state'",
+            "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
+        ),
+        (
+            "not enough values to unpack|out of range",
+            "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
+        ),
+        (
+            "'tuple' object",
+            "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
+        ),
+        (
+            "implicitly created only",
+            "backward needs the gradient of y, and it is given: y.backward(gradient).",
         ),
     ),
     right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
@@ -480,7 +604,7 @@ own_checkpoint = Exercise(
 # --- build it: the same by hooks ------------------------------------------------------------------
 
 
-def _forgetting(number=True, once=True, cut=True, records=True):
+def _forgetting(number=True, once=True, cut=True, records=True, kept_as=None):
     """A function and x to function(x) whose activations are made again, and what readers make of
     it."""
 
@@ -492,16 +616,18 @@ def _forgetting(number=True, once=True, cut=True, records=True):
             return again[-1]
 
         def pack(activation):
+            if kept_as:
+                return kept_as(activation)
             return next(count) if number else activation
 
         def unpack(kept):
-            if not number:
+            if not number and not kept_as:
                 return kept
             if not (once and again):
                 again.clear()
                 with torch.set_grad_enabled(records), saved_tensors_hooks(keep, lambda own: own):
                     function(x)
-            return again[kept]
+            return kept if kept_as else again[kept]
 
         with saved_tensors_hooks(pack, unpack):
             return function(x)
@@ -533,8 +659,37 @@ own_hooks = Exercise(
         ),
         Misconception(
             _forgetting(records=False),
-            "again is empty after the second run: either keep puts nothing there, or autograd has"
-            " recorded nothing, which in a backward it does only inside torch.enable_grad().",
+            "again is empty after the second run, or shorter than the number: either keep puts"
+            " nothing there, or autograd has recorded nothing, which in a backward it does only"
+            " inside torch.enable_grad(); or pack returns no number of its own, counted from 0.",
+        ),
+        Misconception(
+            _forgetting(kept_as=lambda activation: activation.detach()),
+            "whatever pack returns is what autograd keeps: here the activation, so nothing is"
+            " forgotten, and the function runs again for nothing. Return its number.",
+        ),
+    ),
+    errors=(
+        (
+            "invalid gradient|shapes cannot be multiplied|size mismatch",
+            "An activation came back for another. Each has its own number, not one number for"
+            " all, and again[number] is it: backward asks from the last to the first, and not in"
+            " the order of a pop.",
+        ),
+        (
+            "expected to be a Tensor",
+            "unpack returns the activation, a tensor: return again[number].",
+        ),
+        (
+            "list index out of range",
+            "again is empty after the second run, or shorter than the number: the numbers are"
+            " counted from 0, one for each that pack is given; keep puts activations into again;"
+            " and the second run is inside torch.enable_grad().",
+        ),
+        ("only integer tensors", "pack and unpack are exchanged: pack comes first."),
+        (
+            "list indices must be integers",
+            "That is the iterator itself: next(numbers) is the next number.",
         ),
     ),
     right="the graph is the plain one; autograd keeps numbers, and the first that is asked for"
@@ -553,15 +708,21 @@ def peak_of_blocks(recomputed, layers, kept, kept_input, work, loss):
     return max(*moments, sum(sizes) + loss)
 
 
-def _blocks(order=range, every=None, moment=peak_of_blocks):
+def _blocks(
+    order=range,
+    every=None,
+    moment=peak_of_blocks,
+    fits=operator.le,
+    given=lambda blocks, layers: blocks,
+):
     """The fewest blocks of an order that fit by some idea of the peak."""
 
     def blocks_to_recompute(layers, kept, kept_input, work, loss, budget):
         counts = range(layers + 1) if every is None else (0, layers)
         for count in counts:
             blocks = list(order(layers))[:count]
-            if moment(blocks, layers, kept, kept_input, work, loss) <= budget:
-                return blocks
+            if fits(moment(blocks, layers, kept, kept_input, work, loss), budget):
+                return given(blocks, layers)
         return list(range(layers))
 
     return blocks_to_recompute
@@ -572,13 +733,31 @@ def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
     blocks = solution(layers, kept, kept_input, work, loss, budget)
     if blocks is None or blocks is ...:
         return blocks
+    if isinstance(blocks, (int, float)) or any(isinstance(block, bool) for block in blocks):
+        return "it is to return the numbers of the blocks to recompute, a list, counted from 0."
     blocks = set(blocks)
     if not blocks <= set(range(layers)):
-        return f"block {max(blocks, key=lambda block: abs(block))} of {layers}"
+        wrong = max(blocks, key=lambda block: abs(block))
+        return (
+            f"there is no block {wrong}: the {layers} blocks are counted from 0. Recompute the"
+            " first ones."
+        )
     return len(blocks), peak_of_blocks(blocks, layers, kept, kept_input, work, loss) <= budget
 
 
 _BLOCK = dict(kept=16, kept_input=1)
+
+
+def _moments(together, inputs=True):
+    """What readers take for the peak of all moments."""
+
+    def peak(recomputed, layers, kept, kept_input, work, loss):
+        own = kept_input if inputs else 0
+        sizes = [own if number in recomputed else kept for number in range(layers)]
+        return together([*[sum(sizes[:n]) + work for n in range(layers)], sum(sizes) + loss])
+
+    return peak
+
 
 blocks_for_a_budget = Exercise(
     name="blocks_to_recompute",
@@ -589,6 +768,7 @@ blocks_for_a_budget = Exercise(
         dict(layers=6, **_BLOCK, work=20, loss=60, budget=110),
         dict(layers=6, kept=16, kept_input=6, work=26, loss=4, budget=97),
         dict(layers=4, **_BLOCK, work=26, loss=4, budget=500),
+        dict(layers=8, **_BLOCK, work=26, loss=4, budget=93),
     ),
     words=(
         "8 blocks, 100 vectors",
@@ -596,6 +776,7 @@ blocks_for_a_budget = Exercise(
         "6 blocks, a large loss, 110 vectors",
         "6 blocks with products kept, 97 vectors",
         "4 blocks, more than enough",
+        "8 blocks, 93 vectors, which three of them fit exactly",
     ),
     answer=_plan_of,
     misconceptions=(
@@ -625,6 +806,49 @@ blocks_for_a_budget = Exercise(
             ),
             "that counts what all blocks keep beside one at work. The block at work is one of them,"
             " and those after it are gone: block i has only the ones before it beside it.",
+        ),
+        Misconception(
+            _blocks(fits=operator.lt),
+            "as few as fit, and what takes exactly the budget fits: <=, not <.",
+        ),
+        Misconception(
+            _blocks(given=lambda blocks, layers: blocks[:-1]),
+            "one block too few, so they do not fit: range(count) has count numbers already.",
+        ),
+        Misconception(
+            _blocks(given=lambda blocks, layers: [block + 1 for block in blocks]),
+            "blocks are counted from 0: the first is block 0.",
+        ),
+        Misconception(
+            _blocks(given=lambda blocks, layers: list(range(len(blocks), layers))),
+            "those are the blocks that are kept; the ones to recompute are wanted.",
+        ),
+        Misconception(
+            _blocks(moment=_moments(max, inputs=False)),
+            "a block that is recomputed keeps its input still, kept_input.",
+        ),
+        Misconception(
+            _blocks(
+                moment=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
+                    blocks, layers, kept, kept_input, 0, loss
+                )
+            ),
+            "in the middle of backward work is there, too: beside what the blocks before keep, the"
+            " block at work needs it.",
+        ),
+        Misconception(
+            _blocks(moment=_moments(lambda moments: sum(moments) / len(moments))),
+            "that is the mean of the moments. What fits is decided by the fullest moment: max.",
+        ),
+        Misconception(
+            lambda layers, *_: range(layers),
+            "all or nothing: these fit, where they can, and many of them are recomputed for"
+            " nothing.",
+        ),
+        Misconception(
+            lambda layers, *_: [],
+            "nothing is recomputed: that fits only where there is more than enough. Not the"
+            " emptiest moment decides, but the fullest moment: max.",
         ),
     ),
     right="the first blocks, and no more of them than the fullest moment asks for.",

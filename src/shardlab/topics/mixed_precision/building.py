@@ -1,5 +1,7 @@
 """What readers of the lab build: a loss scaler, and an update through fp32 copies."""
 
+import math
+
 import torch
 from torch import nn
 
@@ -18,14 +20,16 @@ def _scaled_steps(solution, rounds):
     the update saw, and how many updates there were. `rounds` has the unscaled gradients."""
     scale, good_steps, updates, story = 8.0, 0, [], []
     for values in rounds:
-        gradients = [torch.tensor(each) * scale for each in values]
+        gradients = [torch.tensor([each, 0.125]) * scale for each in values]
 
         def update(gradients=gradients):
-            updates.append([round(g.item(), 9) for g in gradients if g.isfinite()])
+            updates.append([round(v, 9) for g in gradients for v in g.tolist() if math.isfinite(v)])
 
         result = solution(gradients, scale, good_steps, update, INTERVAL)
         if result is None or result is ...:
             return result
+        if not isinstance(result, (tuple, list)) or len(result) != 2:
+            raise TypeError("it is to return two values, the next scale and the good steps.")
         scale, good_steps = (
             float(found) if place == 0 else int(found) for place, found in enumerate(result)
         )
@@ -41,22 +45,38 @@ def _scaler(
     after_overflow=lambda scale, good: (scale / 2, 0),
     after_growth=lambda scale, good: (2 * scale, 0),
     reached=lambda good, interval: good == interval,
+    found=lambda finite, all_of: all(all_of(each) for each in finite),
+    unscale_first=True,
+    calls=True,
+    counts=1,
 ):
     def scaler_step(gradients, scale, good_steps, update, interval):
-        overflow = not all(finite(g).all() for g in gradients[look_at])
-        for g in gradients:
-            unscale(g, scale)
+        overflow = not found([finite(g) for g in gradients[look_at]], torch.all)
+        if not overflow or unscale_first:
+            for g in gradients:
+                unscale(g, scale)
         if overflow:
             if steps_anyway:
                 update()
             return after_overflow(scale, good_steps)
-        update()
-        good_steps += 1
+        if calls:
+            update()
+        good_steps += counts
         if reached(good_steps, interval):
             return after_growth(scale, good_steps)
         return scale, good_steps
 
     return scaler_step
+
+
+def _turned_looks(gradients, scale, good_steps, update, interval):
+    if all(g.isfinite().all() for g in gradients):
+        return scale / 2, 0
+    for g in gradients:
+        g.div_(scale)
+    update()
+    good_steps += 1
+    return (2 * scale, 0) if good_steps == interval else (scale, good_steps)
 
 
 def _without_a_skip_in_the_count(scale, good):
@@ -144,6 +164,30 @@ scaler_step_of_a_loop = Exercise(
             _scaler(reached=lambda good, interval: good > interval),
             "doubled one step too late: after `interval` good steps, and this was the one after.",
         ),
+        Misconception(
+            _scaler(steps_anyway=True, unscale_first=False),
+            "the update runs although a gradient has overflowed, and the weights become infinite"
+            " or NaN, which no later step mends. Skip the update, and do not even divide.",
+        ),
+        Misconception(
+            _scaler(found=lambda finite, all_of: any(all_of(each) for each in finite)),
+            "it skips only if every gradient has overflowed, or every element of one. One element"
+            " is enough to spoil the update: any(...) of them not finite.",
+        ),
+        Misconception(
+            _scaler(calls=False),
+            "update() was never called: the gradients are divided, and nobody takes the step.",
+        ),
+        Misconception(
+            _scaler(counts=0),
+            "the good steps are not counted, so the scale never doubles: good_steps + 1 after"
+            " each.",
+        ),
+        Misconception(
+            _turned_looks,
+            "the two are exchanged, the other way round: a good step is skipped, and one that"
+            " has overflowed updates.",
+        ),
     ),
     right="looked at, divided in place, skipped and halved, doubled after a run of good steps: the"
     " rule of GradScaler.",
@@ -169,13 +213,17 @@ def _updated(solution, steps, size):
             [round(value, 9) for value in p.detach().float().tolist()],
             [round(value, 9) for value in master.tolist()],
             str(p.dtype),
-            p.grad is None,
+            "no gradient"
+            if p.grad is None
+            else "a gradient of zeros"
+            if not p.grad.any()
+            else "a gradient",
         )
         for p, master in zip(parameters, masters)
     ]
 
 
-def _through_masters(begin=None, take=None, back=None, clear=True, step=True):
+def _through_masters(begin=None, take=None, back=None, clear=True, step=True, then=None):
     def update(parameters, masters, optimizer):
         with torch.no_grad():
             for p, master in zip(parameters, masters):
@@ -184,6 +232,8 @@ def _through_masters(begin=None, take=None, back=None, clear=True, step=True):
                 (take or _take)(p, master)
                 if clear:
                     p.grad = None
+                if then:
+                    then(p, master)
             if step:
                 optimizer.step()
             for p, master in zip(parameters, masters):
@@ -218,6 +268,20 @@ def _without_masters(parameters, masters, optimizer):
         for p in parameters:
             p.sub_(p.grad)
             p.grad = None
+
+
+def _late_step(parameters, masters, optimizer):
+    _through_masters(step=False)(parameters, masters, optimizer)
+    optimizer.step()
+
+
+def _first_alone(parameters, masters, optimizer):
+    for p, master in zip(parameters, masters):
+        _take(p, master)
+        p.grad = None
+    optimizer.step()
+    with torch.no_grad():
+        parameters[0].copy_(masters[0])
 
 
 update_through_masters = Exercise(
@@ -264,12 +328,37 @@ update_through_masters = Exercise(
         ),
         Misconception(
             _through_masters(step=False),
-            "nobody called optimizer.step(): neither copies nor weights have moved.",
+            "neither copies nor weights have moved: nobody called optimizer.step(), or the masters"
+            " have no gradients when it is called, or the copies are made anew after it.",
         ),
         Misconception(
             lambda parameters, masters, optimizer: optimizer.step(),
             "the masters have no gradients, so the optimizer leaves them alone. Give each of them"
             " its parameter's, in fp32.",
+        ),
+        Misconception(
+            _through_masters(clear=False, then=lambda p, master: p.grad.zero_()),
+            "p.grad is zero, and still there, with its memory: the next backward adds to it."
+            " Afterwards no parameter has a gradient: p.grad = None.",
+        ),
+        Misconception(
+            _late_step,
+            "the weights are copied before the step, so they are one step behind their masters:"
+            " first optimizer.step(), then copy.",
+        ),
+        Misconception(
+            _first_alone, "the first parameter alone follows its master: zip all of them."
+        ),
+    ),
+    errors=(
+        (
+            "assign a gradient|grad_dtype",
+            "A gradient has the master's type: parameter.grad.float().",
+        ),
+        (
+            "NoneType",
+            "p.grad is None: its gradient was taken away before the master had it. First"
+            " master.grad = parameter.grad.float(), then None.",
         ),
     ),
     right="the copies remember what the weights cannot hold, and the weights are their rounding.",

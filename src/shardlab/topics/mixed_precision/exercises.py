@@ -127,6 +127,31 @@ def _may_step(own=lambda g: not g.isfinite().all(), reduce=True, most=True, inve
     return may_step
 
 
+def _reduced_gradient(gradient, dist):
+    dist.all_reduce(gradient)
+    return bool(gradient.isfinite().all())
+
+
+def _flags(gradient, dist):
+    flag = torch.tensor([float(not gradient.isfinite().all())])
+    dist.all_reduce(flag)
+    return flag.item()
+
+
+def _exactly_one(gradient, dist):
+    return _flags(gradient, dist) != 1
+
+
+def _most_of_them(gradient, dist):
+    return _flags(gradient, dist) <= dist.get_world_size() / 2
+
+
+def _of_rank_0(gradient, dist):
+    flag = torch.tensor([float(not gradient.isfinite().all())])
+    dist.broadcast(flag, 0)
+    return flag.item() == 0
+
+
 _INF, _NAN = math.inf, math.nan
 found_on_one_rank = Exercise(
     name="may_step",
@@ -137,6 +162,9 @@ found_on_one_rank = Exercise(
         dict(gradients=([_NAN, 1.0], [2.0, 2.0], [1.0, -1.0])),
         dict(gradients=([-_INF], [_INF])),
         dict(gradients=([3e38, 3e38], [1.0, 1.0])),
+        dict(gradients=([3e38], [3e38])),
+        dict(gradients=([_INF], [_NAN], [1.0])),
+        dict(gradients=([_INF, 1.0], [1.0, _NAN])),
     ),
     words=(
         "an infinity on rank 1 of 2",
@@ -144,6 +172,9 @@ found_on_one_rank = Exercise(
         "a NaN on rank 0 of 3",
         "infinities of both signs, on both ranks",
         "2 ranks, large and finite",
+        "2 ranks, both large and finite",
+        "3 ranks, of which two have an overflow",
+        "2 ranks, an overflow on each, beside finite numbers",
     ),
     answer=_decided,
     misconceptions=(
@@ -174,6 +205,49 @@ found_on_one_rank = Exercise(
         Misconception(
             _may_step(invert=False),
             "the other way round: True means that the step may be made.",
+        ),
+        Misconception(
+            _reduced_gradient,
+            "the gradients are added up, and each rank's are of other elements; the sum of large"
+            " finite numbers may overflow besides. Sum the flags.",
+        ),
+        Misconception(
+            _may_step(own=lambda g: not g.isfinite().any()),
+            "it asks whether any element is finite. One element is enough to spoil a step:"
+            " isfinite().all().",
+        ),
+        Misconception(
+            _may_step(own=lambda g: g.isfinite().all()),
+            "that is a flag that says that all is well, and it is taken for the opposite: 1 is"
+            " to say overflow.",
+        ),
+        Misconception(
+            _exactly_one,
+            "that skips if exactly one rank has found an overflow, and two or more are worse:"
+            " any number but 0 skips.",
+        ),
+        Misconception(
+            lambda gradient, dist: True,
+            "it never looks: with an overflow the step must not be made.",
+        ),
+        Misconception(
+            lambda gradient, dist: False, "no step is ever made: where all is finite, it may be."
+        ),
+        Misconception(
+            _most_of_them,
+            "it skips only if more than half of the ranks have found an overflow, and one is"
+            " enough.",
+        ),
+        Misconception(
+            _of_rank_0,
+            "that is rank 0's flag for all: an overflow elsewhere goes unseen. Sum the flags of"
+            " all ranks.",
+        ),
+    ),
+    errors=(
+        (
+            "'bool' object|'float' object",
+            "all_reduce sums a tensor, not a Python number: torch.tensor([float(overflow)]).",
         ),
     ),
     right="one flag from every rank, and one decision for all.",
@@ -459,6 +533,36 @@ def _clipping(unscale=True, clip=True, only_norm=False, max_norm=1.0, update=Tru
     return finish_step
 
 
+def _by_value(parameters, optimizer, scaler):
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf)
+    torch.nn.utils.clip_grad_value_(parameters, 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+def _limit_times_scale(parameters, optimizer, scaler):
+    limit = scaler.scale(torch.tensor(1.0)).item()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    scaler.step(optimizer)
+    scaler.update()
+    return norm
+
+
+def _no_step(parameters, optimizer, scaler):
+    scaler.unscale_(optimizer)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    scaler.update()
+    return norm
+
+
+def _two_steps(parameters, optimizer, scaler):
+    norm = _clipping()(parameters, optimizer, scaler)
+    optimizer.step()
+    return norm
+
+
 def _past_the_scaler(parameters, optimizer, scaler):
     scaler.unscale_(optimizer)
     norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -484,8 +588,8 @@ clip_what_was_unscaled = Exercise(
         Misconception(_clipping(clip=False), "nothing is clipped, and the norm is not looked at."),
         Misconception(
             _clipping(only_norm=True),
-            "the norm is right, and what steps is not clipped: the limit is 1, and clipping comes"
-            " before the step.",
+            "the norm is right, and what steps is not clipped: the limit is 1, not the limit times"
+            " the scale, and clipping comes before the step.",
         ),
         Misconception(
             _past_the_scaler,
@@ -495,8 +599,32 @@ clip_what_was_unscaled = Exercise(
         Misconception(
             _clipping(update=False),
             "without update() the scaler does not know that the step is over: the next unscale_()"
-            " is refused, and the scale never moves.",
+            " is refused, and the scale never moves. And the order is step before update.",
         ),
+        Misconception(
+            _by_value,
+            "that clips each element by itself, which turns the gradient to another direction:"
+            " clip_grad_norm_ scales all of it.",
+        ),
+        Misconception(
+            _limit_times_scale,
+            "the step is right, and the norm is still that of scaled gradients, which says"
+            " nothing to who reads it: unscale first, and clip to 1.",
+        ),
+        Misconception(
+            _no_step,
+            "nothing steps: scaler.step(optimizer) is missing, or the gradients are cleared"
+            " before it.",
+        ),
+        Misconception(
+            _two_steps,
+            "it steps twice: optimizer.step() goes past the scaler, which has made the step, or"
+            " has skipped it with reason.",
+        ),
+    ),
+    errors=(
+        ("second time", "unscale_() twice would divide by the scale twice: once for each step."),
+        ("not iterable", "clip_grad_norm_ wants the parameters, not their optimizer."),
     ),
     right="unscale, clip, step, update: clipping sees gradients of their true size.",
 )

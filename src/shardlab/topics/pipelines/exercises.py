@@ -204,6 +204,28 @@ one_f_one_b_of_a_rank = Exercise(
             " the end. The oldest microbatch comes back first: the first pair has the backward of"
             " microbatch 0.",
         ),
+        Misconception(
+            _list_of(warm=lambda r, p, m: min(m, 2 * (p - r - 1))),
+            "that is eager 1F1B, which holds almost twice as much to hide the time of messages."
+            " Plain 1F1B does p - r - 1 forwards first.",
+        ),
+    ),
+    errors=(
+        (
+            r"\dF\d+: the rank has done it already",
+            "The pairs begin with a forward that was in the warm-up: that does the forwards of"
+            " the warm-up twice. forwards[warm_up:].",
+        ),
+        (
+            r"B\d+: the rank has done it already|another order than they are sent",
+            "Backwards come in order. The pairs have done the first m - warm_up of them; what is"
+            " left, in the cool-down, is backwards[microbatches - warm_up:].",
+        ),
+        (
+            "missing 1 required positional",
+            "An action was taken apart: the list is one flat list of actions, so += [forward,"
+            " backward], and no append of a pair.",
+        ),
     ),
     right="warm-up, pairs, cool-down: every rank is at work as soon as anything has reached it.",
 )
@@ -318,8 +340,8 @@ actions_of_a_stage = Exercise(
         ),
         Misconception(
             _perform(backward=lambda y, dy: y.sum().backward()),
-            "you call backward on a sum, which takes the gradient of y for ones. It is what"
-            " receive() gives.",
+            "you call backward on a sum, or with ones, which takes the gradient of y for ones."
+            " backward needs the gradient of y that receive() gives.",
         ),
         Misconception(
             _perform(take=lambda held, microbatch: held[microbatch]),
@@ -340,6 +362,28 @@ actions_of_a_stage = Exercise(
             _perform(sends=lambda x, y: x if y.ndim else y),
             "the next rank gets your input, not your output.",
         ),
+        Misconception(
+            _perform(hands_on=lambda x, dy: x.detach()),
+            "you hand on the input itself. The rank before needs its gradient, x.grad.",
+        ),
+    ),
+    errors=(
+        (
+            "'Action' object has no attribute",
+            "An action has a kind and a microbatch: keep what belongs together under"
+            " action.microbatch.",
+        ),
+        ("'dict' object has no attribute", "held is a dictionary: held[action.microbatch] = x, y."),
+        (
+            "KeyError",
+            "The forward of a microbatch comes first, and puts it into held; its backward takes"
+            " it out.",
+        ),
+        (
+            "implicitly created only",
+            "backward needs the gradient of y, which the next rank sends: keep both x and y in"
+            " forward, and then y.backward(receive()).",
+        ),
     ),
     right="autograd on every rank for itself, and between ranks one tensor each way.",
 )
@@ -359,7 +403,9 @@ def _trained(solution, microbatches):
     return _nine_digits(torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
-def _step(loss_over=lambda m: m, gradient_over=lambda m: 1, clear=False, update=False):
+def _step(
+    loss_over=lambda m: m, gradient_over=lambda m: 1, clear=False, update=False, cleared=True
+):
     def step(model, microbatches, loss_of, optimizer):
         m = len(microbatches)
         for x, target in microbatches:
@@ -368,13 +414,23 @@ def _step(loss_over=lambda m: m, gradient_over=lambda m: 1, clear=False, update=
             (loss_of(model(x), target) / loss_over(m)).backward()
             if update:
                 optimizer.step()
-                optimizer.zero_grad()
+                if cleared:
+                    optimizer.zero_grad()
         for p in model.parameters():
             if p.grad is not None:
                 p.grad /= gradient_over(m)
-        optimizer.step()
+        if cleared:
+            optimizer.step()
 
     return step
+
+
+def _adds_again(model, microbatches, loss_of, optimizer):
+    total = 0
+    for x, target in microbatches:
+        total = total + loss_of(model(x), target) / len(microbatches)
+        total.backward(retain_graph=True)
+    optimizer.step()
 
 
 mean_over_microbatches = Exercise(
@@ -413,6 +469,30 @@ mean_over_microbatches = Exercise(
         Misconception(
             lambda model, microbatches, loss_of, optimizer: None,
             "no step was taken.",
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 4),
+            "right only where there are as many microbatches as examples in one. The loss is a"
+            " mean over its examples already: divide by the number of microbatches, not by its"
+            " examples.",
+        ),
+        Misconception(
+            _step(update=True, cleared=False),
+            "the optimizer steps after each microbatch, with gradients that are never cleared:"
+            " the first one counts in every step. Step once, after the last.",
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 1 / m), "multiplied by m, and a mean is divided by it."
+        ),
+        Misconception(
+            _step(loss_over=lambda m: 1, clear=True),
+            "the gradients are cleared before each microbatch, or only one has a backward: the"
+            " step follows the last one alone.",
+        ),
+        Misconception(
+            _adds_again,
+            "each backward adds up earlier losses again: a running sum has them in it. backward"
+            " of each loss alone, or of the sum once.",
         ),
     ),
     right="the gradient of the mean over the whole batch, whatever m is.",
@@ -638,10 +718,18 @@ def _meets(solution, ranks):
     lists = []
     for rank in range(ranks):
         try:
-            moves = [(what, int(peer)) for what, peer in solution(rank, ranks)]
+            found = solution(rank, ranks)
+            if found is None or found is ...:
+                return found
+            moves = [(what, int(peer)) for what, peer in found]
         except Exception as error:
             return Failure.of(error)
+        if strange := [what for what, _ in moves if what not in ("send", "recv")]:
+            return f'a move is ("send", rank) or ("recv", rank), not {strange[0]!r}.'
+        if beyond := [peer for _, peer in moves if abs(peer - rank) != 1 or not 0 <= peer < ranks]:
+            return f"rank {rank} of {ranks} has no neighbour {beyond[0]}."
         lists.append(moves)
+    kinds = {what for moves in lists for what, _ in moves}
     arrived, going = [], True
     while going:
         going = False
@@ -654,7 +742,18 @@ def _meets(solution, ranks):
                 lists[rank], lists[peer] = moves[1:], lists[peer][1:]
                 going = True
     stuck = {rank: moves[0] for rank, moves in enumerate(lists) if moves}
-    return ("stuck", stuck) if stuck else ("done", sorted(arrived))
+    if stuck:
+        waits = [f"rank {r} waits in {what} for rank {peer}" for r, (what, peer) in stuck.items()]
+        both = {what for r, (what, peer) in stuck.items() if stuck.get(peer) == (what, r)}
+        why = ""
+        if len(kinds) == 1:
+            why = " Every rank receives and none sends."
+            if "send" in kinds:
+                why = " Every rank sends and none receives."
+        elif both:
+            why = f" Both neighbours {'send' if 'send' in both else 'receive'} first."
+        return f"on {ranks} ranks nobody goes on: {'; '.join(waits)}.{why}"
+    return "done", sorted(arrived)
 
 
 def _moves(first, neighbours=lambda rank: (rank + 1, rank - 1)):
@@ -714,6 +813,36 @@ neighbours_that_send_first = Exercise(
         Misconception(
             lambda rank, ranks: [],
             "no rank sends anything: the activation and the gradient must both arrive.",
+        ),
+        Misconception(
+            _moves(lambda rank, peer: False, _in_pairs),
+            "the ranks meet in pairs, as they should, and then both of a pair receive first:"
+            " nobody sends. The lower one sends, the higher one receives, then the other way"
+            " round.",
+        ),
+        Misconception(
+            lambda rank, ranks: [("recv", peer) for peer in _in_pairs(rank) if 0 <= peer < ranks],
+            "every rank receives and none sends: a recv waits until somebody sends.",
+        ),
+        Misconception(
+            lambda rank, ranks: [("send", peer) for peer in _in_pairs(rank) if 0 <= peer < ranks],
+            "every rank sends and none receives: a send waits until somebody takes the message.",
+        ),
+        Misconception(
+            lambda rank, ranks: [
+                ("send" if peer > rank else "recv", peer)
+                for peer in (rank + 1, rank - 1)
+                if 0 <= peer < ranks
+            ],
+            "one way only: activations go to the right, and the gradients have to come back, so"
+            " each pair exchanges two messages.",
+        ),
+    ),
+    errors=(
+        (
+            "int\\(\\)|unpack",
+            "The rank's moves are one flat list of pairs (what, rank): += a list of pairs, and"
+            " no append of a list.",
         ),
     ),
     right="of two neighbours one sends first and the other receives first: no circle, at any size.",

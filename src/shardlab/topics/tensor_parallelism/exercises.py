@@ -1,6 +1,7 @@
 """Chapter 7: tensor and sequence parallelism. What readers write runs on thread ranks: no check can
 hang."""
 
+import math
 from types import SimpleNamespace
 
 import torch
@@ -75,18 +76,28 @@ def _mlp_of_ranks(solution, n, hidden, inner):
     return _on_ranks(n, work)
 
 
-def _mlp(up_dim=0, down_dim=1, sums=("after",), activation=F.gelu):
+def _mlp(
+    up_dim=0,
+    down_dim=1,
+    sums=("after",),
+    activation=F.gelu,
+    part_of_up=lambda rank, ranks: rank,
+    part_of_down=lambda rank, ranks: rank,
+    then=lambda y, ranks: y,
+):
     def mlp(x, up, down, leave, rank, ranks):
-        up, down = up.tensor_split(ranks, up_dim)[rank], down.tensor_split(ranks, down_dim)[rank]
+        up = up.tensor_split(ranks, up_dim)[part_of_up(rank, ranks)]
+        down = down.tensor_split(ranks, down_dim)[part_of_down(rank, ranks)]
         if up_dim == 1:
             x = x.tensor_split(ranks, -1)[rank]
         inner = x @ up.T
         inner = leave(inner) if "before" in sums else inner
         inner = activation(inner)
+        inner = leave(inner) if "inner" in sums else inner
         if up_dim == 1 and down_dim == 1:
             inner = inner.tensor_split(ranks, -1)[rank]
         y = inner @ down.T
-        return leave(y) if "after" in sums else y
+        return then(leave(y) if "after" in sums else y, ranks)
 
     return mlp
 
@@ -119,6 +130,47 @@ mlp_on_ranks = Exercise(
             _mlp(sums=("before", "after")),
             "the ranks have different columns after the first product: adding them up mixes them.",
         ),
+        Misconception(_mlp(activation=lambda x: x), "GELU is missing between the two products."),
+        Misconception(
+            _mlp(activation=F.relu),
+            "that is ReLU; GELU is missing: F.gelu, as in the undivided MLP.",
+        ),
+        Misconception(
+            _mlp(activation=lambda x: x, then=lambda y, ranks: F.gelu(y)),
+            "GELU stands between the two products, on the rank's own inner columns, and not at"
+            " the end.",
+        ),
+        Misconception(
+            _mlp(then=lambda y, ranks: y / ranks),
+            "that is the mean. The product over all inner columns is the sum of the ranks' terms.",
+        ),
+        Misconception(
+            _mlp(part_of_down=lambda rank, ranks: (rank + 1) % ranks),
+            "the parts of up and down belong together, the same inner columns of both: take the"
+            " same rank of each split.",
+        ),
+        Misconception(
+            _mlp(part_of_up=lambda rank, ranks: 0, part_of_down=lambda rank, ranks: 0),
+            "every rank takes the part of rank 0: take [rank].",
+        ),
+        Misconception(
+            lambda x, up, down, leave, rank, ranks: leave(F.gelu(x @ up.T) @ down.T),
+            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
+            " its columns of A and its rows of B. The sum then has y as often as there are ranks.",
+        ),
+        Misconception(
+            lambda x, up, down, leave, rank, ranks: F.gelu(x @ up.T) @ down.T,
+            "nothing is cut: every rank makes all of it, and has all of both weights. Each needs"
+            " its columns of A and its rows of B. It needs no sum then, and saves nothing.",
+        ),
+        Misconception(
+            _mlp(sums=("inner", "after")),
+            "the ranks have different inner columns, before GELU and after it: adding them up"
+            " mixes them.",
+        ),
+    ),
+    errors=(
+        (r"'tuple' object", "tensor_split gives all parts, a tuple: take [rank], this rank's."),
     ),
     right="columns, GELU, rows, one sum: the inner columns never meet.",
 )
@@ -131,6 +183,9 @@ def _entered(solution, n):
     """The output, the gradient of x, and that of a neighbour to which autograd hands the same
     gradient, on each rank."""
     x, *weights = _drawn(n, (2, 3), *[(2, 3)] * n)
+
+    if not hasattr(solution, "apply"):
+        raise TypeError("the check wants the class, a torch.autograd.Function.")
 
     def work(dist):
         own, neighbour = (x.clone().requires_grad_() for _ in range(2))
@@ -148,13 +203,19 @@ def _left(solution, n):
     """The output, the gradient of each rank's term, and how many messages both took."""
     weight, *terms = _drawn(n, (2, 3), *[(2, 3)] * n)
 
+    if not hasattr(solution, "apply"):
+        raise TypeError("the check wants the class, a torch.autograd.Function.")
+
     def work(dist):
         own = terms[dist.get_rank()].clone().requires_grad_()
-        y = solution.apply(own * 1.0, dist)
+        term = own * 1.0
+        y = solution.apply(term, dist)
         if not isinstance(y, torch.Tensor):
             return y
+        as_it_was = torch.equal(term, own)
         (y * weight).sum().backward()
-        return _digits(y), None if own.grad is None else _digits(own.grad), dist._reductions
+        gradient = None if own.grad is None else _digits(own.grad)
+        return _digits(y), gradient, dist._reductions, as_it_was
 
     return _on_ranks(n, work)
 
@@ -166,6 +227,33 @@ def _sent_by(dist, x, scale=1.0):
 
 
 def _nothing(dist, x):
+    return x
+
+
+def _largest(dist, x):
+    x = x.clone()
+    dist.all_reduce(x, dist.ReduceOp.MAX)
+    return x
+
+
+def _times(dist, x):
+    return x * dist.get_world_size()
+
+
+def _over(dist, x):
+    return x / dist.get_world_size()
+
+
+def _of_rank_0(dist, x):
+    return x * (dist.get_rank() == 0)
+
+
+def _none(dist, x):
+    return None
+
+
+def _sent_copy(dist, x):
+    _sent_by(dist, x)
     return x
 
 
@@ -229,6 +317,39 @@ enter_columns = Exercise(
             "backward is right. Forward adds up the same x as often as there are ranks, and should"
             " hand it on as it is.",
         ),
+        Misconception(
+            _function(_nothing, lambda dist, x: torch.ones_like(_sent_by(dist, x))),
+            "those are ones: begin with the gradient that comes in, gradient.clone().",
+        ),
+        Misconception(
+            _function(_nothing, _times),
+            "n times its own gradient is not the sum: each rank has another one, that of its own"
+            " columns. all_reduce.",
+        ),
+        Misconception(
+            _function(_nothing, _largest),
+            "that is the largest of the ranks' gradients; the sum of them is x's gradient.",
+        ),
+        Misconception(
+            _function(_nothing, _none),
+            "no gradient comes back. If you return what all_reduce returns: it returns nothing,"
+            " and works in place.",
+        ),
+    ),
+    errors=(
+        (
+            "different than None at position",
+            "A backward returns its gradients in the order of the arguments of forward: that of"
+            " the tensor first, then None for dist.",
+        ),
+        (
+            "has no attribute 'dist'",
+            "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
+        ),
+        (
+            "must match the size",
+            "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
+        ),
     ),
     right="nothing forward; backward the parts of x's gradient are added up.",
 )
@@ -263,6 +384,56 @@ leave_rows = Exercise(
             "the numbers are right, with a message that nobody needs: y's gradient is the same on"
             " all ranks, so its mean is what each of them has.",
         ),
+        Misconception(
+            _function(_in_its_memory, _nothing),
+            "the sum is right, and is made in the memory of its input: whoever still needs the"
+            " term, autograd or a residual branch, finds the sum there. Clone it first.",
+        ),
+        Misconception(
+            _function(_sent_by, _times),
+            "forward is right. Backward has y's gradient already: you make it t times too large.",
+        ),
+        Misconception(
+            _function(_sent_by, _over),
+            "forward is right. In backward y's gradient is there, whole and the same on all"
+            " ranks: each term's gradient is just that, undivided.",
+        ),
+        Misconception(
+            _function(_sent_by, _of_rank_0),
+            "y's gradient is there on all ranks, and each of them needs it for its own term:"
+            " only rank 0 would learn.",
+        ),
+        Misconception(
+            _function(_largest, _nothing),
+            "that is the largest of the ranks' terms; y is the sum of them.",
+        ),
+        Misconception(
+            _function(_sent_by, lambda dist, x: torch.zeros_like(x)),
+            "backward hands on zeros, so nothing before this layer learns: hand on y's gradient.",
+        ),
+        Misconception(
+            _function(_sent_by, _none), "no gradient comes back: backward hands on y's gradient."
+        ),
+        Misconception(
+            _function(_sent_copy, _nothing),
+            "you have summed a copy, and return the term itself: nobody adds up the terms that"
+            " way.",
+        ),
+    ),
+    errors=(
+        (
+            "different than None at position",
+            "A backward returns its gradients in the order of the arguments of forward: that of"
+            " the tensor first, then None for dist.",
+        ),
+        (
+            "has no attribute 'dist'",
+            "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
+        ),
+        (
+            "must match the size",
+            "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
+        ),
     ),
     right="forward the terms are added up; backward each rank has y's gradient already.",
 )
@@ -279,11 +450,12 @@ def _row_of_ranks(solution, n, with_bias):
         rank, (_, leave, _) = dist.get_rank(), _pairs(dist)
         own = (bias * with_bias).clone().requires_grad_()
         part = [tensor.tensor_split(n, -1)[rank].clone() for tensor in (x, weight)]
+        part[1].requires_grad_()  # so that a bias without a gradient is one, not an error
         y = solution(*part, own, leave, rank, n)
         if not isinstance(y, torch.Tensor):
             return y
         y.pow(2).sum().backward()
-        return _digits(y), None if own.grad is None else _digits(own.grad)
+        return _digits(y), _digits(torch.zeros_like(own) if own.grad is None else own.grad)
 
     return _on_ranks(n, work)
 
@@ -320,6 +492,57 @@ row_layer = Exercise(
         Misconception(
             lambda x, weight, bias, leave, rank, ranks: x @ weight.T + bias,
             "each rank has its own term of the sum: leave makes the sum.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(
+                x @ weight.T + bias * float(rank == ranks - 1)
+            ),
+            "the output is right, but only the last rank learns its bias: the copies drift"
+            " apart. Add it after the sum, on every rank.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias) + bias,
+            "added twice, inside the sum once for each rank, and then again: after the sum alone.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias / ranks,
+            "the sum is made when you add the bias, so every rank adds the whole bias: nothing"
+            " to divide.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias * ranks,
+            "the sum is made when you add the bias, so every rank adds the whole bias, once.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) - bias,
+            "a bias is added, not subtracted.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) + bias.detach(),
+            "the output is right, and the bias never learns: detach() takes its gradient away.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T) / ranks + bias,
+            "that is the mean of the terms. The product is the sum of them: nothing to divide.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias) / ranks,
+            "that is the mean: the bias comes out right, and the product is divided by the"
+            " number of ranks. Add the bias after the sum.",
+        ),
+        Misconception(
+            lambda x, weight, bias, leave, rank, ranks: (
+                leave(x @ weight.T) + bias * float(rank == 0)
+            ),
+            "only rank 0 has the bias in its output, and all are to have the same y: add it on"
+            " every rank.",
+        ),
+    ),
+    errors=(
+        (
+            "grad_fn",
+            "If a bias is added on one rank alone, only rank 0 learns its bias, and the copies"
+            " drift apart: add it after the sum, on every rank.",
         ),
     ),
     right="first the sum, then the bias, once; its gradient is the same on all ranks.",
@@ -407,36 +630,56 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
         begin = sum(part.shape[1] for part in parts[:rank])
         loss = solution(parts[rank].clone(), targets.clone(), begin, dist)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            return list(loss.shape) if isinstance(loss, torch.Tensor) else loss
-        return f"{loss.item():.9g}", dist._reductions
+            many = isinstance(loss, torch.Tensor)
+            return (
+                f"{loss.numel()} numbers: one loss, the mean over tokens, is wanted."
+                if many
+                else loss
+            )
+        value = float(f"{loss.item():.9g}")
+        return value if math.isfinite(value) else str(value), dist._reductions
 
     return _on_ranks(n, work)
 
 
-def _part_of_loss(highest="max", shifted=True, masked=True, apart=False, log_first=False):
+def _part_of_loss(
+    highest="max",
+    shifted=True,
+    masked=True,
+    apart=False,
+    log_first=False,
+    sums=(True, True),
+    operator=None,
+    finish=lambda total, target: (total.log() - target).mean(),
+):
     def loss(scores, targets, begin, dist):
         own = (targets >= begin) & (targets < begin + scores.shape[1])
         columns = torch.where(own, targets - begin, 0)
         scores_of_targets = scores[range(len(targets)), columns]
         largest = scores.amax(1) if highest else torch.zeros(len(scores), dtype=scores.dtype)
         if highest in ("max", "sum"):
-            operator = dist.ReduceOp.MAX if highest == "max" else dist.ReduceOp.SUM
-            dist.all_reduce(largest, operator)
+            dist.all_reduce(largest, dist.ReduceOp.MAX if highest == "max" else dist.ReduceOp.SUM)
         total = (scores - largest[:, None]).exp().sum(1)
         target = scores_of_targets - (largest if shifted else 0)
         target = target * own if masked else target
         if log_first:
             total = total.log()
-        if apart:
-            dist.all_reduce(total)
-            dist.all_reduce(target)
+        if apart or not all(sums):
+            for tensor, is_summed in zip((total, target), sums):
+                if is_summed:
+                    dist.all_reduce(tensor)
         else:
-            sums = torch.stack([total, target])
-            dist.all_reduce(sums)
-            total, target = sums
-        return ((total if log_first else total.log()) - target).mean()
+            both = torch.stack([total, target])
+            dist.all_reduce(both, operator or dist.ReduceOp.SUM)
+            total, target = both
+        return finish(total.exp() if log_first else total, target)
 
     return loss
+
+
+def _local_loss(scores, targets, begin, dist):
+    own = (targets >= begin) & (targets < begin + scores.shape[1])
+    return F.cross_entropy(scores, torch.where(own, targets - begin, 0))
 
 
 loss_of_cut_scores = Exercise(
@@ -484,6 +727,61 @@ loss_of_cut_scores = Exercise(
         Misconception(
             _part_of_loss(apart=True),
             "right, in three messages. Both sums can go at once: stack them.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: (total.log() - target).sum()),
+            "that is the sum over the tokens; the mean over the tokens is wanted.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: total.log() - target),
+            "that is a loss for each token; one loss, the mean of them, is wanted.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: (total.log() + target).mean()),
+            "the loss is the logarithm of the sum minus the target's score, not plus.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: (target - total.log()).mean()),
+            "that is the loss with a negative sign: the logarithm of the sum minus the target's"
+            " score.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: (total - target).mean()),
+            "the logarithm is missing: the loss is log of the sum of exponentials, minus the"
+            " target's score.",
+        ),
+        Misconception(
+            _part_of_loss(sums=(False, False)),
+            "nothing is summed but the largest scores: each rank has the exponentials of its own"
+            " part of the vocabulary, and only one has the target.",
+        ),
+        Misconception(
+            _part_of_loss(sums=(True, False)),
+            "only one rank has the target's score, the others bring zero: it has to be summed"
+            " over the ranks, as the exponentials are.",
+        ),
+        Misconception(
+            _part_of_loss(sums=(False, True)),
+            "the exponentials are those of this rank's own part of the vocabulary: sum them over"
+            " the ranks.",
+        ),
+        Misconception(
+            _part_of_loss(operator=torch.distributed.ReduceOp.AVG),
+            "AVG divides by the number of ranks: both are sums over the vocabulary, not means"
+            " over ranks.",
+        ),
+        Misconception(
+            _local_loss,
+            "that is the loss over this rank's own part of the vocabulary, and a target that"
+            " another rank has is some other token here. The sum of exponentials and the"
+            " target's score come from all ranks.",
+        ),
+    ),
+    errors=(
+        (
+            "out of bounds|out of range",
+            "This rank's columns begin at begin: token begin is in its column 0, so subtract"
+            " begin from targets.",
         ),
     ),
     right="two messages, of three numbers for each target, whatever the vocabulary.",

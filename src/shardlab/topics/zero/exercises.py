@@ -24,6 +24,23 @@ def _shard(elements, ranks, rank):
     return start, start + each + (rank < more)
 
 
+def _sized(sizes, start=None):
+    """Bounds from all sizes, which come from each = elements // ranks and more = elements % ranks;
+    or with another start."""
+
+    def bounds(elements, ranks, rank):
+        each, more = divmod(elements, ranks)
+        all_sizes = [sizes(each, more, r, ranks) for r in range(ranks)]
+        begin = sum(all_sizes[:rank]) if start is None else start(each, more, rank)
+        return begin, begin + all_sizes[rank]
+
+    return bounds
+
+
+def _fair(each, more, rank, ranks):
+    return each + (rank < more)
+
+
 def _ceil_shard(elements, ranks, rank):
     each = -(-elements // ranks)
     return min(rank * each, elements), min((rank + 1) * each, elements)
@@ -32,6 +49,10 @@ def _ceil_shard(elements, ranks, rank):
 def _whole_answer(solution, **case):
     """The answer; a blank that was left in a part of it as a blank."""
     result = solution(**case)
+    if result is None or result is ...:
+        return result
+    if not isinstance(result, (tuple, list)) or len(result) != 2:
+        raise TypeError("it is to return two numbers, where the shard begins and where it ends.")
     if isinstance(result, tuple) and any(isinstance(part, float) for part in result):
         raise TypeError(
             f"it returned {result!r}: bounds are whole numbers, for a slice takes no others."
@@ -93,6 +114,84 @@ bounds_of_a_shard = Exercise(
         Misconception(
             lambda elements, ranks, rank: _shard(elements, ranks, (rank + 1) % ranks),
             "that is the right neighbour's shard. The ring leaves the sum of chunk r on rank r.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                0 if rank == 0 else rank * (elements // ranks) + elements % ranks,
+                (rank + 1) * (elements // ranks) + elements % ranks,
+            ),
+            "the first rank has the whole rest, up to ranks - 1 more than the others: its shard"
+            " sets the peak. Deal the rest out, one to each of the first ranks.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                rank * -(-elements // ranks),
+                min((rank + 1) * -(-elements // ranks), elements),
+            ),
+            "that is how torch.chunk cuts, rounded up; and the last shards begin beyond the end."
+            " Sizes differ by one at most here, the larger ones first.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: _shard(elements, ranks, (rank - 1) % ranks),
+            "that is the left neighbour's shard: ranks are counted from 0.",
+        ),
+        Misconception(
+            _sized(_fair, lambda each, more, rank: rank * each),
+            "the first shards before it have one element more, and you begin as if they had not:"
+            " yours begin too early, so that shards overlap. Add min(rank, more).",
+        ),
+        Misconception(
+            _sized(_fair, lambda each, more, rank: rank * each + rank),
+            "yours begin too late, and elements between two shards are in none: of the ranks"
+            " before this one, min(rank, more) have one element more.",
+        ),
+        Misconception(
+            _sized(_fair, lambda each, more, rank: rank * each + more),
+            "yours begin too late, and elements between two shards are in none: of the ranks"
+            " before this one, min(rank, more) have one element more.",
+        ),
+        Misconception(
+            _sized(
+                lambda each, more, rank, ranks: each + (rank <= more),
+                lambda each, more, rank: rank * each + min(rank, more),
+            ),
+            "one rank too many has an element more: rank < more, since ranks are counted from 0.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                rank * elements // ranks,
+                (rank + 1) * elements // ranks,
+            ),
+            "sizes differ by one, and the order is another: the larger ones are not the first."
+            " Every element has an owner, but our collectives cut otherwise.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                round(rank * elements / ranks),
+                round((rank + 1) * elements / ranks),
+            ),
+            "sizes differ by one, and the order is another: the larger ones are not the first."
+            " Every element has an owner, but our collectives cut otherwise.",
+        ),
+        Misconception(
+            _sized(lambda each, more, rank, ranks: each + (rank >= ranks - more)),
+            "the larger ones come first here, and yours are the last. Every element has an"
+            " owner, but our collectives cut otherwise.",
+        ),
+        Misconception(
+            lambda elements, ranks, rank: (
+                _shard(elements, ranks, rank)[0],
+                _shard(elements, ranks, rank)[1] - _shard(elements, ranks, rank)[0],
+            ),
+            "start and length: a slice wants the end, not the length.",
+        ),
+        Misconception(
+            _sized(
+                lambda each, more, rank, ranks: each + more * (rank < more),
+                lambda each, more, rank: rank * each + min(rank, more),
+            ),
+            "each of the first shards gets the whole rest, so shards overlap: one more, not the"
+            " whole rest.",
         ),
     ),
     right="every element has one owner, and no shard is more than one element larger than another.",
@@ -159,19 +258,40 @@ def _stepped(solution, n, elements):
     return answer_of_ranks(n, work)
 
 
-def _stage_1_step(mean=True, reduce=True, gather=True, copy=True):
+def _stage_1_step(mean=True, reduce=True, gather=True, copy=True, over=None, then=None):
     def step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
         start, end = _shard(parameters.numel(), ranks, rank)
         own, gradient = parameters[start:end], gradients[start:end]
         if reduce:
             gradient = reduce_scatter(gradients) / (ranks if mean else 1)
+        if over:
+            gradient = gradient / over(ranks)
         update(own, gradient)
         if gather:
             whole = all_gather(own)
             if copy:
-                parameters.copy_(whole)
+                parameters.copy_(then(whole, ranks) if then else whole)
 
     return step
+
+
+def _copied_step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, rank)
+    update(parameters[start:end].clone(), reduce_scatter(gradients) / ranks)
+    parameters.copy_(all_gather(parameters[start:end]))
+
+
+def _gathered_gradients(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, rank)
+    gradient = reduce_scatter(gradients) / ranks
+    update(parameters[start:end], gradient)
+    parameters.copy_(all_gather(gradient))
+
+
+def _not_updated(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
+    start, end = _shard(parameters.numel(), ranks, rank)
+    reduce_scatter(gradients)
+    parameters.copy_(all_gather(parameters[start:end]))
 
 
 def _stage_0_step(parameters, gradients, update, rank, ranks, reduce_scatter, all_gather):
@@ -189,8 +309,8 @@ step_of_stage_1 = Exercise(
     misconceptions=(
         Misconception(
             _stage_1_step(mean=False),
-            "reduce_scatter gives the sum over the ranks: divide by their number, or the update is"
-            " that of another batch.",
+            "reduce_scatter gives the sum over the ranks: divide by their number before the update,"
+            " or the update is that of another batch.",
         ),
         Misconception(
             _stage_1_step(reduce=False),
@@ -204,8 +324,8 @@ step_of_stage_1 = Exercise(
         ),
         Misconception(
             _stage_1_step(copy=False),
-            "you gather the parameters and drop them: write what all_gather returns into"
-            " parameters, in place, parameters.copy_(...).",
+            "you gather the parameters and drop them, or gather them before the update: write what"
+            " all_gather then returns into parameters, in place, parameters.copy_(...).",
         ),
         Misconception(
             _stage_0_step,
@@ -218,6 +338,38 @@ step_of_stage_1 = Exercise(
             " drift apart.",
         ),
         Misconception(lambda *_: None, "nothing was sent, and nothing updated."),
+        Misconception(
+            _stage_1_step(reduce=False, over=lambda ranks: ranks),
+            "you update the shard with this rank's own gradients, divided: those of the other"
+            " ranks' data are lost. reduce_scatter(gradients) gives this rank's shard of the sum.",
+        ),
+        Misconception(
+            _stage_1_step(over=lambda ranks: ranks),
+            "divided twice by the number of ranks: once is the mean.",
+        ),
+        Misconception(
+            _stage_1_step(mean=False, over=lambda ranks: 1 / ranks),
+            "multiplied. reduce_scatter gives the sum over the ranks: divide by their number.",
+        ),
+        Misconception(
+            _stage_1_step(mean=False, then=lambda whole, ranks: whole / ranks),
+            "the parameters are divided, and it is the sum of the gradients that has to be:"
+            " gradient / ranks, before the update.",
+        ),
+        Misconception(
+            _copied_step,
+            "the optimizer has updated a copy, and you gather the shard of parameters, which is"
+            " as it was: gather what was updated.",
+        ),
+        Misconception(
+            _gathered_gradients,
+            "you gather the gradients into parameters: all_gather(own), the updated shard, is"
+            " what the others need.",
+        ),
+        Misconception(
+            _not_updated,
+            "the optimizer was never called: update(own, gradient) comes between the two messages.",
+        ),
     ),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
 )
@@ -306,7 +458,7 @@ def _clipped(solution, shards, max_norm):
     def work(dist):
         gradient = torch.tensor(shards[dist.get_rank()], dtype=torch.float64)
         solution(gradient, max_norm, dist)
-        return _digits(gradient)
+        return [round(value, 5) for value in gradient.tolist()]  # torch adds 1e-6 to a norm
 
     return answer_of_ranks(len(shards), work)
 
@@ -317,15 +469,35 @@ def _clip(
     reduce=True,
     only_down=True,
     limit=lambda max_norm: max_norm,
+    operator=None,
+    turned=False,
 ):
     def clip(gradient, max_norm, dist):
         norm = own(gradient).reshape(1)
         if reduce:
-            dist.all_reduce(norm)
-        scale = limit(max_norm) / total(norm)
+            dist.all_reduce(norm, operator or dist.ReduceOp.SUM)
+        scale = total(norm) / max_norm if turned else limit(max_norm) / total(norm)
         gradient.mul_(scale.clamp(max=1) if only_down else scale)
 
     return clip
+
+
+def _whole_gradient(gradient, max_norm, dist):
+    dist.all_reduce(gradient)
+    gradient.mul_((max_norm / gradient.norm()).clamp(max=1))
+
+
+def _only_long_shards(gradient, max_norm, dist):
+    if gradient.norm() > max_norm:
+        _clip()(gradient, max_norm, dist)
+    else:
+        dist.all_reduce(gradient.pow(2).sum().reshape(1))
+
+
+def _mean_over_ranks(gradient, max_norm, dist):
+    mean = gradient.pow(2).sum()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    gradient.mul_((max_norm / mean.sqrt()).clamp(max=1))
 
 
 clip_by_the_norm_of_all = Exercise(
@@ -369,6 +541,36 @@ clip_by_the_norm_of_all = Exercise(
         Misconception(
             lambda gradient, max_norm, dist: None,
             "nothing was clipped: the function changes the gradient in place, gradient.mul_(...).",
+        ),
+        Misconception(
+            _whole_gradient,
+            "you have summed the gradients themselves, and each rank has a shard of its own:"
+            " they are other elements. Sum the squares, one number.",
+        ),
+        Misconception(
+            _mean_over_ranks,
+            "the norm is the root of the sum of all squares, not their mean: lab 5's gradients"
+            " were averaged, and squares are not.",
+        ),
+        Misconception(
+            _clip(own=lambda g: g.pow(2).mean()),
+            "the norm is the root of the sum of all squares, not their mean over the elements.",
+        ),
+        Misconception(_clip(turned=True), "upside down: the scale is max_norm over the norm."),
+        Misconception(
+            lambda gradient, max_norm, dist: gradient.clamp_(-max_norm, max_norm),
+            "that clips each element by itself, which turns the gradient to another direction:"
+            " one scale for all of it, max_norm over its norm.",
+        ),
+        Misconception(
+            _clip(operator=torch.distributed.ReduceOp.MAX),
+            "that is the largest of the ranks' norms: the norm of all is the root of the sum of"
+            " their squares.",
+        ),
+        Misconception(
+            _only_long_shards,
+            "a rank whose own shard is short does not scale. Every rank scales by the same"
+            " number, whatever its own shard is like.",
         ),
     ),
     right="squares summed over all ranks, one root, one scale that all ranks share.",
@@ -485,7 +687,7 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
         return whole
 
     def scatter(gradient):
-        return gradient[: width // 2].clone()
+        return 2 * gradient[: width // 2]  # the other rank has the same x, and so the same gradient
 
     # so that every layer gathers
     x = start = torch.randn(3, width, generator=generator, dtype=torch.float64).requires_grad_()
@@ -502,13 +704,16 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
         start = start @ weight.T
     start.pow(2).sum().backward()
     right = all(
-        shard.grad is not None and torch.allclose(shard.grad, weight.grad[: width // 2], rtol=1e-9)
+        shard.grad is not None
+        and torch.allclose(shard.grad, 2 * weight.grad[: width // 2], rtol=1e-9)
         for shard, weight in zip(shards, plain)
     )
     return Kept(after_forward, most, live(), len(watched), right)
 
 
-def _sharded_linear(keep_weight=False, again=True, cache=False, use_shard=False):
+def _sharded_linear(
+    keep_weight=False, again=True, cache=False, use_shard=False, copied=False, more=(0, 0), own=None
+):
     def whole(shard, gather):
         if not cache:
             return gather(shard)
@@ -520,7 +725,11 @@ def _sharded_linear(keep_weight=False, again=True, cache=False, use_shard=False)
         @staticmethod
         def forward(ctx, x, shard, gather, scatter):
             weight = whole(shard, gather)
-            ctx.save_for_backward(x, shard, *([weight] if keep_weight else []))
+            for _ in range(more[0]):
+                gather(shard)
+            ctx.save_for_backward(
+                x, shard, *([weight.clone() if copied else weight] if keep_weight else [])
+            )
             ctx.gather, ctx.scatter = gather, scatter
             return x @ weight.T
 
@@ -531,7 +740,10 @@ def _sharded_linear(keep_weight=False, again=True, cache=False, use_shard=False)
                 weight = whole(shard, ctx.gather)
             else:
                 weight = torch.cat([shard] * 2) if use_shard else ctx.saved_tensors[2]
-            return dy @ weight, ctx.scatter(dy.T @ x), None, None
+            for _ in range(more[1]):
+                ctx.gather(shard)
+            gradient = own(dy.T @ x, shard) if own else ctx.scatter(dy.T @ x)
+            return dy @ weight, gradient, None, None
 
     return ShardedLinear
 
@@ -567,6 +779,28 @@ weights_that_stay = Exercise(
         ),
         Misconception(
             lambda *_: None, "the check wants the class ShardedLinear, a torch.autograd.Function."
+        ),
+        Misconception(
+            _sharded_linear(keep_weight=True, again=False, copied=True),
+            "a copy of every gathered weight is kept: after forward the whole model is there, as"
+            " copies. Save the shard, and gather again in backward.",
+        ),
+        Misconception(
+            _sharded_linear(more=(1, 0)),
+            "gathered more often than needed: once in forward is enough, and once in backward.",
+        ),
+        Misconception(
+            _sharded_linear(own=lambda gradient, shard: gradient[: len(shard)]),
+            "the gradient of the shard is not the sum over the ranks: those of the other ranks'"
+            " data have to be added, ctx.scatter(dy.T @ x).",
+        ),
+    ),
+    errors=(
+        (
+            "invalid gradient at index 1",
+            "The shard needs a gradient as large as it is, its part of the sum over the ranks:"
+            " ctx.scatter(dy.T @ x). A backward returns gradients in the order of the arguments"
+            " of forward.",
         ),
     ),
     right="one gathered weight at a time, gathered twice: once for forward, once for backward.",

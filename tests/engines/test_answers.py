@@ -1,0 +1,31 @@
+"""What the checks say to answers that plausible learners give: tests/answers."""
+
+import pytest
+
+from bench.answers import FOLDER, NAMED, RIGHT, WRONG, answers, changed, shares
+
+TOPICS = sorted(path.stem for path in FOLDER.glob("*.txt"))
+
+
+def test_there_are_enough_answers():
+    """Must catch: a file that is not read, a line of it that counts as part of another."""
+    right = [answer.right for answer in answers()]
+    assert right.count(False) >= WRONG and right.count(True) >= RIGHT
+    assert len(TOPICS) == 10
+
+
+def test_an_answer_that_changes_nothing_is_refused():
+    """Must catch: a change whose old text is in no line, which leaves the right answer."""
+    assert changed("a = 1\nb = a\n", ["a => c"]) == "c = 1\nb = c\n"
+    with pytest.raises(ValueError, match="'d' is not in"):
+        changed("a = 1", ["d => c"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topic", TOPICS)
+def test_checks_name_the_misconception(topic):
+    """Must catch: a check that calls one of the wrong answers right or refuses one of the right
+    ones, a misconception taken out."""
+    found = shares(answer for answer in answers() if answer.topic == topic)
+    assert found.called_right == [] and found.refused == []
+    assert found.named >= NAMED * found.wrong
