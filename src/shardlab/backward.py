@@ -27,6 +27,7 @@ pipeline itself says when they are complete: `as_one_backward`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from weakref import ReferenceType, ref
 
 import torch
@@ -34,7 +35,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .torch_internals import at_end_of_backward, put_hook_last
+from .torch_internals import at_end_of_backward, put_hook_last, when_outer_backward_goes_on
 
 # parameter -> a weak reference to the listener that owns it. The dictionary is outside of the
 # parameter, so that a copied or saved parameter has neither a hook nor an owner
@@ -96,7 +97,7 @@ def _tell_the_owner(parameter: nn.Parameter):
         return
     check_gradient(parameter, type(listener).__name__)
     if not listener.in_backward:
-        listener._running = when_backward_ends(listener._end)
+        listener._running = when_all_of_backward_ends(listener._end)
         listener.backward_begins()
     listener.gradient_arrives(parameter)
 
@@ -127,6 +128,27 @@ def when_backward_ends(function: Callable[[], None]) -> ReferenceType:
     def end():
         function()
 
+    at_end_of_backward(end)
+    return ref(end)
+
+
+class AllOfBackward:
+    """The end of the running backward; of one that runs inside of another, such as a reentrant
+    checkpoint's, the end of the other."""
+
+    def __init__(self, function: Callable[[], None]):
+        self.function = function
+
+    @torch.no_grad()
+    def __call__(self):
+        if not when_outer_backward_goes_on(partial(at_end_of_backward, self)):
+            self.function()
+
+
+def when_all_of_backward_ends(function: Callable[[], None]) -> ReferenceType:
+    """As when_backward_ends, once no gradient can come any more. Ranks may take different ways: on
+    one the first gradient comes inside a checkpoint, on another before."""
+    end = AllOfBackward(function)
     at_end_of_backward(end)
     return ref(end)
 

@@ -61,6 +61,7 @@ __all__ = [
     "watch_resize",
     "watch_unscaling",
     "watch_value_clipping",
+    "when_outer_backward_goes_on",
     "withdraw",
 ]
 
@@ -80,6 +81,27 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
     backward. Without it, data parallelism and ZeRO do not know when a backward is over. DDP and
     FSDP2 use the same call."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def when_outer_backward_goes_on(function: Callable[[], None]) -> bool:
+    """Called where a backward ends. False: that backward was no part of another. True: it ran in a
+    node of another one, as a reentrant checkpoint's does, and the function is called within the
+    other as soon as that goes on behind the node. Without it, data parallelism and ZeRO take the
+    end of the inner backward for the end of all."""
+    node = torch._C._current_autograd_node()
+    handles = []
+
+    def goes_on(gradients):
+        if handles:
+            for handle in handles:
+                handle.remove()
+            handles.clear()
+            function()
+
+    for following, _ in node.next_functions if node is not None else ():
+        if following is not None:
+            handles.append(following.register_prehook(goes_on))
+    return bool(handles)
 
 
 def in_plain_backward() -> bool:

@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -96,6 +97,29 @@ def test_a_forward_within_backward():
         x = checkpoint(layer, x, use_reentrant=False)
     x.sum().backward()
     assert diary.told == WHOLE
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_backward_within_a_backward(depth):
+    """A reentrant checkpoint runs a backward of its own in a node of the outer one: one backward
+    all the same, whose end comes after all gradients, also where the first came inside.
+
+    Must catch: the end told when the inner backward is over; a listener that no longer waits for
+    the outer one; hooks that stay at a leaf."""
+    model = net()
+    diary = Diary(model)
+    x = torch.ones(1, 2, requires_grad=True)
+    inside = model[1]
+    for _ in range(depth):
+        inside = partial(checkpoint, inside, use_reentrant=True)
+    for _ in range(2):
+        inside(model[0](x)).sum().backward()
+        assert diary.told == WHOLE and not diary.in_backward
+        diary.told.clear()
+    for _ in range(2):  # nothing is before the checkpoint but a leaf
+        inside(x).sum().backward()
+        assert diary.told == ["begin", "1.weight", "end"] and not diary.in_backward
+        diary.told.clear()
 
 
 def test_the_newest_owns():

@@ -14,7 +14,8 @@ from shardlab.ranks import ranks
 
 cloudpickle.register_pickle_by_value(random_models)
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-SEEDS = range(200)
+# and two in which ranks take different ways behind a reentrant checkpoint: their sums did not meet
+SEEDS = [*range(200), 3172, 4001]
 TOGETHER = 20  # cases of one call, which has the ranks' patience
 
 
