@@ -69,8 +69,8 @@ def chapters(folder: Path) -> list[Path]:
     contents."""
     contents = (folder / "_toc.yml").read_text("utf-8")
     pages = []
-    for part in re.split(r"^  - caption:", contents, flags=re.MULTILINE):
-        if re.search(r"^    numbered:", part, re.MULTILINE):
+    for part in re.split(r"^  - ", contents, flags=re.MULTILINE):
+        if re.search(r"^ *numbered:", part, re.MULTILINE):
             pages += re.findall(r"^      - file: (\S+)", part, re.MULTILINE)
     return [folder / f"{page}.md" for page in pages]
 

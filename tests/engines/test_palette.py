@@ -94,6 +94,15 @@ def test_fills_are_told_apart(palette, vision, mode):
         assert apart >= 15, f"{one} and {other} are {apart:.1f} apart"
 
 
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_a_colour_means_bytes_or_seconds(mode):
+    """Must catch: the blue of parameters for forward, or a shade of it."""
+    for (memory, one), (time, other) in itertools.product(MEMORY.items(), TIMELINE.items()):
+        for this, that in ((one.light, getattr(other, mode)), (one.line, other.line)):
+            apart = difference(this, that, VISION["full colour"])
+            assert apart >= 20, f"{memory} and {time} are {apart:.1f} apart"
+
+
 @pytest.mark.parametrize("palette", [MEMORY, TIMELINE], ids=["memory", "timeline"])
 def test_hatches_are_told_apart_without_colour(palette):
     """Mutation: give two quantities one hatch; use a pattern plotly does not know."""

@@ -16,7 +16,7 @@ from .svg.canvas import round_up
 
 CLEAR = "rgba(0,0,0,0)"
 INK = PAGE.line
-LINE = TIMELINE["forward"].light
+LINE = TIMELINE["forward"].line
 ROW_PIXELS, HEAD_PIXELS, FOOT_PIXELS = 44, 56, 40
 # with a capacity this many times the bytes the bars would vanish: it is named at the edge instead
 FAR = 20

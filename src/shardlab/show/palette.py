@@ -1,10 +1,11 @@
 """The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by
 bookkit) read them here.
 
-Fills are from Okabe and Ito (2008), "Color Universal Design": they can be told apart with every
-kind of colour blindness. The line around a fill has a contrast of at least 3:1 against the light
-and against the dark page, so one figure works on either. A label always says the same as the
-colour; the hatch repeats it without colour (print).
+Fills of memory are from Okabe and Ito (2008), "Color Universal Design"; fills of time are none of
+theirs, so that a colour means bytes or seconds, never both. Within a palette, fills can be told
+apart with every kind of colour blindness. The line around a fill has a contrast of at least 3:1
+against the light and against the dark page, so one figure works on either. A label always says the
+same as the colour; the hatch repeats it without colour (print).
 """
 
 from dataclasses import dataclass
@@ -47,10 +48,10 @@ MEMORY = {
 }
 
 TIMELINE = {
-    "forward": Swatch("#0072b2", "#0072b2", "#0072b2", ""),
-    "backward": Swatch("#009e73", "#009e73", "#008a64", "/"),
-    "weight_gradient": Swatch("#f0e442", "#e3d634", "#8c8300", "."),
-    "communication": Swatch("#d55e00", "#d55e00", "#c75800", "x"),
+    "forward": Swatch("#5145a8", "#6a5ec4", "#7a6fd0", ""),
+    "backward": Swatch("#8f9a2c", "#8f9a2c", "#7f8a1c", "/"),
+    "weight_gradient": Swatch("#f3e55a", "#e3d634", "#8c8300", "."),
+    "communication": Swatch("#ec4b72", "#ec4b72", "#d0447f", "x"),
     "idle": Swatch("#fdfdfc", "#15181b", "#757b84", "-"),
 }
 

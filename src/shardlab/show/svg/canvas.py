@@ -109,7 +109,7 @@ class Canvas:
             line=TIMELINE["forward"].line,
         )
 
-    def disc(self, x, y, radius, colour=TIMELINE["forward"].light, filled=True, name=""):
+    def disc(self, x, y, radius, colour=TIMELINE["forward"].line, filled=True, name=""):
         said = f"<title>{escape(name)}</title>" if name else ""
         self.shapes.append(
             f'<circle cx="{one(x)}" cy="{one(y)}" r="{radius}" stroke="{colour}" stroke-width="2"'

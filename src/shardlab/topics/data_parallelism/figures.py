@@ -98,7 +98,7 @@ def drift_figure(distances):
     """Lines over the steps: how far apart the copies of a model are; name -> a distance after each
     step."""
     figure = new_figure("How far apart are the copies?", 260)
-    colours = [TIMELINE["communication"], TIMELINE["forward"]]
+    colours = [TIMELINE["communication"].line, TIMELINE["forward"].line]
     highest = max(max(line) for line in distances.values()) or 1
     for (name, line), colour in zip(distances.items(), colours):
         figure.add_trace(
@@ -107,7 +107,7 @@ def drift_figure(distances):
                 y=[float(f"{distance:.3g}") for distance in line],
                 mode="lines+markers",
                 name=name,
-                line=dict(color=colour.light, width=2),
+                line=dict(color=colour, width=2),
                 hovertemplate=f"{name}, step %{{x}}: %{{y}}<extra></extra>",
             )
         )

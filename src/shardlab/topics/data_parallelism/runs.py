@@ -36,6 +36,7 @@ from shardlab.measure.races import (
     weighed,
 )
 from shardlab.measure.recordings import Row
+from shardlab.measure.trace import Trace, trace_step
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 
@@ -207,5 +208,62 @@ def overlap(task: TrainingTask, megabits_per_second: int, turns: int) -> list[Re
     ]
 
 
-RUNS = (Run(40, data_parallel, dict(task=TINY, turns=2)),)
+# --- a step as it ran, for the chapter's picture --------------------------------------------------
+
+TRACED_TASK = TrainingTask(  # a third of the parameters is the token table, whose bucket is last
+    "traced",
+    dict(layers=6, hidden=256, heads=4, vocabulary=8192, max_sequence=128),
+    4,
+)
+TRACED_BUCKET_BYTES = 4_000_000
+
+
+def traced_step(
+    device: torch.device,
+    task: TrainingTask = TRACED_TASK,
+    megabits_per_second: int = 300,
+    turns: int = 11,
+) -> Iterator[Row]:
+    """The timeline of the median step on rank 0 of 2, on the CPU, with a slow link between them:
+    ends of forward, of backward's computing and of backward(), and each message. No rows where the
+    system refuses the link."""
+    try:
+        with (
+            two_hosts(megabits_per_second) as hosts,
+            ranks(2, device="cpu", hosts=hosts, announce=False) as world,
+        ):
+            traces = world.run(traces_of, task, turns)[0]
+    except LinksUnavailable:
+        return
+    found = sorted(traces, key=lambda trace: trace.whole_seconds)[len(traces) // 2]
+    case = dict(
+        what="2 ranks",
+        megabits_per_second=megabits_per_second,
+        bucket_bytes=TRACED_BUCKET_BYTES,
+        turns=turns,
+    )
+    for name, seconds in found._asdict().items():
+        if name != "messages":
+            yield Row(f"data_parallel_trace.{name}", seconds, "seconds", case)
+    for number, (begin, seconds) in enumerate(found.messages, 1):
+        this = dict(case, message=number)
+        yield Row("data_parallel_trace.message_begin", begin, "seconds", this)
+        yield Row("data_parallel_trace.message", seconds, "seconds", this)
+
+
+def traces_of(task: TrainingTask, turns: int) -> list[Trace]:
+    """On a rank: steps with overlap; the first two warm up and are not among them."""
+    model, _ = replicas(task.model(), SGD, bucket_bytes=TRACED_BUCKET_BYTES)
+    tokens, found = task.tokens(), []
+    for _ in range(turns + 2):
+        dist.barrier()
+        found.append(trace_step(model, lambda: next_token_loss(model(tokens), tokens)))
+        model.zero_grad()
+    return found[2:]
+
+
+RUNS = (
+    Run(40, data_parallel, dict(task=TINY, turns=2)),
+    Run(91, traced_step, dict(task=TINY, turns=2)),
+)
 BENCHES = (Bench("data-parallel", bench, dict(tasks=(TINY,), counts=(2,), turns=2)),)

@@ -142,7 +142,7 @@ def bars_of(
         textposition="inside",
         textangle=0,
         insidetextanchor="middle",
-        insidetextfont=dict(color="black" if kind is Kind.WEIGHT else "white", size=11),
+        insidetextfont=dict(color="white" if kind is Kind.FORWARD else "black", size=11),
         hovertemplate=f"{words}: microbatch %{{text}}<extra></extra>" if filled else None,
         hoverinfo=None if filled else "skip",
     )
