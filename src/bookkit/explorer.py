@@ -19,9 +19,8 @@ from html import escape
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import CardDirective
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
 from shardlab.formulas import BOOK
@@ -30,40 +29,16 @@ from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as, format_to_type
 from shardlab.show.spec import Choice, default_style
 
-logger = logging.getLogger(__name__)
-
 
 class explorer(nodes.General, nodes.Element):
     """The place of an explorer in a page; ``name`` is a key of EXPLORERS."""
 
 
-class ExplorerDirective(SphinxDirective):
-    required_arguments = 1
-
-    def run(self):
-        name = self.arguments[0]
-        if name not in EXPLORERS:
-            logger.warning(
-                "no explorer is named %r; there are %s",
-                name,
-                ", ".join(sorted(EXPLORERS)),
-                location=self.get_location(),
-                type="bookkit",
-                subtype="explorer",
-            )
-            return []
-        if any(node["name"] == name for node in self.state.document.findall(explorer)):
-            logger.warning(
-                "explorer %r is on this page already",
-                name,
-                location=self.get_location(),
-                type="bookkit",
-                subtype="explorer",
-            )
-            return []
-        node = explorer(name=name)
-        self.set_source_info(node)
-        return [node]
+class ExplorerDirective(CardDirective):
+    def make(self):
+        name = self.argument(EXPLORERS)
+        self.first_on_this_page(explorer, name)
+        return explorer(name=name)
 
 
 # --- the card -------------------------------------------------------------------------------------

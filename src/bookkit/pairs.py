@@ -33,7 +33,7 @@ class pairs(nodes.General, nodes.Element):
     """The place of the card in a page; ``way`` and ``ranks`` are those shown first."""
 
 
-class PairsDirective(stepper.CardDirective):
+class PairsDirective(stepper.SteppedDirective):
     def make(self):
         way, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
         pair_steps(way, ranks)

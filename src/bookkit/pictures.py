@@ -14,14 +14,11 @@ alone.
 from pathlib import Path
 
 from docutils import nodes
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import CardDirective
 from shardlab import topics
 from shardlab.show.drawing import COLOURS, LETTER_UNITS, LOOKS
 from shardlab.show.palette import MEMORY
-
-logger = logging.getLogger(__name__)
 
 SHEET = "pictures.css"
 
@@ -59,29 +56,16 @@ def style_sheet():
     return "".join(f".picture {rule}\n" for rule in rules)
 
 
-class PictureDirective(SphinxDirective):
-    required_arguments = 1
+class PictureDirective(CardDirective):
     has_content = True
 
-    def run(self):
+    def make(self):
         self.assert_has_content()
-        name = self.arguments[0]
         known = pictures()
-        if name not in known:
-            logger.warning(
-                "picture: no topic draws %r; there are %s.",
-                name,
-                ", ".join(sorted(known)),
-                location=self.get_location(),
-                type="bookkit",
-                subtype="pictures",
-            )
-            return []
         figure = nodes.container(classes=["figure", "picture"])
-        self.set_source_info(figure)
-        figure += nodes.raw("", known[name](), format="html")
+        figure += nodes.raw("", known[self.argument(known)](), format="html")
         self.state.nested_parse(self.content, self.content_offset, figure)
-        return [figure]
+        return figure
 
 
 def _add_sheet(app, pagename, templatename, context, doctree):

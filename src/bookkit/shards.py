@@ -36,7 +36,7 @@ class shards(nodes.General, nodes.Element):
     """The place of the card in a page; ``stage`` and ``ranks`` are those shown first."""
 
 
-class ShardsDirective(stepper.CardDirective):
+class ShardsDirective(stepper.SteppedDirective):
     def make(self):
         stage = directives.nonnegative_int(self.arguments[0])
         ranks = self.options.get("ranks", 4)

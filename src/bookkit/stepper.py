@@ -18,9 +18,8 @@ from pathlib import Path
 
 from docutils import nodes
 from docutils.parsers.rst import directives
-from sphinx.util import logging
-from sphinx.util.docutils import SphinxDirective
 
+from bookkit.cards import CardDirective
 from shardlab import topics
 
 # The topic whose steps these are, found by what it has.
@@ -30,8 +29,6 @@ RANKS = _steps.RANKS
 page_data = _steps.page_data
 stepper_steps = _steps.stepper_steps
 
-logger = logging.getLogger(__name__)
-
 SCRIPT = "_static/collective-steps.js"
 
 
@@ -39,40 +36,17 @@ class stepper(nodes.General, nodes.Element):
     """The place of a stepper in a page; ``name`` is a key of COLLECTIVES, ``ranks`` is in RANKS."""
 
 
-class CardDirective(SphinxDirective):
-    """A directive that puts one card into the page. `make()` returns the card's node, or raises
-    ValueError with what the author has to mend; then the page has a warning instead."""
+class SteppedDirective(CardDirective):
+    """A card that goes step by step, on as many ranks as its option says."""
 
-    required_arguments = 1
-    final_argument_whitespace = True
     option_spec = {"ranks": directives.nonnegative_int}
 
-    def run(self):
-        try:
-            node = self.make()
-        except ValueError as wrong:
-            logger.warning(
-                f"{self.name}: %s",
-                wrong,
-                location=self.get_location(),
-                type="bookkit",
-                subtype=self.name,
-            )
-            return []
-        self.set_source_info(node)
-        return [node]
 
-    def on_this_page(self, kind):
-        """The cards of a kind of node that stand above."""
-        return list(self.state.document.findall(kind))
-
-
-class StepperDirective(CardDirective):
+class StepperDirective(SteppedDirective):
     def make(self):
         name, ranks = " ".join(self.arguments[0].split()), self.options.get("ranks", 4)
         stepper_steps(name, ranks)
-        if any(node["name"] == name for node in self.on_this_page(stepper)):
-            raise ValueError(f"{name!r} is on this page already.")
+        self.first_on_this_page(stepper, name)
         return stepper(name=name, ranks=ranks)
 
 

@@ -183,8 +183,8 @@ def test_a_wrong_name_and_a_second_card_are_warnings(build):
         )
     )
     assert (
-        "index.md:3: WARNING: no explorer is named 'does-it-fitt'; there are bytes-per-parameter,"
-        in warnings
+        "index.md:3: WARNING: explorer: none is named 'does-it-fitt'; there are"
+        " bytes-per-parameter," in warnings
     )
-    assert "index.md:9: WARNING: explorer 'does-it-fit' is on this page already" in warnings
+    assert "index.md:9: WARNING: explorer: 'does-it-fit' is on this page already" in warnings
     assert pages["index"].count('id="explorer-does-it-fit"') == 1
