@@ -168,6 +168,7 @@ def test_typed_numbers(text, value):
         ("989 TFLOP/s", "rate", 989e12),
         ("3.4 µs", "short duration", 3.4e-6),
         ("3.4us", "short duration", 3.4e-6),
+        ("0.75 ns", "short duration", 7.5e-10),
         ("12 ms", "short duration", 0.012),
         ("2 s", "short duration", 2),
         ("64 MiB", "exact", "64 MiB"),

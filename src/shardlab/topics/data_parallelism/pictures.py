@@ -11,20 +11,22 @@ ENDS = ("forward_seconds", "last_gradient_seconds", "whole_seconds")
 
 
 def recorded_step():
-    """The newest recording of a traced step, the seconds of ENDS, and (begin, duration) of each
-    message. Raises LookupError where there is none."""
+    """The newest recording of a traced step, the megabits per second of its link, the seconds of
+    ENDS, and (begin, duration) of each message. Raises LookupError where there is none."""
     for recording in nearby(Path(__file__).resolve().parents[4]):
         if not recording.find(f"{TRACE_GROUP}.{ENDS[0]}"):
             continue
         ends = [recording.find(f"{TRACE_GROUP}.{name}")[0].value for name in ENDS]
         begins = recording.find(f"{TRACE_GROUP}.message_begin")
         durations = recording.find(f"{TRACE_GROUP}.message")
-        return recording, ends, [(a.value, b.value) for a, b in zip(begins, durations, strict=True)]
+        link = begins[0].case["megabits_per_second"]
+        pairs = zip(begins, durations, strict=True)
+        return recording, link, ends, [(a.value, b.value) for a, b in pairs]
     raise LookupError("no recording has a traced step: record the group traced_step.")
 
 
 def draw_two_streams():
-    recording, (forward, computed, whole), messages = recorded_step()
+    recording, link, (forward, computed, whole), messages = recorded_step()
     drawing = Drawing("two-streams", "A step of data parallelism as it ran: computing and messages")
     left, right, top, pitch = 68, 396, 64, 25
     x = lambda seconds: left + (right - left) * min(seconds / whole, 1)
@@ -45,17 +47,19 @@ def draw_two_streams():
     drawing.text(left, bottom + 18, "0", "small")
     drawing.text(right, bottom + 18, said(whole), "end small bold")
     drawing.text(right, 16, f"nothing computes for {said(whole - computed)}", "end small bold")
+    source = f"2 ranks, {link} Mbit/s between them, {recording.label}"
+    drawing.text(0, bottom + 38, source, "small soft")
     each = "; ".join(
         f"bucket {number} from {said(begin)} on for {said(seconds)}"
         for number, (begin, seconds) in enumerate(messages, 1)
     )
     words = (
-        f"Bars over the {said(whole)} of a step, {recording.label}. Above, forward until"
+        f"Bars over the {said(whole)} of a step of {source}. Above, forward until"
         f" {said(forward)}, then backward until its last gradient at {said(computed)}; after that"
         f" nothing computes for {said(whole - computed)}. Beneath, a bar for each message, from its"
         f" hand-over until it is done: {each}. The last one is handed over when backward is done."
     )
-    return drawing.svg(bottom + 24, words)
+    return drawing.svg(bottom + 44, words)
 
 
 PICTURES = {"two-streams": draw_two_streams}

@@ -41,6 +41,7 @@ GPU_RELEASES = {
     "MI355X": date(2025, 6, 12),
 }
 FIRST_YEAR, YEARS = 2018, 8
+BESIDE = {"LLaMA": "start", "Llama 3": "end"}  # labels that have no room above
 
 
 def states_by_day():
@@ -75,22 +76,30 @@ def draw_growth():
         )
     )
     drawing.path(f"{steps}H{right}V{floor}z", "activations pale")
-    for gpu, words, anchor, near in (
-        ("V100 SXM2 32GB", "V100, {}", "", 15),
-        ("A100 SXM 80GB", "A100, {}", "", 15),
-        ("MI300X", "MI300X, {}", "", 15),
-        ("MI355X", "MI355X, {}", "end", -7),
+    for gpu, before, anchor, near in (
+        ("V100 SXM2 32GB", "", "", 29),
+        ("A100 SXM 80GB", "", "", 15),
+        ("MI300X", "", "", 15),
+        ("MI355X", "then ", "end", 44),
     ):
-        at = right if anchor else x(GPU_RELEASES[gpu]) + 4
-        label = words.format(said(memory[gpu]))
+        at = right - 4 if anchor else x(GPU_RELEASES[gpu]) + 4
+        label = f"{before}{gpu.split()[0]}, {said(memory[gpu])}"
         drawing.text(at, y(memory[gpu]) + near, label, f"small {anchor}".rstrip())
     for model, states, card, count in found:
-        at = x(model.published)
+        at, line = x(model.published), y(states)
+        beside = BESIDE.get(model.name, "")
         if count > 1:
-            drawing.path(f"M{at:.1f} {y(card):.1f}V{y(states):.1f}", "line dashed")
-            drawing.text(at + 5, (y(card) + y(states)) / 2 + 5, f"× {count}", "small")
-        drawing.box(at - 5, y(states) - 5, 10, 10, "parameters", 5)
-        drawing.text(at + 6, y(states) - 9, f"{model.name}, {said(states)}", "end small bold")
+            drawing.path(f"M{at:.1f} {y(card):.1f}V{line:.1f}", "line dashed")
+            place = (at - 5, "small end") if beside == "end" else (at + 5, "small")
+            drawing.text(place[0], y(card) - 7, f"× {count}", place[1])
+        drawing.box(at - 5, line - 5, 10, 10, "parameters", 5)
+        if beside:
+            at, looks = (at + 9, "small bold") if beside == "start" else (at - 9, "small end bold")
+            drawing.text(at, line + 3, model.name, looks)
+            drawing.text(at, line + 19, said(states), looks)
+        else:
+            end = right if at > right - 60 else at + 6
+            drawing.text(end, line - 9, f"{model.name}, {said(states)}", "small end bold")
     each = "; ".join(
         f"{model.name}, {model.published.year}, {said(states)}, which fill {count} of the largest"
         f" GPUs of that day ({said(card)})"
@@ -132,9 +141,13 @@ def techniques():
         ("recompute", replace(MAPPED, recompute_policy=3), "one more forward"),
         ("data parallelism", many, "a sum of all gradients"),
         ("ZeRO, stage 1", replace(many, zero_stage=1), "nothing more"),
-        ("ZeRO, stage 2", replace(many, zero_stage=2), "more messages, if accumulating"),
+        ("ZeRO, stage 2", replace(many, zero_stage=2), "a sum in each microbatch"),
         ("ZeRO, stage 3", replace(many, zero_stage=3), "half as many bytes again"),
-        ("tensor parallelism", replace(many, tensor_parallel=MAPPED_GPUS), "messages in each layer"),
+        (
+            "tensor parallelism",
+            replace(many, tensor_parallel=MAPPED_GPUS),
+            "messages in each layer",
+        ),
         ("pipeline", replace(many, pipeline_parallel=MAPPED_GPUS), "a bubble"),
     )
 
@@ -174,7 +187,8 @@ def draw_map():
             at += kept[quantity] * unit
         total = said(sum(kept.values()))
         if at < 330:
-            drawing.text(at + 6, y + 32, total, "small bold")
+            beyond = edge if at < edge < at + 60 else at
+            drawing.text(beyond + 6, y + 32, total, "small bold")
         else:
             drawing.text(at - 6, y + 32, total, "small bold end ink")
     each = "; ".join(
