@@ -5,6 +5,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``build``    ``python -m bookkit``; what makes a page stale
 - ``mathml``   formulas become MathML while the book is built: no script in the page
 - ``boxes``    the four boxes: predict, measured, which number is right, in the wild
+- ``cards``    what directives of cards and pictures share
 - ``explorer`` the cards: controls, a picture and a sentence, live without a server
 - ``stepper``  a collective step by step: its plan, drawn and said
 - ``shards``   the same card for a training step under ZeRO: who holds which shard
@@ -15,6 +16,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``glossary`` words with a definition, shown on hover
 - ``chapters`` a chapter by the number that the contents give it
+- ``ways``     from page to page: each chapter's question, the way to its lab and back
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
@@ -54,6 +56,7 @@ def setup(app):
         schedules,
         shards,
         stepper,
+        ways,
     )
 
     for part in (
@@ -71,6 +74,7 @@ def setup(app):
         gradients,
         formulas,
         glossary,
+        ways,
         diffs,
         recorded,
         lab_pages,

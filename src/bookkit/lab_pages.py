@@ -1,5 +1,6 @@
 """A lab's page leaves predictions to its reader: the guesses of the stored lab are taken off, and
-what was measured stays. The learner's edition (see learner.py) has neither.
+what was measured stays. The learner's edition (see learner.py) has neither. Its title begins with
+the number that the notebook's name gives.
 """
 
 import json
@@ -36,9 +37,20 @@ def _without_predictions(text: str) -> str:
     return PREDICTIONS.sub(lambda found: found[1] + ROW.sub(r"|\1| … |\2| … |", found[2]), text)
 
 
+def numbered(lab: dict, name: str) -> dict:
+    """The notebook (as JSON) named `name`, 05-data-parallelism, with "Lab 5. " before its title, in
+    place."""
+    number, first = re.match(r"\d+", name), lab["cells"][0]
+    if number:
+        title = "".join(first["source"])
+        first["source"] = title.replace("# ", f"# Lab {int(number[0])}. ", 1)
+    return lab
+
+
 def _read(app, docname, source):
     if docname.startswith("labs/") and app.env.doc2path(docname).endswith(".ipynb"):
-        source[0] = json.dumps(without_guesses(json.loads(source[0])), ensure_ascii=False)
+        lab = numbered(without_guesses(json.loads(source[0])), docname.removeprefix("labs/"))
+        source[0] = json.dumps(lab, ensure_ascii=False)
 
 
 def setup(app):
