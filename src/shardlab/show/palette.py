@@ -1,8 +1,8 @@
 """The colours of the book, defined once: figures (plotly) and pages (CSS variables, written by
 bookkit) read them here.
 
-Fills of memory are from Okabe and Ito (2008), "Color Universal Design"; fills of time are none of
-theirs, so that a colour means bytes or seconds, never both. Within a palette, fills can be told
+Fills of memory are from Okabe and Ito (2008), "Color Universal Design"; fills of time are other
+colours, so that a colour means bytes or seconds, never both. Within a palette, fills can be told
 apart with every kind of colour blindness. The line around a fill has a contrast of at least 3:1
 against the light and against the dark page, so one figure works on either. A label always says the
 same as the colour; the hatch repeats it without colour (print).
