@@ -1,4 +1,4 @@
-"""The way from page to page: the question of each chapter, said once at the top of its page, stands
+"""The way from page to page: the question of each chapter, said once at the top of its page, is
 on the front page and beside *previous* and *next*; a chapter ends with the way to its lab, and a
 lab with the way back.
 
