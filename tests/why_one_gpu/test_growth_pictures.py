@@ -49,7 +49,8 @@ def test_the_map_says_what_the_formulas_say():
     psi = evaluate(["parameters"], allow_unused=True, **MODELS["Llama 7B"].quantities)["parameters"]
     states = lambda name: sum(list(kept[name].values())[:3])
     d = pictures.MAPPED_GPUS
-    assert states("one GPU, fp32") == states("mixed precision") == 16 * psi
+    for name in ("one GPU, fp32", "mixed precision"):
+        assert states(name) == pytest.approx(16 * psi, rel=1e-6)  # fp32 Adam counts its steps, too
     assert states("ZeRO, stage 1") == pytest.approx(4 * psi + 12 * psi / d, rel=1e-3)
     assert states("ZeRO, stage 2") == pytest.approx(2 * psi + 14 * psi / d, rel=1e-3)
     assert states("ZeRO, stage 3") == pytest.approx(16 * psi / d, rel=1e-3)
