@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 import rjsmin
+from docutils import nodes
 from markupsafe import Markup
 
 from bookkit.icons import ICONS, svg
@@ -27,6 +28,9 @@ THEME_SCRIPT = """(function (root) {
   var dark = matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = mode === "auto" ? (dark ? "dark" : "light") : mode;
 })(document.documentElement);"""
+
+
+COLUMN_LETTERS = 64  # of code, on a line of the column
 
 
 def palette_css():
@@ -134,6 +138,23 @@ def _page_context(app, pagename, templatename, context, doctree):
             app.add_css_file("cells.css", priority=802)
 
 
+def widen_code(doctree):
+    """Code that the column would cut is as wide as a wide figure, by the class `wide`: the page has
+    two widths. Within a box, a list or a fold it keeps the width that is there."""
+    for code in doctree.findall(nodes.literal_block):
+        block = code
+        if {"literal-block-wrapper", "cell_input"} & set(code.parent.get("classes", ())):
+            block = code.parent
+        around = block.parent.parent if "cell" in block.parent.get("classes", ()) else block.parent
+        longest = max(map(len, code.astext().splitlines()), default=0)
+        if longest > COLUMN_LETTERS and isinstance(around, nodes.section):
+            block["classes"].append("wide")
+
+
+def _widen_code(app, doctree, docname):
+    widen_code(doctree)
+
+
 def _write_palette(app):
     if app.builder.format == "html":
         static = Path(app.outdir) / "_static"
@@ -149,6 +170,7 @@ def _prepend_templates(app, config):
 def setup(app):
     app.connect("config-inited", _prepend_templates)
     app.connect("builder-inited", _write_palette)
+    app.connect("doctree-resolved", _widen_code)
     app.connect("html-page-context", _page_context)
     app.add_css_file("palette.css", priority=800)
     app.add_css_file("book.css", priority=801)

@@ -76,14 +76,14 @@ def draw_growth():
         )
     )
     drawing.path(f"{steps}H{right}V{floor}z", "activations pale")
-    for gpu, before, anchor, near in (
-        ("V100 SXM2 32GB", "", "", 29),
-        ("A100 SXM 80GB", "", "", 15),
-        ("MI300X", "", "", 15),
-        ("MI355X", "then ", "end", 44),
+    for gpu, anchor, near in (
+        ("V100 SXM2 32GB", "", 29),
+        ("A100 SXM 80GB", "", 15),
+        ("MI300X", "", 15),
+        ("MI355X", "end", 44),
     ):
         at = right - 4 if anchor else x(GPU_RELEASES[gpu]) + 4
-        label = f"{before}{gpu.split()[0]}, {said(memory[gpu])}"
+        label = f"{gpu.split()[0]}, {said(memory[gpu])}"
         drawing.text(at, y(memory[gpu]) + near, label, f"small {anchor}".rstrip())
     for model, states, card, count in found:
         at, line = x(model.published), y(states)
@@ -91,7 +91,7 @@ def draw_growth():
         if count > 1:
             drawing.path(f"M{at:.1f} {y(card):.1f}V{line:.1f}", "line dashed")
             place = (at - 5, "small end") if beside == "end" else (at + 5, "small")
-            drawing.text(place[0], y(card) - 7, f"× {count}", place[1])
+            drawing.text(place[0], y(card) - 20, f"× {count}", place[1])
         drawing.box(at - 5, line - 5, 10, 10, "parameters", 5)
         if beside:
             at, looks = (at + 9, "small bold") if beside == "start" else (at - 9, "small end bold")
