@@ -11,7 +11,7 @@ from shardlab.formulas.fits import RankLayout
 from shardlab.show.drawing import Drawing
 from shardlab.show.drawing import decimal_bytes as said
 
-RECIPE = "bf16 + fp32 master"  # 16 bytes a parameter
+GROWTH_RECIPE = "bf16 + fp32 master"  # 16 bytes a parameter
 
 
 class PublishedModel(NamedTuple):
@@ -50,7 +50,7 @@ def states_by_day():
     memory = {gpu: quantities(gpu=gpu)["gpu_memory_bytes"] for gpu in GPU_RELEASES}
     found = []
     for model in PUBLISHED_MODELS:
-        states = states_bytes(parameters=model.parameters, **quantities(recipe=RECIPE))
+        states = states_bytes(parameters=model.parameters, **quantities(recipe=GROWTH_RECIPE))
         card = max(memory[gpu] for gpu, day in GPU_RELEASES.items() if day <= model.published)
         found.append((model, states, card, ceil(states / card)))
     return memory, found
@@ -124,7 +124,7 @@ MAPPED_GPUS = 8
 MAPPED = RankLayout(
     "Llama 7B", dict(MODELS["Llama 7B"].quantities), "A100 SXM 80GB", 1, 2048, 0, microbatch=4
 )
-KEPT = {  # quantity -> its look, its words
+MAPPED_KINDS = {  # quantity -> its look, its words
     "rank_parameter_bytes": ("parameters", "parameters"),
     "rank_gradient_bytes": ("gradients", "gradients"),
     "rank_optimizer_bytes": ("optimizer", "optimizer states"),
@@ -153,13 +153,13 @@ def techniques():
 
 
 def kept_on_a_rank(layout):
-    """Bytes of KEPT on the rank of a layout that keeps most."""
+    """Bytes of MAPPED_KINDS on the rank of a layout that keeps most."""
     last = layout.pipeline_parallel - 1
     ranks = (
-        BOOK.solve(tuple(KEPT), {**layout.given, "pipeline_rank": rank}, allow_unused=True)
+        BOOK.solve(tuple(MAPPED_KINDS), {**layout.given, "pipeline_rank": rank}, allow_unused=True)
         for rank in sorted({0, min(1, last), last})
     )
-    kept = ({name: found[name] for name in KEPT} for found in ranks)
+    kept = ({name: found[name] for name in MAPPED_KINDS} for found in ranks)
     return max(kept, key=lambda found: sum(found.values()))
 
 
@@ -169,7 +169,7 @@ def draw_map():
     card = quantities(gpu=MAPPED.gpu)["gpu_memory_bytes"]
     left, top, pitch = 6, 44, 50
     unit = 384 / max(sum(kept.values()) for _, kept, _ in rows)
-    x, entries = left, list(KEPT.values())
+    x, entries = left, list(MAPPED_KINDS.values())
     for look, label in entries:
         drawing.box(x, 3, 11, 11, look)
         drawing.text(x + 15, 13, label, "small")
@@ -182,7 +182,7 @@ def draw_map():
         drawing.text(left, y + 11, name, "bold")
         if pays:
             drawing.text(394, y + 11, f"pays: {pays}", "small soft end")
-        for quantity, (look, _) in KEPT.items():
+        for quantity, (look, _) in MAPPED_KINDS.items():
             drawing.box(at, y + 17, kept[quantity] * unit, 20, look)
             at += kept[quantity] * unit
         total = said(sum(kept.values()))
@@ -193,7 +193,9 @@ def draw_map():
             drawing.text(at - 6, y + 32, total, "small bold end ink")
     each = "; ".join(
         f"{name}, {said(sum(kept.values()))} ("
-        + ", ".join(f"{KEPT[quantity][1]} {said(kept[quantity])}" for quantity in KEPT)
+        + ", ".join(
+            f"{MAPPED_KINDS[quantity][1]} {said(kept[quantity])}" for quantity in MAPPED_KINDS
+        )
         + (f"), pays {pays}" if pays else ")")
         for name, kept, pays in rows
     )
