@@ -322,6 +322,8 @@ forgetful_checkpoint = Exercise(
     cases=(dict(p=0.0, after=0), dict(p=0.5, after=0), dict(p=0.5, after=7)),
     words=("no dropout", "dropout", "dropout, and more that draws after it"),
     answer=_dropped,
+    hint="The second run draws random numbers anew. Which state does it need, when is"
+    " that read, and who draws after it?",
     misconceptions=(
         Misconception(
             _checkpoint(keep=False, put_back=False),
@@ -515,6 +517,8 @@ own_checkpoint = Exercise(
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
     words=("one layer", "three layers"),
     answer=_step_of_a_function,
+    hint="In forward, keep x alone. In backward: an x without a past, a run that is"
+    " recorded, and a backward through it with the gradient that you are given.",
     misconceptions=(
         Misconception(
             _plain_checkpoint(keeps_graph=True),
@@ -641,6 +645,8 @@ own_hooks = Exercise(
     cases=(dict(rows=3, layers=1), dict(rows=5, layers=3)),
     words=("one layer", "three layers"),
     answer=_step_or_failure,
+    hint="What pack returns is what autograd keeps. For which activation does the"
+    " function run again, and how does each find its own?",
     misconceptions=(
         Misconception(
             _forgetting(number=False),
@@ -779,6 +785,8 @@ blocks_for_a_budget = Exercise(
         "8 blocks, 93 vectors, which three of them fit exactly",
     ),
     answer=_plan_of,
+    hint="Backward goes from the last block to the first. At each block, what do those"
+    " before it keep, and what is at work? One more moment is the loss.",
     misconceptions=(
         Misconception(
             _blocks(order=lambda layers: range(layers)[::-1]),

@@ -100,6 +100,8 @@ scaler_step_of_a_loop = Exercise(
         "three overflows in a row",
     ),
     answer=_scaled_steps,
+    hint="Four questions: has any element overflowed, what happens to the gradients if"
+    " none has, what happens to the scale if one has, and when does the scale grow?",
     misconceptions=(
         Misconception(
             _scaler(steps_anyway=True),
@@ -290,6 +292,8 @@ update_through_masters = Exercise(
     cases=(dict(steps=1, size=0.75), dict(steps=1, size=2.0**-10), dict(steps=8, size=2.0**-10)),
     words=("one large step", "one small step", "eight steps, each too small for a bf16 weight"),
     answer=_updated,
+    hint="An update smaller than half a step between two bf16 numbers is lost. Which"
+    " tensor is to take it, and which only gets a copy?",
     misconceptions=(
         Misconception(
             _through_masters(begin=lambda p, master: master.copy_(p)),

@@ -177,6 +177,8 @@ found_on_one_rank = Exercise(
         "2 ranks, an overflow on each, beside finite numbers",
     ),
     answer=_decided,
+    hint="A rank that skips beside one that steps has another model from then on. Who"
+    " has to know, before anybody steps?",
     misconceptions=(
         Misconception(
             _may_step(reduce=False),
@@ -577,6 +579,8 @@ clip_what_was_unscaled = Exercise(
     cases=(dict(steps=6, scale=2.0**16), dict(steps=5, scale=2.0**127)),
     words=("6 steps, a scale of 2^16", "5 steps, a scale of 2^127, with which the first overflow"),
     answer=_trained,
+    hint="The scaler divides by its scale inside step(), unless somebody has asked for"
+    " that before. Which gradients is the norm to be of?",
     misconceptions=(
         Misconception(
             _clipping(unscale=False),

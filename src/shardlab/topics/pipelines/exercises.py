@@ -150,6 +150,9 @@ one_f_one_b_of_a_rank = Exercise(
         "4 ranks, 2 microbatches",
     ),
     answer=_run_of_lists,
+    hint="How many forwards come before the first backward on the last rank, and on the"
+    " first? Then pairs, one forward and one backward, and the backwards that are"
+    " left.",
     misconceptions=(
         Misconception(
             _list_of(warm=lambda r, p, m: max(0, p - r - 2)),
@@ -327,6 +330,8 @@ actions_of_a_stage = Exercise(
     cases=(dict(ranks=2, microbatches=4), dict(ranks=3, microbatches=5)),
     words=("2 ranks, 4 microbatches", "3 ranks, 5 microbatches"),
     answer=_stages_at_work,
+    hint="Backward of a microbatch needs what its forward had and made: keep both under"
+    " action.microbatch, and take them out when they have served.",
     misconceptions=(
         Misconception(
             _perform(needs_gradient=False),
@@ -439,6 +444,8 @@ mean_over_microbatches = Exercise(
     cases=(dict(microbatches=4), dict(microbatches=3)),
     words=("4 microbatches of 4 examples", "3 microbatches of 4 examples"),
     answer=_trained,
+    hint="Each microbatch's loss is a mean over its own tokens. What do gradients of"
+    " several backwards do in .grad?",
     misconceptions=(
         Misconception(
             _step(gradient_over=lambda m: m),
@@ -789,6 +796,8 @@ neighbours_that_send_first = Exercise(
     reference=_moves(lambda rank, peer: rank < peer, _in_pairs),
     cases=(dict(ranks=2), dict(ranks=4), dict(ranks=5)),
     answer=_meets,
+    hint="Draw an arrow from each rank to the one that it waits for. Of two neighbours,"
+    " which one could receive first?",
     misconceptions=(
         Misconception(
             _moves(lambda rank, peer: True),

@@ -108,6 +108,8 @@ mlp_on_ranks = Exercise(
     cases=(dict(n=2, hidden=4, inner=8), dict(n=3, hidden=5, inner=9)),
     words=("2 ranks, hidden 4, inner 8", "3 ranks, hidden 5, inner 9"),
     answer=_mlp_of_ranks,
+    hint="GELU needs whole inner numbers. Which part of up makes some inner numbers"
+    " complete, and which part of down takes just those?",
     misconceptions=(
         Misconception(
             _mlp(sums=()),
@@ -290,6 +292,8 @@ enter_columns = Exercise(
     cases=_TWO_RANKS_AND_THREE,
     words=("2 ranks", "3 ranks"),
     answer=_entered,
+    hint="Forward, every rank has the same x and sends nothing. Backward, each rank has"
+    " the gradient of x through its own part alone: what are they together?",
     misconceptions=(
         Misconception(
             _function(_nothing, _nothing),
@@ -360,6 +364,8 @@ leave_rows = Exercise(
     cases=_TWO_RANKS_AND_THREE,
     words=("2 ranks", "3 ranks"),
     answer=_left,
+    hint="Forward, terms are added up. The sum is whole on every rank, and so is its"
+    " gradient: what is left to send backward?",
     misconceptions=(
         Misconception(
             _function(_sent_by, _sent_by),
@@ -466,6 +472,8 @@ row_layer = Exercise(
     cases=(dict(n=2, with_bias=0), dict(n=2, with_bias=1), dict(n=4, with_bias=1)),
     words=("2 ranks, biases zero", "2 ranks, random biases", "4 ranks, random biases"),
     answer=_row_of_ranks,
+    hint="leave adds up what all ranks give it. How often is the bias to be in the sum,"
+    " and on how many ranks is it to learn?",
     misconceptions=(
         Misconception(
             lambda x, weight, bias, leave, rank, ranks: leave(x @ weight.T + bias),
@@ -692,6 +700,9 @@ loss_of_cut_scores = Exercise(
     ),
     words=("2 ranks, 8 tokens", "3 ranks, 11 tokens", "2 ranks, a score of 900"),
     answer=_loss_of_ranks,
+    hint="The loss of a token is log(sum of exp(score - largest)) - (target's score -"
+    " largest). Which of these three does one rank know alone? An all-reduce with"
+    " MAX first, then one with both sums stacked.",
     misconceptions=(
         Misconception(
             _part_of_loss(highest=""),
