@@ -564,9 +564,7 @@ own_checkpoint = Exercise(
             _plain_checkpoint(extra=1),
             "the function runs more often than needed: once in forward, once in backward.",
         ),
-        Misconception(
-            _plain_checkpoint(copies=40), "nothing is saved by it: ctx keeps more than x."
-        ),
+        Misconception(_plain_checkpoint(copies=40), "nothing is saved: ctx keeps more than x."),
         Misconception(
             _plain_checkpoint(first=False),
             "forward does not run the function: it returns function(x).",

@@ -173,7 +173,7 @@ found_on_one_rank = Exercise(
         "infinities of both signs, on both ranks",
         "2 ranks, large and finite",
         "2 ranks, both large and finite",
-        "3 ranks, of which two have an overflow",
+        "3 ranks, an overflow on two",
         "2 ranks, an overflow on each, beside finite numbers",
     ),
     answer=_decided,

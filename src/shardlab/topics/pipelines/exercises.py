@@ -489,7 +489,8 @@ mean_over_microbatches = Exercise(
             " the first one counts in every step. Step once, after the last.",
         ),
         Misconception(
-            _step(loss_over=lambda m: 1 / m), "multiplied by m, and a mean is divided by it."
+            _step(loss_over=lambda m: 1 / m),
+            "multiplied by m, and a mean is divided by that number.",
         ),
         Misconception(
             _step(loss_over=lambda m: 1, clear=True),
