@@ -16,7 +16,7 @@ such a parameter. Call zero_grad() of this optimizer, which knows the gradients 
 with options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
 refused. Other changes of gradients between backward and step are for `.grad` of the parameters in
 param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
-this rank's own, or gone.
+this rank's own, as under no_sync() of PyTorch's DDP, or gone.
 """
 
 import torch
