@@ -372,7 +372,7 @@ attainable_rate = Exercise(
                 flops_per_second, bytes_per_second
             ),
             "bytes a second are not operations a second: each byte brings work for intensity"
-            " operations, so multiply by it.",
+            " operations, so multiply by the intensity.",
         ),
         Misconception(
             lambda flops_per_second, bytes_per_second, intensity: min(
