@@ -347,9 +347,10 @@ def new_context(browser, **options):
     )
 
 
-def axe_findings(page, looks: dict, only_colours=False) -> list[str]:
+def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
     """Serious and critical findings on the page as it is now, a sentence each; at most five for one
     rule. `looks` counts the looks seen on other pages in this mode, and then those of this page."""
+    looks = {} if looks is None else looks
     # else axe fetches style sheets, which a file may not
     options = {"resultTypes": ["violations"], "preload": False}
     if only_colours:
