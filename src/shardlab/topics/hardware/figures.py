@@ -79,15 +79,17 @@ def roofline_figure(
         name = f"<b>{roof.name}</b>" if number == 0 else roof.name
         place = dict(x=math.log10(most), y=math.log10(heights[-1]), xanchor="right")
         write_words(figure, name, yshift=1, font=dict(size=12), **place)
-    for point in points:
+    low, high = _decades(min(rates), max(rates) * 2)
+    ends = ((math.log10(least), math.log10(most)), (math.log10(low), math.log10(high)))
+    for point, place in zip(points, places_of_names(points, roofs, *ends)):
         figure.add_trace(
             go.Scatter(
                 x=[point.intensity],
                 y=[point.flops_per_second],
-                mode="markers+text",
+                mode="markers+text" if place else "markers",
                 name=point.name,
                 text=[point.name],
-                textposition="bottom right",
+                textposition=place or None,
                 textfont=dict(size=11),
                 marker=dict(size=9, color=LINE),
                 hovertemplate=(
@@ -96,7 +98,6 @@ def roofline_figure(
                 ),
             )
         )
-    low, high = _decades(min(rates), max(rates) * 2)
     name = dict(font=dict(size=13), standoff=8)
     figure.update_xaxes(
         _log_axis(least, most, format_number), title=dict(text="operations for a byte", **name)
@@ -104,6 +105,52 @@ def roofline_figure(
     figure.update_yaxes(_log_axis(low, high, lambda rate: format_as(rate, "rate")))
     figure.update_layout(margin_b=56)
     return figure
+
+
+# Of a name beside its point: where it may be, right and up, the first that is free.
+PLACES = {
+    "bottom right": (1, -1),
+    "top left": (-1, 1),
+    "top right": (1, 1),
+    "bottom left": (-1, -1),
+}
+PHONE = (270, 300)  # pixels of the plot on a phone
+LETTER, ROW, AWAY = 6.5, 15, 6  # pixels of a letter, of a row, from the point
+
+
+def places_of_names(
+    points: Iterable[Point],
+    roofs: Iterable[Roof],
+    width: tuple[float, float],
+    height: tuple[float, float],
+) -> list[str]:
+    """Where each point's name is free of the others' and of the roofs' on a phone, as plotly says
+    it; "" where there is no such place. `width` and `height` are the ends of the axes, as powers of
+    ten."""
+    taken, found = [], []
+    for roof in roofs:  # its name ends above its right end
+        y = PHONE[1] * (math.log10(roof.flops_per_second) - height[0]) / (height[1] - height[0])
+        taken.append((PHONE[0] - 7 * len(roof.name), PHONE[0], y, y + 20))
+    for point in points:
+        x = PHONE[0] * (math.log10(point.intensity) - width[0]) / (width[1] - width[0])
+        y = PHONE[1] * (math.log10(point.flops_per_second) - height[0]) / (height[1] - height[0])
+        long = LETTER * len(point.name)
+        for place, (right, up) in PLACES.items():
+            left = x + AWAY if right > 0 else x - AWAY - long
+            low = y + AWAY if up > 0 else y - AWAY - ROW
+            box = (left, left + long, low, low + ROW)
+            inside = left >= 0 and box[1] <= PHONE[0]
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                found.append(place)
+                break
+        else:
+            found.append("")
+    return found
+
+
+def _overlap(one, other):
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]
 
 
 def _decades(least, most):

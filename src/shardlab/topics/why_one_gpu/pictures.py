@@ -90,8 +90,10 @@ def draw_growth():
         beside = BESIDE.get(model.name, "")
         if count > 1:
             drawing.path(f"M{at:.1f} {y(card):.1f}V{line:.1f}", "line dashed")
-            place = (at - 5, "small end") if beside == "end" else (at + 5, "small")
-            drawing.text(place[0], y(card) - 20, f"× {count}", place[1])
+            where, above, looks = (
+                (at - 5, 5, "small end") if beside == "end" else (at + 5, 20, "small")
+            )
+            drawing.text(where, y(card) - above, f"× {count}", looks)
         drawing.box(at - 5, line - 5, 10, 10, "parameters", 5)
         if beside:
             at, looks = (at + 9, "small bold") if beside == "start" else (at - 9, "small end bold")

@@ -1,0 +1,18 @@
+"""Names beside points under a roof."""
+
+from shardlab.topics.hardware.figures import Point, Roof, places_of_names
+
+
+def test_names_keep_apart():
+    """Points near each other have their names at different sides, none across the name of a roof;
+    a name without room is left out.
+
+    Must catch: one side for all; roofs that are forgotten; names that lie over each other."""
+    axes = ((0.0, 4.0), (10.0, 16.0))
+    near = [Point(f"{n} x {n}", n / 6, 5e10) for n in (256, 260, 264, 268, 272)]
+    places = places_of_names(near, [], *axes)
+    assert len(set(places[:4])) == 4 and "" not in places[:4] and places[4] == ""
+    roof = Roof("this machine", 5e10, 1e10)
+    right = [Point("512 x 512", 3000.0, 5e10)]
+    assert places_of_names(right, [], *axes) == ["top left"]
+    assert places_of_names(right, [roof], *axes) == ["bottom left"]
