@@ -108,14 +108,14 @@ def roofline_figure(
 
 
 # Of a name beside its point: where it may be, right and up, the first that is free.
-PLACES = {
+_SIDES = {
     "bottom right": (1, -1),
     "top left": (-1, 1),
     "top right": (1, 1),
     "bottom left": (-1, -1),
 }
-PHONE = (270, 300)  # pixels of the plot on a phone
-LETTER, ROW, AWAY = 6.5, 15, 6  # pixels of a letter, of a row, from the point
+_PHONE = (270, 300)  # pixels of the plot on a phone
+_LETTER, _ROW, _AWAY = 6.5, 15, 6  # pixels of a letter, of a row, from the point
 
 
 def places_of_names(
@@ -129,17 +129,17 @@ def places_of_names(
     ten."""
     taken, found = [], []
     for roof in roofs:  # its name ends above its right end
-        y = PHONE[1] * (math.log10(roof.flops_per_second) - height[0]) / (height[1] - height[0])
-        taken.append((PHONE[0] - 7 * len(roof.name), PHONE[0], y, y + 20))
+        y = _PHONE[1] * (math.log10(roof.flops_per_second) - height[0]) / (height[1] - height[0])
+        taken.append((_PHONE[0] - 7 * len(roof.name), _PHONE[0], y, y + 20))
     for point in points:
-        x = PHONE[0] * (math.log10(point.intensity) - width[0]) / (width[1] - width[0])
-        y = PHONE[1] * (math.log10(point.flops_per_second) - height[0]) / (height[1] - height[0])
-        long = LETTER * len(point.name)
-        for place, (right, up) in PLACES.items():
-            left = x + AWAY if right > 0 else x - AWAY - long
-            low = y + AWAY if up > 0 else y - AWAY - ROW
-            box = (left, left + long, low, low + ROW)
-            inside = left >= 0 and box[1] <= PHONE[0]
+        x = _PHONE[0] * (math.log10(point.intensity) - width[0]) / (width[1] - width[0])
+        y = _PHONE[1] * (math.log10(point.flops_per_second) - height[0]) / (height[1] - height[0])
+        long = _LETTER * len(point.name)
+        for place, (right, up) in _SIDES.items():
+            left = x + _AWAY if right > 0 else x - _AWAY - long
+            low = y + _AWAY if up > 0 else y - _AWAY - _ROW
+            box = (left, left + long, low, low + _ROW)
+            inside = left >= 0 and box[1] <= _PHONE[0]
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 found.append(place)
