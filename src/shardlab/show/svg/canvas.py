@@ -15,7 +15,7 @@ from shardlab.show.palette import MEMORY, TIMELINE, Swatch
 
 SVG_WIDTH = 620
 FULL, SOFT, AXIS, FAINT = "1", "0.75", "0.6", "0.18"  # opacity of the text's colour
-WARN = TIMELINE["communication"].line
+WARN = "#c75800"  # read on light and dark pages
 PALETTES = dict(memory=MEMORY, timeline=TIMELINE)
 LETTER, WORDS_ROW, KEY_ROW = 7.0, 16, 18
 # A seam around words that lie on lines, in the colour of the page as far as the text's colour says
