@@ -122,6 +122,22 @@ def test_a_backward_within_a_backward(depth):
         diary.told.clear()
 
 
+def test_an_outer_backward_that_raises():
+    """An operation before a reentrant checkpoint raises, once the inner backward is over: the next
+    backward begins anew, also while the error is looked at.
+
+    Must catch: hooks that keep the end of a backward alive that was given up."""
+    model = net()
+    diary = Diary(model)
+    x = torch.ones(1, 2, requires_grad=True)
+    with pytest.raises(ArithmeticError) as error:
+        checkpoint(model[1], Raises.apply(model[0](x)), use_reentrant=True).sum().backward()
+    assert diary.told == ["begin", "1.weight"] and not diary.in_backward
+    backward(model)
+    assert diary.told == ["begin", "1.weight", *WHOLE]
+    assert error.type is ArithmeticError
+
+
 def test_the_newest_owns():
     """Of two listeners the newest is told, of one that is gone nobody; the older knows who has
     taken its parameters.

@@ -316,6 +316,37 @@ class _seeded(torch.autograd.Function):
         return None, x.grad
 
 
+# what PyTorch says of an autograd function, and what it means there
+_ERRORS_OF_A_FUNCTION = (
+    (
+        "different than None at position|incorrect number",
+        "A backward returns a gradient for each argument of forward, in the order of the"
+        " arguments: None for the function, then x.grad.",
+    ),
+    (
+        "has no attribute 'function'",
+        "backward needs the function, which forward is given: keep it there, ctx.function ="
+        " function.",
+    ),
+    (
+        "has no attribute 'random'|has no attribute 'state'",
+        "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
+    ),
+    (
+        "not enough values to unpack|out of range",
+        "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
+    ),
+    (
+        "'tuple' object",
+        "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
+    ),
+    (
+        "implicitly created only",
+        "backward needs the gradient of y, and it is given: y.backward(gradient).",
+    ),
+)
+
+
 forgetful_checkpoint = Exercise(
     name="Checkpoint",
     reference=_checkpoint(),
@@ -357,34 +388,7 @@ forgetful_checkpoint = Exercise(
             " put nothing back.",
         ),
     ),
-    errors=(
-        (
-            "different than None at position|incorrect number",
-            "A backward returns a gradient for each argument of forward, in the order of the"
-            " arguments: None for the function, then x.grad.",
-        ),
-        (
-            "has no attribute 'function'",
-            "backward needs the function, which forward is given: keep it there, ctx.function ="
-            " function.",
-        ),
-        (
-            "has no attribute 'random'|has no attribute 'state'",
-            "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
-        ),
-        (
-            "not enough values to unpack|out of range",
-            "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
-        ),
-        (
-            "'tuple' object",
-            "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
-        ),
-        (
-            "implicitly created only",
-            "backward needs the gradient of y, and it is given: y.backward(gradient).",
-        ),
-    ),
+    errors=_ERRORS_OF_A_FUNCTION,
     right="the same mask both times, and the same numbers for whoever draws next.",
 )
 
@@ -570,34 +574,7 @@ own_checkpoint = Exercise(
             "forward does not run the function: it returns function(x).",
         ),
     ),
-    errors=(
-        (
-            "different than None at position|incorrect number",
-            "A backward returns a gradient for each argument of forward, in the order of the"
-            " arguments: None for the function, then x.grad.",
-        ),
-        (
-            "has no attribute 'function'",
-            "backward needs the function, which forward is given: keep it there, ctx.function ="
-            " function.",
-        ),
-        (
-            "has no attribute 'random'|has no attribute 'state'",
-            "The state is read in forward, with torch.get_rng_state(), and kept in ctx.",
-        ),
-        (
-            "not enough values to unpack|out of range",
-            "Nothing was saved: forward keeps its input with ctx.save_for_backward(x).",
-        ),
-        (
-            "'tuple' object",
-            "ctx.saved_tensors is a tuple, of one tensor here: (x,) = ctx.saved_tensors.",
-        ),
-        (
-            "implicitly created only",
-            "backward needs the gradient of y, and it is given: y.backward(gradient).",
-        ),
-    ),
+    errors=_ERRORS_OF_A_FUNCTION,
     right="x alone is kept, and backward makes the rest again, for the gradients of x and of the"
     " parameters.",
 )

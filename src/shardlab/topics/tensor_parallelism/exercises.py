@@ -286,6 +286,20 @@ def _function(forward_does, backward_does):
 
 _TWO_RANKS_AND_THREE = (dict(n=2), dict(n=3))
 
+# what PyTorch says of an autograd function, and what it means there
+_ERRORS_OF_A_PAIR = (
+    (
+        "different than None at position",
+        "A backward returns its gradients in the order of the arguments of forward: that of"
+        " the tensor first, then None for dist.",
+    ),
+    (
+        "has no attribute 'dist'",
+        "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
+    ),
+)
+
+
 enter_columns = Exercise(
     name="Enter",
     reference=_function(_nothing, _sent_by),
@@ -341,15 +355,7 @@ enter_columns = Exercise(
         ),
     ),
     errors=(
-        (
-            "different than None at position",
-            "A backward returns its gradients in the order of the arguments of forward: that of"
-            " the tensor first, then None for dist.",
-        ),
-        (
-            "has no attribute 'dist'",
-            "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
-        ),
+        *_ERRORS_OF_A_PAIR,
         (
             "must match the size",
             "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
@@ -427,18 +433,10 @@ leave_rows = Exercise(
         ),
     ),
     errors=(
-        (
-            "different than None at position",
-            "A backward returns its gradients in the order of the arguments of forward: that of"
-            " the tensor first, then None for dist.",
-        ),
-        (
-            "has no attribute 'dist'",
-            "backward needs dist, which forward is given: keep it there, ctx.dist = dist.",
-        ),
+        *_ERRORS_OF_A_PAIR,
         (
             "must match the size",
-            "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
+            "A term has the size of the sum: forward adds the ranks' terms up, and cuts nothing.",
         ),
     ),
     right="forward the terms are added up; backward each rank has y's gradient already.",
