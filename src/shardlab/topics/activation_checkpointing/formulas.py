@@ -53,7 +53,7 @@ formula = BOOK.section(source=_OURS, measured_by=_KEPT)
 
 @formula(r"n_\text{groups}", "count", source=_CHEN)
 def recompute_groups(layers, recompute_every):
-    """checkpoints of whole layers: the last may have fewer"""
+    """number of checkpoints of whole layers: the last checkpoint may have fewer layers"""
     return ceil_div(layers, recompute_every)
 
 
@@ -102,8 +102,8 @@ def kept_layer_bytes(
     products_kept_layer_bytes,
     residual_bytes,
 ):
-    """bytes that a layer keeps from forward to backward, by policy; of whole layers, each
-    checkpoint's input"""
+    """bytes that a layer keeps from forward to backward, by policy; where whole layers are
+    computed again, only the input of each checkpoint"""
     return where(
         recompute_policy < 1,
         layer_activation_bytes,
@@ -429,15 +429,15 @@ formula = BOOK.section(source=_CHEN, measured_by=_BEST)
 def grouped_activation_bytes(
     recompute_groups, residual_bytes, recompute_every, layer_activation_bytes
 ):
-    """bytes of activations at most, of checkpoints of n layers each: every checkpoint's input, and
-    the layers of one, which have their input in common with it"""
+    """bytes of activations at most, with n layers in each checkpoint: the inputs of all
+    checkpoints, and the activations of one, whose input counts once"""
     return (recompute_groups - 1) * residual_bytes + recompute_every * layer_activation_bytes
 
 
 @formula(r"\ell^*", "layers")
 def best_recompute_every(layers, residual_bytes, layer_activation_bytes):
-    """layers in a checkpoint for which that is least, not yet rounded: the square root of L only
-    for layers that keep no more than their input"""
+    """layers in a checkpoint for which these bytes are least, not yet rounded: the square root
+    of L only for layers that keep no more than their input"""
     return square_root(layers * residual_bytes / layer_activation_bytes)
 
 
@@ -532,7 +532,8 @@ def recomputed_flops(
 
 @formula(r"\varphi_\text{again}", "fraction")
 def recomputed_share(recomputed_flops, step_flops):
-    """operations done twice, over those of a step: a third, if all of forward were"""
+    """operations done twice, over the operations of a step: a third, if all of forward were done
+    twice"""
     return recomputed_flops / step_flops
 
 
@@ -574,8 +575,8 @@ def layer_copy_seconds(rank_layers_kept_bytes, layers, pcie_bytes_per_second):
 
 @formula(r"B_\text{off}", "bytes/s")
 def hiding_bytes_per_second(rank_layers_kept_bytes, layers, layer_forward_seconds):
-    """bandwidth from which on the copies hide behind forward: a layer's bytes pass while a layer
-    computes. Backward has twice the time"""
+    """bandwidth from which on the copies hide behind forward: a layer's bytes cross the link
+    while one layer computes. Backward has twice the time"""
     return rank_layers_kept_bytes / (layers * layer_forward_seconds)
 
 
@@ -611,8 +612,8 @@ def offloaded_seconds(offloaded_forward_seconds, offloaded_backward_seconds):
 def copies_exposed_seconds(
     offloaded_seconds, layers, layer_forward_seconds, layer_backward_seconds
 ):
-    """time by which copies lengthen a step. The two at the edges are always waited for, unless the
-    loss hides them"""
+    """time by which copies lengthen a step. The first and the last copy are always waited for,
+    unless the loss hides them"""
     return offloaded_seconds - layers * (layer_forward_seconds + layer_backward_seconds)
 
 
@@ -798,8 +799,8 @@ def recomputed_group_bytes(stage_layers, recompute_every, tensor_layer_bytes):
 def held_working_bytes(
     recompute_policy, held_kept_bytes, recomputed_group_bytes, checkpoint_input_bytes
 ):
-    """bytes of activations at most on that rank: the same, and the layers of the checkpoint that is
-    being recomputed, which have their input in common with it"""
+    """bytes of activations at most on a rank of a pipeline: the kept bytes, and the activations
+    of the checkpoint that is being recomputed, whose input counts once"""
     return held_kept_bytes + where(
         recompute_policy < 3, 0, recomputed_group_bytes - checkpoint_input_bytes
     )

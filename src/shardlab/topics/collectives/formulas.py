@@ -256,8 +256,8 @@ def all_reduce_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
 
 @formula(r"B_\text{bus}^\text{rs}", "bytes/s")
 def pass_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
-    """bus bandwidth of a reduce-scatter, an all-gather or an all-to-all; of a broadcast or a reduce
-    it is the algorithm's"""
+    """bus bandwidth of a reduce-scatter, an all-gather or an all-to-all; for a broadcast or a
+    reduce it equals the algorithm bandwidth"""
     return (ranks - 1) / ranks * algorithm_bytes_per_second
 
 
@@ -320,8 +320,8 @@ def ring_bytes_per_second(
     network_cards_in_use,
     link_bytes_per_second,
 ):
-    """bandwidth of all rings that run at once, one through each card: that of the slower of the
-    link inside a node and all cards of a node together"""
+    """bandwidth of all rings that run at once, one through each card: that of the link inside a
+    node, or of all cards of a node together if they are slower"""
     return where(
         nodes < 2,
         node_bytes_per_second,
@@ -398,8 +398,8 @@ def inside_nodes_seconds(
 def across_nodes_seconds(
     nodes, latency_seconds, message_bytes, network_cards_in_use, link_bytes_per_second
 ):
-    """time of its middle part: the chunks of all ranks of a node are summed across nodes at once,
-    through all of its cards"""
+    """time of the middle part of a hierarchical all-reduce: the chunks of all ranks of a node
+    are summed across nodes at once, through all cards of the node"""
     return 2 * ring_pass(
         nodes, latency_seconds, message_bytes / (network_cards_in_use * link_bytes_per_second)
     )

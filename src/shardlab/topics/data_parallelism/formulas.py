@@ -161,8 +161,8 @@ def layer_matrices(layers, gated_mlp):
 
 @formula(r"n_\text{eq}", "count", source=_LI, least=1)
 def equal_buckets(layer_matrices, layers_gradient_bytes, bucket_bytes):
-    """buckets of the layers: each holds its bytes and at least a matrix. Exact where a whole number
-    of layers fills a bucket; else at most this"""
+    """number of buckets of the layers, each of the size that is asked for, but at least a matrix.
+    Exact where a whole number of layers fills a bucket, otherwise an upper bound"""
     return maximum(1, minimum(layer_matrices, floor_div(layers_gradient_bytes, bucket_bytes)))
 
 
@@ -272,7 +272,7 @@ def hiding_link_bytes_per_second(data_parallel, equal_bucket_bytes, bucket_backw
 def last_buckets_seconds(
     data_parallel, last_messages, latency_seconds, last_bytes, link_bytes_per_second
 ):
-    """time of the all-reduces of what is ready only when backward ends"""
+    """time of the all-reduces of the buckets that are ready only when backward ends"""
     return 2 * ring_pass(
         data_parallel, last_messages * latency_seconds, last_bytes / link_bytes_per_second
     )
@@ -297,9 +297,9 @@ def reduced_at_seconds(
     equal_bucket_seconds,
     last_buckets_seconds,
 ):
-    """moment, from the beginning of backward, at which the last bucket has arrived: some bucket
-    finds the link free, and all behind it follow without a gap. That is the last equal one, the
-    first, or the head's: in between, what waits changes evenly"""
+    """moment, from the beginning of backward, at which the last bucket has arrived. Some bucket
+    finds the link free, and all buckets after it follow without a gap: the last equal bucket,
+    the first, or the head's"""
     return last_buckets_seconds + maximum(
         rank_backward_seconds + equal_bucket_seconds,
         first_ready_seconds + equal_buckets * equal_bucket_seconds,
@@ -309,8 +309,8 @@ def reduced_at_seconds(
 
 @formula(r"\tau_\text{exp}", "seconds")
 def exposed_seconds(reduced_at_seconds, rank_backward_seconds):
-    """time that a step still waits when buckets leave during backward: what is under way or not yet
-    sent when backward ends"""
+    """time that a step still waits when buckets leave during backward: for the bytes in transit
+    or not yet sent when backward ends"""
     return reduced_at_seconds - rank_backward_seconds
 
 

@@ -98,13 +98,14 @@ def arithmetic_intensity(operation_flops, operation_bytes):
 
 @formula(r"F_\text{chip}", "FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
 def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
-    """where a datasheet's rate comes from: multiprocessors, what each does in a cycle, cycles"""
+    """rate of a chip as a datasheet computes it: multiprocessors, operations of each in a cycle,
+    cycles in a second"""
     return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
 
 
 @formula(r"I_\text{ridge}", "FLOP/byte")
 def ridge_intensity(flops_per_second, memory_bytes_per_second):
-    """arithmetic intensity from which on arithmetic is the bound, and below which memory is"""
+    """intensity of the ridge: from it on arithmetic is the bound, below it memory"""
     return flops_per_second / memory_bytes_per_second
 
 

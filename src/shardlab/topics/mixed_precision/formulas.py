@@ -144,8 +144,8 @@ def number_spacing(spacing_exponent, fraction_bits):
 
 @formula(r"u_\text{lost}", "number", measured_by=_SPACING)
 def lost_update(number_spacing):
-    """an update below this size leaves every weight of this exponent as it is: half a spacing. Down
-    from a power of two half of that is enough, for the spacing is half there"""
+    """an update below this size leaves every weight of this exponent unchanged: half a spacing.
+    Below a power of two the spacing is half as large, and so is this size"""
     return number_spacing / 2
 
 
@@ -168,8 +168,8 @@ def largest_loss_scale(overflow_threshold, largest_gradient):
 
 @formula(r"\pi_\text{skip}", "fraction", source="torch.amp.GradScaler", measured_by=_SKIPS)
 def skipped_steps_share(growth_interval):
-    """share of the steps that a dynamic loss scale skips while the largest gradient stays the same:
-    it doubles, the next step overflows, it halves"""
+    """share of the steps that a dynamic loss scale skips while the largest gradient stays the
+    same: the scale doubles, the next step overflows, the scale halves"""
     return 1 / (growth_interval + 1)
 
 
@@ -179,7 +179,7 @@ formula = BOOK.section(source="variance of a sum of independent roundings", meas
 
 @formula(r"u_\text{sum}", "number")
 def drift(update_size, updates):
-    """what equal updates add up to, and what stochastic rounding makes of them on average"""
+    """sum of equal updates, which stochastic rounding also gives on average"""
     return update_size * updates
 
 
@@ -208,8 +208,8 @@ def block_scales(scaled_elements, block_elements):
 
 @formula(r"M_\text{block}", "bytes")
 def block_scaled_bytes(scaled_elements, block_scales):
-    """bytes of such a tensor: one for each element, four for each scale. An 8-bit moment, and a
-    tensor in fp8"""
+    """bytes of a tensor with a scale for each block: one for each element, four for each scale.
+    An 8-bit moment, or a tensor in fp8"""
     return scaled_elements + 4 * block_scales
 
 

@@ -174,9 +174,10 @@ def pipeline_idle_seconds(
     weight_gradient_seconds,
     microbatch_forward_seconds,
 ):
-    """time that every rank is idle in a step whose messages take no time. Zero-bubble: with W no
-    longer than F and than I, and at least p microbatches in H1, 2p - 1 in H2; H2's idle time is
-    outside of the rank's own first and last action where F, I and W take equally long"""
+    """time that every rank is idle in a step whose messages take no time. Zero bubble: if W
+    takes no longer than F and than I, and there are at least p microbatches in H1, 2p - 1 in H2.
+    If F, I and W take equally long, H2's idle time is before the rank's first action and after
+    its last"""
     return pipeline_last_rank * choose(
         pipeline_schedule,
         pipeline_microbatch_seconds,
@@ -255,14 +256,15 @@ def pipeline_later_microbatches(microbatches):
 
 @formula(r"m_\tau", "count")
 def pipeline_waiting_pairs(pipeline_later_microbatches, pipeline_parallel):
-    """of these, those for which 1F1B waits there and back: all but one in p"""
+    """pairs of a forward and a backward in which 1F1B waits, there and back: those of all later
+    microbatches but one in p"""
     return pipeline_later_microbatches - floor_div(pipeline_later_microbatches, pipeline_parallel)
 
 
 @formula(r"n_\tau", "count")
 def pipeline_transfers(pipeline_schedule, pipeline_hops, pipeline_waiting_pairs):
-    """times in a step that all ranks wait for a message. GPipe and eager 1F1B pay the way there and
-    back once. 1F1B has no microbatch to spare, so it waits in almost every pair"""
+    """number of messages in a step that all ranks wait for. GPipe and eager 1F1B pay the way
+    there and back once. 1F1B has no microbatch to spare, so it waits in almost every pair"""
     return 2 * (pipeline_hops + where(equal(pipeline_schedule, 2), pipeline_waiting_pairs, 0))
 
 
@@ -335,14 +337,15 @@ def stage_parameters(
 
 @formula(r"L_\text{held}", "count", measured_by=_FLIGHT)
 def held_layers(pipeline_in_flight, stage_layers):
-    """layers of one microbatch whose activations the rank holds at the peak. On the first rank of
-    1F1B p stages of L/p layers: all L, whatever p"""
+    """layers of one microbatch whose activations the rank holds at the peak. On the first rank
+    of 1F1B these are p times L/p layers: L, whatever p is"""
     return pipeline_in_flight * stage_layers
 
 
 @formula(r"A_\text{held}", "bytes")
 def held_activation_bytes(held_layers, layer_activation_bytes):
-    """bytes of these activations, as autograd keeps them"""
+    """bytes of the activations that a rank of a pipeline holds at the peak, as autograd keeps
+    them"""
     return held_layers * layer_activation_bytes
 
 

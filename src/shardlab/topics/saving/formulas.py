@@ -28,8 +28,8 @@ formula = BOOK.section(source="shardlab.saving", measured_by=_OFTEN)
 def checkpoint_bytes_per_parameter(
     parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
 ):
-    """bytes of a checkpoint for each parameter: it and its moments, no gradient; where there is a
-    master copy that one only, since the parameter is made from it"""
+    """bytes of a checkpoint for each parameter: the parameter and its moments, no gradient; if
+    there is a master copy, the copy instead of the parameter, which is made from it"""
     return (
         where(master_element_bytes > 0, master_element_bytes, parameter_element_bytes)
         + optimizer_moments * moment_element_bytes
@@ -50,8 +50,8 @@ def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
 
 @formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
 def save_interval_seconds(checkpoint_seconds, failure_seconds):
-    """training time from one checkpoint to the next that loses least, if failures are far apart
-    beside what a checkpoint takes"""
+    """training time between two checkpoints that loses least, if the time between failures is
+    long beside the time of a checkpoint"""
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 

@@ -132,28 +132,29 @@ formula = BOOK.section(source=_OURS, measured_by=_PEAK)
 
 @formula(r"M_\text{whole}", "bytes")
 def zero_gathered_bytes(zero_unit_parameters, zero_root_parameters, parameter_element_bytes):
-    """bytes of the parameters that are whole at a time in stage 3: one unit's, and the root's"""
+    """bytes of whole parameters that a rank holds at a time in stage 3: one unit's and the
+    root's"""
     return parameter_element_bytes * (zero_unit_parameters + zero_root_parameters)
 
 
 @formula(r"M_\text{back}", "bytes")
 def zero_unit_backward_bytes(zero_unit_parameters, parameter_element_bytes, gradient_element_bytes):
-    """bytes that a unit has at its fullest in backward: its parameters, and their gradients, which
-    are whole until they are reduced"""
+    """bytes of a unit at its peak in backward: its parameters and their gradients, which are
+    whole until they are reduced"""
     return (parameter_element_bytes + gradient_element_bytes) * zero_unit_parameters
 
 
 @formula(r"M_\text{root}", "bytes")
 def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, gradient_element_bytes):
-    """bytes that the root has while its units come and go in backward: its parameters, and
-    gradients that may all be there"""
+    """bytes of the root while units come and go in backward: its parameters, and as many
+    gradients as may be there"""
     return (parameter_element_bytes + gradient_element_bytes) * zero_root_parameters
 
 
 @formula(r"M_\text{trans}", "bytes")
 def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
-    """bytes that stage 3 has beside the shards at its fullest, before what is on its way: the peak
-    that 16 bytes over d forget"""
+    """bytes that stage 3 holds beside the shards at its peak, without messages in transit: the
+    part of the peak that 16 bytes over d leave out"""
     return zero_unit_backward_bytes + zero_root_backward_bytes
 
 
@@ -196,15 +197,15 @@ def gradient_sync(zero_stage):
 
 @formula(r"n_\text{rs}", "count")
 def zero_reductions(gradient_sync, accumulation_steps):
-    """times that all gradients are reduce-scattered in a step; in stage 0 that is the first half of
-    its all-reduce"""
+    """number of times that all gradients are reduce-scattered in a step; in stage 0 as the first
+    half of an all-reduce"""
     return where(gradient_sync < 1, 1, accumulation_steps)
 
 
 @formula(r"n_\text{fwd}", "count", measured_by=_COUNTS)
 def zero_forward_gatherings(zero_stage, reshard_after_backward, accumulation_steps):
-    """forwards of a step that gather the parameters: all of them, or only the first, which gets
-    what the update before it has changed"""
+    """forwards of a step that gather the parameters: all forwards, or only the first, which
+    gathers the parameters that the last update has changed"""
     return where(zero_stage < 1, 0, where(reshard_after_backward < 1, 1, accumulation_steps))
 
 
@@ -538,7 +539,7 @@ def offload_copy_bytes(zero_shard_parameters, gradient_element_bytes, parameter_
 
 @formula(r"\tau_\text{PCIe}", "seconds")
 def offload_copy_seconds(offload_copy_bytes, pcie_bytes_per_second):
-    """time of these copies, one way after the other"""
+    """time of the copies of an offloaded step over PCIe, one direction after the other"""
     return offload_copy_bytes / pcie_bytes_per_second
 
 
@@ -588,7 +589,7 @@ def forward_hiding_tokens(
     flops_per_second,
     link_bytes_per_second,
 ):
-    """fewest tokens in a microbatch of a GPU under whose forward the parameters can be gathered,
+    """fewest tokens in a microbatch of a GPU whose forward hides the gathering of parameters,
     latency left out; the size of the model cancels"""
     return where(
         zero_stage < 1,
@@ -622,7 +623,7 @@ def backward_hiding_tokens(
     flops_per_second,
     link_bytes_per_second,
 ):
-    """fewest tokens in a microbatch of a GPU under whose backward its messages can pass"""
+    """fewest tokens in a microbatch of a GPU whose backward hides its messages, latency left out"""
     return (
         zero_backward_element_bytes
         * (data_parallel - 1)

@@ -311,8 +311,8 @@ def batch_bytes(microbatch_tokens):
 def activation_bytes(
     batch_bytes, mask_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
 ):
-    """bytes forward and loss keep for backward: batch, mask after the embedding, layers, head,
-    log-softmax, the sum of weights (4)"""
+    """bytes that forward and loss keep for backward: batch, mask after the embedding, layers,
+    head, log-softmax, and the sum of the loss's weights (4)"""
     return (
         batch_bytes
         + mask_bytes
