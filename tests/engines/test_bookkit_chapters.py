@@ -4,6 +4,8 @@ import io
 import re
 from pathlib import Path
 
+import nbformat
+
 from bookkit import words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -11,11 +13,20 @@ TYPED = re.compile(r"\b[Cc]hapters? [0-9]")
 
 
 def test_no_chapters_number_is_typed():
-    """Must catch: a number that is wrong as soon as a chapter is added before it."""
-    typed = [
-        f"{page.name}:{number}: {text}"
+    """Must catch: a number that is wrong as soon as a chapter is added before it, in a chapter or
+    in a lab."""
+    pages = {
+        page.name: page.read_text("utf-8")
         for page in [*sorted((ROOT / "chapters").glob("*.md")), ROOT / "index.md"]
-        for number, _, text in words.prose(page.read_text("utf-8"))
+    }
+    for lab in sorted((ROOT / "labs").glob("*.ipynb")):
+        cells = nbformat.read(lab, as_version=4).cells
+        texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+        pages[lab.name] = "\n\n".join(texts)
+    typed = [
+        f"{name}:{number}: {text}"
+        for name, page in pages.items()
+        for number, _, text in words.prose(page)
         if TYPED.search(text)
     ]
     assert typed == []
