@@ -30,6 +30,9 @@ sys.modules.setdefault("rfc3987_syntax", None)
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = (
+    # the same engine without windows, menus and tabs, which cost a second for each context
+    "chromium-headless-shell",
+    "chrome-headless-shell",
     "chromium",
     "chromium-browser",
     "google-chrome",

@@ -4,10 +4,11 @@ script, a phone."""
 import math
 import random
 import re
+from contextlib import ExitStack
 from html import unescape
 
 import pytest
-from visit import DESKTOP, PHONE, Watch, stop_clock, until, wait_for_pictures
+from visit import DESKTOP, PHONE, Readers, stop_clock, until, wait_for_pictures
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.show.explorers import EXPLORERS
@@ -120,39 +121,39 @@ class Card:
         return f"{self.spec.say(shown)} {self.spec.say_detail(shown)}"
 
 
+WHEN_READY = """addEventListener("explorer:ready", () => {
+  (window.readyWhile ||= []).push(document.readyState);
+}, true)"""
+
+
+@pytest.fixture(scope="module")
+def readers(browser):
+    return Readers(browser, WHEN_READY)
+
+
 @pytest.fixture
-def open_card(browser, explorer_places):
+def open_card(readers, explorer_places):
     """open_card(name, **options of the browser's context) opens the page with that explorer, as a
-    file."""
-    contexts = []
+    file. A test that leaves nothing behind but sliders and focus says `again`."""
+    with ExitStack() as stack:
 
-    def open_it(name, **options):
-        contexts.append(
-            browser.new_context(**{"viewport": DESKTOP, "reduced_motion": "reduce", **options})
-        )
-        page = contexts[-1].new_page()
-        page.watch = Watch.of(page)
-        page.add_init_script(
-            "addEventListener('explorer:ready', event => (window.readyWhile ||="
-            " []).push(document.readyState), true)"
-        )
-        page.goto(explorer_places[name].address())
-        if options.get("java_script_enabled", True):
-            until(
-                page,
-                "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
-                " svg.hasAttribute('width'))",
-            )
-        return Card(page, name)
+        def open_it(name, again=False, **options):
+            page = stack.enter_context(readers.reader(again, **options))
+            page.goto(explorer_places[name].address())
+            if options.get("java_script_enabled", True):
+                until(
+                    page,
+                    "[...document.querySelectorAll('.explorer-drawing svg')].every(svg =>"
+                    " svg.hasAttribute('width'))",
+                )
+            return Card(page, name)
 
-    yield open_it
-    for context in contexts:
-        context.close()
+        yield open_it
 
 
 @pytest.fixture(params=EXPLORERS)
 def card(request, open_card):
-    card = open_card(request.param)
+    card = open_card(request.param, again=True)
     yield card
     assert not card.page.watch.errors
 
@@ -278,8 +279,9 @@ def test_every_control_by_keyboard_alone(card):
     groups = {group.title: group.folded for group in card.spec.groups}
     wanted |= {menu.kind for menu in card.spec.menus} | {"Reset", "Copy as Python", "Why?", *groups}
     reached = set()
-    card.page.evaluate("document.activeElement.blur()")
-    for _ in range(400):
+    # a link to the card was followed: the next Tab goes on from there
+    card.page.evaluate("id => { location.hash = id; }", f"explorer-{card.name}")
+    for _ in range(200):
         card.page.keyboard.press("Tab")
         here = card.page.evaluate(
             """id => { const node = document.activeElement;
@@ -1039,7 +1041,10 @@ def test_no_words_lie_over_others(open_card, name, width):
 
     Mutations: labels where the lines end; all ticks whatever the width; the words of the point not
     kept inside."""
-    card, chance = open_card(name, viewport={"width": width, "height": 844}), random.Random(name)
+    card, chance = (
+        open_card(name, again=True, viewport={"width": width, "height": 844}),
+        random.Random(name),
+    )
     drawing = card.find(f".explorer-drawing >> nth={first_curves(card.spec)}")
     for _ in range(60):
         if chance.random() < 0.25:
@@ -1165,7 +1170,7 @@ def test_without_javascript_the_table_stands_there(open_card, name):
     """And no control that does nothing.
 
     Mutation: hide the table in the style sheet and let the script show it."""
-    card = open_card(name, java_script_enabled=False)
+    card = open_card(name, again=True, java_script_enabled=False)
     assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
     assert card.words == card.expected_words(card.spec.start())
@@ -1203,7 +1208,7 @@ def test_on_a_phone(open_card, name):
 
     Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a
     20 px slider."""
-    card = open_card(name, viewport=PHONE, has_touch=True, is_mobile=True)
+    card = open_card(name, again=True, viewport=PHONE, has_touch=True, is_mobile=True)
     card.unfold()
     picture, controls, menus = (
         card.find(part).bounding_box()

@@ -4,7 +4,9 @@
 printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
 """
 
+import json
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -230,6 +232,12 @@ class Watch:
         )
         return watch
 
+    def forget(self) -> None:
+        """Nothing has happened so far."""
+        self.loaded.clear()
+        self.failed.clear()
+        self.errors.clear()
+
     def outside(self, home: str) -> list[str]:
         """Addresses that were asked for and do not begin with `home`."""
         return sorted(
@@ -357,6 +365,35 @@ def new_context(browser, **options):
     return browser.new_context(
         **{"viewport": DESKTOP, "reduced_motion": "reduce", "color_scheme": "light", **options}
     )
+
+
+class Readers:
+    """Readers who come to pages, one after another. `script` runs on each page before its own. A
+    window of its own costs a browser up to a second, so a reader may come `again`: one who was on
+    other pages before, and has the eyes and the window of the start again."""
+
+    def __init__(self, browser, script: str):
+        self.browser, self.script, self.idle = browser, script, {}
+
+    @contextmanager
+    def reader(self, again: bool, **options):
+        """A page of a context with these options; its `watch` is a `Watch`."""
+        kind = json.dumps(options, sort_keys=True)
+        page = self.idle.pop(kind, None) if again else None
+        if page is None:
+            page = new_context(self.browser, **options).new_page()
+            page.add_init_script(self.script)
+            page.watch = Watch.of(page)
+        page.watch.forget()
+        yield page
+        if not again:
+            page.context.close()
+            return
+        page.goto("about:blank")
+        page.set_viewport_size(options.get("viewport", DESKTOP))
+        page.emulate_media(media="null")
+        page.mouse.move(0, 0)
+        self.idle[kind] = page
 
 
 def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[str]:
