@@ -7,7 +7,6 @@ it is found.
 """
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -17,11 +16,8 @@ from visit import (
     DESKTOP,
     PHONE,
     Watch,
-    come_past,
     lines,
     new_context,
-    open_all,
-    shift_of_load,
     until,
     without_scripts,
 )
@@ -63,79 +59,18 @@ def test_files_load_without_failures_and_errors(visits):
     )
 
 
-WIDTHS = (390, 768, 1280)
-
-
-@dataclass(frozen=True)
-class WebVisit:
-    """A page over http: what it asked for, and how far things move while it loads, by the width of
-    the window."""
-
-    watch: Watch
-    shifts: dict[int, float]
-
-
-@pytest.fixture(scope="module")
-def web_visits(browser, homes, paths):
-    """Path -> WebVisit of every page, with everything unfolded and every stepper asked for another
-    picture, as `visit` does with files."""
-    shifts, watches = {path: {} for path in paths}, {}
-    with new_context(browser, reduced_motion="no-preference") as context:
-        for width in WIDTHS[:-1]:
-            page = context.new_page()
-            for path in paths:
-                shifts[path][width] = shift_of_load(page, f"{homes['http']}/{path}", width)
-            page.close()
-        for path in paths:
-            page = context.new_page()
-            watches[path] = Watch.of(page)
-            shifts[path][WIDTHS[-1]] = shift_of_load(page, f"{homes['http']}/{path}", WIDTHS[-1])
-            come_past(page)
-            open_all(page)
-            page.close()
-    return {path: WebVisit(watches[path], shifts[path]) for path in paths}
-
-
-def test_the_web_pages_ask_for_nothing_outside_the_book(web_visits, homes):
-    """Must catch: an address that is right on a disk and leads elsewhere on the web, such as
-    //cdn.example.org/x.js."""
-    assert not lines(
-        {path: visit.watch.outside(homes["http"]) for path, visit in web_visits.items()}
-    )
-
-
-def test_the_web_pages_load_without_failures_and_errors(web_visits):
-    """Must catch: a missing file (404), a script that throws only over http."""
-    assert not lines(
-        {path: visit.watch.failed + visit.watch.errors for path, visit in web_visits.items()}
-    )
-
-
-@pytest.mark.parametrize("scheme", ["file", "http"])
-def test_explorers_and_figures_keep_to_the_policy(visits, web_visits, book_html, scheme):
-    """With everything unfolded and every stepper asked for another picture.
+def test_explorers_and_figures_keep_to_the_policy(visits, book_html):
+    """With everything unfolded and every stepper asked for another picture; over http, it is asked
+    in test_web_pages.py.
 
     Must catch: `eval` in a script; a script that is fetched on demand and refused; a style that
     plotly writes and the policy refuses."""
     problems = {}
-    for path in visits:
+    for path, visit in visits.items():
         text = (book_html / path).read_text(encoding="utf-8")
         if 'class="explorer' in text or "plotly-figure" in text:
-            watch = (visits if scheme == "file" else web_visits)[path].watch
-            problems[path] = watch.errors + watch.failed
-    assert len(problems) >= 5 and {path: found for path, found in problems.items() if found} == {}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_moves_while_a_page_loads(web_visits, width):
-    """What is being read stays where it is: the layout shifts of a load, as browsers count them,
-    are at most 0.05 on every page.
-
-    Must catch: `font-display: swap`, with which a line breaks elsewhere once its font is there
-    (0.18 on chapter 3 at 390 px, 0.27 on ZeRO's at 768, 0.12 on the formula sheet at 1280); a card
-    that a script makes 140 px higher once the page was drawn (0.07 on the front page at 390)."""
-    moved = {path: visit.shifts[width] for path, visit in web_visits.items()}
-    assert {path: round(shift, 3) for path, shift in moved.items() if shift > 0.05} == {}
+            problems[path] = visit.watch.errors + visit.watch.failed
+    assert len(problems) >= 5 and not lines(problems)
 
 
 def weight(page):
