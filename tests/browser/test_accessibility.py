@@ -6,9 +6,12 @@ from visit import lines, new_context, open_all, open_page
 
 from shardlab.show.explorers import EXPLORERS
 
-# Numbers everything that can be reached and remembers how it looks without focus.
+# Numbers everything that can be reached and remembers how it looks without focus. A formula sheet
+# has hundreds of links that nothing tells apart: three of a kind are walked to, the others are
+# taken out of the order.
 NUMBER_CONTROLS = """() => {
   let count = 0;
+  const alike = {}, kind = node => node.tagName + node.className;
   for (const node of document.querySelectorAll(
       "a[href], button, input:not([type=hidden]), select, textarea, summary, " +
       "[tabindex='0'], [contenteditable=true]")) {
@@ -16,6 +19,11 @@ NUMBER_CONTROLS = """() => {
     if (node.disabled || node.closest("[inert]") || !box.width
       || !node.checkVisibility({visibilityProperty: true})) continue;
     if (node.type === "radio" && !node.checked) continue; // arrow keys go there, Tab does not
+    if (node.matches("a[href]:not([tabindex])")) {
+      const link = kind(node) + " in " + kind(node.parentNode);
+      alike[link] = (alike[link] || 0) + 1;
+      if (alike[link] > 3) { node.tabIndex = -1; continue; }
+    }
     const style = getComputedStyle(node);
     node.dataset.walk = count++;
     node.dataset.unfocused = style.outlineStyle + style.boxShadow + style.borderColor
