@@ -26,7 +26,7 @@ from test_labs import COMPARED, LABS, code_cells
 from bench.labs import MOST_GIVEN, lines_of_lab
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from shardlab import topics
-from shardlab.exercises import Exercise, check
+from shardlab.exercises import Exercise
 
 CELLS, LINES, WIDTH = range(25, 46), 20, 88  # characters: what the page shows without scrolling
 PRINTED = 66
@@ -344,15 +344,21 @@ def test_the_learners_edition_gives_nothing_away(lab):
     assert edition_problems(nbformat.read(lab, as_version=4)) == []
 
 
-@pytest.mark.labs
 @pytest.mark.parametrize("lab", LABS, ids=lambda lab: lab.stem)
-def test_wrong_solutions_fail(lab):
-    """Must catch: a lab's exercise that accepts one of the wrong solutions kept beside it."""
+def test_every_exercise_is_tried_with_its_wrong_solutions(lab):
+    """tests/engines/test_exercises.py tries the wrong solutions of all exercises of all topics.
+
+    Must catch: a lab whose exercises stand where that test does not find them."""
+    tried = [
+        value
+        for module in topics.modules("exercises")
+        for value in vars(module).values()
+        if isinstance(value, Exercise)
+    ]
     exercises = imported_exercises(nbformat.read(lab, as_version=4))
     assert exercises
     for name, exercise in exercises.items():
-        for misconception in exercise.misconceptions:
-            assert not check(exercise, misconception.solution), name
+        assert any(exercise is one for one in tried) and exercise.misconceptions, name
 
 
 # ---------------------------------------------------------------- what the tests above can see
