@@ -240,7 +240,8 @@ def _depart_link(writer, node):
 
 
 class EquationDirective(SphinxDirective):
-    """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean.
+    """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean,
+    and what the symbols on the right are that the page and the notation have not explained.
 
     ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
     leaves the meanings out. ``name(zero_stage=1)`` is the formula with a number for a quantity, and
@@ -281,10 +282,29 @@ class EquationDirective(SphinxDirective):
             self.state.document.note_explicit_target(target)
             made.insert(0, target)
         if "bare" not in self.options:
-            made.append(nodes.paragraph("", "", *_meanings(names), classes=["equation-meaning"]))
+            said = [*_meanings(names), *_meanings(self._not_explained(asked), "On the right: ")]
+            made.append(nodes.paragraph("", "", *said, classes=["equation-meaning"]))
         return made
 
+    def _not_explained(self, asked):
+        """The quantities on the right of these formulas that no equation above explains, nor the
+        page's text, which names their symbols, nor the table of the notation."""
+        explained = self.env.temp_data.setdefault("bookkit_explained", set())
+        explained.update(name for name, _ in asked)
+        page = Path(self.env.doc2path(self.env.docname)).read_text("utf-8")
+        notation = Path(self.env.srcdir) / f"{NOTATION}.md"
+        if notation.exists():
+            explained.update(re.findall(r"(?m)^\| \$.+?\$ \| `(\w+)`", notation.read_text("utf-8")))
+        new = [
+            name
+            for name in dict.fromkeys(name for one in asked for name in _symbols_on_the_right(*one))
+            if name not in explained and f"${BOOK.find(name).symbol}$" not in page
+        ]
+        explained.update(new)
+        return new
 
+
+NOTATION = "chapters/notation"  # the page whose first table holds for all pages
 ROOM = 58  # characters of a formula that the column of text has room for
 
 
@@ -329,13 +349,26 @@ def _terms(text):
     return [term.strip() for term in terms]
 
 
-def _meanings(names):
+def _symbols_on_the_right(name, given):
+    """The names of the quantities that a formula prints on its right-hand side, in that order."""
+    shown = []
+
+    def symbol(needed):
+        shown.append(needed)
+        return BOOK.find(needed).symbol
+
+    text = right_hand_side(name, symbol=symbol, given=given)
+    return sorted(shown, key=lambda needed: (text.find(BOOK.find(needed).symbol), needed))
+
+
+def _meanings(names, begin=""):
     for index, name in enumerate(names):
-        formula = BOOK.formulas[name]
-        yield nodes.math(formula.symbol, formula.symbol)
+        known = BOOK.find(name)
+        yield nodes.Text("; " if index else f" {begin}" if begin else "")
+        yield nodes.math(known.symbol, known.symbol)
         yield nodes.Text(" ")
-        yield formula_link("", "", nodes.Text(formula.meaning), name=name)
-        yield nodes.Text("; " if index < len(names) - 1 else ".")
+        yield formula_link("", "", nodes.Text(known.meaning), name=name)
+        yield nodes.Text("" if index < len(names) - 1 else ".")
 
 
 # --- the formula sheet ----------------------------------------------------------------------------

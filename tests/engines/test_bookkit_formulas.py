@@ -270,7 +270,7 @@ def test_an_equation_with_a_number_given(build):
     text = "# Page\n\n```{equation} %s\n```\n"
     pages, warnings = build(index=text % asked)
     assert not warnings
-    assert pages["index"].count("<math") == 2  # the block, and one symbol before its meaning
+    assert pages["index"].count("<math") == 9  # the block, a symbol on its left, 7 on its right
     pages, warnings = build(index=text % "zero_states_bytes(zero_level=1)")
     assert "no formula is named zero_level" in warnings
 
@@ -281,8 +281,8 @@ def test_an_equation_with_its_meaning(book):
     Mutation: number every formula of a block, or link to a sheet that the book does not have."""
     page = book["equations"]
     assert (
-        page.count("<math") == 6 and page.count('<mtable displaystyle="true"') == 1
-    )  # three blocks, three symbols before meanings
+        page.count("<math") == 11 and page.count('<mtable displaystyle="true"') == 1
+    )  # three blocks, three symbols on the left before meanings, five on the right
     assert (
         page.count('class="eqno"') == 1
         and 'href="#equation-eq-training-flops"' in page
@@ -290,10 +290,40 @@ def test_an_equation_with_its_meaning(book):
     )
     assert re.findall(r'<a class="reference internal" href="(sheet\.html#[^"]*)">', page) == [
         "sheet.html#formula-training-flops",
+        "sheet.html#formula-parameters",
+        "sheet.html#formula-tokens",
         "sheet.html#formula-achieved-flops-per-second",
         "sheet.html#formula-training-seconds",
+        "sheet.html#formula-gpus",
+        "sheet.html#formula-flops-per-second",
+        "sheet.html#formula-utilisation",
     ]
-    assert page.count(BOOK.formulas["parameters"].meaning) == 0
+
+
+def test_symbols_on_the_right_are_explained_once(build, tmp_path):
+    """What the page's text, the notation or an equation above names is not said again; the others
+    are, in the order of the formula.
+
+    Must catch: the symbols on the right left out, said with every equation, or said although the
+    notation's table or the text has them; an equation without new symbols that says "On the right".
+    """
+    (tmp_path / "source" / "chapters").mkdir(parents=True)
+    (tmp_path / "source" / "chapters" / "notation.md").write_text(
+        "---\norphan: true\n---\n# Notation\n\n"
+        "| Symbol | Name | Meaning |\n|:--|:--|:--|\n| $n$ | `gpus` | GPUs |\n",
+        encoding="utf-8",
+    )
+    equations = "```{equation} achieved_flops_per_second training_seconds\n```\n"
+    pages, warnings = build(index=f"# Page\n\nThe share $\\eta$.\n\n{equations}\n\n{equations}")
+    assert not warnings
+    said = re.findall(r'(?s)<p class="equation-meaning">(.*?)</p>', pages["index"])
+    said = [
+        " ".join(re.sub(r"<math.*?</math>|<[^>]+>", "", text, flags=re.S).split()) for text in said
+    ]
+    means = {name: " ".join(known.meaning.split()) for name, known in BOOK.formulas.items()}
+    left = f"{means['achieved_flops_per_second']}; {means['training_seconds']}."
+    rate = BOOK.find("flops_per_second").meaning.replace("'", "\u2019")
+    assert said == [f"{left} On the right: {rate}; {means['training_flops']}.", left]
 
 
 def test_a_long_sum_goes_on_in_the_next_line():

@@ -168,7 +168,7 @@ def equal_buckets(layer_matrices, layers_gradient_bytes, bucket_bytes):
 
 @formula(r"S_\text{eq}", "bytes, any number")
 def equal_bucket_bytes(layers_gradient_bytes, equal_buckets):
-    """bytes of one of them: the gradients of the layers in equal parts"""
+    """bytes of one equal bucket: the gradients of the layers in equal parts"""
     return layers_gradient_bytes / equal_buckets
 
 
@@ -209,7 +209,7 @@ def rank_forward_seconds(strong_scaling, forward_seconds, data_parallel):
 
 @formula(r"\tau_\text{rbwd}", "seconds", source="definition")
 def rank_backward_seconds(strong_scaling, backward_seconds, data_parallel):
-    """time of a rank's backward, likewise"""
+    """time of a rank's backward: that of one GPU, or a part of it where the ranks share the batch"""
     return where(strong_scaling > 0, backward_seconds / data_parallel, backward_seconds)
 
 

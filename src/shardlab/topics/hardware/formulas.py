@@ -21,8 +21,8 @@ matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matr
 measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | rate that an operation was measured to
     reach
 multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
-multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations one of them does in a
-    cycle
+multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one
+    multiprocessor does in a cycle
 cycles_per_second | \nu_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
 launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
     the GPU

@@ -740,7 +740,7 @@ def tensor_link_bytes_per_second(
 
 @formula(r"\alpha_t", "seconds", source="a ring is as fast as its slowest link")
 def tensor_latency_seconds(tensor_parallel, ranks_per_node, node_latency_seconds, latency_seconds):
-    """latency of a message there"""
+    """latency of a message of tensor parallelism: that within a node, as long as it stays in one"""
     return where(tensor_parallel > ranks_per_node, latency_seconds, node_latency_seconds)
 
 
