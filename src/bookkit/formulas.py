@@ -241,7 +241,7 @@ def _depart_link(writer, node):
 
 class EquationDirective(SphinxDirective):
     """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean,
-    and what the symbols on the right are that the page and the notation have not explained.
+    and what the symbols on the right are that the page has not explained.
 
     ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
     leaves the meanings out. ``name(zero_stage=1)`` is the formula with a number for a quantity, and
@@ -287,14 +287,11 @@ class EquationDirective(SphinxDirective):
         return made
 
     def _not_explained(self, asked):
-        """The quantities on the right of these formulas that no equation above explains, nor the
-        page's text, which names their symbols, nor the table of the notation."""
+        """The quantities on the right of these formulas that no equation above explains, and whose
+        symbols the page's text does not name."""
         explained = self.env.temp_data.setdefault("bookkit_explained", set())
         explained.update(name for name, _ in asked)
         page = Path(self.env.doc2path(self.env.docname)).read_text("utf-8")
-        notation = Path(self.env.srcdir) / f"{NOTATION}.md"
-        if notation.exists():
-            explained.update(re.findall(r"(?m)^\| \$.+?\$ \| `(\w+)`", notation.read_text("utf-8")))
         new = [
             name
             for name in dict.fromkeys(name for one in asked for name in _symbols_on_the_right(*one))
@@ -304,7 +301,6 @@ class EquationDirective(SphinxDirective):
         return new
 
 
-NOTATION = "chapters/notation"  # the page whose first table holds for all pages
 ROOM = 58  # characters of a formula that the column of text has room for
 
 

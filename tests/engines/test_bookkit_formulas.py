@@ -300,21 +300,16 @@ def test_an_equation_with_its_meaning(book):
     ]
 
 
-def test_symbols_on_the_right_are_explained_once(build, tmp_path):
-    """What the page's text, the notation or an equation above names is not said again; the others
-    are, in the order of the formula.
+def test_symbols_on_the_right_are_explained_once(build):
+    """What the page's text or an equation above names is not said again; the others are, in the
+    order of the formula.
 
     Must catch: the symbols on the right left out, said with every equation, or said although the
-    notation's table or the text has them; an equation without new symbols that says "On the right".
-    """
-    (tmp_path / "source" / "chapters").mkdir(parents=True)
-    (tmp_path / "source" / "chapters" / "notation.md").write_text(
-        "---\norphan: true\n---\n# Notation\n\n"
-        "| Symbol | Name | Meaning |\n|:--|:--|:--|\n| $n$ | `gpus` | GPUs |\n",
-        encoding="utf-8",
-    )
+    text names them; an equation without new symbols that says "On the right"."""
     equations = "```{equation} achieved_flops_per_second training_seconds\n```\n"
-    pages, warnings = build(index=f"# Page\n\nThe share $\\eta$.\n\n{equations}\n\n{equations}")
+    pages, warnings = build(
+        index=f"# Page\n\nThe share $\\eta$, $n$ GPUs.\n\n{equations}\n\n{equations}"
+    )
     assert not warnings
     said = re.findall(r'(?s)<p class="equation-meaning">(.*?)</p>', pages["index"])
     said = [
