@@ -209,7 +209,7 @@ def rank_forward_seconds(strong_scaling, forward_seconds, data_parallel):
 
 @formula(r"\tau_\text{rbwd}", "seconds", source="definition")
 def rank_backward_seconds(strong_scaling, backward_seconds, data_parallel):
-    """time of a rank's backward: that of one GPU, or a part of it where the ranks share the batch"""
+    """time of a rank's backward: that of one GPU, or a part where the ranks share the batch"""
     return where(strong_scaling > 0, backward_seconds / data_parallel, backward_seconds)
 
 
