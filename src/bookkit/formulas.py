@@ -282,7 +282,7 @@ class EquationDirective(SphinxDirective):
             self.state.document.note_explicit_target(target)
             made.insert(0, target)
         if "bare" not in self.options:
-            said = [*_meanings(names), *_meanings(self._not_explained(asked), "On the right: ")]
+            said = [*_meanings(names), *_meanings(self._not_explained(asked), right=True)]
             made.append(nodes.paragraph("", "", *said, classes=["equation-meaning"]))
         return made
 
@@ -357,13 +357,16 @@ def _symbols_on_the_right(name, given):
     return sorted(shown, key=lambda needed: (text.find(BOOK.find(needed).symbol), needed))
 
 
-def _meanings(names, begin=""):
+def _meanings(names, right=False):
+    """Symbols and meanings; those on the left of the equation lead to the formula sheet, from which
+    those on the right are one step away, so that a page stays light."""
     for index, name in enumerate(names):
         known = BOOK.find(name)
-        yield nodes.Text("; " if index else f" {begin}" if begin else "")
+        yield nodes.Text("; " if index else " On the right: " if right else "")
         yield nodes.math(known.symbol, known.symbol)
         yield nodes.Text(" ")
-        yield formula_link("", "", nodes.Text(known.meaning), name=name)
+        meaning = nodes.Text(known.meaning)
+        yield meaning if right else formula_link("", "", meaning, name=name)
         yield nodes.Text("" if index < len(names) - 1 else ".")
 
 

@@ -75,7 +75,7 @@ def to_mathml(latex: str, display: bool) -> str:
     Raises ``UnsupportedMath``.
 
     >>> to_mathml(r"4\Psi", display=False)
-    '<math><mrow><mn>4</mn><mi mathvariant="normal">Ψ</mi></mrow></math>'
+    '<math><mn>4</mn><mi mathvariant="normal">Ψ</mi></math>'
     """
     if problem := _problem(latex):
         _refuse(problem, latex)
@@ -91,6 +91,9 @@ def to_mathml(latex: str, display: bool) -> str:
             _refuse(problem, latex)
     math.attrib = {"display": "block"} if display else {}  # neither xmlns="" nor display="inline"
     _mend(math)
+    row = math[0]  # the library's, around everything: a <math> is a row by itself
+    math.remove(row)
+    math.extend(row)
     return ElementTree.tostring(math, encoding="unicode")
 
 

@@ -31,9 +31,9 @@ def inner(latex, display=False):
 
 def markup(latex, display=False):
     math = to_mathml(latex, display)
-    opening = '<math display="block"><mrow>' if display else "<math><mrow>"
-    assert math.startswith(opening) and math.endswith("</mrow></math>")
-    return math.removeprefix(opening).removesuffix("</mrow></math>")
+    opening = '<math display="block">' if display else "<math>"
+    assert math.startswith(opening) and math.endswith("</math>")
+    return math.removeprefix(opening).removesuffix("</math>")
 
 
 def check(root):
