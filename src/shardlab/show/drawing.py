@@ -35,6 +35,7 @@ LOOKS = {
     "shade1": "fill-opacity:.55",
     "shade2": "fill-opacity:.28",
     "shade3": "fill-opacity:.08",
+    "accent": "fill:var(--accent);stroke:var(--accent)",
     "quiet": "fill:currentColor;fill-opacity:.1;stroke:var(--line-strong)",
     "small": f"font-size:{SMALL_LETTER_UNITS}px",
     "bold": "font-weight:600",
