@@ -42,7 +42,7 @@ def draw_two_streams():
         drawing.box(x(begin), y, x(begin + seconds) - x(begin), 22, "communication")
         drawing.text(x(begin) - 6, y + 16, f"bucket {number + 1}", "end small")
     bottom = top + pitch * len(messages) + 4
-    drawing.path(f"M{x(computed):.1f} 20V{bottom}", "line dashed")
+    drawing.path(f"M{x(computed):.1f} 26V{bottom}", "line dashed")
     drawing.path(f"M{left} {bottom}H{right}")
     drawing.text(left, bottom + 18, "0", "small")
     drawing.text(right, bottom + 18, said(whole), "end small bold")

@@ -59,7 +59,7 @@ def states_by_day():
 def draw_growth():
     memory, found = states_by_day()
     drawing = Drawing("growth", "Model states and the memory of a GPU, by year")
-    left, right, floor, decade, least = 50, 396, 262, 66, 10**10
+    left, right, floor, decade, least = 50, 396, 232, 66, 10**10
     x = lambda day: left + (right - left) * (_years(day) - FIRST_YEAR) / YEARS
     y = lambda nbytes: floor - decade * log10(nbytes / least)
     for power in range(4):
@@ -80,22 +80,26 @@ def draw_growth():
         ("V100 SXM2 32GB", "", 29),
         ("A100 SXM 80GB", "", 15),
         ("MI300X", "", 15),
-        ("MI355X", "end", 44),
+        ("MI355X", "end", 56),
     ):
         at = right - 4 if anchor else x(GPU_RELEASES[gpu]) + 4
-        label = f"{gpu.split()[0]}, {said(memory[gpu])}"
+        then = "then " if anchor else ""  # its step is too narrow for words
+        label = f"{then}{gpu.split()[0]}, {said(memory[gpu])}"
         drawing.text(at, y(memory[gpu]) + near, label, f"small {anchor}".rstrip())
     for model, states, card, count in found:
         at, line = x(model.published), y(states)
         beside = BESIDE.get(model.name, "")
         if count > 1:
             drawing.path(f"M{at:.1f} {y(card):.1f}V{line:.1f}", "line dashed")
-            where, above, looks = (
-                (at - 5, 5, "small end") if beside == "end" else (at + 5, 20, "small")
-            )
-            drawing.text(where, y(card) - above, f"× {count}", looks)
+            if beside == "end":
+                drawing.text(at - 5, y(card) - 5, f"× {count}", "small end")
+            else:  # above the roof from here to the end of the words
+                roof = max(memory[gpu] for gpu, day in GPU_RELEASES.items() if x(day) < at + 32)
+                drawing.text(at + 5, min(y(card) - 20, y(roof) - 6), f"× {count}", "small")
         drawing.box(at - 5, line - 5, 10, 10, "parameters", 5)
-        if beside:
+        if count == 1:
+            drawing.text(at + 9, line + 5, f"{model.name}, {said(states)}", "small bold")
+        elif beside:
             at, looks = (at + 9, "small bold") if beside == "start" else (at - 9, "small end bold")
             drawing.text(at, line + 3, model.name, looks)
             drawing.text(at, line + 19, said(states), looks)
