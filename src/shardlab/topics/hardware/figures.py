@@ -115,7 +115,8 @@ _SIDES = {
     "bottom left": (-1, -1),
 }
 _PHONE = (270, 300)  # pixels of the plot on a phone
-_LETTER, _ROW, _AWAY = 6.5, 15, 6  # pixels of a letter, of a row, from the point
+_LETTER, _ROW, _AWAY = 5.8, 15, 6  # pixels of a letter, of a row, from the point
+_NEAR = 11  # pixels from a point in which a name would seem to be that point's
 
 
 def places_of_names(
@@ -124,23 +125,40 @@ def places_of_names(
     width: tuple[float, float],
     height: tuple[float, float],
 ) -> list[str]:
-    """Where each point's name is free of the others' and of the roofs' on a phone, as plotly says
-    it; "" where there is no such place. `width` and `height` are the ends of the axes, as powers of
-    ten."""
+    """Where each point's name is free of the other points and names and of the roofs on a phone, as
+    plotly says it; "" where there is no such place. `width` and `height` are the ends of the axes,
+    as powers of ten."""
+    points, roofs = list(points), list(roofs)
+
+    def across(intensity):
+        return _PHONE[0] * (math.log10(intensity) - width[0]) / (width[1] - width[0])
+
+    def upwards(rate):
+        return _PHONE[1] * (math.log10(rate) - height[0]) / (height[1] - height[0])
+
+    def level(roof, x):
+        intensity = 10 ** (width[0] + (width[1] - width[0]) * x / _PHONE[0])
+        return upwards(min(roof.flops_per_second, intensity * roof.bytes_per_second))
+
+    marks = [(across(point.intensity), upwards(point.flops_per_second)) for point in points]
     taken, found = [], []
     for roof in roofs:  # its name ends above its right end
-        y = _PHONE[1] * (math.log10(roof.flops_per_second) - height[0]) / (height[1] - height[0])
+        y = upwards(roof.flops_per_second)
         taken.append((_PHONE[0] - 7 * len(roof.name), _PHONE[0], y, y + 20))
-    for point in points:
-        x = _PHONE[0] * (math.log10(point.intensity) - width[0]) / (width[1] - width[0])
-        y = _PHONE[1] * (math.log10(point.flops_per_second) - height[0]) / (height[1] - height[0])
+    for point, (x, y) in zip(points, marks):
         long = _LETTER * len(point.name)
+        others = [  # but for those that are so near that no place is this point's alone
+            (a - _NEAR, a + _NEAR, b - _NEAR, b + _NEAR)
+            for a, b in marks
+            if max(abs(a - x), abs(b - y)) > _NEAR
+        ]
         for place, (right, up) in _SIDES.items():
             left = x + _AWAY if right > 0 else x - _AWAY - long
             low = y + _AWAY if up > 0 else y - _AWAY - _ROW
             box = (left, left + long, low, low + _ROW)
+            lines = [(*box[:2], level(roof, box[0]), level(roof, box[1]) + 1) for roof in roofs]
             inside = left >= 0 and box[1] <= _PHONE[0]
-            if inside and not any(_overlap(box, other) for other in taken):
+            if inside and not any(_overlap(box, other) for other in (*taken, *others, *lines)):
                 taken.append(box)
                 found.append(place)
                 break
