@@ -16,6 +16,44 @@ from shardlab.show.format import format_to_type, parse_number
 from shardlab.show.spec import Choice, fill_in
 from shardlab.show.svg import drawings
 
+# Words of a card, refusals by control, and what boxes and choices hold.
+STATE = """root => {
+  const rows = [...root.querySelectorAll(".explorer-control")],
+    by = (rows, text) => Object.fromEntries(
+    rows.map(row => [row.dataset.quantity, text(row)]));
+  // the script makes them
+  const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility();
+  return [[...root.querySelectorAll(".explorer-words p")]
+    .map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
+    by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
+    by(rows, row => row.querySelector("[type=text]")
+      ? row.querySelector("[type=text]").value
+      : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))];
+}"""
+
+# What a reader does, move after move, and what `look` sees after each: a message to the browser for
+# each of them would take longer than the moves.
+FOLLOW = """(root, [moves, of]) => moves.map(([what, name, to]) => {
+  const row = `.explorer-control[data-quantity=${name}]`, tell = (node, ...events) =>
+    events.forEach(event => node.dispatchEvent(new Event(event, {bubbles: true})));
+  if (what === "choose") {
+    const menu = root.querySelector(`[data-kind=${name}]`);
+    menu.value = [...menu.options].find(one => one.value === to || one.label === to).value;
+    tell(menu, "input", "change");
+  } else {
+    const buttons = root.querySelectorAll(`${row} [type=radio]`);
+    if (buttons.length) { buttons[to].checked = true; tell(buttons[to], "change"); }
+    else {
+      const slider = root.querySelector(`${row} [type=range]`);
+      slider.value = to;
+      tell(slider, "input", "change");
+    }
+  }
+  const seen = [(STATE)(root), (LOOK)(root, of)];
+  if ((ANEW)(Object.keys(seen[0][1]))) root.querySelector(".explorer-reset").click();
+  return seen;
+})"""
+
 
 class Card:
     """One explorer on an open page, and what a reader does with it."""
@@ -68,25 +106,26 @@ class Card:
     def choose(self, kind, name):
         self.find(f"[data-kind={kind}]").select_option(name)
 
+    def to_follow(self, quantity, stop):
+        """What `follow` takes for `slide`."""
+        return "slide", quantity, list(self.control(quantity).stops).index(stop)
+
+    def follow(self, moves, look="() => null", of=None, anew="refused => false"):
+        """[(state, what the script `look` sees)] after each of the moves ("slide", quantity,
+        position) and ("choose", kind, name). `anew` says whether Reset is pressed then."""
+        script = FOLLOW.replace("STATE", STATE).replace("LOOK", look).replace("ANEW", anew)
+        return [
+            (self._said(state), seen) for state, seen in self.root.evaluate(script, [moves, of])
+        ]
+
     @property
     def state(self):
         """(words with ordinary spaces, visible refusals by control, values in the boxes and choices
         by control) in one look."""
-        words, errors, values = self.root.evaluate(
-            """root => {
-          const rows = [...root.querySelectorAll(".explorer-control")],
-            by = (rows, text) => Object.fromEntries(
-            rows.map(row => [row.dataset.quantity, text(row)]));
-          // the script makes them
-          const refused = row => !!row.querySelector(".explorer-error")?.checkVisibility();
-          return [[...root.querySelectorAll(".explorer-words p")]
-            .map(p => p.textContent.replaceAll("\\u00a0", " ")).join(" "),
-            by(rows.filter(refused), row => row.querySelector(".explorer-error").textContent),
-            by(rows, row => row.querySelector("[type=text]")
-              ? row.querySelector("[type=text]").value
-              : [...row.querySelectorAll("[type=radio]")].findIndex(button => button.checked))];
-        }"""
-        )
+        return self._said(self.root.evaluate(STATE))
+
+    def _said(self, state):
+        words, errors, values = state
         return (
             words,
             errors,
@@ -219,28 +258,32 @@ def test_the_page_says_what_python_says(card):
     `unless`."""
     spec, chance = card.spec, random.Random(card.name)
     values, chosen, shown, refusals = spec.start(), {}, card.words, 0
+    moves, expected = [], []
     for _ in range(80):
         changed = None
         if chance.random() < 0.15:
             menu = chance.choice(spec.menus)
             chosen[menu.kind] = chance.choice(menu.names)
             values = spec.choose(values, menu.kind, chosen[menu.kind])
-            card.choose(menu.kind, chosen[menu.kind])
+            moves.append(("choose", menu.kind, chosen[menu.kind]))
         else:
             control = chance.choice(spec.controls)
             changed, stop = control.quantity, chance.choice(control.stops)
             values = spec.move(values, changed, stop, chosen)
-            card.slide(changed, stop)
+            moves.append(card.to_follow(changed, stop))
         try:
             shown, sentences = card.expected_words(values), {}
         except InvalidQuantity as refused:
             sentences = {spec.marks(refused.quantity, changed): str(refused)}
             refusals += 1
-        words, errors, boxes = card.state
-        assert words == shown and errors == sentences
+        expected.append((shown, sentences, values))
+    for move, (shown, sentences, values), ((words, errors, boxes), _) in zip(
+        moves, expected, card.follow(moves), strict=True
+    ):
+        assert words == shown and errors == sentences, move
         assert {
             name: parse_number(text, card.control(name).style) for name, text in boxes.items()
-        } == {name: values[name] for name in boxes}
+        } == {name: values[name] for name in boxes}, move
     assert refusals < 80 and (
         refusals > 0 or not {"heads", "gpus"} & {control.quantity for control in spec.controls}
     ), "often refused"
@@ -250,18 +293,19 @@ def test_no_setting_shows_nonsense(card):
     """Both ends of every slider, and every preset.
 
     Mutation: format a value that is undefined; a bar without width; a logarithm of zero."""
+    nonsense = re.compile(r"NaN|undefined|null|Infinity|\binf\b")
+    look = """root => root.innerText + [...root.querySelectorAll(".explorer-drawing")]
+      .map(place => place.innerHTML).join("")"""
+    assert not nonsense.search(card.root.evaluate(look))
     for control in card.spec.controls:
         for stop in (control.stops[0], control.stops[-1]):
-            card.slide(control.quantity, stop)
-            text = card.root.inner_text() + "".join(card.pictures)
-            assert not re.search(r"NaN|undefined|null|Infinity|\binf\b", text), control.quantity
+            ((_, text),) = card.follow([card.to_follow(control.quantity, stop)], look)
+            assert not nonsense.search(text), (control.quantity, stop)
             card.find(".explorer-reset").click()
     for menu in card.spec.menus:
-        for name in menu.names:
-            card.choose(menu.kind, name)
-            assert not re.search(
-                r"NaN|undefined|null|Infinity", card.root.inner_text() + "".join(card.pictures)
-            ), name
+        chosen = [("choose", menu.kind, name) for name in menu.names]
+        for (_, _, name), (_, text) in zip(chosen, card.follow(chosen, look), strict=True):
+            assert not nonsense.search(text), name
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -1045,20 +1089,20 @@ def test_no_words_lie_over_others(open_card, name, width):
         open_card(name, again=True, viewport={"width": width, "height": 844}),
         random.Random(name),
     )
-    drawing = card.find(f".explorer-drawing >> nth={first_curves(card.spec)}")
+    moves = []
     for _ in range(60):
         if chance.random() < 0.25:
             menu = chance.choice(card.spec.menus)
-            card.choose(menu.kind, chance.choice(menu.names))
+            moves.append(("choose", menu.kind, chance.choice(menu.names)))
         else:
             control = chance.choice(card.spec.controls)
-            card.slide(
-                control.quantity,
-                chance.choice([*control.stops, control.stops[0], control.stops[-1]]),
-            )
-        assert not drawing.evaluate(CLASHES), card.words
-        if card.errors:
-            card.find(".explorer-reset").click()
+            stops = [*control.stops, control.stops[0], control.stops[-1]]
+            moves.append(card.to_follow(control.quantity, chance.choice(stops)))
+    look = f"(root, place) => ({CLASHES})(root.querySelectorAll('.explorer-drawing')[place])"
+    found = card.follow(moves, look, first_curves(card.spec), "refused => refused.length")
+    assert len(found) == 60
+    for (words, _, _), clashes in found:
+        assert not clashes, words
 
 
 def test_a_point_beyond_the_axis_is_an_arrow(open_card):
@@ -1201,6 +1245,16 @@ def test_on_paper_the_table_stands_below_the_picture(card):
             assert not node.is_visible(), hidden
 
 
+# Text, size and room at both sides of each text in a card's pictures.
+PLACES = """root => [...root.querySelectorAll("svg text")]
+  .filter(text => text.checkVisibility({visibilityProperty: true}))
+  .map(text => { const box = text.getBoundingClientRect(),
+    svg = text.ownerSVGElement.getBoundingClientRect();
+    const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
+    return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale,
+      box.left - svg.left, svg.right - box.right]; })"""
+
+
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_on_a_phone(open_card, name):
     """The picture comes first, its text keeps its size and stays inside, fingers find every
@@ -1216,21 +1270,14 @@ def test_on_a_phone(open_card, name):
     )
     assert picture["y"] + picture["height"] <= min(menus["y"], controls["y"]) + 1
     assert card.page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
-    for control in card.spec.controls:
-        for stop in (control.stops[0], control.stops[-1]):
-            card.slide(control.quantity, stop)
-            for text, size, left, right in card.find("svg text").evaluate_all(
-                """texts => texts.filter(text => text.checkVisibility({visibilityProperty: true}))
-              .map(text => { const box = text.getBoundingClientRect(),
-                svg = text.ownerSVGElement.getBoundingClientRect();
-                const scale = svg.width / text.ownerSVGElement.width.baseVal.value;
-                return [text.textContent, parseFloat(getComputedStyle(text).fontSize) * scale,
-                  box.left - svg.left, svg.right - box.right]; })"""
-            ):
-                assert size >= 11 and left >= -1 and right >= -1, (
-                    f"{text!r} at {control.quantity} = {stop}: {size} px, {left}, {right}"
-                )
-            card.find(".explorer-reset").click()
+    moves = [
+        card.to_follow(control.quantity, stop)
+        for control in card.spec.controls
+        for stop in (control.stops[0], control.stops[-1])
+    ]
+    for move, (_, texts) in zip(moves, card.follow(moves, PLACES, anew="() => true"), strict=True):
+        for text, size, left, right in texts:
+            assert size >= 11 and left >= -1 and right >= -1, (move, text, size, left, right)
     for control in card.find("input, select, button, summary").all():
         box = control.bounding_box()
         assert box["height"] >= 44 and box["width"] >= 44, control.evaluate(

@@ -10,6 +10,7 @@ something wrong.
 
 import ast
 import inspect
+import linecache
 import math
 import textwrap
 from functools import cache
@@ -194,10 +195,30 @@ _SYNTAX = (
 )
 
 
+@cache
+def definitions(text):
+    """(first line, name) -> tree of each function in a module's text, decorators and all."""
+    return {
+        (min(part.lineno for part in (node, *node.decorator_list)), node.name): node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.FunctionDef)
+    }
+
+
+def definition(function):
+    """The tree of a function. A module is parsed once for its hundreds of formulas."""
+    code = function.__code__
+    text = "".join(linecache.getlines(code.co_filename, function.__globals__))
+    try:
+        return definitions(text)[code.co_firstlineno, function.__name__]
+    except (SyntaxError, KeyError):  # a cell with magics in it, or a name that was changed
+        return ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+
+
 def returned(function):
     """The expression that a formula returns, as a tree. TypeError, naming the line, where the body
     is more than one `return`."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
+    tree = definition(function)
     body = [
         node
         for node in tree.body
