@@ -223,7 +223,7 @@ def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failur
 def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
     """One sentence: what differs between two answers, and nothing else. An answer that is a
     sentence is said alone."""
-    if isinstance(given, str) and isinstance(wanted, str) and given.endswith("."):
+    if isinstance(given, str) and not _is_number(wanted) and given.endswith("."):
         return f"{written}: {given}"
     if hasattr(wanted, "_fields") and type(given) is type(wanted):
         differing = [

@@ -2,6 +2,7 @@
 
 import itertools
 import operator
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -667,6 +668,11 @@ own_hooks = Exercise(
             " counted from 0, one for each that pack is given; keep puts activations into again;"
             " and the second run is inside torch.enable_grad().",
         ),
+        (
+            "pop index out of range",
+            "Backward asks from the last number to the first, so a pop moves the places of the"
+            " others: again[number].",
+        ),
         ("only integer tensors", "pack and unpack are exchanged: pack comes first."),
         (
             "list indices must be integers",
@@ -709,8 +715,12 @@ def _blocks(
     return blocks_to_recompute
 
 
+class _Plan(NamedTuple):
+    blocks_to_recompute: int
+    within_the_budget: bool
+
+
 def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
-    """(how many blocks, whether they fit)"""
     blocks = solution(layers, kept, kept_input, work, loss, budget)
     if blocks is None or blocks is ...:
         return blocks
@@ -723,7 +733,8 @@ def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
             f"there is no block {wrong}: the {layers} blocks are counted from 0. Recompute the"
             " first ones."
         )
-    return len(blocks), peak_of_blocks(blocks, layers, kept, kept_input, work, loss) <= budget
+    peak = peak_of_blocks(blocks, layers, kept, kept_input, work, loss)
+    return _Plan(len(blocks), peak <= budget)
 
 
 _BLOCK = dict(kept=16, kept_input=1)
@@ -767,6 +778,11 @@ blocks_for_a_budget = Exercise(
             _blocks(order=lambda layers: range(layers)[::-1]),
             "these fit, and are one more than needed: when backward is at the last block, what the"
             " blocks before it keep is all there. Recompute the first ones.",
+        ),
+        Misconception(
+            _blocks(given=lambda blocks, layers: list(range(layers))[layers - len(blocks) :]),
+            "as many as are needed, from the wrong end, so they do not fit: when backward is at the"
+            " last block, what the blocks before it keep is all there. Recompute the first ones.",
         ),
         Misconception(
             _blocks(every=True),

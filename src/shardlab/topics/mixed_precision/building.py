@@ -186,6 +186,11 @@ scaler_step_of_a_loop = Exercise(
             " each.",
         ),
         Misconception(
+            lambda *given: _scaler()(*given)[::-1],
+            "the two numbers come back in the other order: first the next scale, then the number"
+            " of good steps.",
+        ),
+        Misconception(
             _turned_looks,
             "the two are exchanged, the other way round: a good step is skipped, and one that"
             " has overflowed updates.",

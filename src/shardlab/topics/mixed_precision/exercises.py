@@ -629,6 +629,15 @@ clip_what_was_unscaled = Exercise(
     errors=(
         ("second time", "unscale_() twice would divide by the scale twice: once for each step."),
         ("not iterable", "clip_grad_norm_ wants the parameters, not their optimizer."),
+        (
+            "no attribute 'unscale'",
+            "The method works in place, and its name says so: scaler.unscale_(optimizer).",
+        ),
+        (
+            "no attribute 'get_scale'",
+            "This scaler is the package's LossScaler, and nobody needs its scale here: unscale"
+            " the gradients before they are clipped.",
+        ),
     ),
     right="unscale, clip, step, update: clipping sees gradients of their true size.",
 )

@@ -221,8 +221,19 @@ one_f_one_b_of_a_rank = Exercise(
         ),
         (
             r"B\d+: the rank has done it already|another order than they are sent",
-            "Backwards come in order. The pairs have done the first m - warm_up of them; what is"
-            " left, in the cool-down, is backwards[microbatches - warm_up:].",
+            "Backwards come in order: the first pair has that of microbatch 0. The pairs have done"
+            " the first m - warm_up of them; what is left, in the cool-down, is"
+            " backwards[microbatches - warm_up:].",
+        ),
+        (
+            "microbatches go from 0 to",
+            "Where there are fewer microbatches than ranks, the warm-up is at most m:"
+            " min(microbatches, ranks - rank - 1).",
+        ),
+        (
+            "has no attribute 'value'",
+            "Each action is an Action: Action(rank, Kind.FORWARD, 0), Action(rank, Kind.BACKWARD,"
+            " 0).",
         ),
         (
             "missing 1 required positional",
@@ -324,6 +335,11 @@ def _perform(
     return perform
 
 
+def _forward_alone(action, stage, held, receive, send):
+    if action.kind is Kind.FORWARD:
+        _perform()(action, stage, held, receive, send)
+
+
 actions_of_a_stage = Exercise(
     name="perform",
     reference=_perform(),
@@ -371,6 +387,15 @@ actions_of_a_stage = Exercise(
             _perform(hands_on=lambda x, dy: x.detach()),
             "you hand on the input itself. The rank before needs its gradient, x.grad.",
         ),
+        Misconception(
+            lambda *_: None,
+            "nothing was received, run or sent: fill in the two blanks, that of a forward and that"
+            " of a backward.",
+        ),
+        Misconception(
+            _forward_alone,
+            "forwards are done, and no backward: fill in the second blank, too.",
+        ),
     ),
     errors=(
         (
@@ -383,6 +408,11 @@ actions_of_a_stage = Exercise(
             "KeyError",
             "The forward of a microbatch comes first, and puts it into held; its backward takes"
             " it out.",
+        ),
+        (
+            "second time",
+            "Several microbatches are in hand at a time, and each needs a place of its own:"
+            " held[action.microbatch].",
         ),
         (
             "implicitly created only",

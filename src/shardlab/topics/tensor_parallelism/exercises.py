@@ -65,15 +65,26 @@ def _on_ranks(n, work):
 
 
 def _mlp_of_ranks(solution, n, hidden, inner):
-    """What each rank has after the MLP, and how much it sent for it."""
+    """What each rank has after the MLP, and the elements of each term that was summed for it."""
     x, up, down = _drawn(n, (2, hidden), (inner, hidden), (hidden, inner))
 
     def work(dist):
-        _, leave, sent = _pairs(dist)
-        y = solution(x.clone(), up, down, leave, dist.get_rank(), n)
-        return y if not isinstance(y, torch.Tensor) else (_digits(y), sent.forward)
+        _, leave, _ = _pairs(dist)
+        summed = []
+
+        def noted(term):
+            summed.append(term.numel())
+            return leave(term)
+
+        y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
+        return y if not isinstance(y, torch.Tensor) else (_digits(y), summed)
 
     return _on_ranks(n, work)
+
+
+def _mlp_by_rows_first(x, up, down, leave, rank, ranks):
+    x, up = (whole.tensor_split(ranks, 1)[rank] for whole in (x, up))
+    return F.gelu(leave(x @ up.T)) @ down.T
 
 
 def _mlp(
@@ -127,6 +138,12 @@ mlp_on_ranks = Exercise(
             "GELU of parts of a sum is not the part of GELU of the sum. Cut the first weight by"
             " W's columns, the rows of PyTorch's weight: then each rank has some inner columns,"
             " complete.",
+        ),
+        Misconception(
+            _mlp_by_rows_first,
+            "y is right, with one sum. But the sum is as wide as the inner size, and every rank"
+            " keeps all of B and makes the whole second product. Cut A by its columns, the rows of"
+            " up: then B is cut, too, and the sum is as wide as y.",
         ),
         Misconception(
             _mlp(sums=("before", "after")),

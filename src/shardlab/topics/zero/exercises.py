@@ -370,6 +370,19 @@ step_of_stage_1 = Exercise(
             _not_updated,
             "the optimizer was never called: update(own, gradient) comes between the two messages.",
         ),
+        Misconception(
+            _stage_1_step(mean=False, copy=False),
+            "two things. reduce_scatter gives the sum over the ranks: divide by their number. And"
+            " what all_gather returns has to be written into parameters, in place:"
+            " parameters.copy_(...).",
+        ),
+    ),
+    errors=(
+        (
+            "'NoneType' object has no attribute 'numel'",
+            "update changes its first argument in place and returns nothing: call update(own,"
+            " gradient), and gather own.",
+        ),
     ),
     right="reduce-scatter, update of the shard, all-gather: the states of a shard are enough.",
 )
@@ -796,6 +809,11 @@ weights_that_stay = Exercise(
         ),
     ),
     errors=(
+        (
+            "shapes cannot be multiplied",
+            "If that is in backward, a shard is where the whole weight belongs: keep gather in ctx,"
+            " and gather again.",
+        ),
         (
             "invalid gradient at index 1",
             "The shard needs a gradient as large as it is, its part of the sum over the ranks:"
