@@ -410,6 +410,11 @@ actions_of_a_stage = Exercise(
             " it out.",
         ),
         (
+            "nobody can go on",
+            "A rank waits in receive() for what another rank has not sent: both kinds end with"
+            " send(...), which returns nothing.",
+        ),
+        (
             "second time",
             "Several microbatches are in hand at a time, and each needs a place of its own:"
             " held[action.microbatch].",
