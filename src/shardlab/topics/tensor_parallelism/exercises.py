@@ -732,9 +732,10 @@ loss_of_cut_scores = Exercise(
         ),
         Misconception(
             _part_of_loss(highest="sum"),
-            "the *sum* of the ranks' largest scores is subtracted. That is the same number on all"
-            " ranks, so small scores come out right; with a score of 900 all exponentials become"
-            " zero. Give the all-reduce dist.ReduceOp.MAX.",
+            "the *sum* of the ranks' largest scores is subtracted, or one largest score from all"
+            " tokens. That is the same number on all ranks, so small scores come out right; with a"
+            " score of 900 exponentials become zero. Each token has its own largest, amax(1), and"
+            " the all-reduce wants dist.ReduceOp.MAX.",
         ),
         Misconception(
             _part_of_loss(shifted=False),
