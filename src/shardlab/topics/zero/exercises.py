@@ -810,6 +810,10 @@ weights_that_stay = Exercise(
     ),
     errors=(
         (
+            "has no attribute 'gather'",
+            "backward needs gather, which forward is given: keep it there, ctx.gather = gather.",
+        ),
+        (
             "shapes cannot be multiplied",
             "If that is in backward, a shard is where the whole weight belongs: keep gather in ctx,"
             " and gather again.",
