@@ -25,7 +25,7 @@ from shardlab.measure.ledger import Ledger
 from shardlab.ranks import RankDied, ranks
 from shardlab.saving import resume, save
 from shardlab.saving.resharding import flats_of, size_of
-from shardlab.show.tables import Table
+from shardlab.show.tables import Table, in_words
 from shardlab.topics.zero.exercises import step_of_stage_1
 from shardlab.topics.zero.figures import stages_figure
 
@@ -366,8 +366,7 @@ class GoneOn(NamedTuple):
 
     def table(self) -> Table:
         rows = [
-            [f"stage {stage}", *(f"{difference:.0e}" for difference in row.values())]
-            for stage, row in self.differences.items()
+            [f"stage {stage}", *in_words(row.values())] for stage, row in self.differences.items()
         ]
         return Table(["relative difference in step", *self.differences[3]], rows)
 
