@@ -27,10 +27,10 @@ def test_messages_arrive_in_order_and_are_copies():
         first = dist.isend(x, other)
         x += 10
         dist.isend(x, other)
-        first.wait()
         got = [torch.empty(1), torch.empty(1)]
         for y in got:
             dist.recv(y, other)
+        first.wait()
         return [y.item() for y in got]
 
     assert on_threads(2, work) == [[1, 11], [0, 10]]
@@ -192,6 +192,33 @@ def test_what_torch_lets_one_say():
         AttributeError, match="thread ranks have no all_gather; they have .*all_reduce, broadcast"
     ):
         on_threads(2, lambda dist: dist.all_gather)
+
+
+def test_waiting_for_an_isend_is_waiting_for_a_receiver():
+    """All ranks isend, wait, then receive: on real ranks nobody goes on. A rank that has room for
+    the message already, by irecv, lets its sender go on.
+
+    Must catch: a wait() that does nothing, so that a check calls a deadlock right; room that counts
+    for more than one message."""
+
+    def work(dist, receives=0, messages=1):
+        other = 1 - dist.get_rank()
+        arriving = torch.empty(1)
+        later = [dist.irecv(arriving, other) for _ in range(receives)]
+        for _ in range(messages):
+            dist.isend(torch.tensor([float(dist.get_rank())]), other).wait()
+        for receive in later:
+            receive.wait()
+        for _ in range(messages - receives):
+            dist.recv(arriving, other)
+        return arriving.item()
+
+    with pytest.raises(Stuck, match="rank 0 waits until rank 1 takes its message; rank 1 waits"):
+        on_threads(2, work)
+    assert on_threads(2, lambda dist: work(dist, 1)) == [1, 0]
+    assert on_threads(2, lambda dist: work(dist, 2, 2)) == [1, 0]
+    with pytest.raises(Stuck, match="takes its message"):
+        on_threads(2, lambda dist: work(dist, 1, 2))
 
 
 def learners_ring(full, dist, chunks=None):

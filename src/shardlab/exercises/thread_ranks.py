@@ -8,13 +8,13 @@ is stopped.
     answer_of_ranks(2, work)                           # the same for a check: a failure is an
                                                        # answer
 
-A message is copied when it is sent. An isend never waits, a send waits until its message is taken.
-An all-reduce takes what each rank
-brings as its k-th, whatever that is: like a real one.
+A message is copied when it is sent. An isend never waits; a send, and the wait() of an isend, last
+until the message is taken or an irecv has room for it. An all-reduce takes what each rank brings as
+its k-th, whatever that is: like a real one.
 """
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -38,6 +38,7 @@ class Sheet:
     def __init__(self, n: int):
         self.n, self.changed = n, threading.Condition()
         self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self.room: Counter[tuple[int, int]] = Counter()  # irecvs that nobody has waited for yet
         # to the k-th all-reduce, by rank
         self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)
         self.running, self.waiting = set(range(n)), {}
@@ -107,20 +108,23 @@ class ThreadRank:
     def get_world_size(self, group=None) -> int:
         return self._sheet.n
 
-    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "ThreadRank":
-        self._post(tensor, dst)
-        return self
+    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Later":
+        letter = self._post(tensor, dst)
+        return Later(lambda: self._until_taken(letter, dst))
 
     def send(self, tensor: Tensor, dst: int, group=None, tag: int = 0):
         """Waits until the message is taken, as a real send of many bytes does."""
-        letter = self._post(tensor, dst)
+        self._until_taken(self._post(tensor, dst), dst)
+
+    def _until_taken(self, letter: Tensor, dst: int):
         with self._sheet.changed:
-            letters = self._sheet.mail[self._rank, dst]
-            self._sheet.wait(
-                self._rank,
-                lambda: all(other is not letter for other in letters),
-                f"until rank {dst} takes its message",
-            )
+            letters, room = self._sheet.mail[self._rank, dst], self._sheet.room
+
+            def taken():
+                before = next((k for k, other in enumerate(letters) if other is letter), -1)
+                return before < room[self._rank, dst]
+
+            self._sheet.wait(self._rank, taken, f"until rank {dst} takes its message")
 
     def _post(self, tensor: Tensor, dst: int) -> Tensor:
         self._peer(dst)
@@ -133,7 +137,7 @@ class ThreadRank:
         return letter
 
     def wait(self):
-        """A message is on its way as soon as it is sent."""
+        """An all-reduce is over when its call returns."""
 
     def recv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> int:
         self._peer(src)
@@ -152,7 +156,15 @@ class ThreadRank:
 
     def irecv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> "Later":
         self._peer(src)
-        return Later(lambda: self.recv(tensor, src))
+        with self._sheet.changed:
+            self._sheet.room[src, self._rank] += 1
+            self._sheet.changed.notify_all()  # the sender may wait for this
+        return Later(lambda: self._into_its_room(tensor, src))
+
+    def _into_its_room(self, tensor: Tensor, src: int):
+        self.recv(tensor, src)
+        with self._sheet.changed:
+            self._sheet.room[src, self._rank] -= 1
 
     def all_reduce(
         self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
@@ -196,15 +208,15 @@ class ThreadRank:
 
 
 class Later:
-    """A receive that is made when somebody waits for it."""
+    """The handle of an isend or an irecv: what is left to do when somebody waits, done once."""
 
-    def __init__(self, receive: Callable[[], int]):
-        self.receive = receive
+    def __init__(self, rest: Callable[[], object]):
+        self.rest = rest
 
     def wait(self):
-        if self.receive is not None:
-            receive, self.receive = self.receive, None
-            receive()
+        if self.rest is not None:
+            rest, self.rest = self.rest, None
+            rest()
 
 
 def on_threads(n: int, work: Callable[[ThreadRank], Any]) -> list:

@@ -60,7 +60,7 @@ def _what_a_plan_does(goal, solution, n):
         there = ", ".join(map(str, sorted(parts)))
         return (
             f"after {steps} {missing} parts are missing, the first in chunk {chunk} of rank {rank},"
-            f" which has those of ranks {there}."
+            f" which has {'those of ranks' if len(parts) > 1 else 'that of rank'} {there}."
         )
     return f"every sum is where it belongs, after {steps}."
 
@@ -111,6 +111,12 @@ plan_of_a_ring_reduce_scatter = Exercise(
             "chunks travel to the right, so the number that a rank sends falls from step to step."
             " With + a rank sends a chunk that nobody has added to yet, and the one it has just"
             " received stays where it is.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + step - 1),
+            "two things: in its first step a rank does not send its own chunk, which is to come"
+            " home last, but its left neighbour's, rank - 1; and that number falls from step to"
+            " step, for a rank passes on what came from the left.",
         ),
         Misconception(
             _scatter(lambda rank, step: rank - step, operator="="),
@@ -379,8 +385,9 @@ one_place_around_the_ring = Exercise(
         ),
         Misconception(
             _passing(waits=True),
-            "a send waits until somebody takes the message, and all ranks send first: nobody is"
-            " there to take one. isend returns at once.",
+            "a send waits until somebody takes the message, and so does the wait() of an isend. All"
+            " ranks wait before they receive: nobody is there to take one. isend, recv, then"
+            " wait().",
         ),
         Misconception(
             _passing(since=-1),
@@ -480,9 +487,11 @@ all_reduce_from_send_and_recv = Exercise(
         ),
         Misconception(
             _ring_of(_nothing, _put),
-            "the second round is right, and hands out what the first one left: there nothing was"
-            " added. Mind that into = into + arriving gives the name to another tensor, while into"
-            " += arriving writes into full.",
+            "the chunks that the second round hands out come from the first, and have the part of"
+            " one rank alone. Either there nothing was added: into = into + arriving gives the name"
+            " to another tensor, while into += arriving writes into full. Or the first round sets"
+            " out with the wrong chunk: in its step 1, 2, ... rank me sends chunk me - step, and"
+            " its own chunk comes home last.",
         ),
         Misconception(
             _ring_of(_add, _add),
@@ -491,14 +500,21 @@ all_reduce_from_send_and_recv = Exercise(
         ),
         Misconception(
             _ring_of(_put, _put),
-            "nothing is ever added: in the first round what arrives is a part of the sum, and yours"
-            " is missing in it.",
+            "each chunk ends with the part of one rank alone. Either nothing is ever added: in the"
+            " first round what arrives is a part of the sum, and yours is missing in it. Or the"
+            " second round sets out with the wrong chunk: in its first step rank me sends chunk me,"
+            " which is whole.",
         ),
         Misconception(_ring_of(_put, _add), "the two are exchanged: first add up, then hand out."),
         Misconception(
             _ring_of(_add, _nothing),
             "that is a reduce-scatter: each rank has the sum of its own chunk, and of no other. The"
             " second round still has to do something with what arrives.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(0))),
+            "that is the first round, a reduce-scatter: each rank has the sum of its own chunk, and"
+            " of no other. The second round, which hands the sums out, is missing.",
         ),
         Misconception(
             _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
@@ -539,6 +555,13 @@ all_reduce_from_send_and_recv = Exercise(
             _whole_arrays,
             "the sum is right, and those are whole arrays that travel, n - 1 of them over every"
             " link: a ring sends chunks, and so 2 (n - 1) / n of an array.",
+        ),
+    ),
+    errors=(
+        (
+            "does not support item assignment",
+            "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Take a name first,"
+            " into = chunks[k]; then into += ... writes into full.",
         ),
     ),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",

@@ -91,6 +91,13 @@ def _filled(does):
     return average
 
 
+def _zeros_of_no_parameter(parameters, dist):
+    for p in parameters:
+        grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(grad)
+        grad /= dist.get_world_size()
+
+
 def _divided_copy(p, dist):
     dist.all_reduce(p.grad.clone())
     p.grad /= dist.get_world_size()
@@ -180,6 +187,11 @@ mean_of_the_gradients = Exercise(
             " differ.",
         ),
         Misconception(
+            _zeros_of_no_parameter,
+            "every rank takes part, and where the gradient was None the mean is in a tensor that"
+            " no parameter has: store the zeros in p.grad before the all-reduce.",
+        ),
+        Misconception(
             _filled(_only_divided),
             "divided, and nothing was sent: dist.all_reduce(p.grad) makes the sum first.",
         ),
@@ -221,10 +233,22 @@ mean_of_the_gradients = Exercise(
     ),
     errors=(
         (
+            "for /: 'NoneType'",
+            "all_reduce returns nothing: it works in place. Call it on p.grad, then divide p.grad.",
+        ),
+        (
+            "'NoneType' object",
+            "A parameter that this rank has not used has no gradient, p.grad is None: give it"
+            " zeros first, so that it takes part.",
+        ),
+        (
             "NoneType",
-            "If the error names .detach or /=: a parameter that this rank has not used has no"
-            " gradient, p.grad is None, and takes part with zeros. And all_reduce returns"
-            " nothing: it works in place.",
+            "Something there is None. all_reduce returns nothing: it works in place. And a"
+            " parameter that this rank has not used has no gradient: give it zeros first.",
+        ),
+        (
+            "leaf Variable that requires grad",
+            "You change the parameter. The mean is that of the gradients: take p.grad.",
         ),
     ),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
@@ -272,6 +296,16 @@ def _buckets(order=reversed, full=lambda nbytes, limit: nbytes >= limit, rest=Tr
         return filled
 
     return buckets
+
+
+def _before_and_from_an_empty_one(gradients, bucket_bytes):
+    filled, current = [], []
+    for gradient in reversed(gradients):
+        if sum(one.nbytes for one in [*current, gradient]) > bucket_bytes:
+            filled.append(current)
+            current = []
+        current.append(gradient)
+    return [*filled, current]
 
 
 def _emptied_buckets(gradients, bucket_bytes):
@@ -363,6 +397,12 @@ buckets_in_the_order_of_backward = Exercise(
             _buckets(before=True),
             "you close a bucket before it would hold too much. That is a rule, too; here a bucket"
             " is closed as soon as it holds bucket_bytes or more, so append first and ask then.",
+        ),
+        Misconception(
+            _before_and_from_an_empty_one,
+            "you close a bucket before it would hold too much, and so put an empty one away before"
+            " a gradient that is larger than a bucket. Here a bucket is closed as soon as it holds"
+            " bucket_bytes or more: append first and ask then.",
         ),
         Misconception(
             _buckets(full=lambda nbytes, limit: nbytes / 8 >= limit),
@@ -567,6 +607,11 @@ one_message_for_a_bucket = Exercise(
         (
             "expanded size|must match|output with shape",
             "A part of the flat tensor is flat: give it its shape back, part.view_as(gradient).",
+        ),
+        (
+            "is invalid for input of size",
+            "The flat tensor is cut in the wrong places: the part of a gradient has"
+            " gradient.numel() elements, and begins where the part before ends.",
         ),
     ),
     right="one tensor, one message, and each part back where it came from.",

@@ -63,6 +63,14 @@ def _probe(middle=statistics.median, warm_up=1, together=False, more=0, twice=Fa
     return typical_seconds
 
 
+def _readings_of_the_clock(work, clock, repeats):
+    readings = []
+    for _ in range(repeats):
+        work()
+        readings.append(clock())
+    return statistics.median(readings)
+
+
 seconds_of_some_work = Exercise(
     name="typical_seconds",
     reference=_probe(),
@@ -132,6 +140,16 @@ seconds_of_some_work = Exercise(
         Misconception(
             _probe(twice=True), "each repeat does the work twice: warm up once, before the loop."
         ),
+        Misconception(
+            _probe(lambda times: statistics.median(times[1:]), warm_up=0),
+            "you time the first call and leave it out of the median, so one of the repeats is"
+            " missing. Do the work once before the loop, then time repeats calls.",
+        ),
+        Misconception(
+            _readings_of_the_clock,
+            "those are readings of the clock. A time is the difference of two: the clock after"
+            " the work, less the clock before it.",
+        ),
         Misconception(_probe(more=-1), "one repeat too few: the warm-up is not one of them."),
         Misconception(_probe(more=1), "one repeat too many is in the median."),
         Misconception(
@@ -186,6 +204,11 @@ intensity_of_a_product = Exercise(
                 _intensity(rows, columns, depth, element_bytes) / 2
             ),
             "a multiplication and an addition are two operations.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: 2 * rows * depth * columns / element_bytes,
+            "all the operations, over the bytes of a single number: below the line are the bytes"
+            " of three matrices.",
         ),
         Misconception(
             lambda rows, columns, depth, element_bytes: (
@@ -402,6 +425,11 @@ attainable_rate = Exercise(
             " the lower roof at this intensity.",
         ),
         Misconception(
+            lambda flops_per_second, bytes_per_second, intensity: flops_per_second / intensity,
+            "those are the bytes a second that full speed would need. A rate of operations is"
+            " wanted: the lower of two roofs.",
+        ),
+        Misconception(
             lambda flops_per_second, bytes_per_second, intensity: (
                 flops_per_second if intensity >= 1 else intensity * bytes_per_second
             ),
@@ -507,6 +535,11 @@ usable_rate = Exercise(
             ),
             "that is as the datasheet prints it. Operations or bytes a second are wanted: a tera"
             " is 10^12, a giga 10^9.",
+        ),
+        Misconception(
+            lambda printed, unit, counted: printed / (2 if counted in TWICE else 1),
+            "halved where it has to be, and in the unit of the datasheet. Operations or bytes a"
+            " second are wanted: a tera is 10^12, a giga 10^9, and 8 bits are a byte.",
         ),
         Misconception(
             _scaled(lambda unit: 1e-3 if "F" in unit else 1), "a tera is 10^12; 10^9 is a giga."

@@ -331,6 +331,13 @@ saved_bytes_of_a_module = Exercise(
             "that is how many storages there are; add up their bytes.",
         ),
     ),
+    errors=(
+        (
+            "must match the size of tensor|Boolean value of Tensor",
+            "`in` and == compare the numbers in two tensors. Whether two are the same memory, the"
+            " addresses of their storages tell: collect those of the parameters in a set.",
+        ),
+    ),
     unit="bytes",
     right="each storage once, as large as it is, and the parameters not at all.",
 )

@@ -326,6 +326,14 @@ states_kind_by_kind = Exercise(
             " not a moment.",
         ),
         Misconception(
+            lambda model, optimizer: (
+                *_states_of(counters=False)(model, optimizer)[:3],
+                _states_of()(model, optimizer)[3],
+            ),
+            "the step counters are weighed twice: by themselves, and among the moments. Leave the"
+            ' entry named "step" out of the moments.',
+        ),
+        Misconception(
             _states_of(weigh=lambda tensors: sum(t.numel() for t in tensors)),
             "those are elements; weigh gives bytes.",
         ),
