@@ -1,4 +1,5 @@
-"""The scripts of "Your first eight ranks", started as the page says: by torchrun."""
+"""The scripts of "Your first eight ranks", started as the page says: each by torchrun once, and
+again on ranks of the fork server, which spare the imports."""
 
 import contextlib
 import os
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_script import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ranks
@@ -45,9 +47,18 @@ def losses(printed):
     return {int(step): float(loss) for step, loss in found}
 
 
+def in_forks(folder, script, *arguments, ranks=1):
+    """The same output without torchrun."""
+    script = ROOT / "examples" / script
+    printed, errors, codes = forked(script, *arguments, ranks=ranks, folder=folder)
+    assert codes == [0] * ranks, errors
+    return printed
+
+
 @pytest.fixture(scope="module")
-def one_process():
-    return losses(torchrun("train_ddp.py", "--steps", 4, ranks=1))
+def one_process(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one process")
+    return losses(in_forks(folder, "train_ddp.py", "--steps", 4))
 
 
 def test_hello():
@@ -64,7 +75,7 @@ def test_a_run_that_goes_on(script, one_process, tmp_path):
     Must catch: averages over microbatches or ranks that are sums; no_sync in the last microbatch; a
     sampler that begins anew; optimizer states that are not loaded."""
     first = losses(torchrun(script, "--steps", 2, "--save", tmp_path / "save"))
-    second = losses(torchrun(script, "--steps", 4, "--save", tmp_path / "save", ranks=1))
+    second = losses(in_forks(tmp_path, script, "--steps", 4, "--save", tmp_path / "save"))
     assert list(first) == [1, 2] and list(second) == [3, 4]
     assert first | second == pytest.approx(one_process, abs=2e-5)
 
@@ -84,9 +95,9 @@ def test_two_nodes(one_process):
     assert losses(printed) == pytest.approx({1: one_process[1], 2: one_process[2]}, abs=2e-5)
 
 
-def test_bad_input():
+def test_bad_input(tmp_path):
     """Must catch: a batch that ranks cannot share, cut without a word."""
-    process = torchrun("train_ddp.py", "--batch", 6, wait=False)
-    printed, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode != 0
-    assert "--batch 6: a multiple of 2 ranks x 2." in printed
+    script = ROOT / "examples" / "train_ddp.py"
+    _, errors, codes = forked(script, "--batch", 6, ranks=2, folder=tmp_path)
+    assert codes == [1, 1]
+    assert "--batch 6: a multiple of 2 ranks x 2." in errors

@@ -1,0 +1,51 @@
+"""A script on ranks of the fork server, as torchrun would start it there, without its imports."""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+from pathlib import Path
+
+from shardlab.ranks import server
+
+SECONDS = 200  # a limit for a hang
+
+
+def live(script, arguments, rank, ranks, port, printed):
+    """What torchrun makes of a rank, in a process that has imported torch."""
+    for stream, path in enumerate(printed, start=1):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
+    here = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
+    here |= {"RANK": rank, "WORLD_SIZE": ranks, "OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": ""}
+    os.environ.update({name: str(value) for name, value in here.items()})
+    sys.argv = [str(script), *arguments]
+    sys.path.insert(0, str(script.parent))  # as Python does for a script
+    runpy.run_path(str(script), run_name="__main__")
+
+
+def forked(script: Path, *arguments, ranks: int, folder: Path) -> tuple[str, str, list[int]]:
+    """What all ranks print on stdout, on stderr, and their exit codes."""
+    printed = [folder / f"{script.stem} on {ranks} ranks.{number}" for number in (1, 2)]
+    for path in printed:
+        path.write_text("")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server.start_fork_server()
+    context = multiprocessing.get_context(server.start_method())
+    words = [str(argument) for argument in arguments]
+    processes = [
+        context.Process(target=live, args=(script, words, rank, ranks, port, printed), daemon=True)
+        for rank in range(ranks)
+    ]
+    with server.without_main():
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(SECONDS)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    out, err = (path.read_text() for path in printed)
+    return out, err, codes
