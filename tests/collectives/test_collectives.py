@@ -130,32 +130,35 @@ def strided(tensor):
     )
 
 
+def tensors(sizes, dtypes):
+    """Each size with each dtype, as a copy or strided by turns: each of them meets both ways."""
+    for first, size in enumerate(sizes):
+        for other, dtype in enumerate(dtypes):
+            yield size, dtype, (torch.clone, strided)[(first + other) % 2]
+
+
 def reductions(collectives, sizes, dtypes):
     n, me = dist.get_world_size(), dist.get_rank()
     wrong = []
-    for size in sizes:
-        for dtype in dtypes:
-            full = whole_numbers(size, dtype, me)
-            want = full.clone()
-            dist.all_reduce(want)
-            for lay in (torch.clone, strided):
-                for make in ALL_REDUCES:
-                    got = lay(full)
-                    collectives.all_reduce(got, plan=make)
-                    wrong += [(make.__name__, size, dtype)] * (not torch.equal(got, want))
-                given, shard = lay(full), lay(torch.full_like(full.tensor_split(n)[me], 77))
-                collectives.reduce_scatter(shard, given)
-                wrong += [("reduce_scatter", size, dtype)] * (
-                    not torch.equal(shard, want.tensor_split(n)[me])
-                )
-                wrong += [("reduce_scatter changed its input", size, dtype)] * (
-                    not torch.equal(given, full)
-                )
-                root, got = size % n, lay(full)
-                collectives.reduce(got, root)
-                wrong += [("reduce", size, dtype)] * (
-                    not torch.equal(got, want if me == root else full)
-                )
+    for size, dtype, lay in tensors(sizes, dtypes):
+        full = whole_numbers(size, dtype, me)
+        want = full.clone()
+        dist.all_reduce(want)
+        for make in ALL_REDUCES:
+            got = lay(full)
+            collectives.all_reduce(got, plan=make)
+            wrong += [(make.__name__, size, dtype)] * (not torch.equal(got, want))
+        given, shard = lay(full), lay(torch.full_like(full.tensor_split(n)[me], 77))
+        collectives.reduce_scatter(shard, given)
+        wrong += [("reduce_scatter", size, dtype)] * (
+            not torch.equal(shard, want.tensor_split(n)[me])
+        )
+        wrong += [("reduce_scatter changed its input", size, dtype)] * (
+            not torch.equal(given, full)
+        )
+        root, got = size % n, lay(full)
+        collectives.reduce(got, root)
+        wrong += [("reduce", size, dtype)] * (not torch.equal(got, want if me == root else full))
     return wrong
 
 
@@ -202,36 +205,30 @@ def test_chunks_in_lists(world):
 def hand_outs(collectives, sizes, dtypes):
     n, me = dist.get_world_size(), dist.get_rank()
     wrong = []
-    for size in sizes:
-        for dtype in dtypes:
-            everybody = [torch.empty(size, dtype=dtype) for _ in range(n)]
-            dist.all_gather(everybody, full := whole_numbers(size, dtype, me))
-            for lay in (torch.clone, strided):
-                root = (size + 1) % n
-                got = lay(full)
-                collectives.broadcast(got, root)
-                wrong += [("broadcast", size, dtype)] * (not torch.equal(got, everybody[root]))
-                mine = full.tensor_split(n)[me]
-                shard = lay(torch.full_like(mine, 77))
-                collectives.scatter(shard, lay(full) if me == root else None, root)
-                wrong += [("scatter", size, dtype)] * (
-                    not torch.equal(shard, everybody[root].tensor_split(n)[me])
-                )
-                gathered = torch.cat(
-                    [other.tensor_split(n)[rank] for rank, other in enumerate(everybody)]
-                )
-                into = lay(torch.full_like(full, 77))
-                collectives.all_gather(into, lay(mine))
-                wrong += [("all_gather", size, dtype)] * (not torch.equal(into, gathered))
-                into = lay(torch.full_like(full, 77))
-                collectives.gather(lay(mine), into if me == root else None, root)
-                wrong += [("gather", size, dtype)] * (
-                    me == root and not torch.equal(into, gathered)
-                )
-                exchanged = torch.cat([other.tensor_split(n)[me] for other in everybody])
-                into = lay(torch.full_like(exchanged, 77))
-                collectives.all_to_all(into, lay(full))
-                wrong += [("all_to_all", size, dtype)] * (not torch.equal(into, exchanged))
+    for size, dtype, lay in tensors(sizes, dtypes):
+        everybody = [torch.empty(size, dtype=dtype) for _ in range(n)]
+        dist.all_gather(everybody, full := whole_numbers(size, dtype, me))
+        root = (size + 1) % n
+        got = lay(full)
+        collectives.broadcast(got, root)
+        wrong += [("broadcast", size, dtype)] * (not torch.equal(got, everybody[root]))
+        mine = full.tensor_split(n)[me]
+        shard = lay(torch.full_like(mine, 77))
+        collectives.scatter(shard, lay(full) if me == root else None, root)
+        wrong += [("scatter", size, dtype)] * (
+            not torch.equal(shard, everybody[root].tensor_split(n)[me])
+        )
+        gathered = torch.cat([other.tensor_split(n)[rank] for rank, other in enumerate(everybody)])
+        into = lay(torch.full_like(full, 77))
+        collectives.all_gather(into, lay(mine))
+        wrong += [("all_gather", size, dtype)] * (not torch.equal(into, gathered))
+        into = lay(torch.full_like(full, 77))
+        collectives.gather(lay(mine), into if me == root else None, root)
+        wrong += [("gather", size, dtype)] * (me == root and not torch.equal(into, gathered))
+        exchanged = torch.cat([other.tensor_split(n)[me] for other in everybody])
+        into = lay(torch.full_like(exchanged, 77))
+        collectives.all_to_all(into, lay(full))
+        wrong += [("all_to_all", size, dtype)] * (not torch.equal(into, exchanged))
     return wrong
 
 
