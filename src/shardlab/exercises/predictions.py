@@ -20,6 +20,7 @@ from types import MappingProxyType
 
 from ..measure.recordings import NOT_RECORDED
 from ..show.tables import Table
+from .missing_names import explain_missing_names
 from .numbers import plain_number
 
 
@@ -58,9 +59,11 @@ def _number(name, value):
 
 
 class Predictions:
-    """The predictions of one lab, by name. `folder` is where the lab runs."""
+    """The predictions of one lab, by name. `folder` is where the lab runs. In a notebook, a name
+    that is missing is said in one sentence from now on."""
 
     def __init__(self, lab: str, folder: Path | str = "."):
+        explain_missing_names()
         self.path = Path(folder) / f"{lab}.predictions.json"
         self._locked, self._measured, self._kept = self._read(), {}, True
 

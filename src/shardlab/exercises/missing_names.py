@@ -1,0 +1,26 @@
+"""A cell that needs a name of a cell that did not run: one sentence instead of a traceback."""
+
+import sys
+
+
+def explain_missing_names() -> None:
+    """From now on this notebook says of a NameError in a cell what to run first. Whoever has told
+    IPython to handle exceptions in another way keeps that."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and not shell.custom_exceptions:
+        shell.set_custom_exc((NameError,), _explain)
+
+
+def _explain(shell, kind, error, trace, tb_offset=None):
+    frame = trace
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    in_a_cell = frame.tb_frame.f_globals is shell.user_ns
+    if in_a_cell and error.name and kind is NameError:
+        shown = [
+            f"NameError: {error.name} is not there yet: run the cells of this section from its"
+            " heading down, or mend the name if you have written it."
+        ]
+    else:
+        shown = shell.InteractiveTB.structured_traceback(kind, error, trace, tb_offset=tb_offset)
+    shell._showtraceback(kind, error, shown)

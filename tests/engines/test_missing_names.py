@@ -1,0 +1,27 @@
+"""A name that a lab's cell does not find, in a real kernel."""
+
+from notebook_kernel import notebook
+
+SETUP = """from shardlab.exercises import Predictions
+predictions = Predictions("lab")
+def average(): return of_nobody
+def inside(): return len(3)"""
+
+
+def test_a_missing_name_is_one_sentence(tmp_path, monkeypatch):
+    """Must catch: a traceback for a cell whose earlier cell was skipped; an error that the cell
+    survives, so that a lab that is broken passes; other errors without their traceback; a name that
+    is missing within the package told to the reader as one of their own."""
+    monkeypatch.chdir(tmp_path)
+    with notebook(SETUP) as kernel:
+        missing = kernel.run("print(losses[-1])")
+        assert missing.name == "NameError" and not missing.out
+        assert missing.error == (
+            "NameError: losses is not there yet: run the cells of this section from its heading"
+            " down, or mend the name if you have written it."
+        )
+        assert "of_nobody is not there yet" in kernel.run("average()").error
+        assert "----> 1 inside()" in kernel.run("inside()").error.replace("\x1b", "")
+        elsewhere = kernel.run("exec('nowhere', {})")
+        assert elsewhere.name == "NameError" and "heading" not in elsewhere.error
+        assert kernel.run("losses = [2]\nprint(losses[-1])").out == "2\n"
