@@ -28,12 +28,12 @@ def two_scalers(**settings):
     "kind, sequences",
     [
         (LossScaler, 40),
-        pytest.param(LossScaler, 200, marks=pytest.mark.slow),
-        pytest.param(mixed_precision_fast.LossScaler, 200, marks=pytest.mark.slow),
+        pytest.param(LossScaler, 1000, marks=pytest.mark.slow),
+        pytest.param(mixed_precision_fast.LossScaler, 1000, marks=pytest.mark.slow),
     ],
 )
 def test_events_of_grad_scaler(kind, sequences):
-    """Random sequences of gradients, some of which are not finite: after each step the scale,
+    """1,000 random sequences of gradients, some of which are not finite: after each step the scale,
     the count of good steps, the unscaled gradients and the weights are GradScaler's, bit for bit.
 
     Must catch: the growth tracker kept at a skip; growth to infinity; growth before the interval is
