@@ -9,19 +9,19 @@ from visit import DESKTOP, Watch
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Directive -> its argument on its page.
+# Directive -> how a page asks for it.
 CARDS = {
-    "bits": "",
-    "gradients": "",
-    "pairs": "tensor",
-    "shards": "1",
-    "stepper": "ring all-reduce",
+    "bits": "{bits}",
+    "gradients": "{gradients}",
+    "pairs": "{pairs} tensor",
+    "shards": "{shards} 1",
+    "stepper": "{stepper} ring all-reduce",
 }
 
 
-def build_cards(folder, names, recordings=True):
-    """Directive -> path of the page that has that card only, in a book made as the real one is,
-    with its recordings or without."""
+def build_cards(folder, cards, recordings=True):
+    """Name -> path of the page that has that card only, in a book made as the real one is, with its
+    recordings or without. `cards`: name -> directive and argument."""
     from bookkit.build import build_book
 
     source = folder / "book"
@@ -31,14 +31,13 @@ def build_cards(folder, names, recordings=True):
     if recordings:
         copytree(ROOT / "measured", source / "measured")
     (source / "index.md").write_text("# A book\n\nRead on.\n")
-    for name in names:
-        card = f"```{{{name}}} {CARDS[name]}".rstrip() + "\n```"
-        page = f"# A page\n\nWords.\n\n{card}\n\nMore words.\n"
+    for name, card in cards.items():
+        page = f"# A page\n\nWords.\n\n```{card}\n```\n\nMore words.\n"
         (source / "chapters" / f"{name}.md").write_text(page)
-    files = "".join(f"  - file: chapters/{name}\n" for name in names)
+    files = "".join(f"  - file: chapters/{name}\n" for name in cards)
     (source / "_toc.yml").write_text(f"format: jb-book\nroot: index\nchapters:\n{files}")
     build_book(source, folder / "html")
-    return {name: folder / "html" / "chapters" / f"{name}.html" for name in names}
+    return {name: folder / "html" / "chapters" / f"{name}.html" for name in cards}
 
 
 class Card:

@@ -2,11 +2,9 @@
 found."""
 
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copy, copytree
+from shutil import copytree
 
 import pytest
 from cards import CARDS, build_cards
@@ -14,7 +12,6 @@ from visit import new_context, page_paths, visit
 
 from shardlab.show.explorers import EXPLORERS
 
-ROOT = Path(__file__).resolve().parents[2]
 SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
 SPOILS = (
     """
@@ -53,42 +50,25 @@ class Place:
         return f"{self.folder.as_uri() if protocol == 'file' else self.server}/{self.path}"
 
 
-def with_explorers(folder, server):
-    """Explorer -> Place on the first page of a built book that has it."""
-    texts = {path: (folder / path).read_text(encoding="utf-8") for path in page_paths(folder)}
+@pytest.fixture(scope="session")
+def explorer_places(book_html, book_server):
+    """Explorer -> Place on the first page of the built book that has it."""
+    texts = {path: (book_html / path).read_text(encoding="utf-8") for path in page_paths(book_html)}
     found = {
         name: next((path for path, text in texts.items() if f'id="explorer-{name}"' in text), None)
         for name in EXPLORERS
     }
-    return {name: Place(folder, server, path) for name, path in found.items() if path}
+    assert None not in found.values(), f"an explorer that no page shows: {found}"
+    return {name: Place(book_html, book_server, path) for name, path in found.items()}
 
 
 @pytest.fixture(scope="session")
-def explorer_places(book_html, book_server, serve, tmp_path_factory):
-    """Explorer -> Place. Those for which no chapter is written yet get a small book, with the real
-    one's configuration and sheets."""
-    places = with_explorers(book_html, book_server)
-    if not (homeless := [name for name in EXPLORERS if name not in places]):
-        yield places
-        return
-    source = tmp_path_factory.mktemp("small") / "source"
-    (source / "chapters").mkdir(parents=True)
-    for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
-        copy(path, source)
-    sheets = [
-        copy(path, source / "chapters")
-        for path in sorted((ROOT / "chapters").glob("formula-sheet*.md"))
-    ]
-    cards = "\n\n".join(f"```{{explorer}} {name}\n```" for name in homeless)
-    (source / "index.md").write_text(f"# Explorers\n\n{cards}\n", encoding="utf-8")
-    files = "".join(f"  - file: chapters/{Path(path).stem}\n" for path in sheets)
-    (source / "_toc.yml").write_text(
-        f"format: jb-book\nroot: index\nchapters:\n{files}", encoding="utf-8"
-    )
-    output = source.parent / "html"
-    subprocess.run([sys.executable, "-m", "bookkit", str(source), str(output)], check=True)
-    with serve(output) as address:
-        yield {**places, **with_explorers(output, address)}
+def explorers_alone(tmp_path_factory, serve):
+    """Explorer -> Place on a page that has that explorer only: a chapter takes a second to open."""
+    folder = tmp_path_factory.mktemp("explorers")
+    build_cards(folder, {name: f"{{explorer}} {name}" for name in EXPLORERS})
+    with serve(folder / "html") as address:
+        yield {name: Place(folder / "html", address, f"chapters/{name}.html") for name in EXPLORERS}
 
 
 @pytest.fixture(scope="session")

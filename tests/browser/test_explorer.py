@@ -4,11 +4,12 @@ script, a phone."""
 import math
 import random
 import re
+import time
 from contextlib import ExitStack
 from html import unescape
 
 import pytest
-from visit import DESKTOP, PHONE, Readers, stop_clock, until, wait_for_pictures
+from visit import DESKTOP, PHONE, Readers, stop_clock, until
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.show.explorers import EXPLORERS
@@ -50,9 +51,14 @@ FOLLOW = """(root, [moves, of]) => moves.map(([what, name, to]) => {
     }
   }
   const seen = [(STATE)(root), (LOOK)(root, of)];
-  if ((ANEW)(Object.keys(seen[0][1]))) root.querySelector(".explorer-reset").click();
+  if ((ANEW)(Object.keys(seen[0][1]), what)) root.querySelector(".explorer-reset").click();
   return seen;
 })"""
+
+
+# What there is to see of a card, unless the ghost of the picture before is drawn into a picture.
+SEE = """root => document.querySelector(".ghosted") ? null : [(STATE)(root),
+  [...root.querySelectorAll(".explorer-drawing")].map(place => place.innerHTML)]"""
 
 
 class Card:
@@ -110,9 +116,10 @@ class Card:
         """What `follow` takes for `slide`."""
         return "slide", quantity, list(self.control(quantity).stops).index(stop)
 
-    def follow(self, moves, look="() => null", of=None, anew="refused => false"):
+    def follow(self, moves, look="() => null", of=None, anew="() => false"):
         """[(state, what the script `look` sees)] after each of the moves ("slide", quantity,
-        position) and ("choose", kind, name). `anew` says whether Reset is pressed then."""
+        position) and ("choose", kind, name). `anew` says whether Reset is pressed then: a function
+        of the names that are refused, and of what the move was."""
         script = FOLLOW.replace("STATE", STATE).replace("LOOK", look).replace("ANEW", anew)
         return [
             (self._said(state), seen) for state, seen in self.root.evaluate(script, [moves, of])
@@ -150,10 +157,16 @@ class Card:
     @property
     def pictures(self):
         """The markup of every picture, without a ghost in it."""
-        wait_for_pictures(self.page)
-        return self.find(".explorer-drawing").evaluate_all(
-            "places => places.map(place => place.innerHTML)"
-        )
+        return self.seen[1]
+
+    @property
+    def seen(self):
+        """(state, pictures) in one look, once there is no ghost."""
+        end = time.monotonic() + 30
+        while (found := self.root.evaluate(SEE.replace("STATE", STATE))) is None:
+            assert time.monotonic() < end, "the ghost of a picture stays"
+            self.page.wait_for_timeout(20)
+        return self._said(found[0]), found[1]
 
     def expected_words(self, values):
         shown = self.spec.compute(values)
@@ -171,14 +184,15 @@ def readers(browser):
 
 
 @pytest.fixture
-def open_card(readers, explorer_places):
-    """open_card(name, **options of the browser's context) opens the page with that explorer, as a
-    file. A test that leaves nothing behind but sliders and focus says `again`."""
+def open_card(readers, explorers_alone):
+    """open_card(name, **options of the browser's context) opens a page with that explorer, as a
+    file. A test that leaves nothing behind but sliders and focus says `again`. `places`: by
+    default, the pages that have one explorer each."""
     with ExitStack() as stack:
 
-        def open_it(name, again=False, **options):
+        def open_it(name, again=False, places=explorers_alone, **options):
             page = stack.enter_context(readers.reader(again, **options))
-            page.goto(explorer_places[name].address())
+            page.goto(places[name].address())
             if options.get("java_script_enabled", True):
                 until(
                     page,
@@ -193,6 +207,14 @@ def open_card(readers, explorer_places):
 @pytest.fixture(params=EXPLORERS)
 def card(request, open_card):
     card = open_card(request.param, again=True)
+    yield card
+    assert not card.page.watch.errors
+
+
+@pytest.fixture(params=EXPLORERS)
+def card_in_chapter(request, open_card, explorer_places):
+    """The explorer on the page of the book that has it."""
+    card = open_card(request.param, again=True, places=explorer_places)
     yield card
     assert not card.page.watch.errors
 
@@ -216,32 +238,38 @@ def test_a_notebook_draws_the_same_words(card):
     values, notes = card.spec.start(), [""]
     for picture in card.spec.pictures:
         notes += [picture.note[1]] if picture.kind == "curves" and picture.note else []
-    for control in [None, *card.spec.controls]:
-        if control:
-            stop = control.stops[len(control.stops) // 2]
-            card.slide(control.quantity, stop)
-            values = card.spec.move(values, control.quantity, stop)
-            if card.errors:
-                card.find(".explorer-reset").click()
-                values = card.spec.start()
-        on_page = set(
-            card.find(
-                ".explorer-drawing svg text:not(.tick):not(.digit):not([visibility=hidden])"
-            ).all_text_contents()
-        )
+    look = """root => [...root.querySelectorAll(
+        ".explorer-drawing svg text:not(.tick):not(.digit):not([visibility=hidden])")]
+      .map(text => text.textContent)"""
+    moves, after = [], [values]
+    for control in card.spec.controls:
+        stop = control.stops[len(control.stops) // 2]
+        moves.append(card.to_follow(control.quantity, stop))
+        after.append(card.spec.move(after[-1] or values, control.quantity, stop))
+        try:
+            card.spec.compute(after[-1])
+        except InvalidQuantity:
+            after[-1] = None
+    texts = [card.root.evaluate(look)]
+    seen = card.follow(moves, look, anew="refused => refused.length")
+    texts += [drawn for _, drawn in seen]
+    for move, values, on_page in zip([None, *moves], after, texts, strict=True):
+        if values is None:
+            continue  # refused
         shown = card.spec.compute(values)
         free = {fill_in(note, shown) for note in notes}  # whether there is room for them differs
         ours = words_in_notebook(card.spec, values)
         if any("far to the right" in words for words in ours):
             continue  # the page draws a bar of a pixel
-        assert ours - free == on_page - free - {""}, control
+        assert ours - free == set(on_page) - free - {""}, move
 
 
 # --- alive ----------------------------------------------------------------------------------------
 
 
-def test_it_is_alive_while_the_page_is_still_read(card):
+def test_it_is_alive_while_the_page_is_still_read(card_in_chapter):
     """Mutation: start at DOMContentLoaded, or load the scripts with `defer`."""
+    card = card_in_chapter
     assert (
         card.page.evaluate("window.readyWhile")
         == ["loading"] * card.page.locator(".explorer").count()
@@ -297,15 +325,15 @@ def test_no_setting_shows_nonsense(card):
     look = """root => root.innerText + [...root.querySelectorAll(".explorer-drawing")]
       .map(place => place.innerHTML).join("")"""
     assert not nonsense.search(card.root.evaluate(look))
-    for control in card.spec.controls:
-        for stop in (control.stops[0], control.stops[-1]):
-            ((_, text),) = card.follow([card.to_follow(control.quantity, stop)], look)
-            assert not nonsense.search(text), (control.quantity, stop)
-            card.find(".explorer-reset").click()
-    for menu in card.spec.menus:
-        chosen = [("choose", menu.kind, name) for name in menu.names]
-        for (_, _, name), (_, text) in zip(chosen, card.follow(chosen, look), strict=True):
-            assert not nonsense.search(text), name
+    moves = [
+        card.to_follow(control.quantity, stop)
+        for control in card.spec.controls
+        for stop in (control.stops[0], control.stops[-1])
+    ]
+    moves += [("choose", menu.kind, name) for menu in card.spec.menus for name in menu.names]
+    seen = card.follow(moves, look, anew="(refused, what) => what === 'slide'")
+    for move, (_, text) in zip(moves, seen, strict=True):
+        assert not nonsense.search(text), move
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -327,12 +355,12 @@ def test_every_control_by_keyboard_alone(card):
     card.page.evaluate("id => { location.hash = id; }", f"explorer-{card.name}")
     for _ in range(200):
         card.page.keyboard.press("Tab")
-        here = card.page.evaluate(
+        here, outline = card.page.evaluate(
             """id => { const node = document.activeElement;
-          if (!node.closest("#" + id)) return null;
+          if (!node.closest("#" + id)) return [null, null];
           const control = node.closest(".explorer-control");
-          return control ? control.dataset.quantity + " " + node.type
-            : node.dataset.kind || node.textContent; }""",
+          return [control ? control.dataset.quantity + " " + node.type
+            : node.dataset.kind || node.textContent, getComputedStyle(node).outlineStyle]; }""",
             f"explorer-{card.name}",
         )
         if here is None and reached:
@@ -340,9 +368,7 @@ def test_every_control_by_keyboard_alone(card):
         if here is None or here in reached:
             continue
         reached.add(here)
-        assert (
-            card.page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-        ), f"{here} shows no focus"
+        assert outline != "none", f"{here} shows no focus"
         if here in ("Reset", "Copy as Python", "Why?", *groups):
             if groups.get(here):
                 card.page.keyboard.press("Enter")  # unfolds it
@@ -350,13 +376,17 @@ def test_every_control_by_keyboard_alone(card):
         key = {"range": "ArrowRight", "radio": "ArrowRight", "text": "ArrowUp"}.get(
             here.rpartition(" ")[2], "ArrowDown"
         )
-        seen = lambda: (card.state[:2], card.pictures)
-        before = seen()
+
+        def seen():
+            (words, errors, _), pictures = card.seen
+            return words, errors, pictures
+
+        before = now = seen()
         for _ in range(8):  # the next presets of a menu may have the same quantities
             card.page.keyboard.press(key)
-            if seen() != before:
+            if (now := seen()) != before:
                 break
-        assert seen() != before, f"{key} does nothing at {here}"
+        assert now != before, f"{key} does nothing at {here}"
         card.find(".explorer-reset").evaluate("button => button.click()")
     assert reached == wanted
 
@@ -630,14 +660,14 @@ def test_the_sentence_is_announced_once_the_reader_rests(open_card):
 def test_menus_set_values_and_show_when_they_are_left(card):
     """Mutation: leave the menu on the preset when a value moved, or forget that values came back to
     it."""
+    of = lambda menu: f"[data-kind={menu.kind}]"
     for menu in card.spec.menus:
-        chooser = card.find(f"[data-kind={menu.kind}]")
-        assert chooser.evaluate(
+        assert card.find(of(menu)).evaluate(
             "menu => [...menu.options].filter(option => !option.hidden).map(option => option.text)"
         ) == list(menu.names)
-        for name in menu.names:
-            card.choose(menu.kind, name)
-            assert chooser.input_value() == name
+        chosen = [("choose", menu.kind, name) for name in menu.names]
+        shown = card.follow(chosen, "(root, kind) => root.querySelector(kind).value", of(menu))
+        assert [value for _, value in shown] == list(menu.names)
     card.find(".explorer-reset").click()
     card.unfold()
     moved, kind = next(
@@ -704,25 +734,35 @@ def test_copy_as_python(card):
     )
     spec, tried = card.spec, 0
     values, chosen = spec.start(), spec.chosen_at_start()
-    while tried < 12:
+    moves, after = [], []
+    for _ in range(30):
         menu, control = chance.choice(spec.menus), chance.choice(spec.controls)
         name, stop = chance.choice(menu.names), chance.choice(control.stops)
-        card.choose(menu.kind, name)
-        card.slide(control.quantity, stop)
+        moves += [("choose", menu.kind, name), card.to_follow(control.quantity, stop)]
         chosen[menu.kind] = name
         values = spec.move(spec.choose(values, menu.kind, name), control.quantity, stop, chosen)
-        code = card.find(".explorer-python").text_content()
-        if card.errors:
-            card.find(".explorer-reset").click()
+        try:
+            after.append((values, spec.compute(values)))
+        except InvalidQuantity:
+            after.append(None)
             values, chosen = spec.start(), spec.chosen_at_start()
+    seen = card.follow(
+        moves,
+        "root => root.querySelector('.explorer-python').textContent",
+        anew="(refused, what) => what === 'slide' && refused.length",
+    )
+    for expected, ((words, errors, _), code) in zip(after, seen[1::2], strict=True):
+        assert bool(errors) == (expected is None)
+        if errors:
             continue
         tried += 1
+        values, shown = expected
         header, _, call = code.partition("\n\n")
         assert header == "from shardlab.formulas import explain"
-        shown = spec.compute(values)
         answer = eval(call, {"explain": evaluate})  # the same arguments, and no tree printed
         assert answer == {name: shown[name] for name in spec.outputs}
-        assert card.words == f"{spec.say(shown)} {spec.say_detail(shown)}"
+        assert words == f"{spec.say(shown)} {spec.say_detail(shown)}"
+    assert tried >= 12
 
 
 # --- the picture ----------------------------------------------------------------------------------
@@ -1155,12 +1195,13 @@ def test_the_ghost_of_lines(open_card):
 # --- why ------------------------------------------------------------------------------------------
 
 
-def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places):
+def test_why_shows_the_equations_with_the_readers_numbers(card_in_chapter, explorer_places):
     """Every formula behind the card, once, its own value left of the equals sign, and a link that
     leads to the formula sheet.
 
     Mutations: fill the numbers only when it opens; leave a symbol unfilled; link to an anchor that
     is not there; bring the equations twice when it is opened, closed and opened."""
+    card = card_in_chapter
     assert card.find(".explorer-equations").count() == 0, "nobody has asked for them yet"
     for _ in range(3):
         card.find(".explorer-why > summary").click()
@@ -1203,6 +1244,13 @@ def test_why_shows_the_equations_with_the_readers_numbers(card, explorer_places)
 # --- without a script, on paper, on a phone -------------------------------------------------------
 
 
+# What can be seen of these.
+SEEN = """nodes => nodes
+  .filter(node => node.checkVisibility({visibilityProperty: true})
+    && node.getBoundingClientRect().width && node.getBoundingClientRect().height)
+  .map(node => node.outerHTML.slice(0, 80))"""
+
+
 def table_of(card):
     return card.find(".explorer-fallback tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
@@ -1218,16 +1266,8 @@ def test_without_javascript_the_table_stands_there(open_card, name):
     assert card.find("table").is_visible() and card.find(".explorer-sentence").is_visible()
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
     assert card.words == card.expected_words(card.spec.start())
-    for hidden in (
-        "input",
-        "select",
-        "button",
-        ".explorer-picture",
-        ".explorer-python",
-        ".explorer-stale",
-    ):
-        for node in card.find(hidden).all():
-            assert not node.is_visible(), hidden
+    hidden = "input, select, button, .explorer-picture, .explorer-python, .explorer-stale"
+    assert card.find(hidden).evaluate_all(SEEN) == []
 
 
 def test_on_paper_the_table_stands_below_the_picture(card):
@@ -1240,9 +1280,7 @@ def test_on_paper_the_table_stands_below_the_picture(card):
         and card.find(".explorer-sentence").is_visible()
     )
     assert table_of(card) == [[row, *texts] for row, texts in card.spec.rows()]
-    for hidden in ("input", "select", "button", "summary"):
-        for node in card.find(hidden).all():
-            assert not node.is_visible(), hidden
+    assert card.find("input, select, button, summary").evaluate_all(SEEN) == []
 
 
 # Text, size and room at both sides of each text in a card's pictures.
@@ -1255,14 +1293,22 @@ PLACES = """root => [...root.querySelectorAll("svg text")]
       box.left - svg.left, svg.right - box.right]; })"""
 
 
+# Controls in which a finger or a pointer finds less than so many pixels.
+SMALLER = """(controls, least) => controls
+  .filter(node => { const box = node.getBoundingClientRect();
+    return !(box.height >= least && box.width >= least); })
+  .map(node => node.outerHTML.slice(0, 80))"""
+
+
 @pytest.mark.parametrize("name", EXPLORERS)
-def test_on_a_phone(open_card, name):
+def test_on_a_phone(open_card, explorer_places, name):
     """The picture comes first, its text keeps its size and stays inside, fingers find every
     control.
 
     Mutations: draw the picture in a viewBox that is scaled; `order` that puts the controls first; a
     20 px slider."""
-    card = open_card(name, again=True, viewport=PHONE, has_touch=True, is_mobile=True)
+    phone = {"viewport": PHONE, "has_touch": True, "is_mobile": True}
+    card = open_card(name, again=True, places=explorer_places, **phone)
     card.unfold()
     picture, controls, menus = (
         card.find(part).bounding_box()
@@ -1288,9 +1334,7 @@ def test_on_a_phone(open_card, name):
 def test_targets_with_a_pointer(card):
     """Mutation: a slider of 16 px."""
     card.unfold()
-    for control in card.find("input, select, button, summary").all():
-        box = control.bounding_box()
-        assert box["height"] >= 24 and box["width"] >= 24
+    assert card.find("input, select, button, summary").evaluate_all(SMALLER, 24) == []
 
 
 def test_the_picture_follows_the_width_of_the_window(card):

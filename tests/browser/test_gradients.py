@@ -4,7 +4,7 @@ sliders, keys, paper, no script, a phone."""
 import random
 
 import pytest
-from cards import ROOT, Card, build_cards, opener
+from cards import CARDS, ROOT, Card, build_cards, opener
 from visit import (
     BEYOND,
     EXPLORERS_AT_REST,
@@ -135,7 +135,7 @@ def test_the_picture_colours_what_becomes_of_each_bar(card):
 
 def test_without_a_recording_there_is_no_card(card_pages, tmp_path):
     """Mutation: an empty card, or an error, where nothing was recorded."""
-    bare = build_cards(tmp_path, ["gradients"], recordings=False)
+    bare = build_cards(tmp_path, {"gradients": CARDS["gradients"]}, recordings=False)
     assert 'class="explorer gradients' in card_pages["gradients"].read_text(encoding="utf-8")
     assert 'class="explorer' not in bare["gradients"].read_text(encoding="utf-8")
 

@@ -360,12 +360,6 @@ def open_all(page):
     )
 
 
-def wait_for_pictures(page):
-    """Wait until no explorer shows the ghost of its picture before: a ghost is drawn into the
-    picture and stretches its axis, so a picture with a ghost equals no other."""
-    until(page, "!document.querySelector('.ghosted')")
-
-
 def stop_clock(page):
     """Reload the page and stop its clock: from then on timers of the page run only while the test
     calls `page.clock.run_for(milliseconds)`, however busy the machine is."""
