@@ -17,7 +17,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # The theme says it needs Python 3.11; its code runs on 3.10, and the pages are the same. All else is locked for 3.10.
 FOR_310 = $(shell $(BIN)/python -c 'import sys; print("--ignore-requires-python" * (sys.version_info < (3, 11)))')
-INSTALL = $(PIP) install $(PIP_ARGS) $(FOR_310) --constraint constraints.txt
+# Python compiles what is imported when it is imported; pip would compile all, which takes longer than to install it.
+INSTALL = $(PIP) install --no-compile $(PIP_ARGS) $(FOR_310) --constraint constraints.txt
 BOOK := build/html/index.html
 SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measured/*.json assignments/*/*.*)
 
