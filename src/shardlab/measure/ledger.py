@@ -162,7 +162,9 @@ class Ledger(TorchDispatchMode):
     # --- one entry per storage --------------------------------------------------------------------
 
     def _storages(self, tensor):
-        return storages(tensor) if self.only in (None, tensor.device.type) else ()
+        # a fake tensor asked for its device is an operation
+        here = self.only is None or tensor.device.type == self.only
+        return storages(tensor) if here else ()
 
     def _record(self, category, tensor, operation=""):
         """Enter the tensor's storage unless it has an entry."""
