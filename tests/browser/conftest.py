@@ -98,12 +98,19 @@ def homes(book_html, book_server):
     return {"file": book_html.as_uri(), "http": book_server}
 
 
+# The same on every page: the Tab key goes through it on the first one.
+CONTENTS = ".bd-sidebar-primary, .bd-header"
+
+
 @pytest.fixture(scope="session")
 def visits(browser, homes, paths):
     """Path -> Visit of every page, opened as a file."""
-    looks = {}
-    with new_context(browser) as context:
-        return {path: visit(context, f"{homes['file']}/{path}", looks) for path in paths}
+    looks, found = {}, {}
+    with new_context(browser, color_scheme="dark") as context:
+        for path in paths:
+            seen = CONTENTS if found else ""
+            found[path] = visit(context, f"{homes['file']}/{path}", looks, seen)
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -121,5 +128,5 @@ def spoiled(book_html, tmp_path_factory):
 @pytest.fixture(scope="session")
 def spoiled_visit(browser, spoiled):
     """What `visit` finds there."""
-    with new_context(browser) as context:
+    with new_context(browser, color_scheme="dark") as context:
         return visit(context, spoiled)

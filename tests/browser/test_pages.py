@@ -12,12 +12,16 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import SPOILED_PAGE
+from keyboard import VALUES, walk
 from visit import (
+    COLLISIONS,
     DESKTOP,
     PHONE,
     Watch,
     lines,
     new_context,
+    open_all,
+    open_page,
     until,
     without_scripts,
 )
@@ -146,6 +150,35 @@ def test_axe_finds_nothing_grave(visits, mode):
     """Must catch: text too pale for its page (in that mode only), a button without a name, a list
     with children that are not items."""
     assert not lines({path: getattr(visit, mode) for path, visit in visits.items()})
+
+
+def test_texts_of_figures_keep_apart(visits):
+    """On a phone.
+
+    Must catch: a label of the peak in the line of the title, or longer than the figure is wide."""
+    assert not lines({path: visit.collisions for path, visit in visits.items()})
+
+
+def test_a_collision_is_seen(browser):
+    """Must catch: boxes that are never compared."""
+    with new_context(browser, viewport=PHONE) as context:
+        page = context.new_page()
+        page.set_content(
+            '<div class="plotly-figure" style="width: 200px"><svg width="200"><text x="5" y="20">'
+            'one text</text><text x="30" y="22">another</text><text x="180" y="60">beyond the'
+            " edge</text></svg></div>"
+        )
+        found = page.evaluate(COLLISIONS)
+    assert len(found) == 2 and "runs into" in found[0] and "beyond the edge" in found[1]
+
+
+def test_the_keyboard_alone_reaches_and_moves_everything(visits):
+    """The controls of explorers are reached here, and moved in test_explorer.py. The book's
+    contents are gone through on the first page.
+
+    Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
+    trap for Tab."""
+    assert not lines({path: visit.keyboard for path, visit in visits.items()})
 
 
 def test_paper(visits):
@@ -298,6 +331,35 @@ def test_a_page_spoiled_for_readers_without_javascript_is_seen(browser, spoiled,
         problems = "\n".join(without_scripts(context.new_page(), spoiled, spoiled_visit.blocks))
     for words in ("written by a script", "left as TeX", "does nothing without JavaScript"):
         assert words in problems
+
+
+SPOIL_KEYS = """() => {
+  document.querySelector(".explorer [type=range]").addEventListener("keydown",
+    event => { if (event.key !== "Tab") event.preventDefault(); });
+  document.querySelector(".explorer select").addEventListener("change",
+    event => event.stopImmediatePropagation(), true);
+  document.querySelector(".explorer-reset").addEventListener("click",
+    event => event.stopImmediatePropagation(), true);
+}"""
+
+
+def test_a_spoiled_walk_is_seen(browser, spoiled):
+    """Must catch: `walk` no longer noticing what it is for."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
+        open_page(page, spoiled)
+        before = page.evaluate(VALUES)
+        open_all(page)
+        problems = "\n".join(walk(page, before))
+    for words in (
+        'Tab does not reach <button tabindex="-1"',
+        'see the focus on <button class="blind"',
+        'no key moves <input type="range"',
+        "nothing is drawn or said anew: <select",
+        "Reset does not bring back",
+    ):
+        assert words in problems, SPOILED_PAGE
 
 
 def test_the_spoiled_page_is_one_of_the_book(paths):

@@ -1,6 +1,6 @@
 """What a browser meets when it opens a page of the built book, as data for the tests.
 
-`visit` opens a page once and looks at it in every way that needs no click: light and dark, narrow,
+`visit` opens a page once and looks at it in every way: narrow, dark and light, by keyboard,
 printed. What it finds wrong stands in lists of sentences; the tests say which list has to be empty.
 """
 
@@ -12,11 +12,17 @@ from pathlib import Path
 
 import psutil
 from axe_playwright_python.sync_playwright import Axe
+from keyboard import VALUES, walk
 from playwright.sync_api import Error
+
+from shardlab.show.explorers import EXPLORERS
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
 PAPER = {"width": 718, "height": 1050}  # A4 within margins of 10 mm, in CSS pixels
+
+# Their controls are reached here, and moved in test_explorer.py.
+EXPLORER_IDS = {f"explorer-{name}" for name in EXPLORERS}
 
 # Only what a reader cannot get over: axe calls it serious or critical.
 AXE = Axe()
@@ -141,6 +147,34 @@ BEYOND = """() => {
   }
   return found;
 }"""
+
+# Texts of figures and still pictures that run into one another, or out of their figure.
+COLLISIONS = """() => [
+  ...document.querySelectorAll(".plotly-figure, .picture svg")
+].flatMap(figure => {
+  const edge = figure.getBoundingClientRect(), found = [];
+  const texts = [...figure.querySelectorAll("text")]
+    .filter(text => text.textContent.trim() && text.checkVisibility({visibilityProperty: true}));
+  const signs = text => [...text.textContent].map((sign, k) => {
+    const of = text.getExtentOfChar(k), seen = text.getScreenCTM(),
+      from = new DOMPoint(of.x, of.y).matrixTransform(seen),
+      to = new DOMPoint(of.x + of.width, of.y + of.height).matrixTransform(seen);
+    return [sign, {left: from.x, right: to.x, top: from.y, bottom: to.y}]; });
+  const boxes = texts.flatMap(text => { // signs with places of their own, and lines of a title
+    if ((text.getAttribute("x") || "").includes(" ")) return signs(text);
+    const rows = [...text.querySelectorAll("tspan.line")];
+    return (rows.length ? rows : [text])
+      .map(row => [row.textContent, row.getBoundingClientRect()]); });
+  boxes.forEach(([words, box], k) => {
+    if (box.left < edge.left - 2 || box.right > edge.right + 2)
+      found.push(`${words}: ${Math.round(box.left)} to ${Math.round(box.right)} px`);
+    boxes.slice(k + 1).forEach(([others, other]) => {
+      const across = Math.min(box.right, other.right) - Math.max(box.left, other.left);
+      const down = Math.min(box.bottom, other.bottom) - Math.max(box.top, other.top);
+      if (across > 2 && down > 6) found.push(`${words} runs into ${others}`); });
+  });
+  return found;
+})"""
 
 # What there is to read, block by block, except in the explorers and figures, which a script may
 # draw.
@@ -275,6 +309,8 @@ class Visit:
     light: list[str]  # serious and critical findings of axe
     dark: list[str]  # the same, of the rules about colour
     phone: list[str]  # what is too wide for 390 px
+    collisions: list[str]  # texts of figures that run into one another there
+    keyboard: list[str]  # what is wrong on the way through it with the Tab key
     paper: list[str]
     explorers_on_paper: list[str]
 
@@ -438,32 +474,45 @@ def axe_findings(page, looks: dict | None = None, only_colours=False) -> list[st
     ]
 
 
-def visit(context, address: str, looks: dict | None = None) -> Visit:
-    """Open the page at `address` in a light `context` and look at it: light, dark, on a phone, on
-    paper. `looks` remembers for the next page which texts axe has seen: {mode: {look: count}}."""
+def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
+    """Open the page at `address` in a dark `context` and look at it: on a phone, then on a desktop
+    dark and light and with the Tab key, then on paper. `looks` remembers for the next page which
+    texts axe has seen: {mode: {look: count}}; `inert` finds what Tab need not go through."""
     looks = {} if looks is None else looks
     page = context.new_page()
     watch = Watch.of(page)
+    page.set_viewport_size(PHONE)
     open_page(page, address)
+    collisions = page.evaluate(COLLISIONS)
+    values = page.evaluate(VALUES)
     open_all(page)
+    phone = page.evaluate(BEYOND)
+    page.set_viewport_size(DESKTOP)
+    scroll_through(page)
     blocks = page.evaluate(BLOCKS)
     links = page.eval_on_selector_all("a[href]", "links => links.map(link => link.href)")
     icons = page.eval_on_selector_all("link[rel~=icon]", "links => links.map(link => link.href)")
-    light = axe_findings(page, looks.setdefault("light", {}))
-    page.emulate_media(color_scheme="dark")
-    until(page, "document.documentElement.dataset.theme === 'dark'")
-    until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
+    in_colours(page, "dark")
     dark = axe_findings(page, looks.setdefault("dark", {}), only_colours=True)
-    page.set_viewport_size(PHONE)
-    scroll_through(page)
-    phone = page.evaluate(BEYOND)
+    in_colours(page, "light")
+    light = axe_findings(page, looks.setdefault("light", {}))
+    keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
     page.set_viewport_size(PAPER)
     page.emulate_media(media="print", color_scheme="dark")
     scroll_through(page)
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()
-    return Visit(watch, blocks, links, icons, light, dark, phone, paper, explorers)
+    return Visit(
+        watch, blocks, links, icons, light, dark, phone, collisions, keyboard, paper, explorers
+    )
+
+
+def in_colours(page, mode: str) -> None:
+    """Set the system to "light" or "dark" colours, and wait until the page follows."""
+    page.emulate_media(color_scheme=mode)
+    until(page, "mode => document.documentElement.dataset.theme === mode", mode)
+    until(page, "!document.querySelector('.plotly-figure:not(.drawn):not(.failed)')")
 
 
 NO_SCRIPT_PROBLEMS = """() => {

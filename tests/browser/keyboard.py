@@ -1,10 +1,4 @@
-"""Readers who have no pointer: the keyboard alone. What axe-core finds is in test_pages.py, which
-has the visits."""
-
-from conftest import SPOILED_PAGE
-from visit import lines, new_context, open_all, open_page
-
-from shardlab.show.explorers import EXPLORERS
+"""A page as a reader meets it who has no pointer: the keyboard alone."""
 
 # Numbers everything that can be reached and remembers how it looks without focus. A formula sheet
 # has hundreds of links that nothing tells apart: three of a kind are walked to, the others are
@@ -55,6 +49,13 @@ FOCUSED = """() => {
   };
 }"""
 
+# Tab goes on from where the last click or the last focus was.
+FROM_THE_START = """() => {
+  document.activeElement.blur();
+  getSelection().setPosition(document.body, 0);
+}"""
+
+# What the controls of cards hold.
 VALUES = """() => [...document.querySelectorAll(".explorer :is(input, select)")].map(
   control => control.type === "radio" ? control.checked : control.value)"""
 
@@ -106,15 +107,13 @@ def moved_by_keys(page, focused) -> list[str]:
     ]
 
 
-def walk(page, address: str, moved_elsewhere=(), inert="") -> list[str]:
-    """Go through the page at `address` with the Tab key, moving every control of its cards, but for
-    the cards with an id in `moved_elsewhere`; what is wrong on the way. What the selector `inert`
-    finds is left out."""
-    open_page(page, address)
-    before = page.evaluate(VALUES)
-    open_all(page)
+def walk(page, before, moved_elsewhere=(), inert="") -> list[str]:
+    """Go through an open page with the Tab key, moving every control of its cards, but for the
+    cards with an id in `moved_elsewhere`; what is wrong on the way. `before`: the VALUES with which
+    it was opened. What the selector `inert` finds is left out."""
     if inert:
         page.eval_on_selector_all(inert, "parts => parts.forEach(part => { part.inert = true; })")
+    page.evaluate(FROM_THE_START)
     count = page.evaluate(NUMBER_CONTROLS)
     names = page.eval_on_selector_all(
         "[data-walk]", "nodes => nodes.map(node => node.outerHTML.slice(0, 120))"
@@ -149,54 +148,3 @@ def walk(page, address: str, moved_elsewhere=(), inert="") -> list[str]:
     return (
         problems + [f"Tab does not reach {names[k]}" for k in range(count) if k not in reached][:8]
     )
-
-
-# ---------------------------------------------------------------- the book
-
-
-# The same on every page.
-CONTENTS = ".bd-sidebar-primary, .bd-header"
-
-
-def test_the_keyboard_alone_reaches_and_moves_everything(browser, homes, paths):
-    """The controls of explorers are reached here, and moved in test_explorer.py. The book's
-    contents are gone through on the first page.
-
-    Must catch: tabindex="-1" on a button, `outline: none`, a slider that swallows arrow keys, a
-    trap for Tab."""
-    explorers = {f"explorer-{name}" for name in EXPLORERS}
-    problems = {}
-    for path in paths:
-        with new_context(browser) as context:
-            page, inert = context.new_page(), CONTENTS if problems else ""
-            problems[path] = walk(page, f"{homes['file']}/{path}", explorers, inert)
-    assert not lines(problems)
-
-
-# ---------------------------------------------------------------- what the tests above can see
-
-
-SPOIL_KEYS = """() => {
-  document.querySelector(".explorer [type=range]").addEventListener("keydown",
-    event => { if (event.key !== "Tab") event.preventDefault(); });
-  document.querySelector(".explorer select").addEventListener("change",
-    event => event.stopImmediatePropagation(), true);
-  document.querySelector(".explorer-reset").addEventListener("click",
-    event => event.stopImmediatePropagation(), true);
-}"""
-
-
-def test_a_spoiled_walk_is_seen(browser, spoiled):
-    """Must catch: `walk` no longer noticing what it is for."""
-    with new_context(browser) as context:
-        page = context.new_page()
-        page.add_init_script(f"addEventListener('load', {SPOIL_KEYS})")
-        problems = "\n".join(walk(page, spoiled))
-    for words in (
-        'Tab does not reach <button tabindex="-1"',
-        'see the focus on <button class="blind"',
-        'no key moves <input type="range"',
-        "nothing is drawn or said anew: <select",
-        "Reset does not bring back",
-    ):
-        assert words in problems, SPOILED_PAGE
