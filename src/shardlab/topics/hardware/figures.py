@@ -100,7 +100,7 @@ def roofline_figure(
         )
     name = dict(font=dict(size=13), standoff=8)
     figure.update_xaxes(
-        _log_axis(least, most, format_number), title=dict(text="operations for a byte", **name)
+        _log_axis(least, most, format_number), title=dict(text="operations per byte", **name)
     )
     figure.update_yaxes(_log_axis(low, high, lambda rate: format_as(rate, "rate")))
     figure.update_layout(margin_b=56)

@@ -45,7 +45,7 @@ def best_rate(products: Iterable[probes.ProductRate], dtype: torch.dtype) -> flo
 
 
 def product_rows(products: Iterable[probes.ProductRate]) -> list[list[str]]:
-    """Size, type, operations for a byte, seconds and rate of each product, in words."""
+    """Size, type, operations per byte, seconds and rate of each product, in words."""
     return [
         [
             f"{product.size:,}",
@@ -77,7 +77,7 @@ class Speed(NamedTuple):
         }
 
     def table(self) -> Table:
-        heads = ["size", "type", "operations for a byte", "seconds", "rate"]
+        heads = ["size", "type", "operations per byte", "seconds", "rate"]
         return Table(heads, product_rows(self.products))
 
     def figure(self):
@@ -98,7 +98,7 @@ def measure_speed(device: torch.device) -> Speed:
     say_if_busy(*(product.seconds for product in found.products))
     _, rate, bandwidth = found.roof
     ridge = ridge_intensity(flops_per_second=rate, memory_bytes_per_second=bandwidth)
-    print(f"fp32 ridge of this machine: {ridge:.3g} operations for a byte")
+    print(f"fp32 ridge of this machine: {ridge:.3g} operations per byte")
     return found
 
 
@@ -196,7 +196,7 @@ class Climb(NamedTuple):
         return round(self.climbed[16].seconds / self.climbed[1].seconds, 2)
 
     def table(self) -> Table:
-        heads = ["rows", "operations for a byte", "at least, by the roof", "measured"]
+        heads = ["rows", "operations per byte", "at least, by the roof", "measured"]
         return Table(heads, [[rows, *one.in_words()] for rows, one in self.climbed.items()])
 
     def figure(self):
