@@ -14,6 +14,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from packaging.requirements import Requirement
 
 from bookkit.address import Address, InvalidAddress, resolve_address
+from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
 from shardlab.measure.recordings import read_all
 
@@ -96,13 +97,13 @@ def build(folder: Path, address: str, **environment: str) -> Path:
     nbformat.write(stored_lab(), source / "labs" / "tiny.ipynb")
     with zipfile.ZipFile(source / "build" / "wheel" / WHEEL, "w") as wheel:
         wheel.writestr("shardlab/__init__.py", "")
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith("GITHUB_")
-    }
     pages = folder / "pages" / "html"
-    subprocess.run(
-        [sys.executable, "-m", "bookkit", source, pages], env=inherited | environment, check=True
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("GITHUB_")]:
+            patch.delenv(name)
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        build_book(source, pages)
     return pages
 
 
