@@ -499,7 +499,7 @@ def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
     keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
     page.set_viewport_size(PAPER)
     page.emulate_media(media="print", color_scheme="dark")
-    scroll_through(page)
+    frames(page, DRAWN)  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()
