@@ -287,14 +287,18 @@ class EquationDirective(SphinxDirective):
         return made
 
     def _not_explained(self, asked):
-        """The quantities on the right of these formulas that no equation above explains, and whose
-        symbols the page's text does not name."""
+        """The quantities on the right of these formulas, and in their conditions, that no equation
+        above explains, and whose symbols the page's text does not name."""
         explained = self.env.temp_data.setdefault("bookkit_explained", set())
         explained.update(name for name, _ in asked)
         page = Path(self.env.doc2path(self.env.docname)).read_text("utf-8")
         new = [
             name
-            for name in dict.fromkeys(name for one in asked for name in _symbols_on_the_right(*one))
+            for name in dict.fromkeys(
+                name
+                for one, given in asked
+                for name in (*_symbols_on_the_right(one, given), *given)
+            )
             if name not in explained and f"${BOOK.find(name).symbol}$" not in page
         ]
         explained.update(new)

@@ -270,7 +270,7 @@ def test_an_equation_with_a_number_given(build):
     text = "# Page\n\n```{equation} %s\n```\n"
     pages, warnings = build(index=text % asked)
     assert not warnings
-    assert pages["index"].count("<math") == 9  # the block, a symbol on its left, 7 on its right
+    assert pages["index"].count("<math") == 10  # the block, a symbol on its left, 7 on its right, z
     pages, warnings = build(index=text % "zero_states_bytes(zero_level=1)")
     assert "no formula is named zero_level" in warnings
 
