@@ -258,7 +258,8 @@ def test_an_equation_with_a_number_given(build):
     """Of ZeRO's stages each has its own equation, out of the one formula.
 
     Mutation: `where` left with both sides, or `choose` with all of its values; the parts that
-    depend on the stage not written out; an unknown name given and no word said."""
+    depend on the stage not written out; the z of "if z = 1" not explained below; an unknown name
+    given and no warning."""
     assert right_hand_side("zero_states_bytes", given={"zero_stage": 2}) == (
         r"\beta_\text{param}\,\Psi + \beta_\text{grad}\,\Psi_r"
         r" + \left(\beta_\text{master} + n_\text{mom}\,\beta_\text{mom}\right)\,\Psi_r"
