@@ -515,13 +515,13 @@ class FormulaSheetDirective(SphinxDirective):
             "Master copy",
             "Moments",
             "All",
-            "Held against a run?",
+            "Compared with a run?",
             "What it is",
         ]
         proof = nodes.paragraph(
             "",
             "",
-            nodes.Text("Held against a run by "),
+            nodes.Text("Compared with a run by "),
             *(_code(test) for test in tests),
             nodes.Text(". The others are as their sources state them."),
         )
@@ -602,7 +602,7 @@ class FormulaSheetDirective(SphinxDirective):
             for link in LINKS.values()
         ]
         intro = _text(
-            "What vendors print for one direction, and the latency that NCCL reckons with; neither"
+            "What vendors print for one direction, and the latency that NCCL assumes; neither"
             " is measured here."
         )
         heads = ["Link", "Each way, GB/s", "Latency, \N{MICRO SIGN}s", "Source"]

@@ -225,7 +225,7 @@ def test_from_a_shell(tmp_path, capsys):
         (["--recipe", "fp8"], "no recipe is named 'fp8'"),
         (
             ["--tensor-parallel", "3"],
-            "gpus = 2 is no multiple of tensor_parallel x pipeline_parallel = 3 x 1 = 3",
+            "gpus = 2 is not a multiple of tensor_parallel x pipeline_parallel = 3 x 1 = 3",
         ),
         (["--gpus", "8", "--tensor-parallel", "8"], "key_value_heads = 12 is not divisible by"),
         (["--gpus", "13", "--pipeline-parallel", "13"], "makes 13 stages of layers = 12"),

@@ -156,7 +156,7 @@ def test_known_figures():
         (
             ["pipeline_in_flight"],
             dict(pipeline_rank=0, pipeline_parallel=4, microbatches=6, pipeline_schedule=4),
-            "microbatches = 6 is no multiple of pipeline_parallel = 4",
+            "microbatches = 6 is not a multiple of pipeline_parallel = 4",
         ),
         (
             ["pipeline_transfers"],

@@ -11,13 +11,13 @@ BOOK.given(
 layers | L | count | transformer layers
 hidden | h | count | hidden size: the length of one token's vector
 heads | a | count | attention heads
-head_size | h_\text{own} | count, from 0, usually 0 | columns of one attention head where they are
-    given; 0 where they are hidden / heads
-key_value_heads | a_\text{kv} | count | heads of keys and values; fewer than heads in grouped-query
-    attention
+head_size | h_\text{own} | count, from 0, usually 0 | columns of one attention head, where a model
+    gives them; 0 where they are hidden / heads
+key_value_heads | a_\text{kv} | count | heads of keys and values; fewer than the attention heads in
+    grouped-query attention
 feed_forward | f | count | inner size of the MLP; 4h in GPT-2
 vocabulary | V | count | size of the vocabulary
-max_sequence | s_\text{max} | count | longest sequence the position table has a row for
+max_sequence | s_\text{max} | count | longest sequence that the position table has rows for
 sequence | s | count | tokens in one sequence
 learned_positions | 1_\text{pos} | count, from 0 to 1 | 1 if positions are a learned table, 0 if
     they are computed (rotary)
@@ -42,17 +42,17 @@ BOOK.given(
     r"""
 parameter_element_bytes | \beta_\text{param} | bytes | bytes of one element of a parameter
 gradient_element_bytes | \beta_\text{grad} | bytes | bytes of one element of a gradient
-master_element_bytes | \beta_\text{master} | bytes, from 0 | bytes of one element of the master copy
-    the optimizer updates; 0 without one
-optimizer_moments | n_\text{mom} | count, from 0 | tensors an optimizer keeps per parameter: Adam 2,
-    momentum 1, plain SGD 0
-moment_element_bytes | \beta_\text{mom} | bytes | bytes of one element of an optimizer's tensor
+master_element_bytes | \beta_\text{master} | bytes, from 0 | bytes of one element of the optimizer's
+    master copy; 0 without a master copy
+optimizer_moments | n_\text{mom} | count, from 0 | tensors that an optimizer keeps for each
+    parameter: 2 in Adam, 1 with momentum, 0 in plain SGD
+moment_element_bytes | \beta_\text{mom} | bytes | bytes of one element of an optimizer's moment
 step_counter_element_bytes | \beta_\text{step} | bytes, from 0 | bytes of the step counter that
     PyTorch's Adam keeps for each parameter tensor; 0 for SGD
-residual_element_bytes | \beta_\text{res} | bytes | bytes of one element of the residual stream, and
-    of what norms take
-compute_element_bytes | \beta_\text{prod} | bytes | bytes of one element of what matrix products
-    take and give; under autocast fewer than a parameter's
+residual_element_bytes | \beta_\text{res} | bytes | bytes of one element of the residual stream and
+    of a norm's input
+compute_element_bytes | \beta_\text{prod} | bytes | bytes of one element that a matrix product reads
+    or writes; under autocast fewer than those of a parameter's element
 """
 )
 
@@ -66,8 +66,8 @@ fused_attention | 1_\text{fused} | count, from 0 to 1, usually 1 | 1 if attentio
     never stores its scores, 0 if not
 dropout | \pi_\text{drop} | fraction, from 0 to 1, usually 0 | share of the elements that dropout
     zeroes
-first_step | 1_\text{first} | count, from 0 to 1, usually 0 | 1 in the first step, which makes the
-    optimizer's states, 0 in every later one
+first_step | 1_\text{first} | count, from 0 to 1, usually 0 | 1 in the first step, which creates the
+    optimizer states; 0 in every later step
 optimizer_mode | i_\text{mode} | count, from 0 to 2, usually 1 | how PyTorch's optimizer runs: 0 a
     loop over the tensors, 1 foreach, 2 fused
 """
@@ -84,7 +84,8 @@ gpu_memory_bytes | M_\text{card} | bytes | memory of one GPU, as its datasheet p
     bytes)
 flops_per_second | F | FLOP/s, above 0 | floating-point operations one GPU can do in a second: its
     datasheet's dense figure
-utilisation | \eta | fraction, above 0 to 1 | share of that figure the training run achieves
+utilisation | \eta | fraction, above 0 to 1 | share of the datasheet's rate that the training run
+    achieves
 tokens | D | tokens | tokens the model is trained on
 memory_bytes_per_second | B_\text{mem} | bytes/s, above 0 | bandwidth of one GPU's memory
 """
@@ -94,7 +95,7 @@ memory_bytes_per_second | B_\text{mem} | bytes/s, above 0 | bandwidth of one GPU
 BOOK.given(
     r"""
 ranks | N | count, to 1048576 | ranks of the group that communicates
-rank | r | count, from 0 to 1048576, usually 0 | one rank of them, from 0
+rank | r | count, from 0 to 1048576, usually 0 | one rank of the group, counted from 0
 ranks_per_node | N_\text{node} | count, to 1048576 | ranks of the group on one node
 latency_seconds | \alpha | seconds, from 0 | time of a message without bytes, from rank to rank
 link_bytes_per_second | B | bytes/s, above 0 | bandwidth of the link from rank to rank, or node to

@@ -43,6 +43,9 @@ LETTERS = {
     "workspaces": "K",
 }
 
+# How a meaning names a category, where its own name is not a noun.
+SAID = {"optimizer": "optimizer states", "gathered": "gathered parameters"}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -134,7 +137,7 @@ class Places:
             quantity,
             _compiled(expression),
             f"{LETTERS[category]}{symbol}",
-            f"{category} {where}",
+            f"{SAID.get(category, category)} {where}",
             function.__module__,
             **facts,
         )
@@ -148,7 +151,7 @@ class Places:
         numbered = ", ".join(f"{n} {place.name}" for n, place in enumerate(self.rivals, 1))
         made = self.letter + self.symbol
         self._add(total, _over(maximum, totals), made, f"bytes {self.meaning}", module)
-        number = ("i" + self.symbol, f"which place that is: {numbered}", module, "count")
+        number = ("i" + self.symbol, f"place of that maximum: {numbered}", module, "count")
         self._add(which, _over(arg_max, totals), *number)
         for category, letter in LETTERS.items():
             parts = [place.parts.get(category, "") for place in self.rivals]
@@ -157,7 +160,7 @@ class Places:
                     f"{category}_at_{self.name}_bytes",
                     _chosen(which, parts),
                     letter + self.symbol,
-                    f"{category} {self.there or self.meaning.partition(':')[0]}",
+                    f"{SAID.get(category, category)} {self.there or self.meaning.partition(':')[0]}",
                     module,
                 )
 

@@ -27,11 +27,11 @@ from shardlab.formulas.subset import (
 BOOK.given(
     r"""
 recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is computed again in
-    backward: 0 nothing, 1 the core of attention, 2 all but products, 3 whole layers
+    backward: 0 nothing, 1 the core of attention, 2 all but matrix products, 3 whole layers
 recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
     recomputed
 partition_activations | 1_\text{part} | count, from 0 to 1, usually 0 | 1 if each rank of a
-    tensor-parallel group keeps a part of a checkpoint's input, 0 if all keep all of it
+    tensor-parallel group keeps a part of a checkpoint's input, 0 if every rank keeps all of it
 """
 )
 
@@ -53,21 +53,22 @@ formula = BOOK.section(source=_OURS, measured_by=_KEPT)
 
 @formula(r"n_\text{groups}", "count", source=_CHEN)
 def recompute_groups(layers, recompute_every):
-    """number of checkpoints of whole layers: the last checkpoint may have fewer layers"""
+    """checkpoints of a model that recomputes whole layers; the last checkpoint may have fewer
+    layers"""
     return ceil_div(layers, recompute_every)
 
 
 @formula(r"A_\text{core}^\text{in}", "bytes", source=_KORTHIKANTI)
 def core_input_bytes(query_key_value_bytes, query_copy_bytes, rotation_bytes):
-    """bytes kept between the linear layers of attention if its core is recomputed: queries, keys
-    and values, and what rotary positions need"""
+    """bytes kept between the linear layers of attention when attention's core is recomputed:
+    queries, keys and values, and the cosines and sines of rotary positions"""
     return query_key_value_bytes + query_copy_bytes + rotation_bytes
 
 
 @formula(r"A_\ell^\text{core}", "bytes", source=_KORTHIKANTI)
 def core_recomputed_layer_bytes(layer_activation_bytes, attention_core_bytes, core_input_bytes):
-    """bytes that a layer keeps if the core of its attention is recomputed: no scores; 34 of the
-    34 + 5as/h in 16 bits with dropout"""
+    """bytes that a layer keeps when the core of its attention is recomputed, so without scores: 34
+    of the 34 + 5as/h in 16 bits with dropout"""
     return layer_activation_bytes - attention_core_bytes + core_input_bytes
 
 
@@ -83,8 +84,8 @@ def products_kept_layer_bytes(
     heads,
     microbatch_tokens,
 ):
-    """bytes that a layer keeps if all but products is recomputed: its input, the outputs of the
-    linear layers, and of fused attention the output and the log-sum-exp"""
+    """bytes that a layer keeps when everything but matrix products is recomputed: its input, the
+    outputs of the linear layers, and the output and the log-sum-exp of fused attention"""
     return (
         residual_bytes
         + query_key_value_bytes
@@ -103,7 +104,7 @@ def kept_layer_bytes(
     residual_bytes,
 ):
     """bytes that a layer keeps from forward to backward, by policy; where whole layers are
-    computed again, only the input of each checkpoint"""
+    recomputed, only the input of each checkpoint"""
     return where(
         recompute_policy < 1,
         layer_activation_bytes,
@@ -125,8 +126,8 @@ def kept_layers_bytes(recompute_policy, recompute_groups, layers, kept_layer_byt
 def kept_activation_bytes(
     batch_bytes, mask_bytes, kept_layers_bytes, head_activation_bytes, logit_bytes
 ):
-    """bytes that forward and loss keep: batch, mask after the embedding, layers, head,
-    log-softmax, the sum of weights (4)"""
+    """bytes that forward and loss keep: batch, mask after the embedding, layers, head, log-softmax,
+    and the sum of the loss's weights (4)"""
     return batch_bytes + mask_bytes + kept_layers_bytes + head_activation_bytes + logit_bytes + 4
 
 
@@ -149,8 +150,8 @@ def recompute_is_counted_without_autocast(
 def mlp_work_bytes(
     live_at_mlp_down_bytes, live_at_mlp_gate_bytes, live_at_mlp_up_bytes, live_at_mlp_norm_bytes
 ):
-    """bytes of a layer while its MLP goes backward, where it needs most: all that attention keeps
-    is there"""
+    """bytes of a layer at the fullest place of its MLP's backward, when everything that attention
+    keeps is still there"""
     return maximum(
         live_at_mlp_down_bytes, live_at_mlp_gate_bytes, live_at_mlp_up_bytes, live_at_mlp_norm_bytes
     )
@@ -170,9 +171,9 @@ def core_second_run_bytes(
     new_gradient_element_bytes,
     attention_side_parameters,
 ):
-    """bytes of a layer while the core of unfused attention is computed a second time: its scores,
-    the gradient of its output, gradients of the MLP and of the output product. With dropout the
-    scores need most before the last product, whose output is not made again"""
+    """bytes of a layer while the core of unfused attention is computed a second time: the scores,
+    the gradient of the core's output, and the gradients of the MLP and of the output product. With
+    dropout the scores take most before the last product, whose output is not computed again"""
     return keeps_scores * (
         temporaries_at_scores_bytes
         - (1 - learned_positions) * query_key_value_bytes
@@ -195,8 +196,8 @@ def core_recomputed_work_bytes(
     live_at_first_product_bytes,
     live_at_attention_norm_bytes,
 ):
-    """bytes of a layer at work if the core of attention is recomputed: while the MLP goes backward
-    the core is not there, and while it goes backward itself its queries are there twice"""
+    """bytes of a layer at work when the core of attention is recomputed: the core is not there
+    while the MLP goes backward, and its queries are there twice while the core goes backward"""
     return maximum(
         mlp_work_bytes - attention_core_bytes + core_input_bytes,
         live_at_attention_core_bytes + keeps_scores * query_bytes,
@@ -208,7 +209,8 @@ def core_recomputed_work_bytes(
 
 @formula(r"W_\ell^\text{again}", "bytes")
 def recompute_layer_work_bytes(recompute_policy, layer_work_bytes, core_recomputed_work_bytes):
-    """bytes of a layer at work, by policy: all of its activations, if they were recomputed"""
+    """bytes of a layer at work, by policy: with all of the layer's activations where they were
+    recomputed"""
     return where(equal(recompute_policy, 1), core_recomputed_work_bytes, layer_work_bytes)
 
 
@@ -225,7 +227,7 @@ def recompute_scores_bytes(
     linear_input_bytes,
 ):
     """bytes of a layer in the second run of unfused attention: raw and masked scores, the mask, and
-    of kept products those that come later"""
+    the kept outputs of later products"""
     return where(
         recompute_policy > 1,
         keeps_scores
@@ -266,9 +268,9 @@ def grouped_others_bytes(
     layer_parameters,
     recompute_every,
 ):
-    """bytes beside a layer at work, if checkpoints have whole layers: inputs of the checkpoints
-    before, recomputed activations of its own, gradients of the layers that are done. Most of it in
-    the last checkpoint, in the one before, or in the first"""
+    """bytes beside a layer at work when checkpoints hold whole layers: the inputs of earlier
+    checkpoints, the recomputed activations of the layer's own checkpoint, and the gradients of
+    finished layers. The maximum is in the last checkpoint, in the one before, or in the first"""
     return maximum(
         (recompute_groups - 1) * residual_bytes + (last_group_layers - 1) * layer_activation_bytes,
         where(
@@ -293,8 +295,8 @@ def recompute_others_bytes(
     layer_parameters,
     grouped_others_bytes,
 ):
-    """bytes of all layers but the one at work, where they have most: what they keep, in the last
-    layer, or their gradients, in the first"""
+    """bytes of all layers but the one at work, at the maximum: their kept activations when the last
+    layer is at work, or their gradients when the first layer is"""
     return where(
         recompute_policy < 3,
         (layers - 1) * maximum(kept_layer_bytes, new_gradient_element_bytes * layer_parameters),
@@ -307,7 +309,7 @@ def recompute_others_bytes(
 
 @formula(r"M_\text{stay}", "bytes")
 def recompute_floor_bytes(parameter_bytes, standing_optimizer_bytes, earlier_gradient_bytes):
-    """bytes that no policy changes: parameters, optimizer states, gradients of earlier
+    """bytes that no policy changes: parameters, optimizer states, and the gradients of earlier
     microbatches"""
     return parameter_bytes + standing_optimizer_bytes + earlier_gradient_bytes
 
@@ -321,9 +323,9 @@ def recompute_forward_bytes(
     attention_core_bytes,
     core_input_bytes,
 ):
-    """bytes in the last layer's unfused attention on the way forward, where the other layers keep
-    what they keep there; with whole layers, or all but products, recomputed, the second run needs
-    more"""
+    """bytes in the last layer's unfused attention on the way forward, beside the kept bytes of the
+    other layers; 0 where whole layers, or all but products, are recomputed, since the second run
+    needs more"""
     return where(
         recompute_policy < 2,
         keeps_scores
@@ -347,7 +349,7 @@ def recompute_loss_bytes(recompute_floor_bytes, kept_activation_bytes, logit_byt
 def recompute_head_bytes(
     recompute_floor_bytes, batch_bytes, mask_bytes, kept_layers_bytes, head_work_bytes
 ):
-    """bytes while the head goes backward: what all layers keep is there"""
+    """bytes while the head goes backward, with the kept bytes of all layers"""
     return (
         recompute_floor_bytes + batch_bytes + mask_bytes + kept_layers_bytes + head_work_bytes + 8
     )
@@ -409,8 +411,8 @@ def recompute_peak_place(
     embedding_peak_bytes,
     optimizer_peak_bytes,
 ):
-    """where that is: 1 unfused attention on the way forward, 2 the loss, 3 the head, 4 the layers,
-    5 the embedding, 6 the optimizer"""
+    """place of that peak: 1 unfused attention on the way forward, 2 the loss, 3 the head, 4 the
+    layers, 5 the embedding, 6 the optimizer"""
     return arg_max(
         recompute_forward_bytes,
         recompute_loss_bytes,
@@ -429,22 +431,22 @@ formula = BOOK.section(source=_CHEN, measured_by=_BEST)
 def grouped_activation_bytes(
     recompute_groups, residual_bytes, recompute_every, layer_activation_bytes
 ):
-    """bytes of activations at most, with n layers in each checkpoint: the inputs of all
-    checkpoints, and the activations of one, whose input counts once"""
+    """most bytes of activations for a given number of layers in each checkpoint: the inputs of all
+    checkpoints, and the activations of one checkpoint, whose input counts once"""
     return (recompute_groups - 1) * residual_bytes + recompute_every * layer_activation_bytes
 
 
 @formula(r"\ell^*", "layers")
 def best_recompute_every(layers, residual_bytes, layer_activation_bytes):
-    """layers in a checkpoint for which these bytes are least, not yet rounded: the square root
-    of L only for layers that keep no more than their input"""
+    """layers in a checkpoint for which the activations take the fewest bytes, before rounding: the
+    square root of L only for layers that keep no more than their input"""
     return square_root(layers * residual_bytes / layer_activation_bytes)
 
 
 @formula(r"\ell_\text{two}", "layers")
 def layers_worth_grouping(layer_activation_bytes, residual_bytes):
-    """layers up to which a checkpoint for each layer is best: from there on, two layers in each
-    need less"""
+    """number of layers up to which one checkpoint for each layer is best; in a deeper model, two
+    layers in each checkpoint need less"""
     return 2 * layer_activation_bytes / residual_bytes
 
 
@@ -468,7 +470,7 @@ def layer_forward_flops(
     feed_forward,
     attention_core_flops,
 ):
-    """operations of all products of a layer's forward, for a microbatch"""
+    """operations of all matrix products in a layer's forward, for one microbatch"""
     return (
         2
         * microbatch_tokens
@@ -480,26 +482,26 @@ def layer_forward_flops(
 
 @formula(r"C_L", "FLOP")
 def layers_forward_flops(layers, layer_forward_flops):
-    """operations of all layers' forward"""
+    """operations of the forward of all layers"""
     return layers * layer_forward_flops
 
 
 @formula(r"C_\text{fwd}", "FLOP")
 def forward_flops(layers_forward_flops, microbatch_tokens, hidden, vocabulary):
-    """operations of all products of the forward"""
+    """operations of all matrix products in the forward"""
     return layers_forward_flops + 2 * microbatch_tokens * hidden * vocabulary
 
 
 @formula(r"C_\text{step}", "FLOP")
 def step_flops(forward_flops):
-    """operations of forward and backward, which has two products for each of forward's"""
+    """operations of forward and backward; backward has two products for each product of forward"""
     return 3 * forward_flops
 
 
 @formula(r"C_\text{down}", "FLOP", source=_OURS)
 def skipped_flops(has_dropout, microbatch_tokens, feed_forward, hidden):
     """operations that the second run of a checkpoint leaves out: backward needs the input of the
-    MLP's last product and not its output, unless dropout comes after it"""
+    MLP's last product but not its output, unless dropout comes after that product"""
     return (1 - has_dropout) * 2 * microbatch_tokens * feed_forward * hidden
 
 
@@ -514,7 +516,7 @@ def recomputed_flops(
     skipped_flops,
 ):
     """operations that are done twice, by policy. The second run of unfused attention's core ends
-    before its last product, which backward does not need"""
+    before its last product, whose output backward does not need"""
     return where(
         recompute_policy < 1,
         0,
@@ -532,8 +534,8 @@ def recomputed_flops(
 
 @formula(r"\varphi_\text{again}", "fraction")
 def recomputed_share(recomputed_flops, step_flops):
-    """operations done twice, over the operations of a step: a third, if all of forward were done
-    twice"""
+    """operations done twice, as a share of the operations of a step: a third, if all of forward is
+    done twice"""
     return recomputed_flops / step_flops
 
 
@@ -543,7 +545,7 @@ formula = BOOK.section(source="definition", measured_by=_TIME)
 
 @formula(r"\tau_\text{again}", "seconds")
 def recompute_seconds(recomputed_flops, tensor_parallel, utilisation, flops_per_second):
-    """time of what is computed twice, by each of the ranks that share the layers"""
+    """time that recomputation takes on each of the ranks that share the layers"""
     return recomputed_flops / (tensor_parallel * utilisation * flops_per_second)
 
 
@@ -551,7 +553,7 @@ def recompute_seconds(recomputed_flops, tensor_parallel, utilisation, flops_per_
 def recompute_step_seconds(
     step_flops, tensor_parallel, utilisation, flops_per_second, recompute_seconds
 ):
-    """time of forward and backward with this policy, and without messages"""
+    """time of forward and backward with this policy, without messages"""
     return step_flops / (tensor_parallel * utilisation * flops_per_second) + recompute_seconds
 
 
@@ -563,27 +565,27 @@ def layer_forward_seconds(layer_forward_flops, tensor_parallel, utilisation, flo
 
 @formula(r"\tau_\ell^\text{bwd}", "seconds")
 def layer_backward_seconds(layer_forward_seconds, recompute_seconds, layers):
-    """time of a layer's backward: twice its forward, and its part of what is computed again"""
+    """time of a layer's backward: twice its forward, plus its share of the recomputation"""
     return 2 * layer_forward_seconds + recompute_seconds / layers
 
 
 @formula(r"\tau_\ell^\text{copy}", "seconds")
 def layer_copy_seconds(rank_layers_kept_bytes, layers, pcie_bytes_per_second):
-    """time in which what a layer keeps goes to the host, or comes back"""
+    """time to copy a layer's kept bytes to the host, or back"""
     return rank_layers_kept_bytes / (layers * pcie_bytes_per_second)
 
 
 @formula(r"B_\text{off}", "bytes/s")
 def hiding_bytes_per_second(rank_layers_kept_bytes, layers, layer_forward_seconds):
-    """bandwidth from which on the copies hide behind forward: a layer's bytes cross the link
-    while one layer computes. Backward has twice the time"""
+    """bandwidth from which the copies hide behind forward: a layer's bytes cross the link while one
+    layer computes. Backward has twice the time"""
     return rank_layers_kept_bytes / (layers * layer_forward_seconds)
 
 
 @formula(r"\tau_\text{fwd}^\text{off}", "seconds")
 def offloaded_forward_seconds(layers, layer_forward_seconds, layer_copy_seconds):
-    """time of the layers' forward, and until the last copy is on the host: each layer's begins when
-    the layer is done and the copy before it"""
+    """time of the layers' forward until the last copy is on the host: a layer's copy begins when
+    the layer and the copy before are done"""
     return (
         layer_forward_seconds
         + (layers - 1) * maximum(layer_forward_seconds, layer_copy_seconds)
@@ -593,8 +595,8 @@ def offloaded_forward_seconds(layers, layer_forward_seconds, layer_copy_seconds)
 
 @formula(r"\tau_\text{bwd}^\text{off}", "seconds")
 def offloaded_backward_seconds(layers, layer_backward_seconds, layer_copy_seconds):
-    """time of the layers' backward: the first copy is waited for, the others come while layers
-    compute"""
+    """time of the layers' backward: backward waits for the first copy, and the other copies come
+    while layers compute"""
     return (
         layer_copy_seconds
         + (layers - 1) * maximum(layer_backward_seconds, layer_copy_seconds)
@@ -612,8 +614,8 @@ def offloaded_seconds(offloaded_forward_seconds, offloaded_backward_seconds):
 def copies_exposed_seconds(
     offloaded_seconds, layers, layer_forward_seconds, layer_backward_seconds
 ):
-    """time by which copies lengthen a step. The first and the last copy are always waited for,
-    unless the loss hides them"""
+    """time that copies add to a step. The step always waits for the first and the last copy, unless
+    the loss hides them"""
     return offloaded_seconds - layers * (layer_forward_seconds + layer_backward_seconds)
 
 
@@ -639,8 +641,8 @@ def checkpoint_input_bytes(
     tensor_parallel,
     tensor_own_tokens,
 ):
-    """bytes that a rank keeps of a checkpoint's input: all of it under tensor parallelism; its
-    part, if it is partitioned or cut by tokens"""
+    """bytes that a rank keeps of a checkpoint's input: all of it under tensor parallelism, or the
+    rank's part if the input is partitioned or cut by tokens"""
     return residual_element_bytes * where(
         equal(partition_activations, 1),
         ceil_div(microbatch_tokens * hidden, tensor_parallel),
@@ -658,7 +660,8 @@ def tensor_core_input_bytes(
     linear_input_bytes,
     rotation_bytes,
 ):
-    """bytes that a rank keeps between the linear layers of attention if its core is recomputed"""
+    """bytes that a rank keeps between the linear layers of attention when attention's core is
+    recomputed"""
     return (
         floor_div(
             query_key_value_bytes
@@ -676,8 +679,8 @@ def tensor_core_input_bytes(
 
 @formula(r"A_\ell^{\text{core},t}", "bytes")
 def tensor_core_recomputed_bytes(tensor_layer_bytes, tensor_core_bytes, tensor_core_input_bytes):
-    """bytes that a rank keeps of a layer if the core of attention is recomputed: 34sbh/t in 16 bits
-    with sequence parallelism"""
+    """bytes that a rank keeps of a layer when the core of attention is recomputed: 34sbh/t in 16
+    bits with sequence parallelism"""
     return tensor_layer_bytes - tensor_core_bytes + tensor_core_input_bytes
 
 
@@ -695,8 +698,9 @@ def tensor_products_kept_bytes(
     tensor_feed_forward,
     sequence_parallel,
 ):
-    """bytes that a rank keeps of a layer if all but products is recomputed. A product that an
-    all-reduce changes in place is made again; one that a reduce-scatter takes is kept, and whole"""
+    """bytes that a rank keeps of a layer when everything but matrix products is recomputed. A
+    product that an all-reduce changes in place is computed again; a product that a reduce-scatter
+    reads is kept whole"""
     return (
         checkpoint_input_bytes
         + floor_div(
@@ -717,8 +721,8 @@ def tensor_kept_layer_bytes(
     tensor_products_kept_bytes,
     checkpoint_input_bytes,
 ):
-    """bytes that a rank keeps of a layer, by policy; of whole layers, its part of each checkpoint's
-    input"""
+    """bytes that a rank keeps of a layer, by policy; where whole layers are recomputed, the rank's
+    part of each checkpoint's input"""
     return where(
         recompute_policy < 1,
         tensor_layer_bytes,
@@ -738,14 +742,14 @@ def rank_layers_kept_bytes(recompute_policy, layers, recompute_groups, tensor_ke
 
 @formula(r"A_\text{ck}^t", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
 def rank_checkpoint_bytes(recompute_policy, first_group_layers, tensor_layer_bytes):
-    """bytes of all activations of a checkpoint: of one layer, or of n"""
+    """bytes of all activations of a checkpoint, which has one layer or several"""
     return where(recompute_policy < 3, 1, first_group_layers) * tensor_layer_bytes
 
 
 @formula(r"A_L^{\text{again},t}", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
 def rank_layers_again_bytes(recompute_policy, rank_checkpoint_bytes, tensor_kept_layer_bytes):
-    """bytes of activations that the rank has for a moment: of the checkpoint that is being
-    recomputed, beside what is kept of it"""
+    """bytes of activations that the rank has for a moment: the recomputed activations of one
+    checkpoint, beside the kept bytes"""
     return where(
         recompute_policy < 1, 0, maximum(rank_checkpoint_bytes - tensor_kept_layer_bytes, 0)
     )
@@ -753,7 +757,7 @@ def rank_layers_again_bytes(recompute_policy, rank_checkpoint_bytes, tensor_kept
 
 @formula(r"A_L^t", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
 def rank_layers_bytes(rank_layers_kept_bytes, rank_layers_again_bytes):
-    """bytes of the layers' activations that the rank has at most"""
+    """most bytes that the layers' activations take on the rank"""
     return rank_layers_kept_bytes + rank_layers_again_bytes
 
 
@@ -799,8 +803,8 @@ def recomputed_group_bytes(stage_layers, recompute_every, tensor_layer_bytes):
 def held_working_bytes(
     recompute_policy, held_kept_bytes, recomputed_group_bytes, checkpoint_input_bytes
 ):
-    """bytes of activations at most on a rank of a pipeline: the kept bytes, and the activations
-    of the checkpoint that is being recomputed, whose input counts once"""
+    """most bytes of activations on a rank of a pipeline: the kept bytes, and the activations of the
+    checkpoint that is being recomputed, whose input counts once"""
     return held_kept_bytes + where(
         recompute_policy < 3, 0, recomputed_group_bytes - checkpoint_input_bytes
     )

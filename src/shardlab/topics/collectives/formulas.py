@@ -1,6 +1,6 @@
 """Communication: what each rank sends in a collective, in how many steps, how long that takes, and
-the bandwidth one quotes. Bytes are exact for every rank and every size, also where the ranks do not
-divide it: the first chunks have one element more. Times are those of chunks of equal size on links
+the bandwidth that reports quote. Bytes are exact for every rank and every size: where the ranks do
+not divide the size, the first chunks have one element more. Times are those of chunks of equal size on links
 that take a latency for each message and then its bytes one after the other, both ways at once.
 
 The plans behind them are in collective_plans.py.
@@ -25,19 +25,19 @@ from shardlab.formulas.subset import (
 BOOK.given(
     r"""
 message_elements | E | count, from 0 | elements of the whole array that a collective works on
-message_element_bytes | \beta_\text{msg} | bytes | bytes of one of its elements
+message_element_bytes | \beta_\text{msg} | bytes | bytes of one element of the array
 node_latency_seconds | \alpha_\text{node} | seconds, from 0 | latency between ranks of one node
 node_bytes_per_second | B_\text{node} | bytes/s, above 0 | bandwidth between ranks of one node
 base_latency_seconds | \alpha_0 | seconds, from 0, usually 0 | latency of a collective before its
     first step
 carried_share | \eta_\text{wire} | fraction, above 0 to 1, usually 1 | share of a message on the
     wire that is data: a protocol of short messages sends flags beside them
-switch_seconds | \alpha_\text{switch} | seconds, from 0 | latency of a collective in which a switch
-    adds
+switch_seconds | \alpha_\text{switch} | seconds, from 0 | latency of a collective whose sums a
+    switch computes
 switch_share | \eta_\text{switch} | fraction, above 0 to 1, usually 1 | share of a link's bandwidth
-    that a switch which adds keeps busy
-bus_bytes_per_second | B_\text{bus} | bytes/s, above 0 | bus bandwidth that somebody quotes
-collective_seconds | \tau | seconds, above 0 | time that a collective was measured to take
+    that a collective keeps busy when a switch computes the sums
+bus_bytes_per_second | B_\text{bus} | bytes/s, above 0 | bus bandwidth that a report quotes
+collective_seconds | \tau | seconds, above 0 | measured time of a collective
 """
 )
 
@@ -83,7 +83,7 @@ def message_bytes(message_elements, message_element_bytes):
 @formula(r"S_r", "bytes", source=_OURS)
 def chunk_bytes(message_elements, message_element_bytes, ranks, rank):
     """bytes of the chunk that belongs to the rank: where the ranks do not divide the elements, the
-    first chunks have one more"""
+    first chunks have one element more"""
     return message_element_bytes * shard_of(message_elements, ranks, rank)
 
 
@@ -116,28 +116,28 @@ def ring_all_gather_sent_bytes(message_bytes, right_chunk_bytes):
 
 @formula(r"Q_\text{ring}", "bytes", source=_RING)
 def ring_all_reduce_sent_bytes(ring_reduce_scatter_sent_bytes, ring_all_gather_sent_bytes):
-    """bytes a rank sends in a ring all-reduce: for many ranks twice the message, however many they
-    are"""
+    """bytes a rank sends in a ring all-reduce: for many ranks about twice the message, whatever the
+    number of ranks"""
     return ring_reduce_scatter_sent_bytes + ring_all_gather_sent_bytes
 
 
 @formula(r"Q_\text{naive}", "bytes")
 def naive_all_reduce_sent_bytes(message_bytes, ranks, rank):
-    """bytes a rank sends in a naive all-reduce: rank 0 sends the sum to everyone, so its link
-    carries what all ranks need"""
+    """bytes a rank sends in a naive all-reduce: rank 0 sends the sum to everyone, so that rank 0's
+    link carries the bytes for all ranks"""
     return where(rank < 1, (ranks - 1) * message_bytes, message_bytes)
 
 
 @formula(r"q_\text{in}", "count", source=_TREE)
 def tree_arrival_step(rank):
-    """step of a tree broadcast from rank 0 in which the message reaches the rank; 0 for rank 0,
-    which has it"""
+    """step of a tree broadcast from rank 0 in which the message reaches the rank; 0 for rank 0
+    itself"""
     return ceil_log2(rank + 1)
 
 
 @formula(r"q_\text{out}", "count", source=_TREE)
 def tree_last_step(ranks, rank):
-    """last step of a tree broadcast from rank 0 that has a rank left for this one to send to"""
+    """last step of a tree broadcast from rank 0 in which the rank still has a rank to send to"""
     return ceil_log2(ranks - rank)
 
 
@@ -185,7 +185,8 @@ def naive_all_reduce_steps(ranks):
 
 @formula(r"q_\text{bcast}", "count", source=_TREE)
 def tree_broadcast_steps(ranks):
-    """steps of a tree broadcast or a tree reduce, and of a barrier: who has been reached doubles"""
+    """steps of a tree broadcast, a tree reduce or a barrier: each step doubles the number of ranks
+    reached"""
     return ceil_log2(ranks)
 
 
@@ -249,8 +250,8 @@ def algorithm_bytes_per_second(message_bytes, collective_seconds):
 
 @formula(r"B_\text{bus}^\text{ar}", "bytes/s")
 def all_reduce_bus_bytes_per_second(algorithm_bytes_per_second, ranks):
-    """bus bandwidth of an all-reduce: what the slowest link must have carried, whatever the number
-    of ranks"""
+    """bus bandwidth of an all-reduce: the rate that the slowest link must have carried, whatever
+    the number of ranks"""
     return 2 * (ranks - 1) / ranks * algorithm_bytes_per_second
 
 
@@ -320,8 +321,8 @@ def ring_bytes_per_second(
     network_cards_in_use,
     link_bytes_per_second,
 ):
-    """bandwidth of all rings that run at once, one through each card: that of the link inside a
-    node, or of all cards of a node together if they are slower"""
+    """bandwidth of all rings that run at once, one through each card: the bandwidth of the link
+    inside a node, or of all cards of a node together if the cards are slower"""
     return where(
         nodes < 2,
         node_bytes_per_second,
@@ -354,8 +355,8 @@ def two_trees_all_reduce_seconds(
     carried_share,
     ring_bytes_per_second,
 ):
-    """time of an all-reduce by two trees over nodes, each for half of the array, with a chain
-    inside each node: up and down"""
+    """time of an all-reduce by two trees over nodes, up and down: each tree takes half of the
+    array, with a chain inside each node"""
     return (
         base_latency_seconds
         + 2 * ((ranks_per_node - 1) * node_latency_seconds + ceil_log2(nodes) * latency_seconds)
@@ -367,8 +368,8 @@ def two_trees_all_reduce_seconds(
 def in_switch_all_reduce_seconds(
     switch_seconds, ranks, message_bytes, switch_share, node_bytes_per_second
 ):
-    """time of an all-reduce inside one node whose switches add (NVLS): a rank sends the array once,
-    and a chunk more to hand its result out"""
+    """time of an all-reduce inside one node whose switches compute the sums (NVLS): a rank sends
+    the array once, and one chunk more to hand its result out"""
     return switch_seconds + (ranks + 1) / ranks * (
         message_bytes / (switch_share * node_bytes_per_second)
     )
@@ -378,8 +379,8 @@ def in_switch_all_reduce_seconds(
 def in_network_all_reduce_seconds(
     switch_seconds, message_bytes, switch_share, link_bytes_per_second
 ):
-    """time of an all-reduce between nodes whose network's switches add (SHARP): a rank sends the
-    array once, while the sum comes back"""
+    """time of an all-reduce between nodes whose network switches compute the sums (SHARP): a rank
+    sends the array once, while the sum comes back"""
     return switch_seconds + message_bytes / (switch_share * link_bytes_per_second)
 
 
@@ -407,28 +408,27 @@ def across_nodes_seconds(
 
 @formula(r"\tau_\text{hier}", "seconds", source="sum of its three parts")
 def hierarchical_all_reduce_seconds(inside_nodes_seconds, across_nodes_seconds):
-    """time of a hierarchical all-reduce whose parts come one after another: the most that it
-    takes"""
+    """time of a hierarchical all-reduce whose parts come one after another: the upper bound"""
     return inside_nodes_seconds + across_nodes_seconds
 
 
 @formula(r"\tau_\text{least}", "seconds", source="the longer of its parts")
 def hierarchical_all_reduce_at_least_seconds(inside_nodes_seconds, across_nodes_seconds):
-    """time of a hierarchical all-reduce whose parts overlap piece by piece: the least that it
-    takes"""
+    """time of a hierarchical all-reduce whose parts overlap piece by piece: the lower bound"""
     return maximum(inside_nodes_seconds, across_nodes_seconds)
 
 
 @formula(r"B_\text{card}", "bytes/s", source="definition", measured_by=_RINGS)
 def hierarchical_wire_bytes_per_second(bus_bytes_per_second, nodes, ranks):
-    """bandwidth of a card behind a quoted bus bandwidth, if the all-reduce was hierarchical and
-    every rank has a card"""
+    """bandwidth of a network card that a quoted bus bandwidth implies, if the all-reduce was
+    hierarchical and every rank has a card"""
     return bus_bytes_per_second * (nodes - 1) / (ranks - 1)
 
 
 @formula(r"B_\text{sw}", "bytes/s", source="definition", measured_by=_PUBLISHED)
 def switch_wire_bytes_per_second(bus_bytes_per_second, ranks):
-    """bandwidth of a rank's link behind a quoted bus bandwidth, if a switch has added"""
+    """bandwidth of a rank's link that a quoted bus bandwidth implies, if a switch computed the
+    sums"""
     return bus_bytes_per_second * (ranks + 1) / (2 * (ranks - 1))
 
 
@@ -452,8 +452,8 @@ formula = BOOK.section(source="definition", measured_by=_FASTEST)
 
 @formula(r"S_\text{cross}", "bytes, any number", source="where both times are equal")
 def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tree_broadcast_steps):
-    """message for which a ring and a tree take equally long: below it the tree is faster, above it
-    the ring"""
+    """message size at which a ring and a tree take equally long: the tree is faster below this
+    size, the ring above"""
     return (
         latency_seconds
         * link_bytes_per_second
@@ -471,7 +471,7 @@ def ring_seconds_a_byte(ranks, carried_share, ring_bytes_per_second):
 
 @formula(r"\sigma_\text{tree}", "s/byte")
 def tree_seconds_a_byte(tree_broadcast_steps, link_bytes_per_second):
-    """time of each byte in a tree all-reduce over one link a rank"""
+    """time of each byte in a tree all-reduce over one link for each rank"""
     return 2 * maximum(tree_broadcast_steps, 1) / link_bytes_per_second
 
 
@@ -485,8 +485,8 @@ def tree_latency_seconds(tree_all_reduce_steps, latency_seconds):
 def nodes_crossover_bytes(
     ring_latency_seconds, tree_latency_seconds, tree_seconds_a_byte, ring_seconds_a_byte
 ):
-    """message for which the rings of all nodes and a tree take equally long: below it the tree is
-    faster; 0 where no message is so small"""
+    """message size at which the rings of all nodes and a tree take equally long: the tree is faster
+    below this size; 0 where the tree is never faster"""
     return maximum(ring_latency_seconds - tree_latency_seconds, 0) / (
         tree_seconds_a_byte - minimum(ring_seconds_a_byte, tree_seconds_a_byte / 2)
     )
@@ -496,8 +496,8 @@ def nodes_crossover_bytes(
 def fastest_all_reduce_seconds(
     nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
 ):
-    """time of the fastest all-reduce; the naive one never is, since it has a tree's messages and at
-    least as many steps"""
+    """time of the fastest all-reduce; the naive all-reduce is never the fastest, since it has a
+    tree's messages and at least as many steps"""
     return minimum(
         nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, hierarchical_all_reduce_seconds
     )
@@ -507,8 +507,8 @@ def fastest_all_reduce_seconds(
 def fastest_all_reduce(
     nodes_ring_all_reduce_seconds, tree_all_reduce_seconds, fastest_all_reduce_seconds
 ):
-    """which all-reduce that is: 1 the ring, 2 the tree, 3 the hierarchical one; of equals the
-    first"""
+    """the fastest all-reduce: 1 the ring, 2 the tree, 3 the hierarchical one; the first of
+    equals"""
     return where(
         nodes_ring_all_reduce_seconds <= fastest_all_reduce_seconds,
         1,

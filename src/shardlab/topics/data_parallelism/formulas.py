@@ -46,8 +46,7 @@ formula = BOOK.section(source=_OURS, measured_by=_SENT)
 
 @formula(r"S_\text{used}", "bytes")
 def used_flag_bytes(parameter_tensors, gradient_element_bytes):
-    """bytes of the numbers that say which parameters a rank has used: one element for each
-    tensor"""
+    """bytes of the flags that say which parameters a rank has used: one element for each tensor"""
     return gradient_element_bytes * parameter_tensors
 
 
@@ -59,14 +58,14 @@ def reduced_bytes(gradient_bytes, used_flag_bytes):
 
 @formula(r"S_\text{every}", "bytes")
 def reduced_bytes_without_no_sync(reduced_bytes, accumulation_steps):
-    """bytes of a step in which every microbatch sends, and not only the last"""
+    """bytes of a step in which every microbatch sends its gradients, instead of only the last"""
     return accumulation_steps * reduced_bytes
 
 
 @formula(r"n_\text{srv}", "count")
 def server_messages(data_parallel, rank, parameter_tensors):
-    """messages that a rank sends in a step with a parameter server: rank 0 its parameters to each
-    other, the others their gradients"""
+    """messages that a rank sends in a step with a parameter server: rank 0 sends its parameters to
+    each other rank, and each other rank sends its gradients"""
     return where(rank < 1, (data_parallel - 1) * parameter_tensors, parameter_tensors)
 
 
@@ -85,15 +84,15 @@ def server_received_bytes(data_parallel, rank, parameter_bytes, reduced_bytes):
 
 @formula(r"n_\text{most}", "count", source=_LI, measured_by=_BUCKETS, least=1)
 def gradient_buckets_at_most(parameter_tensors, gradient_bytes, bucket_bytes):
-    """all-reduces of a step, at most: a bucket is closed once it holds its bytes, and holds a whole
-    tensor at least. Exactly this where tensors are small beside a bucket"""
+    """most all-reduces of a step: a bucket is closed once it holds its bytes, and it holds at least
+    one tensor. Exact where tensors are small beside a bucket"""
     return minimum(parameter_tensors, ceil_div(gradient_bytes, bucket_bytes))
 
 
 @formula(r"Q_\text{step}", "bytes", source=_RING, measured_by=_RING_SENT)
 def data_parallel_sent_bytes(data_parallel, reduced_bytes):
-    """bytes that a rank sends in a step around a ring: for many ranks twice the gradients, however
-    many ranks there are"""
+    """bytes that a rank sends in a step around a ring: for many ranks about twice the gradients,
+    whatever the number of ranks"""
     return ceil_div(2 * (data_parallel - 1) * reduced_bytes, data_parallel)
 
 
@@ -110,7 +109,7 @@ def server_seconds(
     reduced_bytes,
     link_bytes_per_second,
 ):
-    """time in which the server gets all gradients and gives all parameters away, one rank after
+    """time in which the server receives all gradients and sends all parameters, one rank after
     another"""
     return 2 * (data_parallel - 1) * parameter_tensors * latency_seconds + (data_parallel - 1) * (
         (parameter_bytes + reduced_bytes) / link_bytes_per_second
@@ -121,8 +120,7 @@ def server_seconds(
 def per_tensor_seconds(
     data_parallel, parameter_tensors, latency_seconds, reduced_bytes, link_bytes_per_second
 ):
-    """time of an all-reduce for each parameter tensor: the latency of a ring is paid for every one
-    of them"""
+    """time of one all-reduce for each parameter tensor: every tensor pays the latency of a ring"""
     return 2 * ring_pass(
         data_parallel, parameter_tensors * latency_seconds, reduced_bytes / link_bytes_per_second
     )
@@ -141,7 +139,7 @@ def layers_gradient_bytes(layers, layer_parameters, gradient_element_bytes):
 @formula(r"S_\text{table}", "bytes")
 def table_gradient_bytes(vocabulary, hidden, gradient_element_bytes):
     """bytes of the gradient of the token table, which backward reaches last of all. A tied head
-    adds to this gradient early, and cannot send it"""
+    adds to this gradient early but cannot send it"""
     return gradient_element_bytes * vocabulary * hidden
 
 
@@ -154,15 +152,15 @@ def head_bucket_bytes(head_parameters, gradient_element_bytes):
 
 @formula(r"n_\text{mat}", "count")
 def layer_matrices(layers, gated_mlp):
-    """weights of all layers that are matrices: queries, keys and values in one, the output, and the
-    two or three of the MLP"""
+    """weights of all layers that are matrices: one for queries, keys and values, one for the
+    output, and two or three for the MLP"""
     return (4 + gated_mlp) * layers
 
 
 @formula(r"n_\text{eq}", "count", source=_LI, least=1)
 def equal_buckets(layer_matrices, layers_gradient_bytes, bucket_bytes):
-    """number of buckets of the layers, each of the size that is asked for, but at least a matrix.
-    Exact where a whole number of layers fills a bucket, otherwise an upper bound"""
+    """number of buckets of the layers, each of the requested size or of one larger matrix. Exact
+    where a whole number of layers fills a bucket, otherwise an upper bound"""
     return maximum(1, minimum(layer_matrices, floor_div(layers_gradient_bytes, bucket_bytes)))
 
 
@@ -174,14 +172,15 @@ def equal_bucket_bytes(layers_gradient_bytes, equal_buckets):
 
 @formula(r"S_\text{last}", "bytes")
 def last_bytes(gradient_bytes, layers_gradient_bytes, head_bucket_bytes):
-    """bytes of what is ready only when backward ends: the tables, and norms beside them"""
+    """bytes of the gradients that are ready only when backward ends: tables, and the norms beside
+    them"""
     return gradient_bytes - (layers_gradient_bytes + head_bucket_bytes)
 
 
 @formula(r"n_\text{last}", "count")
 def last_messages(table_gradient_bytes, bucket_bytes, learned_positions):
-    """messages of what is ready only when backward ends: a table that fills a bucket leaves the
-    positions to one more"""
+    """messages of the gradients that are ready only when backward ends: if the token table fills a
+    bucket, the position table takes one more"""
     return where(table_gradient_bytes < bucket_bytes, 1, 1 + learned_positions)
 
 
@@ -203,13 +202,15 @@ formula = BOOK.section(source=_OURS, measured_by=_EVENTS)
 
 @formula(r"\tau_\text{rfwd}", "seconds", source="definition")
 def rank_forward_seconds(strong_scaling, forward_seconds, data_parallel):
-    """time of a rank's forward: that of one GPU, or a part of it where the ranks share the batch"""
+    """time of a rank's forward: the forward of one GPU, or a part of that time where the ranks
+    share the batch"""
     return where(strong_scaling > 0, forward_seconds / data_parallel, forward_seconds)
 
 
 @formula(r"\tau_\text{rbwd}", "seconds", source="definition")
 def rank_backward_seconds(strong_scaling, backward_seconds, data_parallel):
-    """time of a rank's backward: that of one GPU, or a part where the ranks share the batch"""
+    """time of a rank's backward: the backward of one GPU, or a part of that time where the ranks
+    share the batch"""
     return where(strong_scaling > 0, backward_seconds / data_parallel, backward_seconds)
 
 
@@ -221,8 +222,8 @@ def rank_backward_seconds(strong_scaling, backward_seconds, data_parallel):
     measured_by="tests/data_parallelism/test_data_parallel_time.py::test_the_share_of_the_head",
 )
 def head_backward_share(vocabulary, hidden, matrix_parameters, layers, sequence):
-    """share of backward that the head takes, counted in operations: before that no layer has a
-    gradient"""
+    """share of backward that the head takes, counted in operations: no layer has a gradient before
+    the head is done"""
     return vocabulary * hidden / (matrix_parameters + 2 * layers * hidden * sequence)
 
 
@@ -282,7 +283,7 @@ def last_buckets_seconds(
 def all_buckets_seconds(
     head_bucket_seconds, equal_buckets, equal_bucket_seconds, last_buckets_seconds
 ):
-    """time of all buckets, one after another: what a step waits for if none of them leaves during
+    """time of all buckets, one after another: a step waits this long if no bucket leaves during
     backward"""
     return head_bucket_seconds + equal_buckets * equal_bucket_seconds + last_buckets_seconds
 
@@ -297,9 +298,9 @@ def reduced_at_seconds(
     equal_bucket_seconds,
     last_buckets_seconds,
 ):
-    """moment, from the beginning of backward, at which the last bucket has arrived. Some bucket
-    finds the link free, and all buckets after it follow without a gap: the last equal bucket,
-    the first, or the head's"""
+    """moment, from the beginning of backward, at which the last bucket has arrived. One bucket
+    finds the link free, and all later buckets follow without a gap: that bucket is the last equal
+    bucket, the first, or the head's"""
     return last_buckets_seconds + maximum(
         rank_backward_seconds + equal_bucket_seconds,
         first_ready_seconds + equal_buckets * equal_bucket_seconds,
@@ -327,8 +328,8 @@ def hidden_seconds(all_buckets_seconds, exposed_seconds):
     measured_by="tests/data_parallelism/test_published_overlap.py::test_a_hidden_second_costs",
 )
 def contention_seconds(contention, hidden_seconds):
-    """time that computing loses to the messages beside it, which use the same memory and some of
-    the same cores: not in the other times"""
+    """time that computing loses to concurrent messages, which use the same memory and some of the
+    same cores; the other times leave this loss out"""
     return contention * hidden_seconds
 
 
@@ -362,5 +363,5 @@ def step_without_overlap_seconds(compute_seconds, all_buckets_seconds):
 
 @formula(r"\eta_\text{seq}", "fraction")
 def efficiency_without_overlap(compute_seconds, step_without_overlap_seconds):
-    """share of such a step in which ranks compute"""
+    """share of a step without overlap in which ranks compute"""
     return compute_seconds / step_without_overlap_seconds

@@ -1,6 +1,6 @@
-"""Roofline: what an operation does and what it moves, and the rate it can reach, bound by
-arithmetic or by memory. Each matrix moves once: what a chip holds only a part of moves more often,
-so bytes are the least there are, and rates the most.
+"""Roofline: the operations and the bytes of an operation, and the rate that arithmetic or memory
+allows. Each matrix moves once here; a matrix of which a chip holds only a part moves more often, so
+these bytes are lower bounds and these rates upper bounds.
 """
 
 from shardlab.formulas.registry import BOOK
@@ -12,17 +12,16 @@ BOOK.given(
     r"""
 operation_rows | e_\text{row} | count | rows of an operation's result
 operation_columns | e_\text{col} | count | columns of an operation's result
-operation_depth | e_\text{in} | count | inner size of a matrix product; of an elementwise operation,
-    what it does to each element, counted in operations
+operation_depth | e_\text{in} | count | inner size of a matrix product; for an elementwise
+    operation, the number of operations on each element
 operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an operation reads or
     writes
 matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matrix product, 0 if it
     is elementwise
-measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | rate that an operation was measured to
-    reach
+measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | measured rate of an operation
 multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
-multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one
-    multiprocessor does in a cycle
+multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one multiprocessor
+    does in one cycle
 cycles_per_second | \nu_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
 launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
     the GPU
@@ -47,7 +46,7 @@ formula = BOOK.section(source=_DEFINITION, measured_by=_COUNTED)
 @formula(r"C_\text{mm}", "FLOP")
 def product_flops(operation_rows, operation_columns, operation_depth):
     """operations of a matrix product: a multiplication and an addition for each row, column and
-    place within them"""
+    inner index"""
     return 2 * operation_rows * operation_columns * operation_depth
 
 
@@ -69,8 +68,8 @@ def elementwise_flops(operation_rows, operation_columns, operation_depth):
 
 @formula(r"S_\text{elem}", "bytes", measured_by=_ELEMENTWISE)
 def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
-    """bytes of an elementwise operation: each element is read once and written once, whatever is
-    done to it in between"""
+    """bytes of an elementwise operation: each element is read once and written once, whatever
+    happens in between"""
     return 2 * operation_element_bytes * operation_rows * operation_columns
 
 
@@ -105,19 +104,19 @@ def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycle
 
 @formula(r"I_\text{ridge}", "FLOP/byte")
 def ridge_intensity(flops_per_second, memory_bytes_per_second):
-    """intensity of the ridge: from it on arithmetic is the bound, below it memory"""
+    """intensity of the ridge: above the ridge arithmetic is the limit, below it memory"""
     return flops_per_second / memory_bytes_per_second
 
 
 @formula(r"F_\text{roof}", "FLOP/s")
 def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_bytes_per_second):
-    """rate that an operation of this intensity can reach at most"""
+    """highest rate that an operation of this intensity can reach"""
     return minimum(flops_per_second, arithmetic_intensity * memory_bytes_per_second)
 
 
 @formula(r"\tau_\text{op}", "seconds")
 def operation_seconds(operation_flops, attainable_flops_per_second):
-    """time that an operation takes at least"""
+    """shortest time that an operation can take"""
     return operation_flops / attainable_flops_per_second
 
 
@@ -129,13 +128,13 @@ def bound_by_memory(arithmetic_intensity, ridge_intensity):
 
 @formula(r"\eta_\text{roof}", "fraction", measured_by=_BOUND)
 def attainable_share(attainable_flops_per_second, flops_per_second):
-    """share of the arithmetic that the operation can use at most; the rest waits for memory"""
+    """largest share of the arithmetic rate that the operation can use; the rest waits for memory"""
     return attainable_flops_per_second / flops_per_second
 
 
 @formula(r"\eta_\text{meas}", "fraction", source=_DEFINITION, measured_by=_SHEET)
 def measured_share(measured_flops_per_second, flops_per_second):
-    """share of the datasheet's figure that was measured"""
+    """measured rate as a share of the datasheet's figure"""
     return measured_flops_per_second / flops_per_second
 
 

@@ -11,24 +11,26 @@ from shardlab.formulas.subset import ceil_div, maximum, power_of_two, square_roo
 # --- what the reader gives ------------------------------------------------------------------------
 BOOK.given(
     r"""
-exponent_bits | n_E | count, from 2 to 11 | bits of a number's exponent: they set the range
-fraction_bits | n_F | count, to 52 | bits of a number's fraction, behind the one that is not stored:
-    they set the spacing
-infinities | 1_\text{inf} | count, from 0 to 1, usually 1 | 1 if the top exponent is kept for
-    infinities and NaN, as in IEEE 754; 0 if it holds numbers, and its last pattern alone is NaN
-value_exponent | x_w | exponent, from -1074 to 1023 | exponent of a number's size: -7 from 2^-7 on,
-    below 2^-6
-loss_scale | \lambda | number, above 0, usually 1 | factor that the loss is multiplied by before
-    backward; a power of two, so that the division is exact
+exponent_bits | n_E | count, from 2 to 11 | exponent bits of a number, which set the range
+fraction_bits | n_F | count, to 52 | fraction bits of a number, without the leading bit that is not
+    stored; they set the spacing
+infinities | 1_\text{inf} | count, from 0 to 1, usually 1 | 1 if the top exponent is reserved for
+    infinities and NaN, as in IEEE 754; 0 if the top exponent holds numbers and only its last
+    pattern is NaN
+value_exponent | x_w | exponent, from -1074 to 1023 | exponent of a number: -7 for sizes from 2^-7
+    up to, but not including, 2^-6
+loss_scale | \lambda | number, above 0, usually 1 | factor that multiplies the loss before backward;
+    a power of two, so that the division after backward is exact
 largest_gradient | g_\text{max} | number, above 0 | size of the largest gradient of the run, without
     a loss scale
 update_size | u | number, above 0 | size of the change that an update makes to a weight
-updates | n_\text{upd} | count | updates one after the other
+updates | n_\text{upd} | count | number of updates in a row
 growth_interval | n_\text{grow} | count, usually 2000 | steps without an overflow after which a
     dynamic loss scale is doubled
-block_elements | n_\text{block} | count, usually 256 | elements of a tensor of one byte each that
-    share a scale
-scaled_elements | n_\text{elem} | count | elements of such a tensor
+block_elements | n_\text{block} | count, usually 256 | elements that share a scale, in a tensor of
+    one byte an element
+scaled_elements | n_\text{elem} | count | elements of a tensor of one byte an element, with a scale
+    for each block
 cached_parameters | \Psi_\text{cast} | parameters, from 0 | parameters that autocast casts: weights
     and biases of linear layers
 """
@@ -54,14 +56,15 @@ formula = BOOK.section(source=_IEEE, measured_by=_PATTERNS)
 
 @formula(r"n_\text{bit}", "count")
 def number_bits(exponent_bits, fraction_bits):
-    """bits of a number: the sign, the exponent, the fraction; tf32 has 19 of the 32 bits in which
-    it is kept"""
+    """bits of a number: the sign, the exponent, the fraction; a tf32 number uses 19 of the 32 bits
+    that store it"""
     return 1 + exponent_bits + fraction_bits
 
 
 @formula(r"n_\text{bias}", "count")
 def exponent_bias(exponent_bits):
-    """what is added to an exponent before it is stored, so that no stored exponent is negative"""
+    """number that is added to an exponent before it is stored, so that no stored exponent is
+    negative"""
     return -1 + power_of_two(exponent_bits - 1)
 
 
@@ -73,7 +76,7 @@ def least_exponent(exponent_bias):
 
 @formula(r"x_\text{max}", "exponent")
 def greatest_exponent(exponent_bias, infinities):
-    """exponent of the largest number: one more where no exponent is kept for infinities"""
+    """exponent of the largest number: one more where no exponent is reserved for infinities"""
     return exponent_bias + (1 - infinities)
 
 
@@ -106,7 +109,7 @@ def smallest_subnormal(smallest_normal, relative_spacing):
 
 @formula(r"x_\text{range}", "exponent", source="definition")
 def range_binades(greatest_exponent, least_exponent, fraction_bits):
-    """powers of two that the format has, from the smallest number above zero on: the room for
+    """number of powers of two in the format, from the smallest number above zero up: the room for
     gradients"""
     return greatest_exponent - least_exponent + fraction_bits + 1
 
@@ -117,22 +120,23 @@ formula = BOOK.section(source=_IEEE, measured_by=_ROUNDS)
 
 @formula(r"w_0", "number")
 def underflow_threshold(smallest_subnormal):
-    """numbers of at most this size become zero: half of the smallest one, which is a tie and goes
-    to the even neighbour, zero"""
+    """largest size that becomes zero: half of the smallest number, a tie that goes to the even
+    neighbour, zero"""
     return smallest_subnormal / 2
 
 
 @formula(r"w_\infty", "number")
 def overflow_threshold(largest_number, greatest_exponent, relative_spacing):
-    """numbers from this size on have no neighbour to round to: half a spacing beyond the largest.
-    fp16 and bf16 make them infinite; a cast to e4m3 makes them NaN or the largest number, as the
-    version of PyTorch has it, and in e4m3 the tie itself still goes to the largest"""
+    """size from which numbers have no neighbour to round to: half a spacing beyond the largest
+    number. fp16 and bf16 make such numbers infinite; a cast to e4m3 makes them NaN or the largest
+    number, depending on the version of PyTorch, and in e4m3 the tie itself still goes to the
+    largest"""
     return largest_number + power_of_two(greatest_exponent) * relative_spacing / 2
 
 
 @formula(r"x_\text{own}", "exponent", measured_by=_SPACING)
 def spacing_exponent(value_exponent, least_exponent):
-    """exponent that decides about the spacing: below the normal numbers it stays the same"""
+    """exponent that decides the spacing: below the normal numbers, the spacing stays the same"""
     return maximum(value_exponent, least_exponent)
 
 
@@ -144,7 +148,7 @@ def number_spacing(spacing_exponent, fraction_bits):
 
 @formula(r"u_\text{lost}", "number", measured_by=_SPACING)
 def lost_update(number_spacing):
-    """an update below this size leaves every weight of this exponent unchanged: half a spacing.
+    """size below which an update leaves every weight of this exponent unchanged: half a spacing.
     Below a power of two the spacing is half as large, and so is this size"""
     return number_spacing / 2
 
@@ -155,14 +159,14 @@ formula = BOOK.section(source=_SCALING, measured_by=_SCALED)
 
 @formula(r"g_0", "number")
 def lost_gradient(underflow_threshold, accumulation_steps, loss_scale):
-    """a gradient of one microbatch of at most this size becomes zero when its loss is divided by
+    """largest size at which a gradient of one microbatch becomes zero when its loss is divided by
     the microbatches of a step and multiplied by the loss scale"""
     return underflow_threshold * accumulation_steps / loss_scale
 
 
 @formula(r"\lambda_\text{max}", "number")
 def largest_loss_scale(overflow_threshold, largest_gradient):
-    """a loss scale must stay below this, or the largest gradient overflows"""
+    """size that a loss scale must stay below, or the largest gradient overflows"""
     return overflow_threshold / largest_gradient
 
 
@@ -179,19 +183,20 @@ formula = BOOK.section(source="variance of a sum of independent roundings", meas
 
 @formula(r"u_\text{sum}", "number")
 def drift(update_size, updates):
-    """sum of equal updates, which stochastic rounding also gives on average"""
+    """sum of equal updates; stochastic rounding gives the same sum on average"""
     return update_size * updates
 
 
 @formula(r"u_\text{rest}", "number")
 def update_rest(number_spacing, update_size):
-    """what an update that is below the spacing leaves to the next number"""
+    """spacing minus an update that is smaller than the spacing: the distance from the updated
+    weight to the next number"""
     return number_spacing - update_size
 
 
 @formula(r"u_\text{noise}", "number")
 def rounding_noise(drift, update_rest):
-    """standard deviation of a weight after these updates with stochastic rounding, none of them
+    """standard deviation of a weight after these updates with stochastic rounding, if no update is
     larger than a spacing"""
     return square_root(drift * maximum(update_rest, 0))
 
@@ -208,8 +213,8 @@ def block_scales(scaled_elements, block_elements):
 
 @formula(r"M_\text{block}", "bytes")
 def block_scaled_bytes(scaled_elements, block_scales):
-    """bytes of a tensor with a scale for each block: one for each element, four for each scale.
-    An 8-bit moment, or a tensor in fp8"""
+    """bytes of a tensor with a scale for each block, such as an 8-bit moment or an fp8 tensor: one
+    for each element, four for each scale"""
     return scaled_elements + 4 * block_scales
 
 

@@ -24,15 +24,17 @@ BOOK.given(
     r"""
 pipeline_schedule | i_\text{sched} | count, from 1 to 6, usually 2 | the schedule: 1 GPipe, 2 1F1B,
     3 eager 1F1B, 4 interleaved 1F1B, 5 zero-bubble H1, 6 zero-bubble H2
-stages_per_rank | v | count, usually 1 | stages that a rank has in the interleaved schedule; the
-    others have one
-pipeline_rank | r_p | count, from 0, usually 0 | one rank of the pipeline, from 0
-microbatch_forward_seconds | \tau_\text{F} | seconds, from 0 | time of the forward of a rank's
-    layers for one microbatch
-input_gradient_seconds | \tau_\text{I} | seconds, from 0 | time of the gradients of their inputs
-weight_gradient_seconds | \tau_\text{W} | seconds, from 0 | time of the gradients of their weights
+stages_per_rank | v | count, usually 1 | stages of each rank in the interleaved schedule; the other
+    schedules have one stage on a rank
+pipeline_rank | r_p | count, from 0, usually 0 | one rank of the pipeline, counted from 0
+microbatch_forward_seconds | \tau_\text{F} | seconds, from 0 | time of one microbatch's forward
+    through a rank's layers
+input_gradient_seconds | \tau_\text{I} | seconds, from 0 | time to compute the gradients of the
+    layers' inputs, for one microbatch on one rank
+weight_gradient_seconds | \tau_\text{W} | seconds, from 0 | time to compute the gradients of the
+    layers' weights, for one microbatch on one rank
 last_rank_share | \varphi_\text{last} | fraction, from 1, usually 1 | time of the last rank, which
-    has the head, over that of the others
+    has the head, divided by the time of another rank
 """
 )
 
@@ -57,7 +59,7 @@ def rank_is_in_the_pipeline(pipeline_rank, pipeline_parallel):
 
 
 @BOOK.rule(
-    "microbatches = {microbatches} is no multiple of pipeline_parallel = {pipeline_parallel}:"
+    "microbatches = {microbatches} is not a multiple of pipeline_parallel = {pipeline_parallel}:"
     " interleaving takes them in groups of one for each rank.",
     marks="microbatches",
 )
@@ -74,7 +76,7 @@ def interleaving_takes_groups(pipeline_schedule, microbatches, pipeline_parallel
 
 @BOOK.rule(
     "pipeline_parallel = {pipeline_parallel} makes {pipeline_stages} stages of layers = {layers}:"
-    " each stage needs a layer at least.",
+    " each stage needs at least one layer.",
     marks="pipeline_parallel",
 )
 def each_stage_has_a_layer(pipeline_parallel, pipeline_stages, layers, stage_layers):
@@ -111,7 +113,7 @@ def pipeline_last_rank(pipeline_parallel):
 
 @formula(r"p_\text{after}", "count")
 def pipeline_ranks_after(pipeline_last_rank, pipeline_rank):
-    """ranks after this one"""
+    """ranks after the rank in the pipeline"""
     return pipeline_last_rank - pipeline_rank
 
 
@@ -124,8 +126,8 @@ def pipeline_in_flight(
     pipeline_parallel,
     pipeline_chunks,
 ):
-    """microbatches of a stage whose activations the rank holds at the peak, of all its stages
-    together: all m in GPipe, p - r in 1F1B, p on every rank in zero-bubble H1"""
+    """microbatches whose activations the rank holds at the peak, added up over its stages: all m in
+    GPipe, p - r in 1F1B, p on every rank in zero-bubble H1"""
     return minimum(
         microbatches * pipeline_chunks,
         choose(
@@ -160,7 +162,7 @@ def pipeline_ideal_seconds(microbatches, pipeline_microbatch_seconds):
 
 @formula(r"\tau_\text{FI}", "seconds")
 def pipeline_passing_seconds(microbatch_forward_seconds, input_gradient_seconds):
-    """time of what the neighbours wait for: forward, and the gradients of inputs"""
+    """time of the work that neighbours wait for: forward, and the gradients of inputs"""
     return microbatch_forward_seconds + input_gradient_seconds
 
 
@@ -174,10 +176,10 @@ def pipeline_idle_seconds(
     weight_gradient_seconds,
     microbatch_forward_seconds,
 ):
-    """time that every rank is idle in a step whose messages take no time. Zero bubble: if W
-    takes no longer than F and than I, and there are at least p microbatches in H1, 2p - 1 in H2.
-    If F, I and W take equally long, H2's idle time is before the rank's first action and after
-    its last"""
+    """time that every rank is idle in a step whose messages take no time. Zero bubble: if W takes
+    no longer than F and no longer than I, with at least p microbatches in H1 and 2p - 1 in H2. If
+    F, I and W take equally long, H2's idle time is before the rank's first action and after its
+    last"""
     return pipeline_last_rank * choose(
         pipeline_schedule,
         pipeline_microbatch_seconds,
@@ -198,8 +200,8 @@ def pipeline_own_idle_seconds(
     pipeline_passing_seconds,
     weight_gradient_seconds,
 ):
-    """time that the rank is idle between its first action and its last: what it loses where steps
-    follow each other without a stop. The last rank loses nothing"""
+    """time that the rank is idle between its first action and its last: the loss where steps follow
+    each other without a stop. The last rank loses nothing"""
     return pipeline_ranks_after * choose(
         pipeline_schedule,
         pipeline_microbatch_seconds,
@@ -213,7 +215,7 @@ def pipeline_own_idle_seconds(
 
 @formula(r"\tau_\text{pace}", "seconds", measured_by=_PACE)
 def pipeline_least_seconds(pipeline_ideal_seconds, last_rank_share):
-    """time that no step is shorter than: the work of the last rank, whatever the schedule"""
+    """shortest possible time of a step: the work of the last rank, whatever the schedule"""
     return last_rank_share * pipeline_ideal_seconds
 
 
@@ -225,7 +227,7 @@ def bubble_share_of_total(pipeline_idle_seconds, pipeline_ideal_seconds):
 
 @formula(r"\varphi_\text{ideal}", "fraction", source=_NARAYANAN)
 def bubble_share_of_ideal(pipeline_idle_seconds, pipeline_ideal_seconds):
-    """idle time over the time of a step without any: (p-1)/m in 1F1B"""
+    """idle time divided by the time of a step without idle time: (p-1)/m in 1F1B"""
     return pipeline_idle_seconds / pipeline_ideal_seconds
 
 
@@ -244,7 +246,7 @@ def zero_bubble_is_simulated(pipeline_schedule, pipeline_transfers):
 
 @formula(r"p_\text{hop}", "count")
 def pipeline_hops(pipeline_parallel, pipeline_stages):
-    """messages on the way of a microbatch through all stages"""
+    """messages that take a microbatch through all stages"""
     return where(pipeline_parallel > 1, pipeline_stages - 1, 0)
 
 
@@ -256,14 +258,14 @@ def pipeline_later_microbatches(microbatches):
 
 @formula(r"m_\tau", "count")
 def pipeline_waiting_pairs(pipeline_later_microbatches, pipeline_parallel):
-    """pairs of a forward and a backward in which 1F1B waits, there and back: those of all later
-    microbatches but one in p"""
+    """pairs of a forward and a backward in which 1F1B waits, there and back: one for each later
+    microbatch, without one in p"""
     return pipeline_later_microbatches - floor_div(pipeline_later_microbatches, pipeline_parallel)
 
 
 @formula(r"n_\tau", "count")
 def pipeline_transfers(pipeline_schedule, pipeline_hops, pipeline_waiting_pairs):
-    """number of messages in a step that all ranks wait for. GPipe and eager 1F1B pay the way
+    """number of messages in a step that all ranks wait for. GPipe and eager 1F1B wait for the way
     there and back once. 1F1B has no microbatch to spare, so it waits in almost every pair"""
     return 2 * (pipeline_hops + where(equal(pipeline_schedule, 2), pipeline_waiting_pairs, 0))
 
@@ -276,14 +278,14 @@ def transfer_seconds(latency_seconds, residual_bytes, link_bytes_per_second):
 
 @formula(r"\tau_\text{wait}", "seconds")
 def pipeline_waiting_seconds(pipeline_transfers, transfer_seconds):
-    """time by which messages lengthen a step, while one takes no longer than a stage's forward and
-    than its backward"""
+    """time that messages add to a step, if a message takes no longer than a stage's forward and no
+    longer than its backward"""
     return pipeline_transfers * transfer_seconds
 
 
 @formula(r"\tau_\text{pipe}", "seconds")
 def pipeline_step_seconds(pipeline_ideal_seconds, pipeline_idle_seconds, pipeline_waiting_seconds):
-    """time of a step without the optimizer's"""
+    """time of a step without the optimizer's update"""
     return pipeline_ideal_seconds + pipeline_idle_seconds + pipeline_waiting_seconds
 
 
@@ -305,13 +307,13 @@ def pipeline_is_last(pipeline_ranks_after):
 
 @formula(r"L_\text{stage}", "count")
 def stage_layers(layers, pipeline_stages):
-    """layers of the fullest stage: every stage's, where the stages divide them"""
+    """layers of the fullest stage: of every stage, where the stages divide the layers"""
     return ceil_div(layers, pipeline_stages)
 
 
 @formula(r"\Psi_\text{second}", "parameters")
 def second_head_parameters(tied_head, pipeline_parallel, vocabulary, hidden):
-    """parameters of a tied head where it is not on the embedding's rank: they are there twice"""
+    """parameters of a tied head on another rank than the embedding: the pipeline has them twice"""
     return tied_head * where(pipeline_parallel > 1, vocabulary * hidden, 0)
 
 
@@ -327,7 +329,8 @@ def stage_parameters(
     head_parameters,
     second_head_parameters,
 ):
-    """parameters of the rank: its layers', on the first rank the embedding, on the last the head"""
+    """parameters of the rank: its layers, with the embedding on the first rank and the head on the
+    last"""
     return (
         pipeline_chunks * stage_layers * layer_parameters
         + pipeline_is_first * embedding_parameters
@@ -337,8 +340,8 @@ def stage_parameters(
 
 @formula(r"L_\text{held}", "count", measured_by=_FLIGHT)
 def held_layers(pipeline_in_flight, stage_layers):
-    """layers of one microbatch whose activations the rank holds at the peak. On the first rank
-    of 1F1B these are p times L/p layers: L, whatever p is"""
+    """layers of one microbatch whose activations the rank holds at the peak. On the first rank of
+    1F1B, p microbatches hold L/p layers each: L layers, whatever p is"""
     return pipeline_in_flight * stage_layers
 
 
@@ -361,8 +364,8 @@ def pipeline_ends(pipeline_is_first, pipeline_is_last):
 
 @formula(r"n_\text{ways}", "count")
 def pipeline_ways(pipeline_chunks):
-    """messages of a microbatch on a rank that has no end of the model: an activation and a
-    gradient from each of its stages"""
+    """messages of a microbatch on a rank that has no end of the model: an activation and a gradient
+    from each stage of the rank"""
     return 2 * pipeline_chunks
 
 
@@ -375,7 +378,8 @@ def pipeline_messages(microbatches, pipeline_parallel, pipeline_ways, pipeline_e
 
 @formula(r"Q_\text{tied}", "bytes")
 def tied_gradient_bytes(pipeline_ends, second_head_parameters, gradient_element_bytes):
-    """bytes of the tied weight's gradient, which the first and the last rank send each other"""
+    """bytes of the tied weight's gradient, which the first rank and the last rank send each
+    other"""
     return where(pipeline_ends > 0, second_head_parameters, 0) * gradient_element_bytes
 
 

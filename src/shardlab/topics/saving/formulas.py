@@ -10,13 +10,13 @@ BOOK.given(
 storage_bytes_per_second | B_\text{disk} | bytes/s, above 0 | bandwidth at which all ranks together
     write to storage
 failure_seconds | \tau_\text{fail} | seconds, above 0 | mean time between failures that end the run,
-    of all its machines together
+    over all machines together
 restart_seconds | \tau_\text{back} | seconds, from 0 | time from a failure to the next useful step:
-    to notice it, start the ranks, read the checkpoint and warm up
+    notice the failure, start the ranks, read the checkpoint, warm up
 """
 )
 
-_YOUNG = "Young 1974; Daly 2006 for what it leaves out"
+_YOUNG = "Young 1974; Daly 2006 for the terms that Young leaves out"
 _BYTES = "tests/saving/test_saving.py::test_bytes_of_a_checkpoint"
 _OFTEN = "tests/saving/test_saving_formulas.py::test_how_often_to_save"
 
@@ -28,8 +28,8 @@ formula = BOOK.section(source="shardlab.saving", measured_by=_OFTEN)
 def checkpoint_bytes_per_parameter(
     parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
 ):
-    """bytes of a checkpoint for each parameter: the parameter and its moments, no gradient; if
-    there is a master copy, the copy instead of the parameter, which is made from it"""
+    """bytes of a checkpoint for each parameter: the parameter and its moments, no gradient; a
+    master copy is stored instead of the parameter, which is made from the copy"""
     return (
         where(master_element_bytes > 0, master_element_bytes, parameter_element_bytes)
         + optimizer_moments * moment_element_bytes
@@ -50,15 +50,15 @@ def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
 
 @formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
 def save_interval_seconds(checkpoint_seconds, failure_seconds):
-    """training time between two checkpoints that loses least, if the time between failures is
-    long beside the time of a checkpoint"""
+    """training time between two checkpoints that loses least, if failures are rare beside the time
+    of a checkpoint"""
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 
 @formula(r"\pi_\text{lost}", "fraction", source=_YOUNG)
 def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
-    """share of the time that goes into checkpoints, and into work that is done again: half an
-    interval for each failure"""
+    """share of the time that goes into checkpoints and into repeated work: half an interval for
+    each failure"""
     return checkpoint_seconds / save_interval_seconds + save_interval_seconds / (
         2 * failure_seconds
     )
@@ -66,6 +66,6 @@ def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_second
 
 @formula(r"\pi_\text{fail}", "fraction", source="Daly 2006")
 def failures_lost_fraction(save_lost_fraction, restart_seconds, failure_seconds):
-    """share of the time that failures cost in all: checkpoints, work that is done again, and after
-    each failure the time until the run goes on"""
+    """share of the time that failures cost in all: checkpoints, repeated work, and after each
+    failure the time until the run goes on"""
     return save_lost_fraction + restart_seconds / failure_seconds

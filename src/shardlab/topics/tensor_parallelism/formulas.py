@@ -22,11 +22,12 @@ from shardlab.formulas.subset import (
 
 BOOK.given(
     r"""
-tensor_rank | r_t | count, from 0, usually 0 | one rank of a tensor-parallel group, from 0
-sequence_parallel | 1_\text{sp} | count, from 0 to 1, usually 0 | 1 if what tensor parallelism
-    leaves whole is cut by tokens, 0 if not
-regather | 1_\text{again} | count, from 0 to 1, usually 0 | 1 if sequence parallelism keeps own
-    tokens for backward and gathers the others again, 0 if it keeps all
+tensor_rank | r_t | count, from 0, usually 0 | one rank of a tensor-parallel group, counted from 0
+sequence_parallel | 1_\text{sp} | count, from 0 to 1, usually 0 | 1 if the activations that tensor
+    parallelism leaves whole are cut by tokens, 0 if not
+regather | 1_\text{again} | count, from 0 to 1, usually 0 | 1 if a rank with sequence parallelism
+    keeps only its own tokens for backward and gathers the others again, 0 if the rank keeps all
+    tokens
 """
 )
 
@@ -52,7 +53,7 @@ def rank_is_in_the_tensor_parallel_group(tensor_rank, tensor_parallel):
 
 @BOOK.rule(
     "key_value_heads = {key_value_heads} is not divisible by tensor_parallel = {tensor_parallel}:"
-    " every rank has as many heads, and a head is not cut.",
+    " every rank has equally many heads, and no head is cut.",
     marks="tensor_parallel",
 )
 def ranks_divide_key_value_heads(key_value_heads, tensor_parallel, tensor_rank):
@@ -61,7 +62,7 @@ def ranks_divide_key_value_heads(key_value_heads, tensor_parallel, tensor_rank):
 
 @BOOK.rule(
     "sequence = {sequence} is not divisible by tensor_parallel = {tensor_parallel}: with sequence"
-    " parallelism every rank has as many tokens.",
+    " parallelism every rank has equally many tokens.",
     marks="sequence",
 )
 def ranks_divide_the_sequence(sequence, tensor_parallel, sequence_parallel):
@@ -84,7 +85,7 @@ formula = BOOK.section(source=_SHOEYBI, measured_by=_KEPT)
 
 @formula(r"V_r", "count")
 def tensor_vocabulary(vocabulary, tensor_parallel, tensor_rank):
-    """tokens of the vocabulary whose vectors and scores the rank has"""
+    """tokens of the vocabulary whose vectors and logits the rank has"""
     return shard_of(vocabulary, tensor_parallel, tensor_rank)
 
 
@@ -98,8 +99,8 @@ def tensor_feed_forward(feed_forward, tensor_parallel, tensor_rank):
 def tensor_cut_layer_parameters(
     hidden, query_key_value_size, tensor_parallel, tensor_feed_forward, gated_mlp, biases
 ):
-    """parameters of a layer of which each rank has others: the weights, and the biases of layers
-    cut by columns"""
+    """parameters of a layer that tensor parallelism cuts, so that each rank has different ones: the
+    weights, and the biases of linear layers cut by columns"""
     return (
         floor_div(hidden * (query_key_value_size + hidden), tensor_parallel)
         + floor_div(biases * query_key_value_size, tensor_parallel)
@@ -109,7 +110,8 @@ def tensor_cut_layer_parameters(
 
 @formula(r"\Psi_\ell^\text{whole}", "parameters")
 def tensor_whole_layer_parameters(hidden, biases, norm_parameters):
-    """parameters of a layer that every rank has: the norms, and the biases of layers cut by rows"""
+    """parameters of a layer that every rank has: the norms, and the biases of linear layers cut by
+    rows"""
     return 2 * norm_parameters + 2 * biases * hidden
 
 
@@ -117,7 +119,7 @@ def tensor_whole_layer_parameters(hidden, biases, norm_parameters):
 def tensor_whole_parameters(
     layers, tensor_whole_layer_parameters, learned_positions, max_sequence, hidden, norm_parameters
 ):
-    """parameters that every rank has: those of the layers, the table of positions, the last norm"""
+    """parameters that every rank has: in the layers, the table of positions, the last norm"""
     return (
         layers * tensor_whole_layer_parameters
         + learned_positions * max_sequence * hidden
@@ -134,7 +136,7 @@ def tensor_parameters(
     hidden,
     tensor_whole_parameters,
 ):
-    """parameters of the rank: its parts, and what every rank has"""
+    """parameters of the rank: its parts of the cut parameters, and all whole parameters"""
     return (
         layers * tensor_cut_layer_parameters
         + (2 - tied_head) * tensor_vocabulary * hidden
@@ -154,7 +156,8 @@ formula = BOOK.section(source=_KORTHIKANTI, measured_by=_SAVED)
 
 @formula(r"T_\text{own}", "tokens")
 def tensor_own_tokens(microbatch_tokens, sequence_parallel, tensor_parallel):
-    """tokens of a microbatch that the rank has between the layers: all, or its part"""
+    """tokens of a microbatch that the rank has between the layers: all tokens, or the rank's
+    part"""
     return where(
         equal(sequence_parallel, 1),
         floor_div(microbatch_tokens, tensor_parallel),
@@ -164,8 +167,8 @@ def tensor_own_tokens(microbatch_tokens, sequence_parallel, tensor_parallel):
 
 @formula(r"T_\text{in}", "tokens", source=_OURS)
 def tensor_kept_tokens(regather, tensor_own_tokens, microbatch_tokens):
-    """tokens of the input of a layer cut by columns that the rank keeps for backward: all of them,
-    unless they are gathered again"""
+    """tokens of the input of a linear layer cut by columns that the rank keeps for backward: all
+    tokens, or its own if the others are gathered again"""
     return where(equal(regather, 1), tensor_own_tokens, microbatch_tokens)
 
 
@@ -173,7 +176,7 @@ def tensor_kept_tokens(regather, tensor_own_tokens, microbatch_tokens):
 def tensor_norm_bytes(
     tensor_own_tokens, residual_element_bytes, hidden, biases, layer_norm_statistic_element_bytes
 ):
-    """bytes that a norm keeps, of own tokens: its input and the statistics"""
+    """bytes that a norm keeps for the rank's own tokens: its input and the statistics"""
     return tensor_own_tokens * (
         residual_element_bytes * hidden
         + where(equal(biases, 1), 2 * layer_norm_statistic_element_bytes, 4)
@@ -208,8 +211,8 @@ def tensor_core_bytes(
     microbatch_tokens,
     rotation_bytes,
 ):
-    """bytes kept between the two linear layers of attention: those of the rank's heads; the angles
-    of rotary positions are the same for all heads"""
+    """bytes kept between the two linear layers of attention for the rank's heads; the angles of
+    rotary positions are the same for all heads"""
     return (
         floor_div(
             query_key_value_bytes
@@ -249,7 +252,7 @@ def tensor_attention_bytes(
     tensor_parallel,
     tensor_mask_bytes,
 ):
-    """bytes that attention keeps: norm, input, core, what goes into the last product, mask"""
+    """bytes that attention keeps: norm, input, core, the last product's input, mask"""
     return (
         tensor_norm_bytes
         + tensor_input_bytes
@@ -287,14 +290,15 @@ def tensor_layer_bytes(tensor_attention_bytes, tensor_mlp_bytes):
 
 @formula(r"A_V^t", "bytes")
 def tensor_logit_bytes(microbatch_tokens, tensor_vocabulary):
-    """bytes of the softmax over the rank's tokens of the vocabulary, which the loss keeps: fp32"""
+    """bytes of the softmax over the rank's tokens of the vocabulary, which the loss keeps in
+    fp32"""
     return 4 * microbatch_tokens * tensor_vocabulary
 
 
 @formula(r"A_\text{ids}^t", "bytes", source=_OURS)
 def tensor_index_bytes(microbatch_tokens):
-    """bytes that say, for each input and each target, in which row of the rank's part it is (8),
-    and whether it is there at all (1)"""
+    """bytes that say, for each input and each target, which row of the rank's part holds the token
+    (8), and whether the rank has the token at all (1)"""
     return 18 * microbatch_tokens
 
 
@@ -344,7 +348,7 @@ def tensor_optimizer_bytes(
     moment_element_bytes,
     step_counter_bytes,
 ):
-    """bytes of the rank's optimizer states, step counters among them: one for each tensor"""
+    """bytes of the rank's optimizer states, with one step counter for each tensor"""
     return (
         master_element_bytes + optimizer_moments * moment_element_bytes
     ) * tensor_parameters + step_counter_bytes
@@ -395,8 +399,8 @@ def tensor_update_bytes(
     tensor_largest_elements,
     tensor_parameters,
 ):
-    """bytes that the update needs beside the states: Adam's square root and quotient, of a tensor
-    in the loop, of all tensors with foreach"""
+    """bytes that the update needs beside the states: Adam's square root and quotient, for one
+    tensor in the loop, for all tensors with foreach"""
     return moment_element_bytes * where(
         optimizer_moments > 1,
         where(
@@ -437,8 +441,8 @@ def tensor_scatter(
     regather,
     tensor_parallel,
 ):
-    """in the last layer's reduce-scatter: its output is there twice (once for a single sequence),
-    own tokens of the sum, and the MLP's input, which still has a name"""
+    """in the last layer's reduce-scatter: its output twice (once for a single sequence), the rank's
+    own tokens of the sum, and the MLP's input, which a variable still holds"""
     return live(
         activations=9 * microbatch_tokens + tensor_mask_bytes + layers * tensor_layer_bytes,
         temporaries=(where(microbatch > 1, 2, 1) + regather) * tensor_message_bytes
@@ -450,8 +454,8 @@ def tensor_scatter(
 def tensor_loss(
     tensor_activation_bytes, microbatch_tokens, tensor_vocabulary, compute_element_bytes
 ):
-    """in the loss's forward: all is saved, and the scores are still there beside the exponentials;
-    16-bit scores also as fp32"""
+    """in the loss's forward: everything is saved, and the logits are still there beside the
+    exponentials; 16-bit logits also as fp32"""
     return live(
         activations=tensor_activation_bytes,
         temporaries=microbatch_tokens
@@ -550,8 +554,8 @@ def tensor_mlp(
     tensor_feed_forward,
     gated_mlp,
 ):
-    """in the last layer's MLP, in its second product; with a gate, between the two, where three
-    gradients of the inner size are there"""
+    """in the last layer's MLP, in its second product or, with a gate, between the two products,
+    when three gradients of the inner size are there"""
     return live(
         gradients=tensor_earlier_gradient_bytes
         + where(
@@ -585,7 +589,7 @@ def tensor_embedding(
     tied_head,
     tensor_message_bytes,
 ):
-    """when the token table gets its gradient: a tied one then holds two and their sum"""
+    """when the token table gets its gradient: a tied table then has two gradients and their sum"""
     return live(
         gradients=where(
             accumulation_steps > 1,
@@ -621,28 +625,27 @@ formula = BOOK.section(source=_SHOEYBI, measured_by=_SENT)
 
 @formula(r"S_t", "bytes")
 def tensor_message_bytes(microbatch_tokens, hidden, compute_element_bytes):
-    """bytes of what all messages but the loss's carry: a vector of the hidden size for each
-    token"""
+    """bytes of every message but the loss's: a vector of the hidden size for each token"""
     return compute_element_bytes * microbatch_tokens * hidden
 
 
 @formula(r"n_\text{ar}", "count")
 def tensor_all_reduces(layers, sequence_parallel):
-    """all-reduces of that size for a microbatch: of each layer two forward and two backward, one of
-    the embedding, one of the head's input gradient; none with sequence parallelism"""
+    """all-reduces of that size for a microbatch: two forward and two backward in each layer, one in
+    the embedding, one for the gradient of the head's input; none with sequence parallelism"""
     return (1 - sequence_parallel) * (4 * layers + 2)
 
 
 @formula(r"n_\text{ag}^t", "count", source=_KORTHIKANTI)
 def tensor_gatherings(layers, sequence_parallel, regather):
-    """all-gathers of that size: instead of every all-reduce, and once more for each input that is
-    gathered again"""
+    """all-gathers of that size: one instead of every all-reduce, and one more for each input that
+    is gathered again"""
     return sequence_parallel * (4 * layers + 2) + regather * (2 * layers + 1)
 
 
 @formula(r"n_\text{rs}^t", "count", source=_KORTHIKANTI)
 def tensor_reduce_scatters(layers, sequence_parallel):
-    """reduce-scatters of that size: instead of every all-reduce"""
+    """reduce-scatters of that size: one instead of every all-reduce"""
     return sequence_parallel * (4 * layers + 2)
 
 
@@ -654,22 +657,22 @@ def tensor_loss_message_bytes(microbatch_tokens):
 
 @formula(r"S_\text{whole}", "bytes", source=_KORTHIKANTI)
 def tensor_summed_bytes(sequence_parallel, tensor_whole_parameters, gradient_element_bytes):
-    """bytes of the gradients that sequence parallelism adds up once a step: each rank has those of
-    its own tokens"""
+    """bytes of the gradients that sequence parallelism adds up once a step, because each rank has
+    only the gradients of its own tokens"""
     return sequence_parallel * gradient_element_bytes * tensor_whole_parameters
 
 
 @formula(r"Q_\ell^\text{fwd}", "bytes", source="Patarasuk and Yuan 2009")
 def tensor_layer_forward_sent_bytes(tensor_parallel, tensor_message_bytes):
-    """bytes that a rank sends for a layer forward, around rings: two all-reduces, or two pairs of
-    an all-gather and a reduce-scatter, which is as much"""
+    """bytes that a rank sends in a layer's forward, around rings: two all-reduces, or two pairs of
+    an all-gather and a reduce-scatter, which send as much"""
     return ceil_div(4 * (tensor_parallel - 1) * tensor_message_bytes, tensor_parallel)
 
 
 @formula(r"Q_\ell^\text{bwd}", "bytes", source="Patarasuk and Yuan 2009")
 def tensor_layer_backward_sent_bytes(tensor_parallel, tensor_message_bytes, regather):
-    """bytes that a rank sends for a layer backward: as many, and half as many more where inputs are
-    gathered again"""
+    """bytes that a rank sends in a layer's backward: as many as in forward, and half as many more
+    where inputs are gathered again"""
     return ceil_div(
         (4 + 2 * regather) * (tensor_parallel - 1) * tensor_message_bytes, tensor_parallel
     )
@@ -734,13 +737,15 @@ def tensor_layer_compute_seconds(
 def tensor_link_bytes_per_second(
     tensor_parallel, ranks_per_node, node_bytes_per_second, link_bytes_per_second
 ):
-    """bandwidth that tensor parallelism has: that within a node, as long as it stays in one"""
+    """bandwidth between tensor-parallel ranks: the bandwidth inside a node, as long as the group
+    stays inside one node"""
     return where(tensor_parallel > ranks_per_node, link_bytes_per_second, node_bytes_per_second)
 
 
 @formula(r"\alpha_t", "seconds", source="a ring is as fast as its slowest link")
 def tensor_latency_seconds(tensor_parallel, ranks_per_node, node_latency_seconds, latency_seconds):
-    """latency of a message of tensor parallelism: that within a node, as long as it stays in one"""
+    """latency of a message between tensor-parallel ranks: the latency inside a node, as long as the
+    group stays inside one node"""
     return where(tensor_parallel > ranks_per_node, latency_seconds, node_latency_seconds)
 
 
@@ -760,7 +765,7 @@ def tensor_layer_message_seconds(
 
 @formula(r"\eta_t", "fraction")
 def tensor_message_share(tensor_layer_message_seconds, tensor_layer_compute_seconds):
-    """share of a layer's time that its messages take: why t stays in the node"""
+    """share of a layer's time that its messages take: the reason to keep t inside a node"""
     return tensor_layer_message_seconds / (
         tensor_layer_message_seconds + tensor_layer_compute_seconds
     )

@@ -18,14 +18,14 @@ zero_stage | z | count, from 0 to 3, usually 0 | what ZeRO shards: 0 nothing, 1 
     gradients too, 3 parameters too
 zero_flat_tensors | n_\text{flat} | count | flat tensors that are cut into shards: buckets, or units
     in stage 3
-zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest unit, which stage 3
-    has whole at a time
+zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest unit that stage 3
+    gathers
 zero_root_parameters | \Psi_\text{root} | parameters, from 0 | parameters of stage 3's root, which
-    stay whole while its units come and go
+    stay whole while units come and go
 gather_ahead | 1_\text{ahead} | count, from 0 to 1, usually 1 | 1 if a unit's parameters travel
-    while the units before it compute, 0 if the unit waits for them
+    while earlier units compute, 0 if the unit waits for its parameters
 reduce_early | 1_\text{early} | count, from 0 to 1, usually 1 | 1 if gradients travel while backward
-    goes on, 0 if backward waits for them, or the step does
+    continues, 0 if backward or the step waits for the gradients
 pcie_bytes_per_second | B_\text{PCIe} | bytes/s, above 0 | bandwidth between a GPU and its host,
     each way
 host_memory_bytes_per_second | B_\text{host} | bytes/s, above 0 | bandwidth of a host's memory,
@@ -114,8 +114,8 @@ def zero_optimizer_bytes(
     r"M_\text{cut}", "bytes", source="torch.optim.AdamW: a float32 step for each tensor it updates"
 )
 def zero_step_counter_bytes(zero_flat_tensors, step_counter_element_bytes):
-    """bytes of the step counters from stage 1 on: one for each flat tensor, not for each parameter
-    tensor; stages 1 and 2 cut the shard of a large bucket in parts, of which each has one"""
+    """bytes of the step counters from stage 1 on: one for each flat tensor instead of each
+    parameter tensor; stages 1 and 2 cut the shard of a large bucket in parts with a counter each"""
     return step_counter_element_bytes * zero_flat_tensors
 
 
@@ -146,8 +146,8 @@ def zero_unit_backward_bytes(zero_unit_parameters, parameter_element_bytes, grad
 
 @formula(r"M_\text{root}", "bytes")
 def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, gradient_element_bytes):
-    """bytes of the root while units come and go in backward: its parameters, and as many
-    gradients as may be there"""
+    """bytes of the root while units come and go in backward: its parameters and, at most, all of
+    their gradients"""
     return (parameter_element_bytes + gradient_element_bytes) * zero_root_parameters
 
 
@@ -177,8 +177,8 @@ def reshard_after_forward(zero_stage):
     choice=True,
 )
 def reshard_after_backward(zero_stage):
-    """1 if parameters are freed after each backward, 0 if after that of the last microbatch only;
-    by default 1 in stage 3"""
+    """1 if parameters are freed after each backward, 0 if only after the last microbatch's; by
+    default 1 in stage 3"""
     return where(zero_stage < 3, 0, 1)
 
 
@@ -190,8 +190,8 @@ def reshard_after_backward(zero_stage):
     choice=True,
 )
 def gradient_sync(zero_stage):
-    """1 if gradients are reduced in each microbatch, 0 if in the last one only; by default 1 from
-    stage 2 on"""
+    """1 if gradients are reduced in each microbatch, 0 if only in the last; by default 1 from stage
+    2 on"""
     return where(zero_stage < 2, 0, 1)
 
 
@@ -217,7 +217,7 @@ def zero_backward_gatherings(reshard_after_forward, accumulation_steps):
 
 @formula(r"n_\text{ag}", "count")
 def zero_gatherings(zero_stage, zero_forward_gatherings, zero_backward_gatherings):
-    """times that everything is gathered in a step; in stage 0 that is the second half of its
+    """number of times that everything is gathered in a step; in stage 0 as the second half of an
     all-reduce"""
     return where(zero_stage < 1, 1, zero_forward_gatherings + zero_backward_gatherings)
 
@@ -243,7 +243,7 @@ def zero_right_rank(data_parallel, rank):
 
 @formula(r"\Psi_\text{next}", "parameters", source=_OURS)
 def zero_right_shard_parameters(parameters, data_parallel, zero_right_rank):
-    """elements of that neighbour's shard, the one that the rank does not send in a gathering"""
+    """elements of the right neighbour's shard, which the rank does not send in an all-gather"""
     return shard_of(parameters, data_parallel, zero_right_rank)
 
 
@@ -307,7 +307,7 @@ def unit_gather_seconds(
     zero_flat_tensors,
     link_bytes_per_second,
 ):
-    """time in which the parameters of one unit are gathered"""
+    """time to gather the parameters of one unit"""
     return ring_pass(
         data_parallel,
         latency_seconds,
@@ -317,7 +317,7 @@ def unit_gather_seconds(
 
 @formula(r"\tau_\text{gat}^\text{bwd}", "seconds")
 def unit_backward_gather_seconds(zero_backward_gatherings, unit_gather_seconds):
-    """the same in backward: nothing where the parameters are still there"""
+    """time to gather the parameters of one unit in backward: nothing where they are still there"""
     return where(zero_backward_gatherings < 1, 0, unit_gather_seconds)
 
 
@@ -331,7 +331,7 @@ def unit_reduce_seconds(
     zero_flat_tensors,
     link_bytes_per_second,
 ):
-    """time in which the gradients of one unit are reduce-scattered; in stage 0, all-reduced"""
+    """time to reduce-scatter the gradients of one unit; in stage 0, to all-reduce them"""
     return where(zero_stage < 1, 2, 1) * ring_pass(
         data_parallel,
         latency_seconds,
@@ -389,7 +389,7 @@ def zero_gathered_forward_seconds(
     unit_busy_forward_seconds,
 ):
     """time of a forward that gathers: the first unit waits, the others only where gathering takes
-    longer than computing; how far ahead they are asked for changes nothing"""
+    longer than computing; asking further ahead changes nothing"""
     return where(
         gather_ahead < 1,
         zero_flat_tensors * (unit_gather_seconds + unit_forward_seconds),
@@ -488,8 +488,8 @@ def zero_forward_seconds(
     zero_flat_tensors,
     unit_forward_seconds,
 ):
-    """time of all forwards of a step. In stages 1 and 2 the first of them has the all-gather of
-    what was updated, or waits for it"""
+    """time of all forwards of a step. In stages 1 and 2 the first forward gathers the updated
+    parameters, or waits for them"""
     return zero_forward_gatherings * zero_gathered_forward_seconds + (
         accumulation_steps - zero_forward_gatherings
     ) * (zero_flat_tensors * unit_forward_seconds)
@@ -563,13 +563,14 @@ def cpu_adam_bytes(
 
 @formula(r"\tau_\text{Adam}", "seconds")
 def cpu_adam_seconds(cpu_adam_bytes, ranks_on_a_host, host_memory_bytes_per_second):
-    """time of an update on the host, bound by its memory, which all its ranks read at once"""
+    """time of an update on the host, limited by the host's memory, which all its ranks read at
+    once"""
     return cpu_adam_bytes * ranks_on_a_host / host_memory_bytes_per_second
 
 
 @formula(r"\tau_\text{off}", "seconds")
 def offload_exposed_seconds(offload_copy_seconds, cpu_adam_seconds):
-    """time of a step's update with offload, if nothing of it is hidden: down, update, up"""
+    """time of a step's update with offload, if nothing is hidden: down, update, up"""
     return offload_copy_seconds + cpu_adam_seconds
 
 
@@ -649,8 +650,8 @@ def latency_hiding_tokens(
     zero_flat_tensors,
     parameters,
 ):
-    """tokens that the latency of gathering one unit asks for in addition, in forward: here the size
-    of the unit does not cancel"""
+    """additional tokens that hide the latency of gathering one unit in forward: here the size of
+    the unit does not cancel"""
     return (
         (data_parallel - 1)
         * latency_seconds

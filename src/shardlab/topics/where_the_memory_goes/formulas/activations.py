@@ -1,6 +1,6 @@
 """Saved activations: what forward keeps for backward, tensor by tensor, counted right after the
-loss, before backward frees any. Two element sizes tell the recipes apart: the residual stream and
-the norms have one, what matrix products take and give has the other.
+loss, before backward frees any. Two element sizes tell the recipes apart: that of the residual
+stream and of norms, and that of the inputs and outputs of matrix products.
 """
 
 # Under autocast the two are 4 and 2, and every weight is kept a second time, as the 16-bit copy
@@ -32,27 +32,27 @@ def microbatch_tokens(microbatch, sequence):
 
 @formula(r"1_\text{drop}", "count")
 def has_dropout(dropout):
-    """1 if elements are dropped, 0 if not: how many makes no difference to memory"""
+    """1 if elements are dropped, 0 if not: their share makes no difference to memory"""
     return where(dropout > 0, 1, 0)
 
 
 @formula(r"1_\text{scores}", "count", source=_GPT)
 def keeps_scores(has_dropout, fused_attention):
-    """1 if attention keeps its scores, as it does when not fused; dropout on the scores leaves no
-    choice"""
+    """1 if attention keeps its scores, as unfused attention does; dropout on the scores rules out
+    fused attention"""
     return where(equal(has_dropout, 1), 1, 1 - fused_attention)
 
 
 @formula(r"\beta_\text{copy}", "bytes", source="torch.autocast")
 def weight_copy_element_bytes(compute_element_bytes, parameter_element_bytes):
-    """bytes of an element of the copy that autocast makes of every weight; 0 where products take
-    the weight as it is"""
+    """bytes of an element of the copy that autocast makes of every weight; 0 where products read
+    the weight itself"""
     return where(compute_element_bytes < parameter_element_bytes, compute_element_bytes, 0)
 
 
 @formula(r"1_\text{copy}", "count", source="torch.autocast")
 def copies_weights(weight_copy_element_bytes):
-    """1 if weights, and what goes into a product, are copied to another type"""
+    """1 if weights and the inputs of products are copied to another type"""
     return where(weight_copy_element_bytes > 0, 1, 0)
 
 
@@ -62,13 +62,14 @@ formula = BOOK.section(source=_KORTHIKANTI, measured_by=_PARTS)
 
 @formula(r"A_\text{res}", "bytes")
 def residual_bytes(microbatch_tokens, hidden, residual_element_bytes):
-    """bytes of the residual stream: what enters a norm, and what its gradient takes"""
+    """bytes of the residual stream, which enters each norm; its gradient takes as many"""
     return residual_element_bytes * microbatch_tokens * hidden
 
 
 @formula(r"\beta_\text{stat}", "bytes", source="torch.native_layer_norm on CPU", choice=True)
 def layer_norm_statistic_element_bytes(residual_element_bytes):
-    """bytes of LayerNorm's mean of one token: as its input on CPU, always 4 on CUDA"""
+    """bytes of LayerNorm's mean for one token: as many as an element of its input on CPU, always 4
+    on CUDA"""
     return residual_element_bytes
 
 
@@ -76,8 +77,8 @@ def layer_norm_statistic_element_bytes(residual_element_bytes):
 def norm_activation_bytes(
     residual_bytes, microbatch_tokens, biases, layer_norm_statistic_element_bytes
 ):
-    """bytes a norm keeps: its input and, a token, LayerNorm's mean and deviation, or the one fp32
-    scale of RMSNorm"""
+    """bytes a norm keeps: its input and, for each token, LayerNorm's mean and deviation or
+    RMSNorm's one fp32 scale"""
     return residual_bytes + microbatch_tokens * where(
         equal(biases, 1), 2 * layer_norm_statistic_element_bytes, 4
     )
@@ -85,14 +86,14 @@ def norm_activation_bytes(
 
 @formula(r"A_\text{in}", "bytes")
 def linear_input_bytes(microbatch_tokens, hidden, compute_element_bytes):
-    """bytes of one vector of the hidden size for each token: what a linear layer keeps to find its
-    weight's gradient"""
+    """bytes of one vector of the hidden size for each token: the input that a linear layer keeps
+    for its weight's gradient"""
     return compute_element_bytes * microbatch_tokens * hidden
 
 
 @formula(r"A_\text{mask}", "bytes")
 def mask_bytes(has_dropout, microbatch_tokens, hidden):
-    """bytes of a dropout mask over the hidden size: one an element"""
+    """bytes of a dropout mask over the hidden size: one for each element"""
     return has_dropout * microbatch_tokens * hidden
 
 
@@ -107,7 +108,7 @@ def query_key_value_size(query_size, key_value_size):
 
 @formula(r"A_\text{q}", "bytes")
 def query_bytes(microbatch_tokens, query_size, compute_element_bytes):
-    """bytes of the queries, and of what attention makes of them"""
+    """bytes of the queries; the output of attention takes as many"""
     return compute_element_bytes * microbatch_tokens * query_size
 
 
@@ -119,7 +120,7 @@ def query_key_value_bytes(microbatch_tokens, query_key_value_size, compute_eleme
 
 @formula(r"A_\text{kv}", "bytes")
 def key_bytes(microbatch_tokens, key_value_size, compute_element_bytes):
-    """bytes of the keys; those of the values are as many"""
+    """bytes of the keys; the values take as many"""
     return compute_element_bytes * microbatch_tokens * key_value_size
 
 
@@ -137,8 +138,8 @@ def score_dropout_bytes(has_dropout, score_bytes, heads, sequence, microbatch_to
 
 @formula(r"A_\text{split}", "bytes", source=_GPT)
 def query_copy_bytes(learned_positions, key_value_heads, heads, query_bytes):
-    """bytes of the copy that brings the queries of several groups together; rotary has made a new
-    tensor of them anyway"""
+    """bytes of the copy that brings the queries of several groups together; rotary positions have
+    made a new tensor anyway"""
     return learned_positions * where(
         key_value_heads > 1, where(key_value_heads < heads, query_bytes, 0), 0
     )
@@ -146,8 +147,8 @@ def query_copy_bytes(learned_positions, key_value_heads, heads, query_bytes):
 
 @formula(r"1_\text{view}", "count", source="torch.matmul")
 def keeps_whole_product(learned_positions, microbatch, key_value_heads, sequence):
-    """1 if unfused attention can use keys and values where they lie, and so keeps the queries, keys
-    and values they lie among"""
+    """1 if unfused attention reads keys and values in place, and so keeps the whole tensor of
+    queries, keys and values"""
     return learned_positions * where(equal(minimum(microbatch, key_value_heads, sequence), 1), 1, 0)
 
 
@@ -162,8 +163,8 @@ def fused_attention_bytes(query_key_value_bytes, query_copy_bytes, heads, microb
 def unfused_attention_bytes(
     query_key_value_bytes, keeps_whole_product, query_bytes, score_bytes, score_dropout_bytes
 ):
-    """bytes unfused attention keeps: queries (scaled, so beside the others), keys, values, scores
-    after the softmax, dropout"""
+    """bytes unfused attention keeps: queries (scaled, so a copy), keys, values, scores after the
+    softmax, dropout"""
     return (
         query_key_value_bytes
         + keeps_whole_product * query_bytes
@@ -225,7 +226,7 @@ def inner_bytes(microbatch_tokens, feed_forward, compute_element_bytes):
 
 @formula(r"A_\text{up}", "bytes", source=_GPT)
 def mlp_input_bytes(linear_input_bytes, copies_weights, gated_mlp):
-    """bytes of the MLP's input; autocast copies it for the gate and again for the other"""
+    """bytes of the MLP's input; with a gate, autocast copies the input twice"""
     return (1 + copies_weights * gated_mlp) * linear_input_bytes
 
 

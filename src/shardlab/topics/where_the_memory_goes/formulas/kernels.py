@@ -1,5 +1,5 @@
 """What kernels keep: the same layer under the fused kernels of a library. This book's GPT runs
-eager PyTorch, whose formulas are those of activations and of a step; the formulas here are for
+eager PyTorch, which the formulas of activations and of a step describe; the formulas here are for
 Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 bits.
 """
 
@@ -15,15 +15,16 @@ from shardlab.formulas.subset import ceil_div, equal, where
 BOOK.given(
     r"""
 library_kernels | 1_\text{lib} | count, from 0 to 1, usually 0 | 0 where eager PyTorch runs this
-    book's GPT, which is counted to the byte; 1 where a library's fused kernels run
-loss_logit_bytes | \beta_V | bytes, usually 12 | bytes a logit takes while the loss goes backward:
-    12 in eager PyTorch, 6 with a loss in place, 2 with one that is fused into the head
+    book's GPT, counted to the byte; 1 where a library's fused kernels run
+loss_logit_bytes | \beta_V | bytes, usually 12 | bytes that a logit takes while the loss goes
+    backward: 12 in eager PyTorch, 6 with an in-place loss, 2 with a loss that is fused into the
+    head
 kept_gated_tensors | n_\text{gated} | count, usually 4 | inner tensors that a gated MLP keeps: 4 in
-    eager PyTorch, 3 with one kernel for the gate
-kept_attention_outputs | n_\text{copy}^\text{attn} | count, usually 1 | times that attention's
-    output is kept: once, or by kernel and output product each
+    eager PyTorch, 3 where one kernel computes the gate
+kept_attention_outputs | n_\text{copy}^\text{attn} | count, usually 1 | copies of attention's output
+    that are kept: 1, or 2 where the kernel and the output product keep one each
 workspace_bytes | M_\text{work} | bytes, from 0, usually 0 | scratch memory of the matrix products:
-    on a GPU, cuBLAS keeps one piece for each thread that multiplies, forward and backward
+    on a GPU, cuBLAS keeps one workspace for each thread that multiplies, forward and backward
 """
 )
 
@@ -41,7 +42,7 @@ def eager_kernels(library_kernels):
 @formula(r"A_\text{own}", "bytes")
 def own_input_bytes(tensor_own_tokens, compute_element_bytes, hidden):
     """bytes of one vector of the hidden size for each token that the rank has between the layers:
-    all, or with sequence parallelism its part"""
+    all tokens, or the rank's part with sequence parallelism"""
     return compute_element_bytes * tensor_own_tokens * hidden
 
 
@@ -60,7 +61,7 @@ def library_norm_bytes(
     query_key_norms,
     microbatch_tokens,
 ):
-    """bytes that a layer's norms keep: inputs, and the statistics of a token, two in LayerNorm and
+    """bytes that a layer's norms keep: inputs, and statistics for each token, two in LayerNorm and
     one in RMSNorm"""
     return (
         norms_per_layer * (own_input_bytes + 4 * (1 + norm_biases) * tensor_own_tokens)
@@ -84,8 +85,8 @@ def library_attention_bytes(
     tensor_parallel,
     tensor_mask_bytes,
 ):
-    """bytes that attention keeps: its input, queries, keys, values, before and after their norms,
-    its output, scores or their log-sum-exp, all of the rank's heads; the mask"""
+    """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
+    and after their norms; its output; scores or their log-sum-exp; the mask"""
     return (
         tensor_input_bytes
         + ceil_div(
@@ -113,8 +114,8 @@ def library_mlp_bytes(
     library_inner_bytes,
     tensor_mask_bytes,
 ):
-    """bytes that the MLP keeps: input, inner tensors, mask; of experts, those of the ones that a
-    token goes through, if all get as many tokens"""
+    """bytes that the MLP keeps: input, inner tensors, mask; with experts, only of the experts that
+    a token goes through, if all experts get equally many tokens"""
     return (
         where(experts > 0, experts_per_token, 1)
         * (

@@ -1,5 +1,5 @@
 """What one rank of a layout has: its part of the parameters, among d x t x p ranks with ZeRO; the
-layers of its stages, and the microbatches that wait in them.
+layers of its stages, and the microbatches that wait in these stages.
 
 On one rank all of it is the whole: t = p = 1 is the model of one GPU.
 """
@@ -63,7 +63,7 @@ def parts_of_layers_are_of_one_type(
 
 @formula(r"1_\text{tied}^r", "count")
 def rank_tied_head(tied_head, pipeline_parallel):
-    """1 if embedding and head share one table on the rank: not where a pipeline has one at each
+    """1 if embedding and head share one table on the rank; 0 where a pipeline has a copy at each
     end"""
     return where(pipeline_parallel > 1, 0, tied_head)
 
@@ -93,8 +93,8 @@ def rank_cut_layer_parameters(
     biases,
     tensor_feed_forward,
 ):
-    """parameters of a layer of which each tensor-parallel rank has others: weights, and biases of
-    layers cut by columns; of experts each rank has a part of all"""
+    """parameters of a layer that tensor parallelism cuts, so that each rank has different ones:
+    weights, and biases of linear layers cut by columns; each rank has a part of every expert"""
     return (
         floor_div(
             2 * hidden * (query_size + key_value_size)
@@ -117,8 +117,8 @@ def rank_whole_layer_parameters(
     head_columns,
     experts,
 ):
-    """parameters of a layer that every tensor-parallel rank has: norms, biases of layers cut by
-    rows, the router"""
+    """parameters of a layer that every tensor-parallel rank has: norms, biases of linear layers cut
+    by rows, the router"""
     return (
         norms_per_layer * norm_parameters
         + biases * (1 + layer_mlps) * hidden
@@ -143,14 +143,14 @@ def rank_table_parameters(tensor_vocabulary, hidden):
 def rank_embedding_parameters(
     pipeline_is_first, rank_table_parameters, learned_positions, max_sequence, hidden
 ):
-    """parameters of the embedding on the rank: none behind the first stage"""
+    """parameters of the embedding on the rank: none after the first stage"""
     return pipeline_is_first * (rank_table_parameters + learned_positions * max_sequence * hidden)
 
 
 @formula(r"\Psi_\text{head}^r", "parameters")
 def rank_head_parameters(pipeline_is_last, rank_tied_head, rank_table_parameters):
-    """parameters that the head adds on the rank: none before the last stage, or where its table is
-    the embedding's"""
+    """parameters that the head adds on the rank: none before the last stage, or where the head
+    shares the embedding's table"""
     return pipeline_is_last * (1 - rank_tied_head) * rank_table_parameters
 
 
@@ -170,7 +170,7 @@ def rank_parameters(
 
 @formula(r"\Psi_r^\text{shard}", "parameters")
 def rank_shard_parameters(rank_parameters, data_parallel, rank):
-    """elements of the rank's shard of these"""
+    """elements of the rank's shard of its parameters"""
     return shard_of(rank_parameters, data_parallel, rank)
 
 
@@ -195,8 +195,8 @@ def rank_gradient_bytes(zero_stage, rank_parameters, rank_shard_parameters, grad
 
 @formula(r"z_\text{back}", "count")
 def rank_reducing_stage(pipeline_parallel, zero_stage):
-    """the stage of ZeRO by which backward treats gradients: a pipeline reduces once, at the end of
-    a step, so until then they are whole"""
+    """ZeRO stage that decides how backward treats gradients: a pipeline reduces once, at the end of
+    a step, and keeps whole gradients until then"""
     return where(pipeline_parallel > 1, minimum(zero_stage, 1), zero_stage)
 
 
@@ -235,8 +235,8 @@ def rank_optimizer_bytes(
     layers,
     step_counter_element_bytes,
 ):
-    """bytes of the rank's optimizer states and step counters: one for each parameter tensor, which
-    is about its layers' share of them, or one for each unit"""
+    """bytes of the rank's optimizer states and step counters: one counter for each unit, or for
+    each parameter tensor, of which the rank has about its layers' share"""
     return rank_moment_bytes + where(
         zero_stage < 1,
         where(
@@ -260,7 +260,7 @@ def rank_layer_bytes(
     tensor_layer_bytes,
     layer_activation_bytes,
 ):
-    """bytes that one layer has for backward on the rank, by kernels and tensor parallelism"""
+    """bytes that one layer keeps for backward on the rank, by kernels and tensor-parallel degree"""
     return where(
         library_kernels > 0,
         library_layer_bytes,
@@ -291,8 +291,8 @@ _AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layou
 def rank_recomputed_layer_bytes(
     library_kernels, own_input_bytes, tensor_parallel, tensor_kept_layer_bytes, kept_layer_bytes
 ):
-    """bytes that one layer keeps on the rank if it is computed again, by policy; under a library's
-    kernels its input"""
+    """bytes that one layer keeps on the rank when it is computed again, by policy; under a
+    library's kernels, its input"""
     return where(
         library_kernels > 0,
         own_input_bytes,
@@ -302,8 +302,8 @@ def rank_recomputed_layer_bytes(
 
 @formula(r"A_\ell^\text{wait}", "bytes")
 def rank_waiting_layer_bytes(recompute_policy, rank_layer_bytes, rank_recomputed_layer_bytes):
-    """bytes that one layer keeps from its forward to its backward: all that backward needs, or what
-    it is computed again from"""
+    """bytes that one layer keeps from its forward to its backward: everything that backward needs,
+    or the tensors from which the layer is computed again"""
     return where(recompute_policy < 1, rank_layer_bytes, rank_recomputed_layer_bytes)
 
 
@@ -316,13 +316,13 @@ def rank_checkpoint_layers(recompute_policy, stage_layers, recompute_every):
 
 @formula(r"n_\text{stage}^r", "count", measured_by=_AGAIN)
 def rank_stage_checkpoints(stage_layers, rank_checkpoint_layers):
-    """checkpoints of a stage: as many as layers, if each has one"""
+    """checkpoints of a stage: as many as its layers, if each layer has one"""
     return ceil_div(stage_layers, rank_checkpoint_layers)
 
 
 @formula(r"n_\text{last}^r", "count", measured_by=_AGAIN)
 def rank_last_checkpoint_layers(stage_layers, rank_stage_checkpoints, rank_checkpoint_layers):
-    """layers of a stage's last checkpoint, the first to go backward: it may have fewer"""
+    """layers of a stage's last checkpoint, which goes backward first and may have fewer layers"""
     return stage_layers - rank_checkpoint_layers * (rank_stage_checkpoints - 1)
 
 
@@ -334,8 +334,8 @@ def rank_stage_bytes(rank_stage_checkpoints, rank_waiting_layer_bytes):
 
 @formula(r"A_\text{top}^r", "bytes")
 def rank_entrance_bytes(pipeline_is_first, tensor_mask_bytes, tensor_parallel, microbatch_tokens):
-    """bytes that a microbatch keeps in the embedding: the mask behind it, and with tensor
-    parallelism the rows of its tokens (8) and whether they are there (1)"""
+    """bytes that a microbatch keeps in the embedding: the mask after it, and with tensor
+    parallelism the row of each token (8) and whether the rank has that row (1)"""
     return pipeline_is_first * (
         tensor_mask_bytes + where(tensor_parallel > 1, 9 * microbatch_tokens, 0)
     )
@@ -352,7 +352,8 @@ def rank_exit_bytes(
     head_activation_bytes,
     logit_bytes,
 ):
-    """bytes that a microbatch keeps in last norm, head and loss, on the rank that has them"""
+    """bytes that a microbatch keeps in the last norm, the head and the loss, on the rank that has
+    them"""
     return pipeline_is_last * where(
         tensor_parallel > 1,
         tensor_norm_bytes + tensor_input_bytes + tensor_logit_bytes + 9 * microbatch_tokens,
@@ -362,7 +363,8 @@ def rank_exit_bytes(
 
 @formula(r"A_\text{step}^r", "bytes")
 def rank_batch_bytes(batch_bytes, pipeline_parallel, microbatches):
-    """bytes of tokens and targets: a rank of a pipeline is given those of all its microbatches"""
+    """bytes of tokens and targets: a rank of a pipeline gets those of all its microbatches at
+    once"""
     return batch_bytes * where(pipeline_parallel > 1, microbatches, 1)
 
 
@@ -371,7 +373,7 @@ def rank_batch_bytes(batch_bytes, pipeline_parallel, microbatches):
 
 @formula(r"m_\text{most}^r", "count")
 def rank_in_flight(pipeline_parallel, pipeline_in_flight):
-    """microbatches of a stage that the rank has at the most, of all its stages together"""
+    """most microbatches that the rank has at once, added up over its stages"""
     return where(pipeline_parallel > 1, pipeline_in_flight, 1)
 
 
@@ -393,8 +395,8 @@ def rank_new_checkpoint_gradient_bytes(
     rank_layer_parameters,
     rank_last_checkpoint_layers,
 ):
-    """bytes of the gradients that the first microbatch has of its own when the checkpoint before a
-    stage's last one goes backward; 0 if there is none"""
+    """bytes of the first microbatch's own gradients when a stage's second to last checkpoint goes
+    backward; 0 if there is none"""
     return where(
         rank_reducing_stage < 2,
         where(
@@ -421,9 +423,9 @@ def rank_fullest_later(
     rank_passing_bytes,
     rank_new_checkpoint_gradient_bytes,
 ):
-    """1 if such a rank is fuller when the second goes backward: gradients are more than what the
-    first microbatch kept, in the ends of the model and as an output too, and than its own new
-    gradients"""
+    """1 if a rank where all microbatches wait is fuller when the second microbatch goes backward:
+    the gradients are larger than everything that the first microbatch kept, with the ends of the
+    model, its output and its own new gradients"""
     return where(
         rank_backward_gradient_bytes
         > rank_stage_bytes
@@ -438,7 +440,7 @@ def rank_fullest_later(
 
 @formula(r"1_\text{first}^r", "count")
 def rank_fullest_first(rank_waits_for_all, rank_fullest_later):
-    """1 if such a rank is fullest when the first goes backward"""
+    """1 if a rank where all microbatches wait is fullest when the first microbatch goes backward"""
     return rank_waits_for_all - rank_fullest_later
 
 
@@ -450,14 +452,15 @@ def rank_held_microbatches(rank_in_flight, rank_fullest_later):
 
 @formula(r"L_\text{held}^r", "count")
 def rank_held_layers(rank_held_microbatches, rank_stage_checkpoints):
-    """layers of one microbatch that wait on the rank then, or checkpoints of layers"""
+    """layers of one microbatch, or checkpoints of layers, that wait on the rank when it is
+    fullest"""
     return rank_held_microbatches * rank_stage_checkpoints
 
 
 @formula(r"A_\text{exits}^r", "bytes")
 def rank_waiting_exit_bytes(pipeline_schedule, rank_held_microbatches, rank_exit_bytes):
-    """bytes of these of the microbatches that wait beside the one at work: interleaved, each of
-    them goes backward at once"""
+    """bytes of last norm, head and loss of the microbatches that wait beside the one at work; 0 in
+    the interleaved schedule, where each microbatch goes backward at once"""
     return where(equal(pipeline_schedule, 4), 0, rank_held_microbatches - 1) * rank_exit_bytes
 
 
@@ -469,8 +472,8 @@ def rank_saved_bytes(
     rank_waiting_exit_bytes,
     rank_stage_bytes,
 ):
-    """bytes that wait on the rank when a backward begins: the batch, and in each microbatch the
-    embedding's and the layers'"""
+    """bytes that wait on the rank when a backward begins: the batch, and the bytes of embedding and
+    layers in each microbatch"""
     return (
         rank_batch_bytes
         + rank_waiting_exit_bytes
@@ -489,8 +492,8 @@ def rank_others_bytes(
     rank_last_checkpoint_layers,
     rank_layer_bytes,
 ):
-    """bytes that wait beside the last layer of the microbatch that is at work; of a checkpoint of
-    several layers the others are there, which were computed again with it"""
+    """bytes that wait beside the last layer of the microbatch at work; in a checkpoint of several
+    layers, with the other layers that were computed again"""
     return (
         rank_batch_bytes
         + rank_waiting_exit_bytes
@@ -508,8 +511,8 @@ def rank_behind_bytes(
     rank_waiting_exit_bytes,
     rank_stage_bytes,
 ):
-    """bytes that wait when the microbatch that is at work is back at its first layer: the other
-    microbatches'"""
+    """bytes that wait when the microbatch at work is back at its first layer: the bytes of the
+    other microbatches"""
     return (
         rank_batch_bytes
         + rank_waiting_exit_bytes
@@ -530,8 +533,8 @@ def rank_before_bytes(
     rank_checkpoint_layers,
     rank_layer_bytes,
 ):
-    """bytes that wait beside the last layer of the checkpoint before a stage's last one, which has
-    all of its layers; 0 if there is none"""
+    """bytes that wait beside the last layer of a stage's second to last checkpoint, which has all
+    of its layers; 0 if there is none"""
     return where(
         rank_stage_checkpoints > 1,
         rank_batch_bytes
@@ -545,7 +548,7 @@ def rank_before_bytes(
 
 @formula(r"A_\text{pass}^r", "bytes")
 def rank_passing_bytes(residual_element_bytes, tensor_own_tokens, hidden):
-    """bytes of what one stage hands to the next: the residual stream of the rank's tokens"""
+    """bytes that one stage passes to the next: the residual stream of the rank's tokens"""
     return residual_element_bytes * tensor_own_tokens * hidden
 
 
@@ -557,26 +560,26 @@ def rank_microbatches(microbatches, pipeline_chunks):
 
 @formula(r"1_\text{on}^r", "count")
 def rank_hands_on(pipeline_chunks, pipeline_is_last):
-    """1 if a stage of the rank sends what it makes: all do but the last"""
+    """1 if a stage of the rank sends its output, as every stage but the last does"""
     return where(pipeline_chunks > 1, 1, 1 - pipeline_is_last)
 
 
 @formula(r"1_\text{back}^r", "count")
 def rank_hands_back(pipeline_chunks, pipeline_is_first):
-    """1 if a stage of the rank sends gradients: all do but the first"""
+    """1 if a stage of the rank sends gradients, as every stage but the first does"""
     return where(pipeline_chunks > 1, 1, 1 - pipeline_is_first)
 
 
 @formula(r"m_\text{done}^r", "count")
 def rank_sent_gradients(rank_microbatches, rank_in_flight, pipeline_parallel, rank_hands_on):
-    """gradients that were sent and stay: a neighbour that is as many messages behind as there are
-    ranks must have received them"""
+    """sent gradients that stay until the neighbour has received them: the neighbour is as many
+    messages behind as there are ranks"""
     return minimum(rank_microbatches - rank_in_flight, pipeline_parallel + (1 - rank_hands_on))
 
 
 @formula(r"m_\text{out}^r", "count")
 def rank_kept_outputs(rank_held_microbatches, pipeline_chunks, pipeline_is_last):
-    """outputs that the rank keeps until their backward; the last stage's is the loss"""
+    """outputs that the rank keeps until their backward; the output of the last stage is the loss"""
     return rank_held_microbatches - where(pipeline_chunks > 1, pipeline_is_last, 0)
 
 
@@ -590,8 +593,8 @@ def rank_message_bytes(
     rank_hands_back,
     rank_sent_gradients,
 ):
-    """bytes that a pipeline adds: outputs, which stay until their backward, with the gradient that
-    is on its way for the next; gradients that were sent"""
+    """bytes that a pipeline adds: outputs, which stay until their backward; the gradient that is on
+    its way for the next output; gradients that were sent"""
     return where(
         pipeline_parallel > 1,
         rank_passing_bytes
@@ -607,8 +610,8 @@ def rank_message_bytes(
 def rank_layer_message_bytes(
     rank_message_bytes, pipeline_chunks, pipeline_is_last, rank_passing_bytes
 ):
-    """bytes of these while a layer goes backward: with several stages on a rank, the last rank is
-    fullest in one that hands on what it makes"""
+    """bytes that a pipeline adds while a layer goes backward: with several stages on a rank, the
+    last rank is fullest in a stage that sends its output"""
     return rank_message_bytes + where(pipeline_chunks > 1, pipeline_is_last * rank_passing_bytes, 0)
 
 
@@ -616,8 +619,8 @@ def rank_layer_message_bytes(
 def rank_received_gradient_bytes(
     pipeline_parallel, rank_stage_checkpoints, rank_hands_on, rank_passing_bytes
 ):
-    """bytes of the gradient that a stage received, which stays until its first layer is done,
-    beside the one that its layers hand on"""
+    """bytes of the gradient that a stage received, which stays until the stage's first layer is
+    done, beside the gradient that the layers pass on"""
     return where(
         pipeline_parallel > 1,
         where(rank_stage_checkpoints > 1, rank_hands_on * rank_passing_bytes, 0),
@@ -629,8 +632,8 @@ def rank_received_gradient_bytes(
 def rank_received_at_core_bytes(
     pipeline_parallel, recompute_policy, keeps_scores, rank_hands_on, rank_passing_bytes
 ):
-    """bytes of the same in a stage's last layer, while the core of its unfused attention is
-    computed again"""
+    """bytes of the received gradient in a stage's last layer, while the core of its unfused
+    attention is computed again"""
     return where(
         pipeline_parallel > 1,
         where(equal(recompute_policy, 1), keeps_scores * rank_hands_on * rank_passing_bytes, 0),

@@ -146,7 +146,7 @@ def rank_last_layer(
     rank_layer_message_bytes,
     rank_received_at_core_bytes,
 ):
-    """while the last layer goes backward, the first to do so"""
+    """while the last layer goes backward, before all other layers"""
     return live(
         gradients=rank_earlier_gradient_bytes
         + rank_gradients_of_head_bytes
@@ -178,7 +178,7 @@ def rank_first_layer(
     rank_layer_message_bytes,
     rank_received_gradient_bytes,
 ):
-    """while the first layer goes backward, the last to do so"""
+    """while the first layer goes backward, after all other layers"""
     return live(
         gradients=rank_earlier_gradient_bytes
         + rank_gradients_of_layers_bytes
@@ -292,7 +292,7 @@ def rank_reduced(
     rank_root_bytes,
 ):
     """while the last bucket's gradients, or the embedding's, are copied into the tensor that is
-    reduced: the largest where the table is large"""
+    reduced: the peak where the table is large"""
     return live(
         gradients=where(
             rank_reducing_stage < 2,
@@ -339,7 +339,7 @@ def rank_tied_sum(
     rank_table_parameters,
 ):
     """at the end of a pipeline's step, when its ends add up the gradients of a tied table: the
-    other's, and two sums"""
+    other end's gradient, and two sums"""
     return live(
         gradients=rank_backward_gradient_bytes,
         activations=rank_batch_bytes,
@@ -374,8 +374,8 @@ def rank_cut_attention(
     temporaries_at_scores_bytes,
     rank_message_bytes,
 ):
-    """in the last layer's unfused attention, of the rank's heads: about as one part of that of all
-    heads"""
+    """in the last layer's unfused attention, for the rank's heads: about the rank's part of the
+    bytes for all heads"""
     return live(
         activations=keeps_scores
         * (
@@ -407,8 +407,8 @@ def rank_scatter(
     tensor_parallel,
     rank_message_bytes,
 ):
-    """in the last layer's reduce-scatter: its output is there twice (once for a single sequence),
-    own tokens of the sum, and the MLP's input, which still has a name"""
+    """in the last layer's reduce-scatter: its output twice (once for a single sequence), the rank's
+    own tokens of the sum, and the MLP's input, which a variable still holds"""
     return live(
         activations=rank_saved_bytes,
         gathered=gathered_layer_bytes,
@@ -433,8 +433,8 @@ def rank_cut_loss(
     compute_element_bytes,
     rank_message_bytes,
 ):
-    """in the loss over parts of the vocabulary: all is saved, and the scores are still there beside
-    the exponentials; 16-bit scores also as fp32"""
+    """in the loss over parts of the vocabulary: everything is saved, and the logits are still there
+    beside the exponentials; 16-bit logits also as fp32"""
     return live(
         activations=rank_saved_bytes + rank_exit_bytes,
         temporaries=pipeline_is_last
@@ -539,7 +539,7 @@ def rank_cut_last_layer(
     rank_layer_message_bytes,
     rank_received_at_core_bytes,
 ):
-    """in the MLP of the last layer that is cut, the first to go backward"""
+    """in the MLP of the last cut layer, which goes backward first"""
     return live(
         gradients=rank_earlier_gradient_bytes + rank_gradients_of_head_bytes,
         activations=rank_others_bytes + rank_work_activation_bytes,
@@ -572,7 +572,7 @@ def rank_cut_first_layer(
     rank_layer_message_bytes,
     rank_received_gradient_bytes,
 ):
-    """in the MLP of the first layer that is cut, the last to go backward"""
+    """in the MLP of the first cut layer, which goes backward last"""
     return live(
         gradients=rank_earlier_gradient_bytes + rank_gradients_of_layers_bytes,
         activations=rank_behind_bytes + rank_work_activation_bytes,
@@ -606,7 +606,7 @@ def rank_checkpoint(
     rank_layer_message_bytes,
     rank_received_gradient_bytes,
 ):
-    """when the checkpoint before a stage's last one has been computed again, whose last layer goes
+    """when a stage's second to last checkpoint has been computed again and its last layer goes
     backward"""
     return live(
         gradients=rank_earlier_gradient_bytes
@@ -647,7 +647,7 @@ def rank_first_checkpoint(
     rank_layer_message_bytes,
     rank_received_gradient_bytes,
 ):
-    """when the first checkpoint has been computed again, the last to be so"""
+    """when the first checkpoint has been computed again, after all others"""
     return live(
         gradients=rank_earlier_gradient_bytes
         + rank_gradients_before_first_bytes
@@ -685,8 +685,8 @@ def rank_library_loss(
     linear_input_bytes,
 ):
     """under a library's kernels, in the loss: everything saved, the inputs of last norm and head,
-    and the logits in all their copies; in a fused loss of a part, the head's whole input and its
-    gradient"""
+    and the logits in all their copies; where a fused loss takes a part of the vocabulary, the
+    head's whole input and its gradient"""
     return live(
         gradients=rank_backward_gradient_bytes,
         activations=rank_saved_bytes + pipeline_is_last * 2 * own_input_bytes,
@@ -714,7 +714,7 @@ def rank_library_layer(
     library_inner_bytes,
 ):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
-    stage 3 also the unit that is fetched ahead, and the layer's gradients twice"""
+    stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
     return live(
         gradients=rank_backward_gradient_bytes,
         activations=rank_others_bytes + rank_layer_bytes,

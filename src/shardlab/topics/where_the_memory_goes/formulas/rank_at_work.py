@@ -1,5 +1,5 @@
 """What a rank of a layout has for a part of its step: units that are whole for a moment, gradients
-that are finished, what comes and goes in a layer at work. rank.py adds them up, place by place."""
+that are finished, tensors that come and go in a layer at work. rank.py adds them up, place by place."""
 
 # Units of stage 3 are the embedding, each layer, and the head with the last norm; a tied table is
 # the root's, and stays whole.
@@ -31,7 +31,7 @@ def cut_kernels(eager_kernels, tensor_parallel):
 
 @formula(r"1_\text{join}", "count", measured_by=_AGAIN)
 def joined_layers(eager_kernels, rank_checkpoint_layers):
-    """1 where eager PyTorch computes several layers of a stage again together"""
+    """1 where eager PyTorch recomputes several layers of a stage together"""
     return where(rank_checkpoint_layers > 1, eager_kernels, 0)
 
 
@@ -68,7 +68,8 @@ def rank_root_parameters(zero_stage, rank_tied_head, rank_table_parameters):
 def embedding_unit_parameters(
     rank_embedding_parameters, rank_tied_head, zero_stage, rank_table_parameters
 ):
-    """parameters of the embedding's unit: in stage 3 without a table that is the root's"""
+    """parameters of the embedding's unit: in stage 3 without the table, if the table belongs to the
+    root"""
     return rank_embedding_parameters - where(
         zero_stage < 3, 0, rank_tied_head * rank_table_parameters
     )
@@ -119,7 +120,8 @@ def largest_tensor_parameters(
     learned_positions,
     max_sequence,
 ):
-    """parameters of the largest tensor, which is a bucket of its own where it is larger than one"""
+    """parameters of the largest tensor, which gets a bucket of its own if it is larger than a
+    bucket"""
     return maximum(
         rank_table_parameters,
         hidden * tensor_feed_forward,
@@ -179,8 +181,8 @@ def reduced_last_is_fullest(
 
 @formula(r"\Psi_\text{uneven}", "parameters")
 def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
-    """parameters of one shard more: of what is reduced while its gradients are still there, as in
-    stage 3, or where the ranks do not divide it"""
+    """parameters of one shard more: the shard of a tensor that is reduced while its gradients are
+    still there, as in stage 3, or that the ranks do not divide"""
     return where(
         zero_stage < 3,
         where(
@@ -197,7 +199,7 @@ def uneven_shard_parameters(zero_stage, last_reduced_parameters, data_parallel):
 
 @formula(r"\Psi_\text{open}", "parameters")
 def open_bucket_parameters(rank_reducing_stage, rank_bucket_parameters):
-    """parameters at most whose gradients stage 2 has whole because their bucket is not complete"""
+    """most parameters whose gradients stage 2 has whole because their bucket is not complete"""
     return where(equal(rank_reducing_stage, 2), rank_bucket_parameters, 0)
 
 
@@ -206,7 +208,8 @@ def open_bucket_parameters(rank_reducing_stage, rank_bucket_parameters):
 
 @formula(r"\beta_\text{new}^r", "bytes")
 def rank_new_element_bytes(rank_fullest_first, gradient_element_bytes, new_gradient_element_bytes):
-    """bytes an element of a finished gradient adds: none when it is added to an earlier one"""
+    """bytes that an element of a finished gradient adds: none when the gradient is added to an
+    earlier one"""
     return where(equal(rank_fullest_first, 1), gradient_element_bytes, new_gradient_element_bytes)
 
 
@@ -241,7 +244,7 @@ def finished_rest_bytes(
 
 @formula(r"G_\text{open}^r", "bytes")
 def open_bucket_bytes(gradient_element_bytes, open_bucket_parameters):
-    """bytes at most of the gradients that stage 2 has whole because their bucket is not complete"""
+    """most bytes of the gradients that stage 2 has whole because their bucket is not complete"""
     return gradient_element_bytes * open_bucket_parameters
 
 
@@ -249,8 +252,8 @@ def open_bucket_bytes(gradient_element_bytes, open_bucket_parameters):
 def rank_gradients_of_head_bytes(
     rank_reducing_stage, finished_head_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of these gradients of head and last norm on the rank: whole, or the open bucket and its
-    shard of the others"""
+    """bytes of the finished gradients of head and last norm on the rank: whole, or the open bucket
+    and the rank's shard of the others"""
     return where(
         rank_reducing_stage < 2,
         finished_head_bytes,
@@ -263,7 +266,7 @@ def rank_gradients_of_head_bytes(
 def rank_gradients_of_layers_bytes(
     rank_reducing_stage, finished_layers_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of those of the head and of all layers but the first"""
+    """bytes of the finished gradients of the head and of all layers but the first on the rank"""
     return where(
         rank_reducing_stage < 2,
         finished_layers_bytes,
@@ -276,7 +279,7 @@ def rank_gradients_of_layers_bytes(
 def rank_gradients_of_rest_bytes(
     rank_reducing_stage, finished_rest_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of all but the token table's"""
+    """bytes of all finished gradients but the token table's on the rank"""
     return where(
         rank_reducing_stage < 2,
         finished_rest_bytes,
@@ -298,7 +301,7 @@ def done_layer_parameters(
     attention_parameters,
 ):
     """parameters of a layer whose gradients are done where the layer's backward needs most: one
-    number for each of its places, in their order"""
+    number for each place of that backward, in order"""
     return choose(
         layer_work_place,
         0,
@@ -340,8 +343,8 @@ def rank_table_work_bytes(
     tensor_message_bytes,
     residual_bytes,
 ):
-    """bytes at work when the token table gets its gradient: a tied one then holds two and their
-    sum"""
+    """bytes at work when the token table gets its gradient: a tied table then has two gradients and
+    their sum"""
     return pipeline_is_first * (
         8
         + gradient_element_bytes * rank_table_parameters
@@ -364,8 +367,9 @@ def cut_layer_work_bytes(
     hidden,
     gated_mlp,
 ):
-    """bytes at work in the backward of a layer that tensor parallelism has cut, in the MLP's second
-    product; with a gate, between the two, where three gradients of the inner size are there"""
+    """bytes at work in the backward of a layer that tensor parallelism has cut: in the MLP's second
+    product or, with a gate, between the two products, when three gradients of the inner size are
+    there"""
     return maximum(
         where(equal(sequence_parallel, 1), tensor_message_bytes, 0)
         + has_dropout * rank_passing_bytes
@@ -393,8 +397,8 @@ def cut_core_second_run_bytes(
     tensor_parallel,
 ):
     """bytes of a cut layer while the core of its unfused attention is computed a second time: about
-    one part of that of all heads, beside what is whole. A single head's queries, keys and values
-    are multiplied as they lie, without a copy of each"""
+    the rank's part of the bytes for all heads, beside the tensors that are whole. A single head's
+    queries, keys and values are multiplied in place, without copies"""
     return keeps_scores * (
         tensor_norm_bytes
         + tensor_input_bytes
@@ -431,8 +435,8 @@ def rank_work_activation_bytes(
     core_recomputed_layer_bytes,
     activations_at_layer_work_bytes,
 ):
-    """bytes that a layer at work has kept or made again; if the core of its attention is computed
-    again, what it has kept"""
+    """bytes that a layer at work has kept or computed again; only the kept bytes, if just the core
+    of its attention is computed again"""
     return where(
         tensor_parallel > 1,
         where(
@@ -448,7 +452,7 @@ def rank_work_activation_bytes(
 
 @formula(r"G_\text{work}^r", "bytes", measured_by=_AGAIN)
 def rank_work_gradient_bytes(tensor_parallel, recompute_policy, gradients_at_layer_work_bytes):
-    """bytes of the gradients that a layer at work has finished where it needs most"""
+    """bytes of the gradients that a layer at work has finished at its fullest place"""
     return where(
         tensor_parallel > 1,
         0,
@@ -467,8 +471,8 @@ def rank_work_temporary_bytes(
     core_recomputed_layer_bytes,
     temporaries_at_layer_work_bytes,
 ):
-    """bytes that come and go in a layer at work, where it needs most; the core of attention, and
-    gradients that are done by then, if the core is computed again"""
+    """bytes that come and go in a layer at its fullest place; if the core of attention is computed
+    again, the core and the gradients that are done by then"""
     return where(
         tensor_parallel > 1,
         where(
@@ -503,7 +507,7 @@ def finished_checkpoint_bytes(
 def rank_gradients_of_checkpoint_bytes(
     rank_reducing_stage, finished_checkpoint_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of these gradients on the rank"""
+    """bytes of the finished gradients of the head and of a stage's last checkpoint on the rank"""
     return where(
         rank_reducing_stage < 2,
         finished_checkpoint_bytes,
@@ -532,7 +536,8 @@ def finished_before_first_bytes(
 def rank_gradients_before_first_bytes(
     rank_reducing_stage, finished_before_first_bytes, data_parallel, open_bucket_bytes
 ):
-    """bytes of these gradients on the rank"""
+    """bytes of the finished gradients of the head and of all layers but the first checkpoint's on
+    the rank"""
     return where(
         rank_reducing_stage < 2,
         finished_before_first_bytes,
@@ -575,8 +580,8 @@ def rank_optimizer_temporary_bytes(
     largest_update_parameters,
     moment_element_bytes,
 ):
-    """bytes that the update needs beside the states: of a shard, three tensors of the largest unit
-    in the loop, or all of it with foreach; of parts of a model, two tensors or all of it"""
+    """bytes that the update needs beside the states: for a shard, three tensors of the largest unit
+    in the loop, or the whole shard with foreach; for parts of a model, two tensors or all parts"""
     return where(
         maximum(tensor_parallel * pipeline_parallel, 1 + zero_stage) < 2,
         optimizer_temporary_bytes,

@@ -64,7 +64,7 @@ def optimizer_loop_elements(
     feed_forward,
 ):
     """elements beside the states in Adam's loop: a square root and a quotient of this tensor, and
-    the quotient of the one before"""
+    the quotient of the tensor before"""
     return maximum(
         2 * learned_positions * max_sequence * hidden,
         learned_positions * max_sequence * hidden + 2 * vocabulary * hidden,
@@ -80,8 +80,8 @@ def optimizer_loop_elements(
 def optimizer_temporary_bytes(
     optimizer_moments, moment_element_bytes, optimizer_mode, optimizer_loop_elements, parameters
 ):
-    """bytes the update needs beside the states: Adam's square roots, of a tensor or two in the
-    loop, of all tensors with foreach"""
+    """bytes the update needs beside the states: Adam's square roots, for a tensor or two in the
+    loop, for all tensors with foreach"""
     return moment_element_bytes * where(
         optimizer_moments > 1,
         where(
@@ -137,8 +137,8 @@ def attention(
     sequence,
     temporaries_at_scores_bytes,
 ):
-    """in the last layer's unfused attention: 0 for fused, where another place is larger. The
-    targets (8 a token), an earlier loss (4) and the causal mask are temporaries there"""
+    """in the last layer's unfused attention: 0 for fused attention, where another place is larger.
+    The targets (8 for each token), an earlier loss (4) and the causal mask are temporaries there"""
     return live(
         activations=8 * microbatch_tokens
         + mask_bytes
@@ -157,14 +157,14 @@ def attention(
     "saved", phase="forward", symbol=r"_\text{saved}", total="end_of_forward_bytes", largest=False
 )
 def saved(activation_bytes):
-    """at the end of forward: all that backward needs is there, and the loss"""
+    """at the end of forward: everything that backward needs, and the loss"""
     return live(activations=activation_bytes, temporaries=4)
 
 
 @STEP.place("loss", phase="backward", symbol="_2", total="loss_peak_bytes")
 def loss(activation_bytes, logit_bytes):
     """in the backward of the log-softmax: everything saved but the sum of the loss's weights (4),
-    and with the saved log-softmax two gradients of its size"""
+    and two gradients as large as the saved log-softmax"""
     return live(activations=activation_bytes - 4, temporaries=2 * logit_bytes + 8)
 
 
@@ -236,7 +236,7 @@ def embedding(
     tied_head,
     residual_bytes,
 ):
-    """when the token table gets its gradient: a tied one then holds two and their sum"""
+    """when the token table gets its gradient: a tied table then has two gradients and their sum"""
     return live(
         gradients=earlier_gradient_bytes
         + new_gradient_element_bytes * (parameters - vocabulary * hidden),
@@ -252,7 +252,7 @@ def embedding(
 
 @STEP.place("optimizer", phase="optimizer", symbol="_6", total="optimizer_peak_bytes")
 def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temporary_bytes):
-    """in the optimizer's step: batch and loss still have a name in the training loop"""
+    """in the optimizer's step: the training loop still holds batch and loss"""
     return live(
         optimizer=optimizer_state_bytes,
         gradients=gradient_bytes,

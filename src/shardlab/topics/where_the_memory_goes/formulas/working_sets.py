@@ -1,6 +1,6 @@
-"""Working sets: what is live in the head, or in one layer, while it is at work. What was saved for
-it and is still there, the gradients it makes, and tensors that come and go; only those of its
-places that can be the peak of a step.
+"""Working sets: what is live while the head, or one layer, is at work: saved tensors that are still
+there, new gradients, and tensors that come and go. Only places that can be the peak of a step are
+listed.
 """
 
 # A product y = x W goes backward in this order: the gradients of x and W are made while x and y's
@@ -26,14 +26,15 @@ formula = BOOK.section(source=_GPT, measured_by=_STEPS)
 
 @formula(r"\beta_\text{new}", "bytes", source="torch.autograd")
 def new_gradient_element_bytes(accumulation_steps, gradient_element_bytes):
-    """bytes an element of a finished gradient adds: none when it is added to the gradient of
-    earlier microbatches"""
+    """bytes that an element of a finished gradient adds: none when the gradient is added to the
+    gradient of earlier microbatches"""
     return where(accumulation_steps > 1, 0, gradient_element_bytes)
 
 
 @formula(r"\beta_\text{cast}", "bytes", source="torch.autocast")
 def cast_element_bytes(copies_weights, compute_element_bytes, gradient_element_bytes):
-    """bytes an element of a weight's gradient takes while it is made fp32: in both types"""
+    """bytes of an element of a weight's gradient in both types together, while the gradient is
+    converted to fp32"""
     return copies_weights * (compute_element_bytes + gradient_element_bytes)
 
 
@@ -46,8 +47,8 @@ def norm_backward_bytes(
     residual_element_bytes,
     microbatch_tokens,
 ):
-    """bytes at work in a norm's backward: gradients in and out; our RMSNorm computes with four fp32
-    tensors, five from 16 bits"""
+    """bytes at work in a norm's backward: gradients in and out; this book's RMSNorm computes with
+    four fp32 tensors, five from 16 bits"""
     return residual_bytes + where(
         equal(biases, 1),
         residual_bytes + 2 * gradient_element_bytes * hidden,
@@ -93,8 +94,8 @@ def bias_copy_bytes(
 
 @formula(r"1_\text{move}", "count")
 def moves_keys(microbatch, key_value_heads):
-    """1 if unfused attention moves keys and values so that a group is one matrix, 0 if it can use
-    them where they lie"""
+    """1 if unfused attention moves keys and values so that a group is one matrix, 0 if attention
+    reads them in place"""
     return where(minimum(microbatch, key_value_heads) > 1, 1, 0)
 
 
@@ -108,8 +109,8 @@ def moved_query_bytes(
     key_value_heads,
     heads,
 ):
-    """bytes of queries and keys that nothing keeps: as they come, before they are rotated, and
-    moved so that a group is one matrix"""
+    """bytes of queries and keys that nothing keeps: before they are rotated, and moved so that a
+    group is one matrix"""
     return query_copy_bytes + where(
         equal(moves_keys, 1),
         (2 - learned_positions) * query_key_value_bytes + query_bytes,
@@ -120,15 +121,15 @@ def moved_query_bytes(
 
 @formula(r"A_{qk}", "bytes", measured_by=_LEDGER)
 def scored_bytes(query_bytes, moves_keys, learned_positions, query_key_value_bytes, key_bytes):
-    """bytes the product of queries and keys saves: scaled queries, and keys; or all that lies with
-    keys that were not moved"""
+    """bytes the product of queries and keys saves: scaled queries, and keys; or the whole tensor
+    that holds keys that were not moved"""
     return query_bytes + where(learned_positions > moves_keys, query_key_value_bytes, key_bytes)
 
 
 @formula(r"A_{wv}", "bytes", measured_by=_LEDGER)
 def weighted_bytes(score_dropout_bytes, moves_keys, learned_positions, key_bytes):
-    """bytes the product of scores and values saves on top: what dropout keeps, and values that lie
-    by themselves"""
+    """bytes that the product of scores and values saves beside the scores: the bytes that dropout
+    keeps, and values that were moved"""
     return score_dropout_bytes + where(learned_positions > moves_keys, 0, key_bytes)
 
 
@@ -147,7 +148,7 @@ SCORES = Places(
 def softmax(
     attention_saved_bytes, score_bytes, moved_query_bytes, moves_keys, learned_positions, key_bytes
 ):
-    """at the softmax: raw and masked scores beside it"""
+    """at the softmax: raw and masked scores beside its result"""
     return live(
         activations=attention_saved_bytes,
         temporaries=2 * score_bytes
@@ -158,7 +159,7 @@ def softmax(
 
 @SCORES.place("weighted", symbol=r"_{wv}^\text{fwd}")
 def weighted(attention_saved_bytes, weighted_bytes, score_bytes, moved_query_bytes, query_bytes):
-    """at the product with the values: the scores that it takes and what it makes"""
+    """at the product with the values: its scores and its output"""
     return live(
         activations=attention_saved_bytes + weighted_bytes,
         temporaries=score_bytes + moved_query_bytes + query_bytes,
@@ -216,7 +217,7 @@ def head_norm(norm_activation_bytes, tied_head, head_gradient_bytes, norm_backwa
 
 @HEAD.place("head_cast", symbol=r"_{yW}^\text{fp32}")
 def head_cast(norm_activation_bytes, residual_bytes, cast_element_bytes, vocabulary, hidden):
-    """while the gradient of the head's weight is made fp32"""
+    """while the gradient of the head's weight is converted to fp32"""
     return live(
         activations=norm_activation_bytes,
         temporaries=residual_bytes + cast_element_bytes * vocabulary * hidden,
@@ -243,7 +244,7 @@ def mlp_side_parameters(mlp_parameters, norm_parameters):
 
 @formula(r"n_\text{out}", "count")
 def attention_side_parameters(mlp_side_parameters, hidden, query_size, biases):
-    """parameters that are done when attention's output product is: its own too"""
+    """parameters that are done when attention's output product is done, its own included"""
     return mlp_side_parameters + hidden * (query_size + biases)
 
 
@@ -263,7 +264,7 @@ def mlp_down_cast(
     compute_element_bytes,
     gradient_element_bytes,
 ):
-    """while the gradient of the MLP's second weight is made fp32"""
+    """while the gradient of the MLP's second weight is converted to fp32"""
     return live(
         activations=attention_activation_bytes
         + (
@@ -336,7 +337,7 @@ def mlp_up_cast(
     hidden,
     residual_bytes,
 ):
-    """while the gradient of the MLP's first weight is made fp32"""
+    """while the gradient of the MLP's first weight is converted to fp32"""
     return live(
         activations=attention_activation_bytes + norm_activation_bytes,
         gradients=new_gradient_element_bytes * mlp_done_parameters,
@@ -472,7 +473,7 @@ def first_cast(
     hidden,
     residual_bytes,
 ):
-    """while the gradient of that product's weight is made fp32"""
+    """while the gradient of the weight of queries, keys and values is converted to fp32"""
     return live(
         activations=norm_activation_bytes,
         gradients=new_gradient_element_bytes * attention_side_parameters,
@@ -490,8 +491,8 @@ LAYER.largest()
 OTHERS = Places(
     "other_layers",
     r"_\text{rest}",
-    "of all layers but one: of which there is more decides where the peak is, in the last layer,"
-    " with which backward begins, or in the first",
+    "of all layers but one: the larger of kept activations and gradients decides whether the peak"
+    " is in the last layer, with which backward begins, or in the first",
     "definition",
     _LEDGER,
 )

@@ -16,19 +16,20 @@ formula = BOOK.section(
     r"h_\text{head}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads"
 )
 def head_columns(head_size, hidden, heads):
-    """columns of one head: hidden / heads, unless the model has a size of its own for them"""
+    """columns of one head: hidden / heads, unless the model gives its own number"""
     return where(head_size > 0, head_size, floor_div(hidden, heads))
 
 
 @formula(r"h_\text{q}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
 def query_size(heads, head_columns):
-    """columns of the queries of all heads; h where hidden is dealt to them"""
+    """columns of the queries of all heads: h, unless the model gives the columns of a head"""
     return heads * head_columns
 
 
 @formula(r"h_\text{kv}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
 def key_value_size(key_value_heads, head_columns):
-    """columns that keys take, and values as many: the whole hidden size unless heads share them"""
+    """columns of the keys, and as many of the values: the hidden size, unless several heads share
+    keys and values"""
     return key_value_heads * head_columns
 
 
@@ -40,7 +41,8 @@ formula = BOOK.section(
 
 @formula(r"1_\text{qkv}", "count", choice=True)
 def query_key_value_biases(biases):
-    """1 if the product that makes queries, keys and values has a bias: in Qwen2 it alone has"""
+    """1 if the product that makes queries, keys and values has a bias; in Qwen2, only this product
+    has one"""
     return biases
 
 
@@ -104,7 +106,7 @@ def norm_parameters(hidden, norm_biases):
 )
 def layer_mlp_parameters(experts, mlp_parameters, hidden):
     """parameters of a layer's MLP, or of all its experts and of the router, which has a column for
-    each"""
+    each expert"""
     return where(experts > 0, experts * (mlp_parameters + hidden), mlp_parameters)
 
 
@@ -144,7 +146,8 @@ def parameters(layers, layer_parameters, embedding_parameters, norm_parameters, 
     measured_by="tests/engines/test_model_config.py::test_active_parameters",
 )
 def active_parameters(parameters, layers, experts, experts_per_token, mlp_parameters):
-    """parameters that one token goes through: all but those of the experts that it does not use"""
+    """parameters that one token goes through: all but the parameters of the experts that the token
+    skips"""
     return parameters - layers * (experts - experts_per_token) * mlp_parameters
 
 
@@ -199,8 +202,8 @@ def matrix_parameters(
     experts_per_token,
     vocabulary,
 ):
-    """elements of the weights that a token is multiplied with: no biases, norms or tables, of
-    experts only those that it goes through, but the head even when it is tied"""
+    """elements of the weights that a token is multiplied with: no biases, norms or tables; only the
+    experts that the token goes through; the head even when it is tied"""
     return (
         layers
         * (

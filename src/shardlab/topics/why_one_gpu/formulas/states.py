@@ -22,7 +22,8 @@ def bytes_per_parameter(
     optimizer_moments,
     moment_element_bytes,
 ):
-    """bytes of model states for each parameter: often quoted as 16, and it depends on the recipe"""
+    """bytes of model states for each parameter: often quoted as 16, but the number depends on the
+    recipe"""
     return (
         parameter_element_bytes
         + gradient_element_bytes
@@ -91,7 +92,7 @@ def gpus_per_copy(tensor_parallel, pipeline_parallel):
 
 @formula(r"\Psi_\text{GPU}", "parameters")
 def parameters_per_gpu(parameters, gpus_per_copy):
-    """parameters of the fullest GPU when one copy is dealt out evenly: no real split is better"""
+    """parameters of the fullest GPU when one copy is divided evenly: no real split is better"""
     return ceil_div(parameters, gpus_per_copy)
 
 
@@ -123,7 +124,7 @@ def moment_bytes_per_gpu(parameters_per_gpu, optimizer_moments, moment_element_b
 def states_bytes_per_gpu(
     parameter_bytes_per_gpu, gradient_bytes_per_gpu, master_bytes_per_gpu, moment_bytes_per_gpu
 ):
-    """bytes of model states on the fullest GPU when one copy is dealt out evenly"""
+    """bytes of model states on the fullest GPU when one copy is divided evenly"""
     return (
         parameter_bytes_per_gpu
         + gradient_bytes_per_gpu

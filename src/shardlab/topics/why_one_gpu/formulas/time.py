@@ -8,10 +8,11 @@ from shardlab.formulas.subset import equal
 
 BOOK.given(
     r"""
-tokens_per_second | \nu_\text{tok} | tokens/s, above 0 | tokens that a run was measured to train on
-    in a second, all its GPUs together
-causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if of the attention scores only the
-    half that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all are
+tokens_per_second | \nu_\text{tok} | tokens/s, above 0 | measured tokens per second of a training
+    run, over all GPUs
+causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if only the half of the attention
+    scores that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all scores are
+    counted
 """
 )
 
@@ -29,8 +30,8 @@ formula = BOOK.section(
     r"C", "FLOP", source=_KAPLAN, measured_by="tests/engines/test_formulas.py::test_matmul_flops"
 )
 def training_flops(parameters, tokens):
-    """operations of the whole training: 2 a parameter and token forward, 4 backward; no attention
-    scores"""
+    """operations of the whole training: 2 for each parameter and token forward, 4 backward; no
+    attention scores"""
     return 6 * parameters * tokens
 
 
@@ -80,7 +81,7 @@ formula = BOOK.section(source=_DEFINITION, measured_by=_FOUNDRY)
 @formula(r"\eta_\text{run}", "fraction")
 def model_flops_utilisation(parameters, tokens_per_second, gpus, flops_per_second):
     """share of the datasheet's rate that a run achieves, at 6 operations for each parameter and
-    token; what it recomputes does not count"""
+    token; recomputation does not count"""
     return 6 * parameters * tokens_per_second / (gpus * flops_per_second)
 
 
@@ -88,8 +89,7 @@ def model_flops_utilisation(parameters, tokens_per_second, gpus, flops_per_secon
 def model_flops_utilisation_with_scores(
     parameters, layers, hidden, sequence, tokens_per_second, gpus, flops_per_second
 ):
-    """the same share with attention scores counted, the whole square of them: what many reports
-    print"""
+    """the same share with all attention scores counted, as many reports print it"""
     return (
         (6 * parameters + 12 * layers * hidden * sequence)
         * tokens_per_second
