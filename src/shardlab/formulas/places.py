@@ -155,12 +155,13 @@ class Places:
         self._add(which, _over(arg_max, totals), *number)
         for category, letter in LETTERS.items():
             parts = [place.parts.get(category, "") for place in self.rivals]
+            there = self.there or self.meaning.partition(":")[0]
             if len(set(parts)) > 1:
                 self._add(
                     f"{category}_at_{self.name}_bytes",
                     _chosen(which, parts),
                     letter + self.symbol,
-                    f"{SAID.get(category, category)} {self.there or self.meaning.partition(':')[0]}",
+                    f"{SAID.get(category, category)} {there}",
                     module,
                 )
 

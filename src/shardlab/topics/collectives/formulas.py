@@ -1,7 +1,8 @@
 """Communication: what each rank sends in a collective, in how many steps, how long that takes, and
 the bandwidth that reports quote. Bytes are exact for every rank and every size: where the ranks do
-not divide the size, the first chunks have one element more. Times are those of chunks of equal size on links
-that take a latency for each message and then its bytes one after the other, both ways at once.
+not divide the size, the first chunks have one element more. Times are those of chunks
+of equal size on links that take a latency for each message and then its bytes one after the other,
+both ways at once.
 
 The plans behind them are in collective_plans.py.
 """
