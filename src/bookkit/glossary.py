@@ -21,6 +21,9 @@ def definitions(page: str) -> dict[str, str]:
     for block in re.findall(r"^```\{glossary\}\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         for entry in re.split(r"\n\s*\n", block.strip("\n")):
             term, _, text = entry.partition("\n")
+            indents = {len(line) - len(line.lstrip()) for line in text.splitlines()}
+            if len(indents) > 1:  # Sphinx would cut as many letters as the first line is indented
+                raise ValueError(f"{PAGE}.md: {term}: indent all lines of a definition equally.")
             text = re.sub(r"(?<!\})`([^`]+)`", r"\1", text)  # code is said as it is
             found[term.strip()] = " ".join(words.plain(text).split())
     return found

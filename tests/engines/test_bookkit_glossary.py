@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 from docutils import nodes
 from docutils.utils import new_document
 
@@ -44,6 +45,15 @@ def test_definitions_are_read():
         "model states": "0 of these.",
         "NCCL": "A library.",
     }
+
+
+def test_lines_of_a_definition_are_indented_equally():
+    """Must catch: "  local rank" below a first line of four spaces, of which Sphinx prints "ocal
+    rank"."""
+    with pytest.raises(ValueError, match="rank: indent all lines"):
+        glossary.definitions(
+            "```{glossary}\nrank\n    One process.\n  *Local rank* is a number.\n```\n"
+        )
 
 
 def test_a_term_shows_its_definition(tmp_path):
