@@ -10,6 +10,7 @@ import hashlib
 import sys
 from pathlib import Path
 
+import shardlab
 from bookkit import words
 
 SOURCES = Path(__file__).resolve().parents[1]
@@ -78,6 +79,12 @@ def _notice_sources(app, config):
         config.nb_execution_cache_path = str(cache)
 
 
+def _know_the_version(app, config):
+    """``{{ version }}`` in a page is the package's."""
+    known = {"version": shardlab.__version__}
+    config.myst_substitutions = {**config.myst_substitutions, **known}
+
+
 def _remove_old_pages(app, exception):
     """A page that was renamed or taken out would stay in the built book, and be read, linked and
     copied with it."""
@@ -95,6 +102,7 @@ def _remove_old_pages(app, exception):
 def setup(app):
     app.add_config_value("bookkit_sources", "", "env")
     app.connect("config-inited", _notice_sources)
+    app.connect("config-inited", _know_the_version)
     app.connect("build-finished", _remove_old_pages, priority=100)
 
 

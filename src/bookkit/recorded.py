@@ -250,7 +250,8 @@ class RecordingsDirective(SphinxDirective):
             said.append(
                 nodes.paragraph(
                     "",
-                    f"Never recorded, and so left out of the pages: {', '.join(missing)}.",
+                    "Pages would also show these measurements, which no GPU has made yet:"
+                    f" {', '.join(missing)}.",
                 )
             )
         return said

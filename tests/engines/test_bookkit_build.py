@@ -5,6 +5,7 @@ from shutil import copy
 
 import pytest
 
+import shardlab
 from bookkit.build import build_book, sources_digest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,7 +27,7 @@ def book(tmp_path):
     (folder / "chapters").mkdir(parents=True)
     for path in (ROOT / "_config.yml", *ROOT.glob("*.bib")):
         copy(path, folder)
-    (folder / "index.md").write_text("# A book\n\nRead on.\n")
+    (folder / "index.md").write_text("# A book\n\nVersion {{ version }}.\n")
     (folder / "chapters" / "first.md").write_text("# First\n\nA page.\n")
     write_contents(folder, "first")
     return folder
@@ -41,7 +42,7 @@ def write_contents(folder, name):
 @pytest.mark.slow
 def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     """Must catch: the page under its old name still in the built book, found by search engines and
-    old links."""
+    old links; another version on a page than the package's."""
     pages = tmp_path / "html"
     build_book(book, pages)
     assert (pages / "chapters" / "first.html").exists()
@@ -49,7 +50,8 @@ def test_a_renamed_page_leaves_nothing_behind(book, tmp_path):
     write_contents(book, "second")
     build_book(book, pages)
     assert sorted(path.stem for path in (pages / "chapters").iterdir()) == ["second"]
-    assert (pages / "index.html").exists() and (pages / "search.html").exists()
+    assert f"Version {shardlab.__version__}." in (pages / "index.html").read_text("utf-8")
+    assert (pages / "search.html").exists()
 
 
 @pytest.mark.slow
