@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import flop_registry
 
 from shardlab.exercises.checker import Exercise, Misconception
 from shardlab.exercises.thread_ranks import answer_of_ranks
+from shardlab.torch_internals import TorchDispatchMode
 
 
 def _digits(tensor):
@@ -64,9 +66,32 @@ def _on_ranks(n, work):
 # --- an MLP on several ranks ----------------------------------------------------------------------
 
 
+class _Products(TorchDispatchMode):
+    """Counts the operations of matrix products in this thread."""
+
+    flops = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        operator = function.overloadpacket
+        if operator in flop_registry:
+            self.flops += flop_registry[operator](*args, **(kwargs or {}), out_val=result)
+        elif operator is torch.ops.aten.mv:
+            self.flops += 2 * args[0].numel()
+        return result
+
+
 def _mlp_of_ranks(solution, n, hidden, inner):
-    """What each rank has after the MLP, and the elements of each term that was summed for it."""
-    x, up, down = _drawn(n, (2, hidden), (inner, hidden), (hidden, inner))
+    """What each rank has after the MLP, the elements of each term that was summed for it, and how
+    much of the products it made."""
+    tokens = 2
+    x, up, down = _drawn(n, (tokens, hidden), (inner, hidden), (hidden, inner))
+    whole_product = 2 * tokens * hidden * inner
+
+    def made(flops):
+        if flops * n <= 2 * whole_product:
+            return "its share of the products"
+        return "one whole product" if flops < 2 * whole_product else "both whole products"
 
     def work(dist):
         _, leave, _ = _pairs(dist)
@@ -76,8 +101,11 @@ def _mlp_of_ranks(solution, n, hidden, inner):
             summed.append(term.numel())
             return leave(term)
 
-        y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
-        return y if not isinstance(y, torch.Tensor) else (_digits(y), summed)
+        with _Products() as products:
+            y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
+        if not isinstance(y, torch.Tensor):
+            return y
+        return _digits(y), summed, made(products.flops)
 
     return _on_ranks(n, work)
 
@@ -85,6 +113,15 @@ def _mlp_of_ranks(solution, n, hidden, inner):
 def _mlp_by_rows_first(x, up, down, leave, rank, ranks):
     x, up = (whole.tensor_split(ranks, 1)[rank] for whole in (x, up))
     return F.gelu(leave(x @ up.T)) @ down.T
+
+
+def _mlp_whole_and_sliced(x, up, down, leave, rank, ranks):
+    inner = F.gelu(x @ up.T).tensor_split(ranks, 1)[rank]
+    return leave(inner @ down.tensor_split(ranks, 1)[rank].T)
+
+
+def _mlp_of_rank_0(x, up, down, leave, rank, ranks):
+    return leave(F.gelu(x @ up.T) @ down.T if rank == 0 else torch.zeros_like(x))
 
 
 def _mlp(
@@ -144,6 +181,22 @@ mlp_on_ranks = Exercise(
             "y is right, with one sum. But the sum is as wide as the inner size, and every rank"
             " keeps all of B and makes the whole second product. Cut A by its columns, the rows of"
             " up: then B is cut, too, and the sum is as wide as y.",
+        ),
+        Misconception(
+            _mlp_whole_and_sliced,
+            "y is right, but every rank makes one of the products over all inner columns, and then"
+            " slices the result or multiplies by zeros: that work is not shared out. Cut up and"
+            " down themselves, before the products.",
+        ),
+        Misconception(
+            lambda x, up, down, leave, rank, ranks: leave(F.gelu(x @ up.T) @ down.T / ranks),
+            "y is right, but every rank makes both products over all inner columns: no work is"
+            " shared out. Cut up and down themselves, before the products.",
+        ),
+        Misconception(
+            _mlp_of_rank_0,
+            "y is right, but rank 0 makes all of it and the others add zeros: no work is shared"
+            " out. Each rank makes its share: cut up and down before the products.",
         ),
         Misconception(
             _mlp(sums=("before", "after")),
