@@ -232,6 +232,13 @@ def predict_problems(cells):
                 f"{where(cell)} has a guess and is not tagged predict, so the learner's edition"
                 " gives it away"
             )
+        if calls(cell, "compare") and not calls(cell, "lock"):
+            asked = [*calls(cell, "locked"), *calls(cell, "measured")]
+            if getattr(parsed(cell.source).body[0], "value", None) not in asked:
+                yield (
+                    f"{where(cell)} works before it asks whether anything was predicted: begin it"
+                    " with predictions.locked(...)"
+                )
     if not any(calls(cell, "compare") for cell in cells):
         yield "no prediction is compared with what was measured"
 
@@ -390,7 +397,7 @@ def small_lab():
             metadata={"tags": ["predict"]},
         ),
         new_markdown_cell("Look."),
-        new_code_cell('predictions.compare("bytes", kept)'),
+        new_code_cell('predictions.locked("bytes")\npredictions.compare("bytes", kept)'),
         new_markdown_cell("## What does Adam keep?"),
         new_code_cell(
             f"{imports}def states(parameters):\n    return ...\n\n\n"
@@ -484,6 +491,10 @@ def add(number, *cells):
         (source(5, 'predictions.lock("bytes", my_bytes)', "1"), "does not lock my_bytes"),
         (source(5, "my_bytes", "bytes"), "has no line my_something"),
         (source(7, "compare", "lock"), "no prediction is compared"),
+        (
+            source(7, 'predictions.locked("bytes")', "kept = 2 * kept"),
+            "works before it asks whether anything was predicted",
+        ),
         (tags(9, "blank", COMPARED), "checks something and is not tagged"),
         (
             source(9, "check(states_bytes_of_fp32_adam, ", "check(states, "),

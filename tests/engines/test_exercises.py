@@ -414,6 +414,10 @@ def test_predict_first(tmp_path):
         predictions.compare("peak", 5)
     with pytest.raises(LookupError, match="peak was not predicted yet"):
         predictions.measured("peak")
+    predictions.lock("gradients", 0)
+    predictions.locked("gradients")
+    with pytest.raises(LookupError, match="peak was not predicted yet"):
+        predictions.locked("gradients", "peak")
     with pytest.raises(ValueError, match="replace the dots by your number"):
         predictions.lock("peak", ...)
     for value in ("12", float("nan"), True, None):

@@ -4,6 +4,7 @@ lab, so that a lost runtime loses no answer.
     predictions = Predictions("01-does-it-fit")           # 01-does-it-fit.predictions.json
     predictions.lock("parameters", 800_000)                # the first number stays, however often
                                                            # the cell runs
+    predictions.locked("parameters")                       # an error unless it was predicted
     predictions.compare("parameters", measured)            # predicted, measured, and by how much
                                                            # they differ
     predictions.compare({"peak": 12, "gradients": 0})      # several in one table
@@ -85,6 +86,12 @@ class Predictions:
                 f"{name} was not predicted yet: run the cell that locks it, then this one."
             )
         return self._locked[name]
+
+    def locked(self, *names: str) -> None:
+        """For the first line of a cell that works for a while before it compares. Raises
+        LookupError when one of these was not predicted: predict first."""
+        for name in names:
+            self[name]
 
     def lock(self, name: str, value: float) -> None:
         """Keep `value` as the prediction of that name; an already locked number stays. Prints the
