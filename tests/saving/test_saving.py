@@ -461,7 +461,7 @@ def test_a_damaged_save(two, tmp_path):
     flip(newest / "rank-1.pt", middle)
     assert (
         said()
-        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 is another than when it was saved."
+        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 differs from the one that was saved."
         + after
     )
     flip(newest / "rank-1.pt", middle)
@@ -471,7 +471,7 @@ def test_a_damaged_save(two, tmp_path):
     (newest / "rank-1.pt").write_bytes((older / "rank-1.pt").read_bytes())
     assert (
         said()
-        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 is another than when it was saved."
+        == "Damaged: step-4/rank-1.pt is damaged: its SHA-256 differs from the one that was saved."
         + after
     )
     (newest / "rank-1.pt").unlink()

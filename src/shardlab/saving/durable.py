@@ -51,7 +51,7 @@ def read(path: Path, size: int, sha256: str):
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != sha256:
         raise Damaged(
-            f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was"
+            f"{path.parent.name}/{path.name} is damaged: its SHA-256 differs from the one that was"
             " saved."
         )
     try:
@@ -78,7 +78,7 @@ def read_json(path: Path) -> dict:
         raise Damaged(f"{path.parent.name}/{path.name} cannot be read: {error}.") from None
     if digest(content) != sha256:
         raise Damaged(
-            f"{path.parent.name}/{path.name} is damaged: its SHA-256 is another than when it was"
+            f"{path.parent.name}/{path.name} is damaged: its SHA-256 differs from the one that was"
             " saved."
         )
     return content

@@ -177,8 +177,8 @@ def complaint_of_hooks(module: nn.Module) -> str:
     for name, parameter in module.named_parameters():
         if hooks_of_others(parameter):
             return (
-                f"{name} has a hook on its gradient, and becomes part of a shard, whose gradient is"
-                " another: remove the hook, or take ZeRO stage 2."
+                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
+                " its own: remove the hook, or take ZeRO stage 2."
             )
     return ""
 

@@ -62,8 +62,8 @@ best_every = Exercise(
         ),
         Misconception(
             lambda layers, vectors: 1,
-            "right for most transformers, and not for many layers or small ones: 36 layers of one"
-            " vector need 36 with n = 1 and 11 with n = 6.",
+            "right for most transformers, but not for many layers or small ones: 36 layers of"
+            " one vector need 36 with n = 1 and 11 with n = 6.",
         ),
     ),
     right="inputs of all checkpoints and the layers of one: near the root of L over the vectors.",
@@ -94,7 +94,7 @@ selective_kept = Exercise(
     words=(
         "a layer, keep its products",
         "a layer, keep products and attention",
-        "an MLP, keep what it has not",
+        "an MLP, and a kept operator that it does not have",
     ),
     misconceptions=(
         Misconception(
@@ -131,12 +131,12 @@ nested_runs = Exercise(
     misconceptions=(
         Misconception(
             lambda depth: 2 if depth else 1,
-            "one level runs it twice. With two, the outer one is made again, in which the inner"
-            " forgets again, and is then made again itself.",
+            "one level runs the layer twice. With two, the outer checkpoint is computed again;"
+            " in that run the inner checkpoint forgets again, and is then computed again itself.",
         ),
         Misconception(
             lambda depth: 2**depth,
-            "a level makes the one inside it again once, not twice: count levels, do not double.",
+            "a level runs the level inside it once more, not twice: count levels, do not double.",
         ),
         Misconception(lambda depth: depth, "forward runs it once, before anything is made again."),
     ),
@@ -557,13 +557,13 @@ own_checkpoint = Exercise(
         ),
         Misconception(
             _plain_checkpoint(gradient_of_y=torch.ones_like),
-            "that takes the gradient of y for ones, as backward of a sum does: it is what"
-            " backward was given, gradient.",
+            "that takes ones for the gradient of y, as backward of a sum does: y's gradient is"
+            " what backward was given, gradient.",
         ),
         Misconception(
             _plain_checkpoint(goes_back=False),
-            "nobody went back through what the second run has made: y.backward(gradient) fills"
-            " x.grad and the gradients of the parameters.",
+            "no backward went through the second run: y.backward(gradient) fills x.grad and"
+            " the gradients of the parameters.",
         ),
         Misconception(
             _plain_checkpoint(extra=1),
@@ -654,8 +654,8 @@ own_hooks = Exercise(
     errors=(
         (
             "invalid gradient|shapes cannot be multiplied|size mismatch",
-            "An activation came back for another. Each has its own number, not one number for"
-            " all, and again[number] is it: backward asks from the last to the first, and not in"
+            "One activation came back instead of another. Each activation has a number of its"
+            " own, and again[number] finds it: backward asks from the last to the first, not in"
             " the order of a pop.",
         ),
         (
@@ -776,13 +776,14 @@ blocks_for_a_budget = Exercise(
     misconceptions=(
         Misconception(
             _blocks(order=lambda layers: range(layers)[::-1]),
-            "these fit, and are one more than needed: when backward is at the last block, what the"
-            " blocks before it keep is all there. Recompute the first ones.",
+            "these fit, but are one more than needed: when backward is at the last block, the"
+            " blocks before it still hold all that they keep. Recompute the first ones.",
         ),
         Misconception(
             _blocks(given=lambda blocks, layers: list(range(layers))[layers - len(blocks) :]),
-            "as many as are needed, from the wrong end, so they do not fit: when backward is at the"
-            " last block, what the blocks before it keep is all there. Recompute the first ones.",
+            "as many as are needed, but from the wrong end, so they do not fit: when backward is"
+            " at the last block, the blocks before it still hold all that they keep. Recompute"
+            " the first ones.",
         ),
         Misconception(
             _blocks(every=True),
@@ -820,7 +821,7 @@ blocks_for_a_budget = Exercise(
         ),
         Misconception(
             _blocks(given=lambda blocks, layers: list(range(len(blocks), layers))),
-            "those are the blocks that are kept; the ones to recompute are wanted.",
+            "those are the blocks to keep; return the blocks to recompute.",
         ),
         Misconception(
             _blocks(moment=_moments(max, inputs=False)),
@@ -832,8 +833,8 @@ blocks_for_a_budget = Exercise(
                     blocks, layers, kept, kept_input, 0, loss
                 )
             ),
-            "in the middle of backward work is there, too: beside what the blocks before keep, the"
-            " block at work needs it.",
+            "in the middle of backward count work, too: the block at work needs it beside what the"
+            " blocks before it keep.",
         ),
         Misconception(
             _blocks(moment=_moments(lambda moments: sum(moments) / len(moments))),
@@ -846,8 +847,8 @@ blocks_for_a_budget = Exercise(
         ),
         Misconception(
             lambda layers, *_: [],
-            "nothing is recomputed: that fits only where there is more than enough. Not the"
-            " emptiest moment decides, but the fullest moment: max.",
+            "nothing is recomputed: that fits only where there is more than enough. The fullest"
+            " moment decides, not the emptiest: max.",
         ),
     ),
     right="the first blocks, and no more of them than the fullest moment asks for.",

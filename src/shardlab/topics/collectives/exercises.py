@@ -495,8 +495,9 @@ all_reduce_from_send_and_recv = Exercise(
         ),
         Misconception(
             _ring_of(_add, _add),
-            "the second round adds as well: whole sums are added to parts that are in them already."
-            " There what arrives is complete, and takes the place of what is there.",
+            "the second round adds as well: whole sums are added to parts that are in them"
+            " already. In that round each arriving chunk is complete, and replaces the chunk"
+            " that is there.",
         ),
         Misconception(
             _ring_of(_put, _put),
@@ -553,15 +554,15 @@ all_reduce_from_send_and_recv = Exercise(
         ),
         Misconception(
             _whole_arrays,
-            "the sum is right, and those are whole arrays that travel, n - 1 of them over every"
-            " link: a ring sends chunks, and so 2 (n - 1) / n of an array.",
+            "the sum is right, but whole arrays travel, n - 1 of them over every link: a ring"
+            " sends chunks, and so 2 (n - 1) / n of an array.",
         ),
     ),
     errors=(
         (
             "does not support item assignment",
-            "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Take a name first,"
-            " into = chunks[k]; then into += ... writes into full.",
+            "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Give the chunk"
+            " a name first, into = chunks[k]; then into += ... writes into full.",
         ),
     ),
     right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
@@ -629,12 +630,12 @@ chunks_that_do_not_divide = Exercise(
         ),
         (
             "Assertion",
-            "To refuse a size is no repair: gradients come in any. Cut n chunks that have every"
-            " element in one of them.",
+            "Refusing a size is not a repair: gradients come in any size. Cut n chunks that have"
+            " every element in one of them.",
         ),
         (
             "which made room for",
-            "A rank sends another number of elements than its neighbour has room for: all ranks"
+            "A rank sends more or fewer elements than its neighbour has room for: all ranks must"
             " cut alike, whatever their number.",
         ),
         ("slice indices", "Bounds are whole numbers; a fraction of an element is in no chunk."),
@@ -698,8 +699,8 @@ order_that_differs = Exercise(
             _in_order(
                 lambda gradients, dist: sorted(gradients, key=lambda name: gradients[name].numel())
             ),
-            "by size is an order that all ranks know, until two are equally large: those stay as"
-            " they came.",
+            "sorted by size, the order is the same on all ranks until two gradients are equally"
+            " large: these stay in the order in which they came.",
         ),
         Misconception(
             _in_order(
@@ -707,8 +708,8 @@ order_that_differs = Exercise(
                     gradients, key=lambda name: -gradients[name].sum().item()
                 )
             ),
-            "the order follows from values, and each rank has its own: that it fits here is luck at"
-            " best. Take something that is the same everywhere, such as the names.",
+            "the order follows from values, which differ from rank to rank: if it fits here,"
+            " that is luck. Sort by something that is the same everywhere, such as the names.",
         ),
         Misconception(
             _in_order(lambda gradients, dist: []),

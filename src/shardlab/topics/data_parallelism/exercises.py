@@ -177,9 +177,9 @@ mean_of_the_gradients = Exercise(
         ),
         Misconception(
             _average(after=lambda g, n: g / 2),
-            "right for two ranks. The number of parameters, two here, and the number of ranks have"
-            " nothing to do with each other: how many ranks there are, dist.get_world_size()"
-            " knows.",
+            "right for two ranks. The number of parameters, two here, and the number of ranks"
+            " have nothing to do with each other: dist.get_world_size() gives the number of"
+            " ranks.",
         ),
         Misconception(
             lambda parameters, dist: None,
@@ -207,8 +207,8 @@ mean_of_the_gradients = Exercise(
         ),
         Misconception(
             _filled(_by_the_rank),
-            "divided by the number of this rank, which is 0 on the first: how many ranks there"
-            " are is dist.get_world_size().",
+            "divided by the number of this rank, which is 0 on the first: the number of ranks is"
+            " dist.get_world_size().",
         ),
         Misconception(
             _filled(_mean_of_own_elements),
@@ -267,7 +267,7 @@ def _in_buckets(solution, sizes, bucket_bytes):
         return filled
     filled = list(filled)
     if not all(isinstance(bucket, (list, tuple)) for bucket in filled):
-        raise TypeError("it returned something else than a list of buckets, which are lists.")
+        raise TypeError("it returned something other than a list of buckets, which are lists.")
     try:
         named = [[number_of[id(gradient)] for gradient in bucket] for bucket in filled]
     except KeyError:
@@ -380,7 +380,8 @@ buckets_in_the_order_of_backward = Exercise(
         "gradients 0 to 2 of 72, 32 and 32 bytes, 8",
     ),
     answer=_in_buckets,
-    hint="Walk through the gradients from the last to the first, and ask after each: is it full?",
+    hint="Walk through the gradients from the last to the first, and ask after each: is the"
+    " bucket full?",
     misconceptions=(
         Misconception(
             _buckets(order=iter),
@@ -453,12 +454,11 @@ buckets_in_the_order_of_backward = Exercise(
         ),
         Misconception(
             _by_last(lambda gradient, current: gradient.nbytes),
-            "you weigh the gradient alone, and the bucket is full by what is in it: sum over all"
-            " that it holds.",
+            "you weigh one gradient alone; a bucket is full by the sum over everything in it.",
         ),
         Misconception(
             _by_last(lambda gradient, current: sum(4 * one.numel() for one in current)),
-            "an element has not 4 bytes always, and here it has 8: gradient.nbytes knows.",
+            "an element does not always take 4 bytes, and here takes 8: gradient.nbytes knows.",
         ),
         Misconception(
             _buckets(order=lambda gradients: sorted(gradients, key=lambda g: -g.nbytes)),
@@ -467,7 +467,7 @@ buckets_in_the_order_of_backward = Exercise(
         ),
         Misconception(
             lambda gradients, bucket_bytes: _buckets()(gradients[1:], bucket_bytes),
-            "gradient 0 is in no bucket: nobody sends it. reversed(gradients) has all.",
+            "gradient 0 is in no bucket: nobody sends it. reversed(gradients) has every gradient.",
         ),
     ),
     right="the order of backward, each closed as soon as it is full, and the rest in a last one.",
@@ -546,8 +546,8 @@ one_message_for_a_bucket = Exercise(
     misconceptions=(
         Misconception(
             _one_by_one,
-            "the means are right, and each gradient had a message of its own: that is what a bucket"
-            " is to spare. Lay them into one tensor and reduce that.",
+            "the means are right, but each gradient had a message of its own, which is what a"
+            " bucket avoids. Copy the gradients into one tensor and reduce that tensor.",
         ),
         Misconception(
             _send_bucket(divide=False),
@@ -678,8 +678,8 @@ loss_of_unequal_parts = Exercise(
     misconceptions=(
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum / tokens,
-            "right where all ranks have equally many tokens. Where not, this is a mean of means: a"
-            " token of a rank with few of them counts more. Divide by the tokens of all ranks.",
+            "right where all ranks have equally many tokens. Elsewhere this is a mean of means:"
+            " a token of a rank with few tokens counts more. Divide by the tokens of all ranks.",
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum / _of_all(tokens, dist),
@@ -696,8 +696,8 @@ loss_of_unequal_parts = Exercise(
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum * tokens / _of_all(tokens, dist),
-            "tokens / total is the weight of a rank's mean, and loss_sum is a sum already: its"
-            " weight is in it.",
+            "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
+            " that weight already.",
         ),
         Misconception(
             lambda loss_sum, tokens, dist: (
@@ -710,8 +710,8 @@ loss_of_unequal_parts = Exercise(
             lambda loss_sum, tokens, dist: (
                 loss_sum * tokens * dist.get_world_size() / _of_all(tokens, dist)
             ),
-            "tokens / total is the weight of a rank's mean, and loss_sum is a sum already: its"
-            " weight is in it. Leave tokens out.",
+            "tokens / total is the weight of a rank's mean, and loss_sum is a sum, which has"
+            " that weight already. Leave tokens out.",
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum * dist.get_world_size() / tokens,

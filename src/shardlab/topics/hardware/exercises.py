@@ -83,8 +83,8 @@ seconds_of_some_work = Exercise(
         "work that takes 9 s once, then 5, 4 and 30 s, 3 repeats",
     ),
     answer=_probe_played,
-    hint="Once without a clock. Then look at the clock before and after each repeat; of the"
-    " differences take statistics.median.",
+    hint="Do the work once without a clock. Then look at the clock before and after each repeat,"
+    " and take statistics.median of the differences.",
     misconceptions=(
         Misconception(
             _probe(statistics.mean),
@@ -102,7 +102,7 @@ seconds_of_some_work = Exercise(
         ),
         Misconception(
             _probe(sum),
-            "that is all repeats together; one of them is wanted.",
+            "that is the time of all repeats together; the time of one is wanted.",
         ),
         Misconception(
             _probe(together=True),
@@ -192,7 +192,7 @@ intensity_of_a_product = Exercise(
         dict(rows=3, depth=5, columns=7, element_bytes=2),
         dict(rows=1, depth=1600, columns=4800, element_bytes=2),
     ),
-    hint="Count operations: two for each row, column and place between. Then count the numbers of"
+    hint="Count operations: two for each row, column and inner index. Then count the numbers of"
     " three matrices, and their bytes.",
     misconceptions=(
         Misconception(
@@ -581,7 +581,7 @@ gib_of_a_card = Exercise(
         ),
         Misconception(
             lambda memory_gb: memory_gb * 10**9 / 8 / 2**30,
-            "a GB counts bytes, not bits: nothing to divide by 8.",
+            "a GB counts bytes, not bits: do not divide by 8.",
         ),
     ),
     unit="GiB",

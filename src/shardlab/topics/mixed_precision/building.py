@@ -146,7 +146,7 @@ scaler_step_of_a_loop = Exercise(
         ),
         Misconception(
             _scaler(after_overflow=lambda scale, good: (scale / 2, good + 1)),
-            "a skipped step counts as a good one. It was none: begin at 0 again.",
+            "a skipped step counts as a good one, but is not: begin at 0 again.",
         ),
         Misconception(
             _scaler(after_overflow=lambda scale, good: (2 * scale, 0)),

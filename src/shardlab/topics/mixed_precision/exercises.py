@@ -220,8 +220,8 @@ found_on_one_rank = Exercise(
         ),
         Misconception(
             _may_step(own=lambda g: g.isfinite().all()),
-            "that is a flag that says that all is well, and it is taken for the opposite: 1 is"
-            " to say overflow.",
+            "your flag says that all is well, and its sum is taken for the opposite: let 1 mean"
+            " overflow.",
         ),
         Misconception(
             _exactly_one,
@@ -233,7 +233,8 @@ found_on_one_rank = Exercise(
             "it never looks: with an overflow the step must not be made.",
         ),
         Misconception(
-            lambda gradient, dist: False, "no step is ever made: where all is finite, it may be."
+            lambda gradient, dist: False,
+            "no step is ever made: where all gradients are finite, make the step.",
         ),
         Misconception(
             _most_of_them,
@@ -421,7 +422,9 @@ mean_that_fits = Exercise(
             "right, and fp32 travels: twice the bytes, where the division alone keeps fp16 in"
             " range.",
         ),
-        Misconception(_mean(before=False), "that is the sum, and it is infinite: a mean is asked."),
+        Misconception(
+            _mean(before=False), "that is the sum, and it is infinite: the mean is wanted."
+        ),
         Misconception(_mean(after=True), "divided before the sum and after it."),
         Misconception(_no_sum, "nothing was sent: each rank has a share of its own gradient."),
     ),
@@ -463,8 +466,9 @@ which_bytes_halve = Exercise(
     misconceptions=(
         Misconception(
             _bytes(gradients=2, master=0, moments=4),
-            "half of all of it, 8 bytes a parameter: that is bf16 without a master copy, in which"
-            " small updates are lost. Mixed precision keeps the master and both moments in fp32.",
+            "half of everything, 8 bytes a parameter: that is bf16 without a master copy, in"
+            " which small updates are lost. Mixed precision keeps the master and both moments in"
+            " fp32.",
         ),
         Misconception(
             _bytes(master=0),
@@ -478,13 +482,13 @@ which_bytes_halve = Exercise(
         ),
         Misconception(
             _bytes(parameters=4, gradients=4, master=0),
-            "that is fp32, or autocast, which keeps fp32 weights: the same 16 bytes, dealt"
-            " otherwise. Here the model has 16 bits.",
+            "that is fp32, or autocast, which keeps fp32 weights: the same 16 bytes, divided"
+            " differently. Here the model has 16 bits.",
         ),
         Misconception(
             _bytes(gradients=4),
-            "gradients have the type of their parameters: 2 bytes. 4 is what a run has that adds"
-            " them up in fp32, 18 bytes in all.",
+            "gradients have the type of their parameters: 2 bytes. A run that adds gradients up"
+            " in fp32 has 4, and 18 bytes in all.",
         ),
         Misconception(
             _bytes(parameters=4),
@@ -612,8 +616,8 @@ clip_what_was_unscaled = Exercise(
         ),
         Misconception(
             _limit_times_scale,
-            "the step is right, and the norm is still that of scaled gradients, which says"
-            " nothing to who reads it: unscale first, and clip to 1.",
+            "the step is right, and the norm is still that of scaled gradients, which tells a"
+            " reader nothing: unscale first, and clip to 1.",
         ),
         Misconception(
             _no_step,
@@ -623,7 +627,7 @@ clip_what_was_unscaled = Exercise(
         Misconception(
             _two_steps,
             "it steps twice: optimizer.step() goes past the scaler, which has made the step, or"
-            " has skipped it with reason.",
+            " has skipped it for a reason.",
         ),
     ),
     errors=(

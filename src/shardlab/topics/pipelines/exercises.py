@@ -51,10 +51,10 @@ warm_up_of_one_f_one_b = Exercise(
     misconceptions=(
         Misconception(
             lambda rank, ranks, microbatches: max(0, ranks - rank - 2),
-            "one forward too few. Nothing fails, every rank does its work in order, and a step of 4"
-            " ranks and 8 microbatches takes 54 instead of 33: each rank waits for an answer before"
-            " it hands on the next microbatch. A pair begins with its own forward, so rank r needs"
-            " one warm-up for each rank after it: p - r - 1.",
+            "one forward too few. Nothing fails, every rank does its work in order, and a step"
+            " of 4 ranks and 8 microbatches takes 54 units instead of 33: each rank waits for an"
+            " answer before it hands on the next microbatch. A pair begins with its own forward,"
+            " so rank r needs one warm-up for each rank after it: p - r - 1.",
         ),
         Misconception(
             lambda rank, ranks, microbatches: ranks - rank,
@@ -156,10 +156,10 @@ one_f_one_b_of_a_rank = Exercise(
     misconceptions=(
         Misconception(
             _list_of(warm=lambda r, p, m: max(0, p - r - 2)),
-            "one forward too few before the first pair. Nothing fails, and a step of 4 ranks and 8"
-            " microbatches takes 54 instead of 33: each rank waits for an answer before it hands on"
-            " the next microbatch. A pair begins with its own forward, so rank r needs one more for"
-            " each rank after it: p - r - 1.",
+            "one forward too few before the first pair. Nothing fails, and a step of 4 ranks and"
+            " 8 microbatches takes 54 units instead of 33: each rank waits for an answer before"
+            " it hands on the next microbatch. A pair begins with its own forward, so rank r"
+            " needs one more for each rank after it: p - r - 1.",
         ),
         Misconception(
             _list_of(warm=lambda r, p, m: min(m, p - r)),
@@ -592,9 +592,9 @@ gradient_of_a_tied_weight = Exercise(
     misconceptions=(
         Misconception(
             lambda gradient, dist: None,
-            "the copies are not added, so each end trains a weight of its own. The loss falls even"
-            " a little faster, because the model has more parameters than it says: only the two"
-            " copies, compared, tell.",
+            "the copies are not added, so each end trains a weight of its own. The loss falls"
+            " even a little faster, because the model has more parameters than intended: only a"
+            " comparison of the two copies shows the fault.",
         ),
         Misconception(
             _twice,
@@ -730,8 +730,8 @@ schedule_for_a_link = Exercise(
         ),
         Misconception(
             lambda ranks, microbatches, transfer, room: "1F1B" if transfer == 0 else "eager 1F1B",
-            "right for the link, but the last one has room for 4 microbatches alone: there 1F1B is"
-            " what fits, and you pay its waiting.",
+            "right for the link, but the last case has room for only 4 microbatches: there 1F1B"
+            " is the one that fits, and you pay for its waiting.",
         ),
         Misconception(
             lambda ranks, microbatches, transfer, room: (
@@ -848,8 +848,8 @@ neighbours_that_send_first = Exercise(
         ),
         Misconception(
             _moves(lambda rank, peer: True, _in_pairs),
-            "the ranks meet in pairs, as they should, and then both of a pair send first. The lower"
-            " one sends, the higher one receives, then the other way round.",
+            "the ranks meet in pairs, as they should, but then both ranks of a pair send first."
+            " Let the lower rank send and the higher rank receive, then the other way round.",
         ),
         Misconception(
             _one_way("send"),
@@ -861,9 +861,9 @@ neighbours_that_send_first = Exercise(
         ),
         Misconception(
             _moves(lambda rank, peer: False, _in_pairs),
-            "the ranks meet in pairs, as they should, and then both of a pair receive first:"
-            " nobody sends. The lower one sends, the higher one receives, then the other way"
-            " round.",
+            "the ranks meet in pairs, as they should, but then both ranks of a pair receive"
+            " first: nobody sends. Let the lower rank send and the higher rank receive, then the"
+            " other way round.",
         ),
         Misconception(
             lambda rank, ranks: [("recv", peer) for peer in _in_pairs(rank) if 0 <= peer < ranks],

@@ -87,33 +87,34 @@ save_that_survives = Exercise(
     misconceptions=(
         Misconception(
             _save(("write", NAME), ("flush", NAME)),
-            "written over the old one: from the first byte to the last there is neither. Write"
-            " beside it, under another name, and rename when it is whole.",
+            "written over the old file: from the first byte to the last there is neither the old"
+            " file nor the new one. Write beside the old file, under another name, and rename"
+            " when the new file is whole.",
         ),
         Misconception(
             _save(("write", NAME)),
-            "written over the old one, and not even flushed: killed in between you have a half, and"
-            " when the power fails long afterwards you can have one, too.",
+            "written over the old file, and not even flushed: a kill in between leaves half a"
+            " file, and a power cut can leave one long afterwards.",
         ),
         Misconception(
             _save(_WRITE, _FLUSH, ("remove", NAME), _MOVE),
-            "between the removal and the renaming no file has the name. Leave the old one where it"
-            " is: to rename onto a name replaces what has it, at once.",
+            "between the removal and the renaming no file has the name. Leave the old file where"
+            " it is: renaming another file onto its name replaces it at once.",
         ),
         Misconception(
             _save(_WRITE, _MOVE),
-            "right as long as only the process ends. But what you rename was not flushed: the"
-            " system writes names and contents when it likes, and when the power fails the new name"
-            " can be on a half. Flush before the renaming.",
+            "right as long as only the process ends. But the file that you rename was not"
+            " flushed: the system writes names and contents when it likes, and after a power cut"
+            " the new name can be on half a file. Flush before you rename.",
         ),
         Misconception(
             _save(_WRITE, _MOVE, ("flush", NAME)),
-            "flushed, but one step too late: when the power fails between the two, the old one is"
-            " gone and the new one a half. Flush before the renaming.",
+            "flushed, but one step too late: if the power fails between the two, the old file is"
+            " gone and only half of the new one is there. Flush before you rename.",
         ),
         Misconception(
             _save(_WRITE, _FLUSH),
-            "the new one is whole and safe, and nobody finds it: it never gets the name.",
+            "the new file is whole and safe, but nobody finds it: it never gets the name.",
         ),
     ),
     right=(

@@ -450,7 +450,7 @@ leave_rows = Exercise(
         ),
         Misconception(
             _function(_nothing, _nothing),
-            "nobody adds up the terms: each rank goes on with its own for the whole y.",
+            "nobody adds up the terms: each rank takes its own term for the whole y.",
         ),
         Misconception(
             _function(_mean, _nothing),
@@ -664,8 +664,8 @@ own_vectors = Exercise(
     misconceptions=(
         Misconception(
             _own_vectors(lambda tokens, begin, end: (tokens >= begin) & (tokens <= end)),
-            "token `end` is the first of the next rank: two ranks give a vector for it, and their"
-            " sum is neither's. The bounds are those of a slice.",
+            "token `end` is the first of the next rank: two ranks give a vector for it, and the"
+            " sum is neither rank's vector. The bounds are those of a slice.",
         ),
         Misconception(
             _own_vectors(lambda tokens, begin, end: (tokens > begin) & (tokens < end)),
@@ -792,7 +792,7 @@ loss_of_cut_scores = Exercise(
         ),
         Misconception(
             _part_of_loss(shifted=False),
-            "the largest score is subtracted in the exponentials, and not in the target's score:"
+            "the largest score is subtracted in the exponentials, but not in the target's score:"
             " subtract it in both, or add it again.",
         ),
         Misconception(
@@ -910,9 +910,9 @@ gate_and_up = Exercise(
     misconceptions=(
         Misconception(
             _apart,
-            "right, and dearer than it need be: gate and up each enter by themselves, so backward"
-            " adds up two gradients of x in two messages. Enter once, and autograd adds them on"
-            " this rank first.",
+            "right, but more expensive than necessary: gate and up each enter by themselves, so"
+            " backward adds up two gradients of x in two messages. Enter once, and autograd adds"
+            " them on this rank first.",
         ),
         Misconception(
             _once,
@@ -1004,8 +1004,8 @@ gradients_of_own_tokens = Exercise(
         ),
         Misconception(
             _sum_of(lambda name, cut: name not in cut and "norm" in name),
-            "norms are not all that sees own tokens: the bias of a row layer and the table of"
-            " positions do, too.",
+            "norms are not the only parameters that see own tokens: the bias of a row layer and"
+            " the table of positions do, too.",
         ),
         Misconception(
             _sum_of(_is_whole, flat=False),
@@ -1063,9 +1063,9 @@ same_dropout_on_any_ranks = Exercise(
         ),
         Misconception(
             _mask(own=True, seed=lambda rank: rank),
-            "different masks, but others for every number of ranks, and now the generators of the"
-            " ranks differ: the next dropout of what is whole will drop other elements on each"
-            " rank.",
+            "different masks, but they depend on the number of ranks, and now the generators of"
+            " the ranks differ: the next dropout of a whole tensor will drop other elements on"
+            " each rank.",
         ),
         Misconception(
             _mask(copy=False),

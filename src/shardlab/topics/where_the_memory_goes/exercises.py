@@ -112,7 +112,9 @@ def _noted(solution, module, x):
         kept = [None]
     kept = list(kept)
     if not all(isinstance(tensor, torch.Tensor) for tensor in kept):
-        raise TypeError("it returned something else than a list of tensors: return what you noted.")
+        raise TypeError(
+            "it returned something other than a list of tensors: return the list of what you noted."
+        )
     count, holding = len(kept), sum(tensor.grad_fn is not None for tensor in kept)
     elements = sum(tensor.numel() for tensor in kept)
     del kept
@@ -252,9 +254,10 @@ saved_bytes_of_a_module = Exercise(
     misconceptions=(
         Misconception(
             lambda module, x: sum(_places(_packed(module, x)[0]).values()),
-            "autograd keeps weights too, to find the gradient of a layer's input; but those are the"
-            " parameters, which lie in memory anyway. Leave their storages out. A hook gets plain"
-            " tensors: neither requires_grad nor the class tells a weight, its address does.",
+            "autograd keeps weights too, to find the gradient of a layer's input; but those are"
+            " the parameters, which lie in memory anyway. Leave their storages out. A hook gets"
+            " plain tensors: neither requires_grad nor the class identifies a weight, but its"
+            " address does.",
         ),
         Misconception(
             lambda module, x: sum(
@@ -334,8 +337,8 @@ saved_bytes_of_a_module = Exercise(
     errors=(
         (
             "must match the size of tensor|Boolean value of Tensor",
-            "`in` and == compare the numbers in two tensors. Whether two are the same memory, the"
-            " addresses of their storages tell: collect those of the parameters in a set.",
+            "`in` and == compare the numbers in two tensors. The addresses of their storages"
+            " tell whether two tensors share memory: collect the parameters' addresses in a set.",
         ),
     ),
     unit="bytes",
@@ -506,7 +509,8 @@ loss_bytes_at_the_peak = Exercise(
         ),
         Misconception(
             lambda b, s, vocabulary: 12 * b * s * vocabulary + 8 * b * s,
-            "the targets are there, and were there before: they are the batch, not the loss's.",
+            "the targets are there, and were there before: they belong to the batch, not to the"
+            " loss.",
         ),
     ),
     unit="bytes",

@@ -205,7 +205,7 @@ bytes_behind_tensors = Exercise(
         Misconception(
             lambda tensors: tensors[-1].untyped_storage().nbytes(),
             "that is the last storage alone: each turn of the loop forgets the one before. Add"
-            " it up.",
+            " them up.",
         ),
         Misconception(
             lambda tensors: sum(
@@ -379,8 +379,7 @@ states_kind_by_kind = Exercise(
             _states_of(
                 gradients=lambda model: [p for p in model.parameters() if p.grad is not None]
             ),
-            "you weigh the parameters of those that have a gradient, and not the gradients: take"
-            " p.grad.",
+            "you weigh the parameters that have a gradient, and not the gradients: take p.grad.",
         ),
     ),
     errors=(
@@ -503,8 +502,8 @@ model_that_came_back_heavier = Exercise(
     errors=(
         (
             "loading state_dict|no attribute 'weight'",
-            "Now the head has no weight at all: it shall have one, and share it with the table"
-            " of tokens.",
+            "Now the head has no weight at all: it must have one, and share it with the table of"
+            " tokens.",
         ),
     ),
     right=(

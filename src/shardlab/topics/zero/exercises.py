@@ -85,15 +85,15 @@ bounds_of_a_shard = Exercise(
                 rank * (elements // ranks),
                 elements if rank == ranks - 1 else (rank + 1) * (elements // ranks),
             ),
-            "every element has an owner now, but the last rank has the whole rest, up to ranks - 1"
-            " more than the others: its shard sets the peak. Deal the rest out, one to each of the"
-            " first ranks.",
+            "every element has an owner now, but the last rank has the whole remainder, up to"
+            " ranks - 1 more than the others: its shard sets the peak. Deal the remainder out,"
+            " one to each of the first ranks.",
         ),
         Misconception(
             _ceil_shard,
-            "that is how torch.chunk cuts: rounded up, so that the last shards are short or empty."
-            " Every element has an owner, but our collectives cut as tensor_split does: sizes that"
-            " differ by one at most, the larger ones first.",
+            "that is how torch.chunk cuts: rounded up, so that the last shards are short or"
+            " empty. Every element has an owner, but this book's collectives cut as tensor_split"
+            " does: sizes that differ by one at most, the larger ones first.",
         ),
         Misconception(
             lambda elements, ranks, rank: (
@@ -120,8 +120,8 @@ bounds_of_a_shard = Exercise(
                 0 if rank == 0 else rank * (elements // ranks) + elements % ranks,
                 (rank + 1) * (elements // ranks) + elements % ranks,
             ),
-            "the first rank has the whole rest, up to ranks - 1 more than the others: its shard"
-            " sets the peak. Deal the rest out, one to each of the first ranks.",
+            "the first rank has the whole remainder, up to ranks - 1 more than the others: its"
+            " shard sets the peak. Deal the remainder out, one to each of the first ranks.",
         ),
         Misconception(
             lambda elements, ranks, rank: (
@@ -163,7 +163,7 @@ bounds_of_a_shard = Exercise(
                 (rank + 1) * elements // ranks,
             ),
             "sizes differ by one, and the order is another: the larger ones are not the first."
-            " Every element has an owner, but our collectives cut otherwise.",
+            " Every element has an owner, but this book's collectives cut otherwise.",
         ),
         Misconception(
             lambda elements, ranks, rank: (
@@ -171,12 +171,12 @@ bounds_of_a_shard = Exercise(
                 round((rank + 1) * elements / ranks),
             ),
             "sizes differ by one, and the order is another: the larger ones are not the first."
-            " Every element has an owner, but our collectives cut otherwise.",
+            " Every element has an owner, but this book's collectives cut otherwise.",
         ),
         Misconception(
             _sized(lambda each, more, rank, ranks: each + (rank >= ranks - more)),
             "the larger ones come first here, and yours are the last. Every element has an"
-            " owner, but our collectives cut otherwise.",
+            " owner, but this book's collectives cut otherwise.",
         ),
         Misconception(
             lambda elements, ranks, rank: (
@@ -190,8 +190,8 @@ bounds_of_a_shard = Exercise(
                 lambda each, more, rank, ranks: each + more * (rank < more),
                 lambda each, more, rank: rank * each + min(rank, more),
             ),
-            "each of the first shards gets the whole rest, so shards overlap: one more, not the"
-            " whole rest.",
+            "each of the first shards gets the whole remainder, so shards overlap: one more, not"
+            " the whole remainder.",
         ),
     ),
     right="every element has one owner, and no shard is more than one element larger than another.",
@@ -519,11 +519,11 @@ clip_by_the_norm_of_all = Exercise(
     cases=tuple(dict(shards=shards, max_norm=max_norm) for shards, max_norm in _SHARDS),
     words=(
         "2 ranks, a norm of 5, max_norm=1",
-        "3 ranks, a norm of 5, shards that are not of one size, max_norm=2",
+        "3 ranks, a norm of 5, shards of different sizes, max_norm=2",
         "2 ranks, a norm of 0.5, max_norm=1",
     ),
     answer=_clipped,
-    hint="Of whom are the squares that you have? And what adds up over ranks: norms or squares?",
+    hint="Whose squares do you have? And what adds up over ranks: norms or squares?",
     misconceptions=(
         Misconception(
             _clip(reduce=False),
@@ -557,8 +557,8 @@ clip_by_the_norm_of_all = Exercise(
         ),
         Misconception(
             _whole_gradient,
-            "you have summed the gradients themselves, and each rank has a shard of its own:"
-            " they are other elements. Sum the squares, one number.",
+            "you have summed the gradients themselves, but each rank's shard has other elements."
+            " Sum the squares, one number for each rank.",
         ),
         Misconception(
             _mean_over_ranks,
@@ -625,9 +625,9 @@ states_of_the_own_shard = Exercise(
     misconceptions=(
         Misconception(
             lambda saved, rank, ranks: saved[rank],
-            "right as long as as many ranks resume as have saved. With fewer, the last states are"
-            " in nobody's hands; with more, there is no file for the last rank. Join the shards,"
-            " then cut anew.",
+            "right as long as the same number of ranks resumes as has saved. With fewer, the"
+            " last states are in nobody's hands; with more, there is no file for the last rank."
+            " Join the shards, then cut anew.",
         ),
         Misconception(
             lambda saved, rank, ranks: saved[(rank + 1) % len(saved)],
@@ -820,7 +820,7 @@ weights_that_stay = Exercise(
         ),
         (
             "invalid gradient at index 1",
-            "The shard needs a gradient as large as it is, its part of the sum over the ranks:"
+            "The shard needs a gradient of its own size, its part of the sum over the ranks:"
             " ctx.scatter(dy.T @ x). A backward returns gradients in the order of the arguments"
             " of forward.",
         ),

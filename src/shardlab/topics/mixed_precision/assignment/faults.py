@@ -89,7 +89,8 @@ def wrong_scales(mine):
     factor = factor_of(scaler)
     demand(
         factor == 2.0**127,
-        f"a scale of 2^127 became {factor:g} after a good step: fp32 ends there, it stays.",
+        f"a scale of 2^127 became {factor:g} after a good step: fp32 ends there, so the scale"
+        " stays.",
     )
 
 

@@ -68,8 +68,8 @@ def microbatches_in_flight(function, name):
             demand(
                 found <= least,
                 f"{what}: rank {rank} holds {found} microbatches at once, and {least} are enough."
-                f" It does {warm} forwards before its first backward: rank r does the fewer of them"
-                " the later its first stage is, as it waits less for the first gradient.",
+                f" It does {warm} forwards before its first backward: the later its first stage,"
+                " the fewer it needs, because it waits less for the first gradient.",
             )
 
 

@@ -75,8 +75,8 @@ def left(mine):
         )
         demand(
             y.requires_grad,
-            "leave(x) has no graph: write an autograd.Function, for dist.all_reduce is not seen by"
-            " autograd.",
+            "leave(x) has no graph: write an autograd.Function, because autograd does not see"
+            " dist.all_reduce.",
         )
         y.backward(random(3, 5, seed=7))
         right = random(3, 5, seed=7)
