@@ -481,7 +481,7 @@ def test_a_damaged_save(two, tmp_path):
     (newest / "manifest.json").write_text(text.replace('"step": 4', '"step": 2'))
     assert (
         said()
-        == "Damaged: step-4/manifest.json is damaged: its SHA-256 is another than when it was"
+        == "Damaged: step-4/manifest.json is damaged: its SHA-256 differs from the one that was"
         " saved." + after
     )
     (newest / "manifest.json").write_text((older / "manifest.json").read_text())

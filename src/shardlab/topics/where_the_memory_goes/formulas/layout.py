@@ -395,7 +395,7 @@ def rank_new_checkpoint_gradient_bytes(
     rank_layer_parameters,
     rank_last_checkpoint_layers,
 ):
-    """bytes of the first microbatch's own gradients when a stage's second to last checkpoint goes
+    """bytes of the first microbatch's own gradients when a stage's second-to-last checkpoint goes
     backward; 0 if there is none"""
     return where(
         rank_reducing_stage < 2,
@@ -533,7 +533,7 @@ def rank_before_bytes(
     rank_checkpoint_layers,
     rank_layer_bytes,
 ):
-    """bytes that wait beside the last layer of a stage's second to last checkpoint, which has all
+    """bytes that wait beside the last layer of a stage's second-to-last checkpoint, which has all
     of its layers; 0 if there is none"""
     return where(
         rank_stage_checkpoints > 1,

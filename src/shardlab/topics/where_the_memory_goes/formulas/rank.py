@@ -606,7 +606,7 @@ def rank_checkpoint(
     rank_layer_message_bytes,
     rank_received_gradient_bytes,
 ):
-    """when a stage's second to last checkpoint has been computed again and its last layer goes
+    """when a stage's second-to-last checkpoint has been computed again and its last layer goes
     backward"""
     return live(
         gradients=rank_earlier_gradient_bytes
