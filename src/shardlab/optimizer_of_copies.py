@@ -129,8 +129,7 @@ def check_optimizer(of: type, at_once_bytes: int | None):
 def check_copied(named: list[tuple], known: set[nn.Parameter]):
     if not any(parameter.requires_grad for _, parameter in named):
         raise CannotCopy(
-            f"a group of {len(named)} parameters of which none is trained: there is nothing to"
-            " update."
+            f"a group of {len(named)} parameters, none of them trained: there is nothing to update."
         )
     for name, parameter in named:
         called = f"{name or 'a parameter'} of shape {list(parameter.shape)}"

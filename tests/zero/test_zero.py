@@ -1114,7 +1114,7 @@ def test_bad_input(three):
                 "CannotShard: bucket_bytes = 0: it must be above 0",
                 "ValueError: optimizer got an empty parameter list",
                 "CannotShard: rank 0: parameter 1 of shape [3] is given twice",
-                "CannotShard: rank 0: a group of 1 parameters of which none is trained",
+                "CannotShard: rank 0: a group of 1 parameters, none of them trained",
                 "CannotShard: rank 0: parameter 0 is on the meta device: fill the model",
                 "CannotShard: a parameter was moved after the sharded optimizer was made",
                 "CannotShard: momentum_buffer has 99 elements, this rank's shard",

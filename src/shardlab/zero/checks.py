@@ -58,8 +58,7 @@ def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Pa
     """The problem of this rank, or an empty string."""
     if not any(parameter.requires_grad for _, parameter in named):
         return (
-            f"a group of {len(named)} parameters of which none is trained: there is nothing to"
-            " shard."
+            f"a group of {len(named)} parameters, none of them trained: there is nothing to shard."
         )
     known = set(others)
     for name, parameter in named:

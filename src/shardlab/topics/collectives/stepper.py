@@ -219,7 +219,7 @@ def _text(x, y, words, anchor="middle", weight="normal", fill="currentColor", si
 
 def step_picture(name, n, number, plan=None):
     """Step `number` of the collective on n ranks, to display; 0 is before the first. Raises
-    ValueError as stepper_steps does, and for a step that there is not."""
+    ValueError as stepper_steps does, and for a step that does not exist."""
     steps = stepper_steps(name, n, plan)
     if not 0 <= number < len(steps):
         raise ValueError(

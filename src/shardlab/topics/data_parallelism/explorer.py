@@ -86,7 +86,7 @@ STEP_TIME = Explorer(
         Say(
             "A step takes {data_parallel_step_seconds:short duration}: {compute_seconds:short"
             " duration} of computing and {exposed_seconds:short duration} of waiting, so ranks"
-            " compute for {scaling_efficiency} of it. "
+            " compute for {scaling_efficiency} of the step. "
         ),
         Say(
             "Of {all_buckets_seconds:short duration} of communication, backward hides"
@@ -98,8 +98,8 @@ STEP_TIME = Explorer(
             "{gradient_bytes} of gradients in {gradient_buckets:exact} bucket{gradient_buckets:s}:"
             " {equal_buckets:exact} of {equal_bucket_bytes:decimal bytes} from the layers,"
             " {equal_bucket_seconds:short duration} each, and {last_bytes} that are ready only when"
-            " backward ends, {last_buckets_seconds:short duration}: the token table and what is"
-            " beside it. "
+            " backward ends, {last_buckets_seconds:short duration}: the token table and the"
+            " tensors beside it. "
         ),
         Say(
             "The head has a weight of its own: its {head_bucket_bytes} leave first. ",

@@ -192,8 +192,8 @@ LOSS_SCALE = Explorer(
             " {loss_scale:exact}, gradients of at most {lost_gradient:number} become zero. "
         ),
         Say(
-            "A largest gradient of {largest_gradient:number}, without a scale, allows those below"
-            " {largest_loss_scale:number}."
+            "A largest gradient of {largest_gradient:number}, without a scale, allows loss"
+            " scales below {largest_loss_scale:number}."
         ),
     ),
     detail=(

@@ -89,9 +89,9 @@ SCHEDULE = Explorer(
     detail=(
         Say("The formula says so, too. ", when=(("as_by_formula", 1),)),
         Say(
-            "The formula says {pipeline_idle_seconds:short duration} of idle time: it knows no"
-            " messages and no slow rank, and zero bubble only with enough microbatches and where"
-            " the gradients of weights take no longer than the rest. ",
+            "The formula gives {pipeline_idle_seconds:short duration} of idle time: it knows no"
+            " messages and no slow rank, and holds for zero bubble only with enough microbatches"
+            " and where the gradients of weights take no longer than the rest. ",
             when=(("as_by_formula", 0),),
         ),
         Say(

@@ -132,7 +132,7 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Say(" What the allocator rounds up, libraries and the CUDA context come on top."),
     ),
     table=ExplorerTable(
-        "Eight sequences of 1,024 tokens in fp32 with Adam and fused attention, against one A100 of"
+        "Eight sequences of 1,024 tokens in fp32 with Adam and fused attention, beside one A100 of"
         " 80 GB",
         "model",
         (

@@ -71,7 +71,7 @@ DOES_IT_FIT = Explorer(
         *PARTS_IN_WORDS,
     ),
     table=ExplorerTable(
-        "Model states with a bf16 model and an fp32 master copy, against one A100 of 80 GB",
+        "Model states with a bf16 model and an fp32 master copy, beside one A100 of 80 GB",
         "model",
         (
             ("parameters", "parameters", "count"),

@@ -112,16 +112,16 @@ ZERO = Explorer(
             " {zero_optimizer_bytes}. Gradients are reduce-scattered {zero_reductions:exact}"
             " time{zero_reductions:s} in a step, everything is gathered {zero_gatherings:exact}"
             " time{zero_gatherings:s}, in {zero_flat_tensors:exact} flat tensors with a latency of"
-            " {latency_seconds:short duration}. Each phase hides its own messages from"
-            " {zero_hiding_tokens:count} tokens in a microbatch on, latency left out. Assumed:"
-            " units of one size, {utilisation} of the GPU's arithmetic, a computing that messages"
+            " {latency_seconds:short duration}. From {zero_hiding_tokens:count} tokens in a"
+            " microbatch on, each phase hides its own messages, latency left out. Assumed:"
+            " units of one size, {utilisation} of the GPU's arithmetic, computing that messages"
             " do not slow down. Activations come on top"
         ),
         Say(", and in stage 3 the units that are whole for a moment", when=(("zero_stage", 3),)),
         Say("."),
     ),
     table=ExplorerTable(
-        "Stage 1 on 16 ranks with a bf16 model and an fp32 master copy, against one A100 of 80 GB",
+        "Stage 1 on 16 ranks with a bf16 model and an fp32 master copy, beside one A100 of 80 GB",
         "model",
         (
             ("parameters", "parameters", "count"),
