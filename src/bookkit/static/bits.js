@@ -236,11 +236,11 @@
         go({ own: number, pattern, value: decode(kind, pattern) });
       }
       function focus(k) {
-        bits.forEach((bit, other) => { bit.tabIndex = other === k ? 0 : -1; });
+        bits.forEach((bit, other) => { set(bit, { tabindex: other === k ? 0 : -1 }); });
         bits[k].focus();
       }
       bits.forEach((bit, k) => {
-        bit.addEventListener("click", () => { focus(k); turn(k); });
+        bit.addEventListener("click", () => { turn(k); focus(k); }); // focus lays the page out: once, when all is written
         bit.addEventListener("keydown", event => {
           if (event.ctrlKey || event.metaKey || event.altKey) return;
           const to = { ArrowLeft: k - 1, ArrowRight: k + 1, Home: 0, End: bits.length - 1 }[event.key];

@@ -58,11 +58,10 @@
     const TOP = ROW * (spec.marks.length + 1) + 6, under = TOP + PLOT, stops = spec.stops, logX = spec.x.log, logY = spec.y.log;
     const rangeX = [logX ? stops[0] : 0, stops[stops.length - 1]], inX = value => value >= rangeX[0] && value <= rangeX[1];
     const model = BOOK.models[spec.model];
-    const grid = Array.from({ length: 10 }, () => ({
-      line: draw(svg, "path", { class: "grid" }), text: draw(svg, "text", { class: "tick", "text-anchor": "end" }) }));
-    const ticks = Array.from({ length: 8 }, () => ({
-      line: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 18 }) }));
-    const floor = draw(svg, "path", { class: "axis" });
+    // One path for all that looks alike: a redraw writes a few long ones, and the browser lays out as few.
+    const grid = draw(svg, "path", { class: "grid" }), floor = draw(svg, "path", { class: "axis" });
+    const names = Array.from({ length: 10 }, () => draw(svg, "text", { class: "tick", "text-anchor": "end" }));
+    const ticks = Array.from({ length: 8 }, () => draw(svg, "text", { class: "tick", y: under + 18 }));
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const guides = spec.marks.map((mark, k) => ({ quantity: mark[0], words: mark[1],
       line: draw(svg, "path", { class: "lead", "stroke-dasharray": "1 3" }), text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
@@ -164,26 +163,26 @@
       ghost(values) { before = values && look(values); },
       draw(values, width) {
         const now = last = look(values), rangeY = rangeOf(before ? [now, before] : [now]);
-        const rows = ticksOf(rangeY, logY), names = rows.map(value => tickText(spec.y, value));
+        const rows = ticksOf(rangeY, logY).slice(0, names.length), sizes = rows.map(value => tickText(spec.y, value));
         const longest = texts => Math.max(0, ...texts.map(text => text.length));
-        const left = Math.round(longest(names) * DIGIT) + 10;
+        const left = Math.round(longest(sizes) * DIGIT) + 10;
         const right = width - longest(now.shown.map(line => fill(line.words, values))) * LETTER - 15, wide = right - left;
         const x = value => left + wide * share(value, rangeX, logX), y = value => under - PLOT * share(value, rangeY, logY);
 
-        grid.forEach((tick, k) => { // what is not needed is empty
-          const height = k < rows.length ? y(rows[k]) : 0;
-          set(tick.line, { d: height ? "M" + at(left, height) + "H" + right : "" });
-          set(tick.text, { x: left - 6, y: (height + 4).toFixed(1) });
-          write(tick.text, height ? names[k] : "");
+        set(grid, { d: rows.map(value => "M" + at(left, y(value)) + "H" + right).join("") });
+        names.forEach((name, k) => { // what is not needed is empty
+          set(name, { x: left - 6, y: k < rows.length ? (y(rows[k]) + 4).toFixed(1) : 0 });
+          write(name, k < rows.length ? sizes[k] : "");
         });
         const all = spec.x.ticks.length ? spec.x.ticks : ticksOf(rangeX, logX), texts = all.map(value => tickText(spec.x, value));
         const every = Math.ceil((longest(texts) * LETTER + 6) / (wide / Math.max(1, all.length - 1)));
+        let marks = "";
         ticks.forEach((tick, k) => {
           const value = all[k * every];
-          set(tick.line, { d: value === undefined ? "" : "M" + at(x(value), under) + "v5" });
-          label(tick.text, texts[k * every] || "", value === undefined ? 0 : x(value), width, "middle");
+          if (value !== undefined) marks += "M" + at(x(value), under) + "v5";
+          label(tick, texts[k * every] || "", value === undefined ? 0 : x(value), width, "middle");
         });
-        set(floor, { d: "M" + left + " " + under + ".5H" + right });
+        set(floor, { d: "M" + left + " " + under + ".5H" + right + marks });
         label(nameX, spec.x.words, left + wide / 2, width, "middle");
 
         guides.forEach(guide => {

@@ -170,7 +170,7 @@
       if (control.choice) {
         const place = control.stops.indexOf(value);
         control.buttons.forEach((button, k) => { if (button.checked !== (k === place)) button.checked = k === place; });
-      } else {
+      } else if (value !== control.value || control.box.value !== control.text || control.slider.value !== control.place) {
         const text = BOOK.formatToType(value, control.style);
         if (document.activeElement !== control.box && control.box.value !== text) control.box.value = text;
         if (typeof value === "number") {
@@ -178,6 +178,7 @@
           if (+control.slider.value !== place) control.slider.value = place;
         }
         set(control.slider, { "aria-valuetext": text });
+        Object.assign(control, { value: value, text: text, place: control.slider.value });
       }
       if (error === control.said) return;
       control.said = error;

@@ -25,8 +25,8 @@
     const total = draw(svg, "text", { class: "strong", y: y + BAR / 2 + 5 });
     const zero = draw(svg, "text", { class: "tick", x: 1, y: under + 18 });
     write(zero, "0");
-    const ticks = spec.capacity ? [] : [1, 2, 3, 4, 5, 6, 7, 8, 9].map(count => ({ count: count,
-      mark: draw(svg, "path", { class: "axis" }), text: draw(svg, "text", { class: "tick", y: under + 18 }) }));
+    const marks = draw(svg, "path", { class: "axis" });
+    const ticks = spec.capacity ? [] : Array.from({ length: 9 }, () => draw(svg, "text", { class: "tick", y: under + 18 }));
     const cardText = draw(svg, "text", { class: "strong", y: under + 19 });
     const gapText = draw(svg, "text", { y: under + 48 });
     let before = null;
@@ -55,12 +55,11 @@
         set(halo, { d: outline });
         set(ghost, { d: outline });
         if (!spec.capacity) {
-          const step = roundUp(most / 6);
-          ticks.forEach(tick => {
-            const at = x(tick.count * step), seen = tick.count * step <= most ? "visible" : "hidden";
-            set(tick.mark, { d: "M" + at + " " + under + "v5", visibility: seen });
-            set(tick.text, { visibility: seen });
-            label(tick.text, format(tick.count * step, "decimal bytes"), at, width, "middle");
+          const step = roundUp(most / 6), shown = ticks.map((_, k) => (k + 1) * step).filter(bytes => bytes <= most);
+          set(marks, { d: shown.map(bytes => "M" + x(bytes) + " " + under + "v5").join("") });
+          ticks.forEach((tick, k) => {
+            const there = k < shown.length;
+            label(tick, there ? format(shown[k], "decimal bytes") : "", there ? x(shown[k]) : 0, width, "middle");
           });
           label(total, words, x(used) + 8, width, "start");
           return;
