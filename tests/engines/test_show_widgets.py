@@ -436,3 +436,19 @@ def test_the_pictures_are_in_the_html_of_a_notebook():
         if model.model_name == "HTMLModel" and "<svg" in model.state.get("value", "")
     ]
     assert f"{format_as(LLAMA_STATES / 2, 'decimal bytes')}</text>" in drawing
+
+
+def test_labels_are_never_cut():
+    """Must catch: a width of ipywidgets' own for the label of a menu, a slider or a choice, which
+    cuts "Link between nodes" to "Link betw..."."""
+    widget = explorer("tensor-parallel")
+    handles = [*widget.menus.values(), *widget.sliders.values(), *widget.choices.values()]
+    assert handles and {handle.style.description_width for handle in handles} == {"initial"}
+
+
+def test_many_pictures_scroll_beside_their_controls():
+    """Must catch: a third picture out of sight of the slider that moves it; two pictures that
+    scroll for no reason."""
+    many, few = explorer("zero"), explorer("where-the-memory-goes")
+    assert many.drawing.layout.max_height and "auto" in many.drawing.layout.overflow
+    assert few.drawing.layout.max_height is None

@@ -29,6 +29,8 @@ from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
 BOX_WIDTH = "9em"
+# More pictures scroll within this height: a slider and each picture fit a window of 1280 x 800.
+PICTURES_BESIDE, PICTURES_HEIGHT = 2, "40em"
 ERROR_LINE = "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
 STALE = "opacity: 0.5; filter: grayscale(1)"  # a picture of the last valid values
 
@@ -113,6 +115,13 @@ class ExplorerWidget(widgets.VBox):
         groups = [self._build_group(group, rows) for group in self.spec.groups]
         rows = [widget for row in rows.values() for widget in row] + groups
         self.drawing, self.words = widgets.HTML(), widgets.HTML()
+        if len(self.spec.pictures) > PICTURES_BESIDE:
+            self.drawing.layout = widgets.Layout(
+                max_height=PICTURES_HEIGHT,
+                overflow="hidden auto",
+                border="1px solid #808080",  # where pictures are cut off, there are more of them
+                padding="0 0.5em",
+            )
         self.status, self.python = widgets.HTML(), widgets.HTML()
         reset, code = (
             widgets.Button(description="Reset"),
