@@ -106,6 +106,27 @@ def test_a_circle_an_unknown_name_and_a_missing_one_are_named():
         formulas.mlp_parameters(gated_mlp=0, biases=1)
 
 
+def test_a_rule_holds_from_the_moment_it_is_registered():
+    """Must catch: the rules of a call remembered from before; a rule of other quantities applied;
+    a rule that does without an assumed quantity and is not."""
+    registry = Registry()
+    for name in ("a", "b", "c"):
+        registry.quantity(name, name, "count", "given")
+    assert registry.validate(a=3, b=2) == {"a": 3, "b": 2}
+
+    @registry.rule("a = {a} must be at most b = {b}.", marks="a", c=1)
+    def a_at_most_b(a, b, c):
+        return a * c <= b
+
+    with pytest.raises(InvalidQuantity, match="a = 3 must be at most b = 2."):
+        registry.validate(a=3, b=2)
+    assert registry.validate(a=3, c=2) == {"a": 3, "c": 2}
+    assert [rule.name for rule in registry.applicable_rules({"a", "b"})] == ["a_at_most_b"]
+    assert registry.applicable_rules({"a", "b"}, about="c") == registry.applicable_rules({"a", "b"})
+    registry.applicable_rules({"a", "b"}).clear()  # the caller's own list
+    assert len(registry.applicable_rules({"a", "b"})) == 1
+
+
 def test_a_formula_outside_the_subset_is_refused_when_it_is_defined():
     """Mutation: remove any one of the checks of check_subset; each formula here leaves the subset
     in one way."""

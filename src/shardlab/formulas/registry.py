@@ -143,7 +143,7 @@ class Rule:
         return [name for name in self.needs if name not in dict(self.assumed)]
 
     def applies(self, known):
-        return all(name in known for name in self._needs_to_be_known)
+        return all(map(known.__contains__, self._needs_to_be_known))
 
     def check(self, values):
         values = {**dict(self.assumed), **values}
@@ -249,6 +249,7 @@ class Registry:
         self.rules: dict[str, Rule] = {}
         self._rules_about: dict[str, list[Rule]] = {}
         self._resolved: dict[tuple, tuple] = {}  # what `resolve` found; a new name empties it
+        self._applicable: dict[tuple, list[Rule]] = {}  # the same of rules; a new rule empties it
         self.presets: Mapping[str, Mapping] = {}  # kind -> name -> preset, for model="GPT-2 124M"
 
     def quantity(self, name, symbol, unit, meaning, **limits):
@@ -329,6 +330,7 @@ class Registry:
             name = function.__name__
             rule = Rule(name, function, message, marks, tuple(assumed.items()))
             self.rules[name] = rule
+            self._applicable.clear()
             for need in rule.needs:
                 self._rules_about.setdefault(need, []).append(rule)
             return function
@@ -385,8 +387,11 @@ class Registry:
 
     def applicable_rules(self, known, about=None):
         """The rules all of whose quantities are known; `about` a quantity: those that need it."""
-        rules = self.rules.values() if about is None else self._rules_about.get(about, ())
-        return [rule for rule in rules if rule.applies(known)]
+        asked = frozenset(known), about
+        if asked not in self._applicable:
+            rules = self.rules.values() if about is None else self._rules_about.get(about, ())
+            self._applicable[asked] = [rule for rule in rules if rule.applies(known)]
+        return list(self._applicable[asked])
 
     def validate(self, **given):
         """Check every given value and every relation between them; return them as ints and

@@ -1,4 +1,5 @@
-"""The imports of the fork server, made once for all ranks: the rank's code, and with it torch.
+"""The imports of the fork server, made once for all ranks and all checks of a reader's work: their
+code, and with it torch.
 
 An import makes permanent objects. Garbage collection among them costs a seventh of the import's
 time, and a later collection in a rank would write to memory pages that the ranks share. So these
@@ -10,7 +11,9 @@ import gc
 gc.disable()
 
 import torch  # noqa: E402
+import torch.utils.serialization  # noqa: E402  what torch.load imports when it first loads
 
+from ..exercises import apart  # noqa: E402, F401
 from . import worker  # noqa: E402, F401
 
 # The first optimizer of a process imports the compiler, also where nothing is compiled. On ranks
