@@ -50,6 +50,7 @@ def random_step(draw):
     )
 
 
+@pytest.mark.slow
 def test_closed_form_is_the_simulation():
     """200 random steps: exposed time, step and communication of the formulas are those of the
     event list that the page draws.

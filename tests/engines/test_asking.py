@@ -161,6 +161,7 @@ def test_explain_from_a_shell(capsys):
         assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_shell_needs_no_torch():
     """Must catch: an import of torch on the way to a number."""
     code = (

@@ -276,6 +276,7 @@ def test_an_equation_with_a_number_given(build):
     assert "no formula is named zero_level" in warnings
 
 
+@pytest.mark.slow
 def test_an_equation_with_its_meaning(book):
     """Numbered, referred to, aligned when there are several, linked to the sheet.
 
@@ -362,6 +363,7 @@ def sheet(book):
     return book["sheet"]
 
 
+@pytest.mark.slow
 def test_the_sheet_holds_everything(sheet):
     """Every formula with equation, meaning, unit, source and test; every quantity; every preset.
 
@@ -430,6 +432,7 @@ def test_a_sheet_of_several_pages(build):
     )
 
 
+@pytest.mark.slow
 def test_sheets_that_forget_or_repeat_are_warnings(build):
     """Mutation: look only at whether there is a sheet."""
     _, warnings = build(index=SHEETS.format("states"), sheet=OTHERS.format("given states"))
@@ -440,6 +443,7 @@ def test_sheets_that_forget_or_repeat_are_warnings(build):
     assert "no part of the formula sheet is named sattes; there are given, " in warnings
 
 
+@pytest.mark.slow
 def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
     """Mutation: say yes for all."""
     for recipe in RECIPES.values():
@@ -451,6 +455,7 @@ def test_the_sheet_says_which_recipes_were_held_against_a_run(sheet):
         assert cells[4] == str(BOOK.formulas["bytes_per_parameter"](**recipe.quantities))
 
 
+@pytest.mark.slow
 def test_the_sheets_numbers_of_gpus(sheet):
     """GB as the vendor prints it, and the same in GiB.
 

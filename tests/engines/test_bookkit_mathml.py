@@ -235,6 +235,7 @@ def write_book(folder, page):
     return folder
 
 
+@pytest.mark.slow
 def test_in_a_page(tmp_path):
     """Mutation: register the renderer under another name (MathJax's markup appears); forget the
     number, its anchor."""

@@ -31,7 +31,8 @@ def all_exercises():
     for module in topics.modules("exercises"):
         for name, value in vars(module).items():
             if isinstance(value, Exercise):
-                yield pytest.param(value, id=f"{module.__name__.split('.')[2]}.{name}")
+                marks = [pytest.mark.slow] * (value is memory_that_grows)
+                yield pytest.param(value, id=f"{module.__name__.split('.')[2]}.{name}", marks=marks)
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_a_shard_of_rank_0_that_takes_the_rest():
         start = 0 if rank == 0 else rank * each + more
         return start, start + each + (more if rank == 0 else 0)
 
-    assert not check(bounds_of_a_shard, bounds)
+    assert not judge(bounds_of_a_shard, bounds)
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -249,7 +250,7 @@ def test_a_detached_weight_that_is_kept_is_seen(again):
             weight = ctx.gather(shard) if again else weight
             return dy @ weight, ctx.scatter(dy.T @ x), None, None
 
-    sentence = check(weights_that_stay, Linear).sentence
+    sentence = judge(weights_that_stay, Linear).sentence
     assert ("you gather again" if again else "autograd keeps every gathered weight") in sentence
 
 
@@ -263,13 +264,13 @@ def test_answers_that_are_nobodys():
         (Misconception(lambda a: a, "that is one."),),
         "two.",
     )
-    assert check(pair, lambda a: (a, 2 * a))
+    assert judge(pair, lambda a: (a, 2 * a))
     assert (
         "should give 1 at place 0 (counted from 0), yours gives True"
-        in check(pair, lambda a: (a == 1 or a, 2 * a)).sentence
+        in judge(pair, lambda a: (a == 1 or a, 2 * a)).sentence
     )
     for strange in (torch.ones(2), (torch.ones(2), torch.ones(2)), [1, 2], float("nan"), None):
-        assert not check(pair, lambda a, strange=strange: strange)
+        assert not judge(pair, lambda a, strange=strange: strange)
     long = Exercise(
         "long",
         lambda a: [0] * a,
@@ -277,10 +278,10 @@ def test_answers_that_are_nobodys():
         (Misconception(lambda a: a, "that is how many."),),
         "long.",
     )
-    sentence = check(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
+    sentence = judge(long, lambda a: [0] * 700 + [1] + [0] * (a - 701)).sentence
     assert sentence == "long(a=999) should give 0 at place 700 (counted from 0), yours gives 1."
     words = Exercise("words", lambda: "a" * 999, (dict(),), (), "long.")
-    sentence = check(words, lambda: "a" * 700 + "b" + "a" * 298).sentence
+    sentence = judge(words, lambda: "a" * 700 + "b" + "a" * 298).sentence
     assert len(sentence) < 700 and "yours gives ... " in sentence and "aba" in sentence
 
 
@@ -300,17 +301,17 @@ def test_an_exercise_can_compare_something_else_than_the_result():
         ("one letter", "two"),
         answer,
     )
-    assert check(letters, lambda start: start + "c")
+    assert judge(letters, lambda start: start + "c")
     assert (
-        repr(check(letters, lambda start: start))
+        repr(judge(letters, lambda start: start))
         == "not yet: letters(one letter) should give 2, yours gives 1."
     )
-    assert repr(check(letters, lambda start: "")) == "not yet: that is nothing."
+    assert repr(judge(letters, lambda start: "")) == "not yet: that is nothing."
 
     def raises(start):
         raise ValueError("one line\nand many more")
 
-    assert repr(check(letters, raises)) == "not yet: raises(one letter) raised ValueError: one line"
+    assert repr(judge(letters, raises)) == "not yet: raises(one letter) raised ValueError: one line"
     with pytest.raises(
         ValueError, match="letters: 1 words for 2 cases: each case has its own, or none has"
     ):
@@ -350,7 +351,7 @@ def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     sentence."""
     module, _, exercise = name.partition(".")
     exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
-    assert sentence in check(exercise, lambda *_: None).sentence
+    assert sentence in judge(exercise, lambda *_: None).sentence
 
 
 def test_a_loss_may_have_a_name():
@@ -369,7 +370,7 @@ def test_a_loss_may_have_a_name():
             losses.append(held_out_loss.item())
         return losses
 
-    assert check(memory_that_grows, train)
+    assert judge(memory_that_grows, train)
 
 
 def test_a_queue_hands_over_and_waits():
@@ -387,7 +388,7 @@ def test_a_queue_hands_over_and_waits():
     assert done == [0, 1, 2] and queue.clock() <= queue.clock()
     assert (
         "it never looked at queue.clock()"
-        in check(rate_above_the_roof, lambda queue, flops: 1.0).sentence
+        in judge(rate_above_the_roof, lambda queue, flops: 1.0).sentence
     )
 
 
@@ -508,11 +509,11 @@ def test_a_number_is_a_number_whoever_made_it(tmp_path):
     a list refused for a tuple; a tensor of two elements or true taken for a number."""
     twelve = Exercise("twelve", lambda: 12, (dict(),), (), "a dozen.")
     for value in (12, 12.0, np.int64(12), np.float32(12), torch.tensor(12), torch.tensor([12.0])):
-        assert check(twelve, lambda: value), value  # noqa: B023
+        assert judge(twelve, lambda: value), value  # noqa: B023
     for value in (13, "12", True, torch.tensor([12, 12]), [12]):
-        assert not check(twelve, lambda: value), value  # noqa: B023
+        assert not judge(twelve, lambda: value), value  # noqa: B023
     pair = Exercise("pair", lambda: (2, 4), (dict(),), (), "two numbers.")
-    assert check(pair, lambda: [2, np.int64(4)])
+    assert judge(pair, lambda: [2, np.int64(4)])
     predictions = Predictions("01-lab", tmp_path)
     predictions.lock("numpy", np.int64(3))
     predictions.lock("tensor", torch.tensor(2.5))
@@ -535,7 +536,7 @@ def test_what_differs_is_said_in_words_by_the_readers_name():
     def my_loop(a):
         return Kept(3, [1, [2, 4]])
 
-    said = repr(check(kept, my_loop))
+    said = repr(judge(kept, my_loop))
     assert said == (
         "not yet: my_loop(a=3): losses should be 3 at place 1, 1 (counted from 0), and is 4."
     )
@@ -544,7 +545,7 @@ def test_what_differs_is_said_in_words_by_the_readers_name():
     def my_plan(n):
         return "step 2 sends nothing."
 
-    assert repr(check(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
+    assert repr(judge(sentences, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
 
 
 def test_a_hint_comes_in_two_steps():

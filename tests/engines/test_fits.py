@@ -18,6 +18,7 @@ PUBLISHED = {
 H100 = dict(gpu="H100 SXM 80GB", sequence=8192)
 
 
+@pytest.mark.slow
 def test_the_lines_are_all_of_it():
     """Must catch: a category left out; a place's zero total taken for its parts."""
     for model, layout in (
@@ -183,6 +184,7 @@ def test_recomputing_is_among_the_nearest():
     assert not full.fits and not any("recompute" in change for change, _ in full.nearest)
 
 
+@pytest.mark.slow
 def test_where_one_change_is_not_enough():
     """Must catch: nothing offered; a layout that would take more GPUs than needed."""
     answer = fits("Llama 3 70B", gpu="A100 SXM 40GB", gpus=2, sequence=8192, microbatch=4)

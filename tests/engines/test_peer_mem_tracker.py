@@ -1,5 +1,6 @@
 """The ledger beside PyTorch's own MemTracker, on the same step."""
 
+import pytest
 import torch
 
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -35,6 +36,7 @@ def now(watching, kind="current"):
     return {getattr(category, "name", category): nbytes for category, nbytes in found.items()}
 
 
+@pytest.mark.slow
 def test_the_same_bytes():
     """At rest, each category; at the peak, the sum, to the byte. They differ in names: MemTracker
     is told of the batch and calls it OTH, where the ledger finds that autograd keeps it; and the

@@ -172,6 +172,7 @@ def repository(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_engines_find_it(repository):
     """The explorers have its explorer, the registry its formula. Must catch: a list of topics
     anywhere in formulas/ or show/."""

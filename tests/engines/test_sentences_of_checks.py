@@ -1,7 +1,6 @@
 """What a check says of an answer that is a sentence."""
 
-from shardlab.exercises import check
-from shardlab.exercises.checker import Exercise
+from shardlab.exercises.checker import Exercise, judge
 
 
 def test_a_sentence_is_said_alone_beside_a_tuple():
@@ -11,4 +10,4 @@ def test_a_sentence_is_said_alone_beside_a_tuple():
     def my_plan(n):
         return "step 2 sends nothing."
 
-    assert repr(check(pairs, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."
+    assert repr(judge(pairs, my_plan)) == "not yet: my_plan(n=2): step 2 sends nothing."

@@ -394,6 +394,7 @@ def test_as_text_it_is_the_sentence(fit):
 # ---------------------------------------------------------------- what the labs rely on
 
 
+@pytest.mark.slow
 def test_an_explorer_needs_neither_torch_nor_plotly_nor_an_output():
     """Mutation: torch imported in show; the book would then need it to be built.
 

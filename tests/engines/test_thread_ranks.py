@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shardlab import collectives
-from shardlab.exercises import check
 from shardlab.exercises import thread_ranks as thread_ranks
+from shardlab.exercises.checker import judge
 from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads
 from shardlab.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
@@ -259,12 +259,12 @@ def test_every_right_solution_is_right():
         (chunks_that_do_not_divide, learners_ring, uneven, whole),
     ):
         for solution in solutions:
-            assert check(exercise, solution), check(exercise, solution)
+            assert judge(exercise, solution), judge(exercise, solution)
 
 
 def test_a_sum_without_a_ring_gets_a_sentence():
     """Mutation: what is sent not compared."""
-    assert "whole arrays that travel" in check(all_reduce_from_send_and_recv, whole).sentence
+    assert "whole arrays that travel" in judge(all_reduce_from_send_and_recv, whole).sentence
 
 
 def test_a_solution_that_deadlocks_gets_a_sentence():
@@ -273,7 +273,7 @@ def test_a_solution_that_deadlocks_gets_a_sentence():
     def everybody_receives_first(full, dist):
         dist.recv(torch.empty_like(full), (dist.get_rank() - 1) % dist.get_world_size())
 
-    verdict = check(all_reduce_from_send_and_recv, everybody_receives_first)
+    verdict = judge(all_reduce_from_send_and_recv, everybody_receives_first)
     assert (
         "Stuck: rank 0 waits for rank 1; rank 1 waits for rank 0: nobody can go on."
         in verdict.sentence

@@ -118,6 +118,7 @@ def test_an_average_that_never_moves():
     assert average == 1
 
 
+@pytest.mark.slow
 def test_adam_in_fp16_is_not_a_number():
     """eps is 0 in fp16, and second moments are.
 

@@ -45,7 +45,11 @@ def costs_of(forward, input, weight, v, transfer=0):
     return Costs(*(Fraction(seconds, v) for seconds in (forward, input, weight)), transfer)
 
 
-TIMES = [(1, 1, 1), (2, 3, 2), (3, 2, 1), (5, 6, 4)]
+TIMES = [
+    (1, 1, 1),
+    (2, 3, 2),
+    *(pytest.param(times, marks=pytest.mark.slow) for times in [(3, 2, 1), (5, 6, 4)]),
+]
 
 
 @pytest.mark.parametrize("times", TIMES, ids=str)

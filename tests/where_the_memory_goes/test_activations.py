@@ -133,6 +133,7 @@ def test_each_module_keeps_what_its_formula_says(recipe, attention):
         )
 
 
+@pytest.mark.slow
 def test_shapes_in_which_a_view_takes_the_place_of_a_copy():
     """One sequence, one token, one head, one group, one column: PyTorch then copies less or more.
     The formulas follow, but for one shape: a single token with a single key-value head and rotary

@@ -254,6 +254,7 @@ NOTED = Step(
 )
 
 
+@pytest.mark.slow
 def test_steps_on_record():
     """The step of notes/formulas.md, byte for byte and category for category: the loss decides,
     before there is any gradient. The other peaks were counted by the ledger when they were first

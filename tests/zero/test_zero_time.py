@@ -49,6 +49,7 @@ def random_step(draw):
     return given
 
 
+@pytest.mark.slow
 def test_closed_forms_are_the_simulation():
     """400 random steps, any stage, switches and sides that are far slower than the other: each
     phase of the formulas is the event list that the page draws, and the step is made of phases.
