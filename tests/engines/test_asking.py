@@ -91,7 +91,7 @@ def test_help_tells_of_the_formula():
     text = pydoc.plain(pydoc.render_doc(states_bytes))
     assert "bytes of all model states; activations come on top" in text
     assert "Rajbhandari et al. 2020" in text and "Presets give many of them at once" in text
-    assert "optimizer_moments (" in text and "tensors an optimizer keeps per parameter" in text
+    assert "optimizer_moments (" in text and "tensors that an optimizer keeps for each" in text
     for formula in BOOK.formulas.values():
         assert formula.meaning.split("\n")[0] in formula.__doc__
     assert "A registered function" in type(states_bytes).__doc__
