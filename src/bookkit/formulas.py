@@ -515,13 +515,13 @@ class FormulaSheetDirective(SphinxDirective):
             "Master copy",
             "Moments",
             "All",
-            "Compared with a run?",
+            "Measured?",
             "What it is",
         ]
         proof = nodes.paragraph(
             "",
             "",
-            nodes.Text("Compared with a run by "),
+            nodes.Text("Measured by "),
             *(_code(test) for test in tests),
             nodes.Text(". The others are as their sources state them."),
         )

@@ -259,7 +259,7 @@ def pipeline_later_microbatches(microbatches):
 @formula(r"m_\tau", "count")
 def pipeline_waiting_pairs(pipeline_later_microbatches, pipeline_parallel):
     """pairs of a forward and a backward in which 1F1B waits, there and back: one for each later
-    microbatch, without one in p"""
+    microbatch, except one in p"""
     return pipeline_later_microbatches - floor_div(pipeline_later_microbatches, pipeline_parallel)
 
 
