@@ -447,6 +447,14 @@ def test_labels_are_never_cut():
     assert handles and {handle.style.description_width for handle in handles} == {"initial"}
 
 
+def test_a_long_label_leaves_a_slider_its_track():
+    """Must catch: the inner size of a product, whose label has 51 characters, beside its box: the
+    handle was on the box."""
+    sliders = explorer("roofline").sliders
+    assert sliders["operation_depth"].layout.flex == "1 1 100%"
+    assert sliders["operation_rows"].layout.flex != "1 1 100%"
+
+
 def test_many_pictures_scroll_beside_their_controls():
     """Must catch: a third picture out of sight of the slider that moves it; two pictures that
     scroll for no reason."""

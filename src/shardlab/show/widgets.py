@@ -29,6 +29,7 @@ from .svg import drawings, measurable
 
 OWN = "own values"  # shown by a menu when the values are not those of a preset
 BOX_WIDTH = "9em"
+LONG_LABEL = 30  # characters; the box is under its slider, which would have no track else
 # More pictures scroll within this height: a slider and each picture fit a window of 1280 x 800.
 PICTURES_BESIDE, PICTURES_HEIGHT = 2, "40em"
 ERROR_LINE = "border-left: 3px solid; padding-left: 0.5em; line-height: 1.4"
@@ -135,7 +136,7 @@ class ExplorerWidget(widgets.VBox):
             widgets.HBox(list(self.menus.values()), layout=wrapped),
             widgets.HBox(
                 [
-                    widgets.VBox(rows, layout=widgets.Layout(flex="1 1 22em", min_width="0")),
+                    widgets.VBox(rows, layout=widgets.Layout(flex="1 1 26em", min_width="0")),
                     widgets.VBox(
                         [self.drawing, self.words, self.status],
                         layout=widgets.Layout(flex="2 1 34em", min_width="0", padding="0 0 0 1em"),
@@ -155,7 +156,11 @@ class ExplorerWidget(widgets.VBox):
             continuous_update=True,
             readout=False,  # the box says it
             style={"description_width": "initial"},  # never cut
-            layout=widgets.Layout(flex="1 1 16em", width="auto", min_width="16em"),
+            layout=widgets.Layout(
+                flex="1 1 100%" if len(control.label) > LONG_LABEL else "1 1 16em",
+                width="auto",
+                min_width="16em",
+            ),
         )
         box = widgets.Text(continuous_update=False, layout=widgets.Layout(width=BOX_WIDTH))
         error = widgets.HTML()

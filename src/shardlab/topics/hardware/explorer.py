@@ -16,9 +16,7 @@ ROOFLINE = Explorer(
         Choice("matrix_product", "kind", ((0, "elementwise"), (1, "matrix product"))),
         Control("operation_rows", "rows", MATRIX_SIZES),
         Control("operation_columns", "columns", MATRIX_SIZES),
-        Control(
-            "operation_depth", "inner size; elementwise: operations on each element", MATRIX_SIZES
-        ),
+        Control("operation_depth", "inner size; elementwise: operations each", MATRIX_SIZES),
         Control("flops_per_second", "arithmetic", steps_of_ten(9, 16), "rate"),
         Control("memory_bytes_per_second", "memory", steps_of_ten(9, 13), "bandwidth"),
     ),
