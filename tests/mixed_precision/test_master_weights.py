@@ -256,7 +256,7 @@ def test_what_is_refused():
         MasterWeights([weight], torch.optim.SGD([weight], lr=0.1))
     with pytest.raises(CannotCopy, match="given twice"):
         MasterWeights([weight, weight], torch.optim.SGD, lr=0.1)
-    with pytest.raises(CannotCopy, match="none is trained"):
+    with pytest.raises(CannotCopy, match="none of them trained"):
         MasterWeights([torch.ones(2)], torch.optim.SGD, lr=0.1)
     with pytest.raises(CannotCopy, match="at_once_bytes"):
         MasterWeights([weight], torch.optim.SGD, at_once_bytes=0, lr=0.1)
