@@ -219,14 +219,14 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
         )
 
 
-DOCTOR = "python -m shardlab doctor says in its last line whether the machine is ready."
+DOCTOR = "`python -m shardlab doctor` says in its last line whether the machine is ready."
 # Where a lab runs -> how, where the page offers its notebook and the wheel, and where the notebook
 # finds the repository.
 WITH_DOWNLOADS = {
     "Colab": "Download the notebook and the wheel and upload both. The first cell installs the"
     " wheel and keeps Colab's PyTorch.",
     "Kaggle": "Download both, import the notebook, and add the wheel as an input (a dataset). The"
-    " first cell finds it under /kaggle/input.",
+    " first cell finds it under `/kaggle/input`.",
     "Laptop": "Put both into one folder and open the notebook in JupyterLab or VS Code. The first"
     f" cell installs the wheel; {DOCTOR}",
     "GPU box": "As on a laptop; install the PyTorch that fits your driver first, and it stays."
@@ -243,6 +243,11 @@ WITH_REPOSITORY = {
 }
 
 
+def _as_code(text: str) -> str:
+    """What is between backquotes as code."""
+    return re.sub("`([^`]*)`", r"<code>\1</code>", text)
+
+
 def _add_lab_paragraph(app, doctree, docname):
     """Under the title of a lab: how to run it."""
     if app.builder.format != "html" or not docname.startswith("labs/"):
@@ -255,7 +260,9 @@ def _add_lab_paragraph(app, doctree, docname):
         for link in links
     )
     ways = WITH_DOWNLOADS if links[0].download else WITH_REPOSITORY
-    hint = "".join(f"<li><b>{where}.</b> {escape(how)}</li>" for where, how in ways.items())
+    hint = "".join(
+        f"<li><b>{where}.</b> {_as_code(escape(how))}</li>" for where, how in ways.items()
+    )
     hint = (
         f"<details><summary>How to run it</summary><ul>{hint}</ul></details><p>The notebook is the"
         " learner's edition, without the answers that this page shows."

@@ -13,6 +13,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from packaging.requirements import Requirement
 
+from bookkit import address
 from bookkit.address import Address, InvalidAddress, resolve_address
 from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
@@ -416,3 +417,10 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     subprocess.run(
         [python, "-I", "-c", INSTALL_CELL + check], cwd=tmp_path, env=environment, check=True
     )
+
+
+def test_commands_of_the_ways_to_run_a_lab_are_code():
+    """Must catch: backquotes on the page; text that is escaped after it was marked."""
+    ways = [*address.WITH_DOWNLOADS.values(), *address.WITH_REPOSITORY.values()]
+    assert all(way.count("`") % 2 == 0 for way in ways)
+    assert address._as_code("`a &lt; b` says c") == "<code>a &lt; b</code> says c"

@@ -82,11 +82,13 @@ def test_predicted_is_an_outline_and_measured_a_fill():
 
 def test_a_difference_is_drawn_and_said():
     """Mutations: the measured bar drawn with the predicted size; the words taken from the
-    prediction alone."""
+    prediction alone; MiB under the pointer beside an axis in MB."""
     figure = states_figure(STATES, {**STATES, "gradient_bytes": 3_000_000})
     assert bars(figure, "gradients, measured")[0][1] > bars(figure, "gradients, predicted")[0][1]
     assert "gradients<br>3 MB, predicted 2.45 MB" in words(figure)
     assert "parameters<br>2.45 MB |" in words(figure)
+    (bar,) = [bar for bar in figure.data if bar.name == "parameters, measured"]
+    assert bar.hovertemplate == "parameters, measured: 2.45 MB = 2,448,896 B<extra></extra>"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from .format import BINARY, DECIMAL, format_as, format_bytes, format_exact
+from .format import BINARY, DECIMAL, format_as, format_exact
 from .palette import MEMORY, PAGE, TIMELINE
 from .svg.canvas import round_up
 
@@ -193,9 +193,11 @@ def memory_figure(title, rows, capacity_bytes=None, style="decimal bytes"):
         for kind, size in (("predicted", row.predicted), ("measured", row.measured)):
             if size is not None:
                 filled = kind == "measured" or row.measured is None
+                words = f"{row.label}, {kind}: {format_as(size, style)} = {format_exact(size)} B"
                 for bar in _bars(
                     row, kind, place, base, size, filled, capacity_bytes if near else None, scale
                 ):
+                    bar.hovertemplate = f"{words}<extra></extra>"
                     figure.add_trace(bar)
         start = base + row.size
     if capacity_bytes is not None:
@@ -222,7 +224,6 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
     """The bar of one row, in two pieces where it crosses the card's capacity."""
     swatch = MEMORY.get(row.colour)
     fill, line = (swatch.light, swatch.line) if swatch else (INK, INK)
-    words = f"{row.label}, {kind}: {format_bytes(size)} = {format_exact(size)} B"
     for offset, piece, over in _pieces(size, base, capacity_bytes):
         if piece or (not over and not size):
             yield go.Bar(
@@ -233,7 +234,6 @@ def _bars(row, kind, place, base, size, filled, capacity_bytes, scale):
                 marker=_filling(fill if filled else CLEAR, line, 2, over),
                 width=[0.56 if kind == "predicted" or row.predicted is None else 0.32],
                 name=f"{row.label}, {kind}",
-                hovertemplate=f"{words}<extra></extra>",
             )
 
 
