@@ -419,7 +419,7 @@ def test_predict_first(tmp_path):
     predictions.locked("gradients")
     with pytest.raises(LookupError, match="peak was not predicted yet"):
         predictions.locked("gradients", "peak")
-    with pytest.raises(ValueError, match="replace the dots by your number"):
+    with pytest.raises(ValueError, match="replace the dots with your number"):
         predictions.lock("peak", ...)
     for value in ("12", float("nan"), True, None):
         with pytest.raises(ValueError, match="a prediction is one finite number"):
@@ -427,7 +427,9 @@ def test_predict_first(tmp_path):
     with pytest.raises(ValueError) as caught:
         predictions.lock("peak", ...)
     # no lines of this package
-    assert caught.value._render_traceback_() == ["NoNumber: peak: replace the dots by your number."]
+    assert caught.value._render_traceback_() == [
+        "NoNumber: peak: replace the dots with your number."
+    ]
     predictions.lock("locked", 1)
     with pytest.raises(ValueError, match="locked = 'two': a prediction is one finite number"):
         predictions.lock("locked", "two")

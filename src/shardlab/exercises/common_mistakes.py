@@ -20,7 +20,7 @@ ERRORS = (
     (
         "does not require grad and does not have a grad_fn",
         "What backward is called on is cut from its graph: nothing was recorded, as under"
-        " torch.no_grad(), inside a forward or backward of one's own, or after .item() and"
+        " torch.no_grad(), inside a forward or backward of your own, or after .item() and"
         " .detach().",
     ),
     ("backward through the graph a second time", "The first backward has freed the graph."),

@@ -42,7 +42,7 @@ class NotYet(_OneSentence, LookupError):
 
 def _number(name, value):
     if value is ...:
-        raise NoNumber(f"{name}: replace the dots by your number.")
+        raise NoNumber(f"{name}: replace the dots with your number.")
     value = plain_number(value)
     try:
         if (

@@ -33,7 +33,7 @@ def add_explain(commands):
     parser.add_argument(
         "--allow-unused",
         action="store_true",
-        help="ignore given names on which no asked quantity depends, which are refused otherwise",
+        help="ignore given names that no asked quantity depends on, instead of refusing them",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_explain)

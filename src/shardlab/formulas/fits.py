@@ -122,7 +122,7 @@ class RankLayout:
                 "gpus",
                 self.gpus,
                 f"gpus = {show(self.gpus)} is not a multiple of tensor_parallel x pipeline_parallel"
-                f" = {t} x {p} = {t * p}: each copy of the model needs as many GPUs.",
+                f" = {t} x {p} = {t * p}: each copy of the model needs that many GPUs.",
             )
         if self.sequence_parallel and t == 1:
             raise InvalidQuantity(

@@ -204,7 +204,7 @@ def started_ranks() -> Diagnosis:
         return Diagnosis(
             f"{RANKS_TRIED} ranks",
             str(error).splitlines()[0],
-            "if it is not plain what to do, report this line",
+            "if it is not clear what to do, report this line",
             fit=False,
         )
     if sums != [RANKS_TRIED * (RANKS_TRIED - 1) / 2] * RANKS_TRIED:
