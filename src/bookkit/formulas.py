@@ -515,7 +515,7 @@ class FormulaSheetDirective(SphinxDirective):
             "Master copy",
             "Moments",
             "All",
-            "Measured?",
+            "Measured",
             "What it is",
         ]
         proof = nodes.paragraph(
