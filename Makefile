@@ -71,10 +71,9 @@ book: $(VENV)/.book build/wheel/.built  ## build the book: build/html/index.html
 	@$(BIN)/python -m bookkit . build/html
 
 check: $(VENV)/.labs  ## check a change in a minute: linter, sizes, English, tests without ranks, labs or browser
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --check --quiet . || { echo "check:  make format lays these files out"; exit 1; }
-	@$(BIN)/python tools/budgets.py
-	@$(BIN)/python tools/prose.py
+	@$(BIN)/python tools/prose.py & prose=$$!; $(BIN)/ruff check --quiet . && { $(BIN)/ruff format --check --quiet . || \
+		{ echo "check:  make format lays these files out"; false; }; } && $(BIN)/python tools/budgets.py; \
+		others=$$?; wait $$prose && exit $$others
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(CHECKERS) -m "not (ranks or labs or browser or slow)" --quiet </dev/null
 
 format:  ## lay out the Python code

@@ -194,6 +194,7 @@ def test_refusals_name_what_and_where(latex):
     assert " ".join(latex.split()) in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_the_registry_can_be_typeset():
     """Mutation: refuse a command that SymPy's printer writes for a formula of the book."""
     from shardlab.formulas import BOOK

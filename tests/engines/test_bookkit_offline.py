@@ -136,6 +136,7 @@ def loads(page):
     ]
 
 
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(book):
     """Mutation: let MathJax, require.js, the widget manager or Thebe stay (drop ``extensions`` or
     ``nb_ipywidgets_js`` from _config.yml)."""
@@ -147,6 +148,7 @@ def test_pages_load_nothing_from_elsewhere(book):
         )
 
 
+@pytest.mark.slow
 def test_what_pages_refer_to_is_there(book):
     """Mutation: delete files that only a style sheet, or only an attribute such as data-plotly,
     refers to."""
@@ -160,6 +162,7 @@ def test_what_pages_refer_to_is_there(book):
             )
 
 
+@pytest.mark.slow
 def test_nothing_unused_is_carried(book):
     """Mutation: stop deleting what no page refers to; keep the icon fonts of the theme's sheet."""
     names = {path.name for path in (book / "_static").rglob("*") if path.is_file()}
@@ -173,6 +176,7 @@ def test_nothing_unused_is_carried(book):
     assert "@font-face" not in sheet and "!important" not in sheet
 
 
+@pytest.mark.slow
 def test_our_own_files_lose_their_comments(book):
     """Mutation: copy book.js and book.css as they are."""
     for name in ("book.js", "book.css"):
@@ -181,6 +185,7 @@ def test_our_own_files_lose_their_comments(book):
         assert "/*" in ours and "/*" not in carried and len(carried) < 0.85 * len(ours), name
 
 
+@pytest.mark.slow
 def test_fonts_and_their_licences_are_carried(book):
     """Mutation: delete the licences, to which no page refers; let a font's name in book.css differ
     from the file's."""
@@ -191,6 +196,7 @@ def test_fonts_and_their_licences_are_carried(book):
     } <= fonts
 
 
+@pytest.mark.slow
 def test_pages_ask_for_the_faces_they_show(book):
     """Before they are laid out; a face that comes later is not shown, so nothing moves when it
     comes.
@@ -228,6 +234,7 @@ def test_pages_ask_for_the_faces_they_show(book):
     }
 
 
+@pytest.mark.slow
 def test_pages_carry_few_bytes(book):
     """Mutation: put the search index, or the theme's scripts, back on every page."""
     for name, page in pages(book).items():
@@ -251,6 +258,7 @@ def test_pages_carry_few_bytes(book):
         assert {Path(address.split("?")[0]).name for address in scripts} == expected, name
 
 
+@pytest.mark.slow
 def test_there_is_one_search_box(book):
     """Mutation: leave the theme's search dialog, or its second button field, in the page."""
     for name, page in pages(book).items():
@@ -258,6 +266,7 @@ def test_there_is_one_search_box(book):
             assert len(re.findall(r"<input[^>]*type=\"search\"", page)) == 1, name
 
 
+@pytest.mark.slow
 def test_a_figure_is_data_in_the_page(book):
     """Mutation: take the stored HTML; leave ``</script>`` in the data, which ends the element; load
     plotly.js always."""
@@ -275,6 +284,7 @@ def test_a_figure_is_data_in_the_page(book):
     assert "plotly" not in pages(book)["chapters/chapter.html"].replace("plotly-figure", "")
 
 
+@pytest.mark.slow
 def test_a_widget_is_a_sentence(book):
     """Mutation: leave the view's script (a dead slider) or the state of the widgets in the page."""
     page = pages(book)["labs/lab.html"]
@@ -291,6 +301,7 @@ def test_a_widget_is_a_sentence(book):
         ("wild", "In the wild"),
     ],
 )
+@pytest.mark.slow
 def test_boxes_say_what_they_are(book, kind, label):
     """Mutation: label by colour only; give two boxes one mark; drop a box's own title."""
     page = pages(book)["chapters/chapter.html"]
@@ -304,6 +315,7 @@ def test_boxes_say_what_they_are(book, kind, label):
         assert '<span class="box-title">On a laptop</span>' in box and "not <code" in box
 
 
+@pytest.mark.slow
 def test_a_quotation_with_a_label_is_a_box(book):
     """Mutation: leave the label in the text; box every quotation that begins in bold; lose the
     second paragraph."""
@@ -316,6 +328,7 @@ def test_a_quotation_with_a_label_is_a_box(book):
     assert re.search(r"<blockquote>\s*<div><p><strong>Not a box.</strong> Quoted.</p>", page)
 
 
+@pytest.mark.slow
 def test_the_contents_show_the_sections_of_the_page(book):
     """Mutation: put the sections under every entry, or under none."""
     contents = {
@@ -398,6 +411,7 @@ def test_a_page_that_would_load_from_elsewhere_is_not_built(tmp_path, capfd):
             )
 
 
+@pytest.mark.slow
 def test_another_theme_is_refused_by_name(book, monkeypatch):
     """Mutation: build on with templates that replace nothing."""
 

@@ -57,7 +57,10 @@ def under(saved, *prefixes):
     )
 
 
-@pytest.mark.parametrize("recipe", ["fp32 Adam", "autocast Adam", "bf16, no master"])
+@pytest.mark.parametrize(
+    "recipe",
+    ["fp32 Adam", "autocast Adam", pytest.param("bf16, no master", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize("attention", ATTENTION, ids=["fused", "unfused", "dropout"])
 def test_each_module_keeps_what_its_formula_says(recipe, attention):
     """The switches of the model, any three of them in every combination, and each with every number
