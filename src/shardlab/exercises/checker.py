@@ -48,6 +48,10 @@ class Failure(str):
         )
 
 
+class OfRanks(list):
+    """One answer of each rank, in rank order."""
+
+
 def is_blank(error: BaseException) -> bool:
     """Whether the value comes from a blank that was not filled in, `...`."""
     try:
@@ -238,16 +242,20 @@ def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
 
 def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
     """(wanted, where, given) in words, at the first place where two answers differ."""
-    places = []
+    where, places = "", []
     while (
         isinstance(wanted, (list, tuple))
         and isinstance(given, (list, tuple))
         and len(wanted) == len(given)
     ):
         first = next(n for n, pair in enumerate(zip(given, wanted)) if not same(*pair))
-        places.append(str(first))
+        if isinstance(given, OfRanks):
+            where = f" on rank {first}"
+        elif len(given) > 1:
+            places.append(str(first))
         wanted, given = wanted[first], given[first]
-    where = f" at place {', '.join(places)} (counted from 0)" if places else ""
+    if places:
+        where += f" at place {', '.join(places)} (counted from 0)"
     should, does = _around_the_difference(_show(wanted), _show(given))
     return should, where, does
 

@@ -49,7 +49,8 @@ ERRORS = (
         "Weights are changed inside torch.no_grad(), which records nothing.",
     ),
     (
-        "positional argument|unexpected keyword argument",
+        r"(?<!__init__\(\)) missing \d+ required positional|takes \d+ positional"
+        "|unexpected keyword argument",
         "The check calls your function with the arguments of its first line as it was given: leave"
         " that line alone.",
     ),

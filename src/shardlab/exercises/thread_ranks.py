@@ -10,7 +10,7 @@ is stopped.
 
 A message is copied when it is sent. An isend never waits; a send, and the wait() of an isend, last
 until the message is taken or an irecv has room for it. An all-reduce takes what each rank brings as
-its k-th, whatever that is: like a real one.
+its k-th, whatever that is: like a real one. With async_op=True the sum is there after wait().
 """
 
 import threading
@@ -21,7 +21,7 @@ from typing import Any
 import torch.distributed
 from torch import Tensor
 
-from shardlab.exercises.checker import Failure, is_blank
+from shardlab.exercises.checker import Failure, OfRanks, is_blank
 from shardlab.exercises.patience import RunsOn, stop
 
 WORK_SECONDS = 10.0  # for work that neither ends nor waits
@@ -95,11 +95,10 @@ class ThreadRank:
     def __init__(self, sheet: Sheet, rank: int):
         self._sheet, self._rank, self._reductions = sheet, rank, 0
         self.messages_sent, self.elements_sent = 0, 0
+        self.isends: list[Later] = []
 
     def __getattr__(self, name: str):
-        known = ", ".join(
-            sorted(word for word in vars(ThreadRank) if not word.startswith("_") and word != "wait")
-        )
+        known = ", ".join(sorted(word for word in vars(ThreadRank) if not word.startswith("_")))
         raise AttributeError(f"thread ranks have no {name}; they have {known}.")
 
     def get_rank(self, group=None) -> int:
@@ -110,7 +109,8 @@ class ThreadRank:
 
     def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Later":
         letter = self._post(tensor, dst)
-        return Later(lambda: self._until_taken(letter, dst))
+        self.isends.append(Later(lambda: self._until_taken(letter, dst)))
+        return self.isends[-1]
 
     def send(self, tensor: Tensor, dst: int, group=None, tag: int = 0):
         """Waits until the message is taken, as a real send of many bytes does."""
@@ -135,9 +135,6 @@ class ThreadRank:
             self._sheet.mail[self._rank, dst].append(letter)
             self._sheet.changed.notify_all()
         return letter
-
-    def wait(self):
-        """An all-reduce is over when its call returns."""
 
     def recv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> int:
         self._peer(src)
@@ -168,7 +165,12 @@ class ThreadRank:
 
     def all_reduce(
         self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
-    ) -> "ThreadRank | None":
+    ) -> "Later | None":
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"all_reduce wants a tensor, whose elements it sums in place, and got a"
+                f" {type(tensor).__name__}."
+            )
         if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG, self.ReduceOp.MAX):
             raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM, an AVG or a MAX.")
         self._reductions += 1
@@ -176,21 +178,23 @@ class ThreadRank:
             brought = self._sheet.brought[self._reductions]
             brought[self._rank] = tensor.detach().clone()
             self._sheet.changed.notify_all()
+        number = self._reductions
+        later = Later(lambda: self._reduce(tensor, op, brought, number))
+        return later if async_op else later.wait()
+
+    def _reduce(self, tensor: Tensor, op, brought: dict[int, Tensor], number: int):
+        with self._sheet.changed:
             self._sheet.wait(
-                self._rank,
-                lambda: len(brought) == self._sheet.n,
-                f"in all-reduce {self._reductions}",
+                self._rank, lambda: len(brought) == self._sheet.n, f"in all-reduce {number}"
             )
         sizes = [brought[rank].numel() for rank in range(self._sheet.n)]
         if len(set(sizes)) > 1:
             raise ValueError(
-                f"all-reduce {self._reductions}: the ranks bring {', '.join(map(str, sizes))}"
-                " elements."
+                f"all-reduce {number}: the ranks bring {', '.join(map(str, sizes))} elements."
             )
         parts = [brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n)]
         reduced = torch.stack(parts).amax(0) if op == self.ReduceOp.MAX else sum(parts)
         tensor.detach().copy_(reduced / self._sheet.n if op == self.ReduceOp.AVG else reduced)
-        return self if async_op else None
 
     def broadcast(self, tensor: Tensor, src: int, group=None):
         if self._rank != src:
@@ -198,7 +202,7 @@ class ThreadRank:
             return
         for rank in range(self._sheet.n):
             if rank != src:
-                self.isend(tensor, rank)
+                self._post(tensor, rank)
 
     def _peer(self, rank: int):
         if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
@@ -208,10 +212,15 @@ class ThreadRank:
 
 
 class Later:
-    """The handle of an isend or an irecv: what is left to do when somebody waits, done once."""
+    """The handle of an isend, an irecv or an all-reduce: what is left to do when somebody waits,
+    done once."""
 
     def __init__(self, rest: Callable[[], object]):
         self.rest = rest
+
+    @property
+    def is_done(self) -> bool:
+        return self.rest is None
 
     def wait(self):
         if self.rest is not None:
@@ -243,7 +252,7 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
             if is_blank(error)
             else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
         )
-    return sheet.results
+    return OfRanks(sheet.results)
 
 
 def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:

@@ -320,6 +320,11 @@ class _seeded(torch.autograd.Function):
 # what PyTorch says of an autograd function, and what it means there
 _ERRORS_OF_A_FUNCTION = (
     (
+        "can only save variables",
+        "save_for_backward takes tensors. The function is no tensor: ctx.function = function.",
+    ),
+    ("got tuple", "autograd.grad() returns a tuple, and y.backward(gradient) fills x.grad."),
+    (
         "different than None at position|incorrect number",
         "A backward returns a gradient for each argument of forward, in the order of the"
         " arguments: None for the function, then x.grad.",
@@ -418,7 +423,7 @@ def _step_beside_plain(call, rows, layers):
     chain = nn.ModuleList(_Counted() for _ in range(layers)).double()
     tokens = torch.randn(rows, 4, dtype=torch.double)
     found = []
-    for checkpointed in (False, True):
+    for way in (lambda layer, x: layer(x), _plain_checkpoint().apply, call):
         first.zero_grad()
         chain.zero_grad()
         for layer in chain:
@@ -426,7 +431,7 @@ def _step_beside_plain(call, rows, layers):
         with Ledger(nn.ModuleList([first, chain])) as ledger:
             x = first(tokens)
             for layer in chain:
-                x = x + (call(layer, x) if checkpointed else layer(x))
+                x = x + way(layer, x)
             loss = x.pow(2).sum()
             kept = ledger.bytes.activations + ledger.bytes.temporaries
             loss.backward()
@@ -434,11 +439,11 @@ def _step_beside_plain(call, rows, layers):
             left = ledger.bytes.activations + ledger.bytes.temporaries
         gradients = [p.grad for module in (first, chain) for p in module.parameters()]
         found.append((sum(layer.runs for layer in chain), kept, gradients, left))
-    (_, plain_kept, wanted, plain_left), (runs, kept, gradients, left) = found
+    (_, _, wanted, plain_left), (_, inputs, _, _), (runs, kept, gradients, left) = found
     count = len(list(first.parameters()))
     return (
         runs,
-        kept < plain_kept // 2,
+        kept <= inputs,
         _as_wanted(gradients[:count], wanted[:count]),
         _as_wanted(gradients[count:], wanted[count:]),
         left <= plain_left,
@@ -569,7 +574,11 @@ own_checkpoint = Exercise(
             _plain_checkpoint(extra=1),
             "the function runs more often than needed: once in forward, once in backward.",
         ),
-        Misconception(_plain_checkpoint(copies=40), "nothing is saved: ctx keeps more than x."),
+        Misconception(
+            _plain_checkpoint(copies=40),
+            "the gradients are right, and ctx keeps more than x: its output or a copy, say. Keep x"
+            " itself, and nothing else.",
+        ),
         Misconception(
             _plain_checkpoint(first=False),
             "forward does not run the function: it returns function(x).",
@@ -643,7 +652,8 @@ own_hooks = Exercise(
             _forgetting(records=False),
             "again is empty after the second run, or shorter than the number: either keep puts"
             " nothing there, or autograd has recorded nothing, which in a backward it does only"
-            " inside torch.enable_grad(); or pack returns no number of its own, counted from 0.",
+            " inside torch.enable_grad(); or x was detached and needs no gradient any more; or pack"
+            " returns no number of its own, counted from 0.",
         ),
         Misconception(
             _forgetting(kept_as=lambda activation: activation.detach()),
@@ -835,6 +845,15 @@ blocks_for_a_budget = Exercise(
             ),
             "in the middle of backward count work, too: the block at work needs it beside what the"
             " blocks before it keep.",
+        ),
+        Misconception(
+            _blocks(
+                moment=lambda blocks, layers, kept, kept_input, work, loss: (
+                    len(blocks) * kept_input + (layers - len(blocks)) * kept + loss + work
+                )
+            ),
+            "work and loss are never there together: the loss is over when the first block's"
+            " backward is at work. The peak is the larger of the two moments.",
         ),
         Misconception(
             _blocks(moment=_moments(lambda moments: sum(moments) / len(moments))),

@@ -148,6 +148,11 @@ plan_of_a_ring_reduce_scatter = Exercise(
             " on what it received in the step before, with its own part in it.",
         ),
         Misconception(
+            lambda n: [list(moves) for moves in zip(*plans.ring_reduce_scatter(n))],
+            "the loops are exchanged: yours is a list of n lists, each with the moves of one rank."
+            " A step has the moves of all ranks, and there are n - 1 steps.",
+        ),
+        Misconception(
             lambda n: [
                 [Move(m.target, m.source, *m[2:]) for m in moves]
                 for moves in plans.ring_reduce_scatter(n)
@@ -297,10 +302,12 @@ def _held(solution, n, size):
 
 
 class Passed(NamedTuple):
-    """What a rank got, and whether the room that it was shown is as it was."""
+    """What a rank got, whether the room that it was shown is as it was, and whether it waited for
+    each isend."""
 
     arrived: list
     room_is_as_it_was: bool
+    isend_was_waited_for: bool
 
 
 def _passed_on(solution, n, size, longer=0):
@@ -319,22 +326,32 @@ def _passed_on(solution, n, size, longer=0):
                 f"it returned something of type {type(arrived).__name__}: recv returns the number"
                 " of the rank, and writes what arrives into the tensor that it was given."
             )
-        return Passed(arrived.tolist(), room.eq(7).all().item())
+        waited = all(sent.is_done for sent in dist.isends)
+        return Passed(arrived.tolist(), room.eq(7).all().item(), waited)
 
     found = answer_of_ranks(n, work)
     return next((result for result in found if result is None or result is ...), found)
 
 
 def _passing(
-    to=1, since=1, back=0, into_room=False, like_outgoing=False, sends_room=False, waits=False
+    to=1,
+    since=1,
+    back=lambda arriving, outgoing, room: arriving,
+    into_room=False,
+    like_outgoing=False,
+    sends_room=False,
+    waits=False,
+    forgets=False,
 ):
     def pass_on(outgoing, room, dist):
         n, me = dist.get_world_size(), dist.get_rank()
         arriving = room if into_room else torch.empty_like(outgoing if like_outgoing else room)
         send = dist.send if waits else dist.isend
-        send(room if sends_room else outgoing, (me + to) % n)
+        sent = send(room if sends_room else outgoing, (me + to) % n)
         dist.recv(arriving, (me - since) % n)
-        return (arriving, outgoing, room)[back]
+        if not (waits or forgets):
+            sent.wait()
+        return back(arriving, outgoing, room)
 
     return pass_on
 
@@ -363,7 +380,7 @@ one_place_around_the_ring = Exercise(
             "the other way around: send to the right, (me + 1) % n, and receive from the left.",
         ),
         Misconception(
-            _passing(back=1),
+            _passing(back=lambda arriving, outgoing, room: outgoing),
             "you return what you have sent: return what has arrived.",
         ),
         Misconception(
@@ -404,7 +421,18 @@ one_place_around_the_ring = Exercise(
             "you send room; outgoing is what the rank to the right needs.",
         ),
         Misconception(
-            _passing(back=2),
+            _passing(back=lambda arriving, outgoing, room: arriving + room),
+            "you return the sum. What has arrived is wanted alone: whoever calls pass_on knows"
+            " whether to add it.",
+        ),
+        Misconception(
+            _passing(forgets=True),
+            "the right tensor, and nobody waits for the isend: until its handle's wait() is over"
+            " the message may not have been read, and outgoing must not change. Call wait() after"
+            " the recv.",
+        ),
+        Misconception(
+            _passing(back=lambda arriving, outgoing, room: room),
             "room is as it was: return what has arrived, the tensor that recv wrote into.",
         ),
         Misconception(

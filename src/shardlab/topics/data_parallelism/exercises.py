@@ -121,6 +121,11 @@ def _only_divided(p, dist):
     p.grad /= dist.get_world_size()
 
 
+def _without_waiting(p, dist):
+    dist.all_reduce(p.grad, async_op=True)
+    p.grad /= dist.get_world_size()
+
+
 def _by_the_rank(p, dist):
     dist.all_reduce(p.grad)
     p.grad /= dist.get_rank()
@@ -129,6 +134,26 @@ def _by_the_rank(p, dist):
 def _multiplied(p, dist):
     dist.all_reduce(p.grad)
     p.grad *= dist.get_world_size()
+
+
+def _mean_of_parameters(parameters, dist):
+    for p in parameters:
+        dist.all_reduce(p.data)
+        p.data /= dist.get_world_size()
+
+
+def _sum_and_a_new_name(parameters, dist):
+    for p in parameters:
+        dist.all_reduce(torch.zeros_like(p) if p.grad is None else p.grad)
+
+
+def _mean_over_those_that_have_one(parameters, dist):
+    for p in parameters:
+        having = torch.tensor(float(p.grad is not None))
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        dist.all_reduce(p.grad)
+        dist.all_reduce(having)
+        p.grad /= having
 
 
 def _sum_of_parameters(parameters, dist):
@@ -196,6 +221,11 @@ mean_of_the_gradients = Exercise(
             "divided, and nothing was sent: dist.all_reduce(p.grad) makes the sum first.",
         ),
         Misconception(
+            _filled(_without_waiting),
+            "nobody has waited for the sum: with async_op=True all_reduce returns a handle at once,"
+            " and the sum is there after its wait(). Wait, and divide then.",
+        ),
+        Misconception(
             _filled(_divided_copy),
             "you have reduced a copy, and the sum is in that: all_reduce works in place, on the"
             " tensor that it is given. Give it p.grad itself.",
@@ -225,6 +255,28 @@ mean_of_the_gradients = Exercise(
             _filled(_divided_on_rank_0),
             "divided on rank 0 alone: each rank has a gradient of its own to update with, so"
             " each divides.",
+        ),
+        Misconception(
+            _average(after=lambda g, n: g / 4),
+            "divided by 4, and four ranks are this lab's: how many there are, dist.get_world_size()"
+            " knows.",
+        ),
+        Misconception(
+            _mean_of_parameters,
+            "you average the parameters. They are the same on all ranks, so nothing happens, and"
+            " the gradients stay each rank's own: take p.grad.",
+        ),
+        Misconception(
+            _sum_and_a_new_name,
+            "the sum, in a tensor that may be no parameter's: grad = grad / n gives the mean to a"
+            " new tensor, which nobody reads. Where p.grad is None store zeros in it; then work in"
+            " place, on p.grad.",
+        ),
+        Misconception(
+            _mean_over_those_that_have_one,
+            "divided by the number of ranks that have used the parameter. The loss of the whole"
+            " batch is a mean over all examples, also those that do not use it: divide by"
+            " dist.get_world_size().",
         ),
         Misconception(
             lambda parameters, dist: _average()(parameters[:1], dist),
@@ -444,6 +496,13 @@ buckets_in_the_order_of_backward = Exercise(
             " was put away, current = [].",
         ),
         Misconception(
+            lambda gradients, bucket_bytes: [
+                bucket[::-1] for bucket in _buckets()(gradients, bucket_bytes)
+            ],
+            "the right buckets, and each is turned round: within a bucket, too, gradients are in"
+            " the order in which backward makes them, the last one first.",
+        ),
+        Misconception(
             lambda gradients, bucket_bytes: _buckets(order=iter)(gradients, bucket_bytes)[::-1],
             "you have turned the buckets round, and not the gradients: they are filled from the"
             " last gradient on, the last gradient first in its bucket.",
@@ -661,6 +720,12 @@ def _summed_losses(loss_sum, tokens, dist):
     return loss_sum * dist.get_world_size() / _of_all(tokens, dist)
 
 
+def _sum_of_losses(loss_sum, tokens, dist):
+    everyone = _of_all(tokens, dist)
+    dist.all_reduce(loss_sum)
+    return loss_sum / everyone
+
+
 loss_of_unequal_parts = Exercise(
     name="loss_for_backward",
     reference=lambda loss_sum, tokens, dist: (
@@ -689,6 +754,15 @@ loss_of_unequal_parts = Exercise(
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum / tokens * dist.get_world_size() * tokens,
             "this is n times the sum of the losses: divide by the tokens of all ranks.",
+        ),
+        Misconception(
+            lambda loss_sum, tokens, dist: 4 * loss_sum / _of_all(tokens, dist),
+            "4 is the number of this lab's ranks: how many there are, dist.get_world_size() knows.",
+        ),
+        Misconception(
+            _sum_of_losses,
+            "you have summed the losses of all ranks. The loss that backward begins with is this"
+            " rank's own; it is the gradients that data parallelism adds up.",
         ),
         Misconception(
             lambda loss_sum, tokens, dist: loss_sum,

@@ -122,7 +122,7 @@ def drift_on_rank(average: Callable | None) -> Drift:
     for step in range(ALONE_STEPS):
         loss_of(model, own_part(step)).backward()
         if average is not None:
-            average(model.parameters(), dist)
+            average(list(model.parameters()), dist)
         optimizer.step()
         optimizer.zero_grad()
         distance = distance_from_rank_0(model.parameters())  # of each tensor
@@ -164,7 +164,7 @@ def gradients_like_the_whole_batch(average: Callable) -> int:
     model that sees the batch of all ranks."""
     copy, plain = build_model(), build_model()
     loss_of(copy, own_part()).backward()
-    average(copy.parameters(), dist)
+    average(list(copy.parameters()), dist)
     loss_of(plain, whole_batch()).backward()
     return count_close(
         [parameter.grad for parameter in copy.parameters()],

@@ -42,8 +42,9 @@ def _probe_played(solution, durations):
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise TypeError(f"it returned {found!r}; it is to return one time, in seconds.")
-    timed = looks[-1] - looks[0] if looks else 0
-    return Probed(round(found, 9), timed, bool(looks) and looks[0] == 0)
+    if not looks:
+        raise TypeError("it never looked at clock(), which the check plays: call that, no other.")
+    return Probed(round(found, 9), looks[-1] - looks[0], looks[0] == 0)
 
 
 def _probe(middle=statistics.median, warm_up=1, together=False, more=0, twice=False, calls=None):
@@ -215,6 +216,13 @@ intensity_of_a_product = Exercise(
                 1 / _intensity(rows, columns, depth, element_bytes)
             ),
             "that is bytes for each operation: upside down.",
+        ),
+        Misconception(
+            lambda rows, columns, depth, element_bytes: (
+                rows * columns * depth / (element_bytes * (rows * depth + depth * columns))
+            ),
+            "two things: a multiplication and an addition are two operations; and the result has to"
+            " be written to memory too.",
         ),
         Misconception(
             lambda rows, columns, depth, element_bytes: (
@@ -776,5 +784,6 @@ rate_above_the_roof = Exercise(
             "those are TFLOP/s; operations a second are wanted.",
         ),
     ),
+    errors=(("CUDA", "The queue waits by a method of its own: queue.synchronize()."),),
     right="set up first, wait, start the clock, launch, wait, stop it.",
 )

@@ -69,6 +69,18 @@ def _scaler(
     return scaler_step
 
 
+def _divided_by_the_next(gradients, scale, good_steps, update, interval):
+    if not all(g.isfinite().all() for g in gradients):
+        return scale / 2, 0
+    good_steps += 1
+    if good_steps == interval:
+        scale, good_steps = 2 * scale, 0
+    for g in gradients:
+        g.div_(scale)
+    update()
+    return scale, good_steps
+
+
 def _turned_looks(gradients, scale, good_steps, update, interval):
     if all(g.isfinite().all() for g in gradients):
         return scale / 2, 0
@@ -163,6 +175,15 @@ scaler_step_of_a_loop = Exercise(
             " falls ends too low: double it after the interval.",
         ),
         Misconception(
+            _divided_by_the_next,
+            "where the scale has just doubled, the gradients are divided by the new one. This"
+            " step's loss was multiplied by the old one: divide, update, and double then.",
+        ),
+        Misconception(
+            _scaler(reached=lambda good, interval: True),
+            "the scale doubles after every good step: after `interval` of them in a row.",
+        ),
+        Misconception(
             _scaler(reached=lambda good, interval: good > interval),
             "doubled one step too late: after `interval` good steps, and this was the one after.",
         ),
@@ -213,7 +234,7 @@ def _updated(solution, steps, size):
         for p in parameters:
             gradient = torch.full_like(p, size)
             p.grad = gradient if p.grad is None else p.grad + gradient
-        if solution(parameters, masters, optimizer) is ...:
+        if solution(list(parameters), list(masters), optimizer) is ...:
             return ...
     return [
         (
@@ -282,6 +303,11 @@ def _late_step(parameters, masters, optimizer):
     optimizer.step()
 
 
+def _early_step(parameters, masters, optimizer):
+    optimizer.step()
+    _through_masters(step=False)(parameters, masters, optimizer)
+
+
 def _first_alone(parameters, masters, optimizer):
     for p, master in zip(parameters, masters):
         _take(p, master)
@@ -313,7 +339,8 @@ update_through_masters = Exercise(
         Misconception(
             _through_masters(back=lambda p, master: None),
             "the copies move and the model does not: it computes with the old weights forever."
-            " Copy each master into its parameter.",
+            " Copy each master into its parameter, p.copy_(master): a new tensor in the list is not"
+            " the model's.",
         ),
         Misconception(
             _through_masters(back=_change_the_type),
@@ -354,6 +381,11 @@ update_through_masters = Exercise(
             _late_step,
             "the weights are copied before the step, so they are one step behind their masters:"
             " first optimizer.step(), then copy.",
+        ),
+        Misconception(
+            _early_step,
+            "optimizer.step() comes before the masters have this step's gradients: first"
+            " master.grad = parameter.grad.float(), then the step.",
         ),
         Misconception(
             _first_alone, "the first parameter alone follows its master: zip all of them."

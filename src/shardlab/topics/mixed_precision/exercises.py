@@ -230,7 +230,8 @@ found_on_one_rank = Exercise(
         ),
         Misconception(
             lambda gradient, dist: True,
-            "it never looks: with an overflow the step must not be made.",
+            "it always says yes: with an overflow the step must not be made. (all_reduce returns"
+            " nothing: after flag = dist.all_reduce(flag) the flag is None.)",
         ),
         Misconception(
             lambda gradient, dist: False,
@@ -249,8 +250,13 @@ found_on_one_rank = Exercise(
     ),
     errors=(
         (
-            "'bool' object|'float' object",
+            "'bool' object|'float' object|wants a tensor",
             "all_reduce sums a tensor, not a Python number: torch.tensor([float(overflow)]).",
+        ),
+        (
+            "nobody can go on",
+            "Every rank takes part in each all_reduce, also one that has found nothing: call it"
+            " before any if.",
         ),
     ),
     right="one flag from every rank, and one decision for all.",

@@ -335,6 +335,14 @@ def _perform(
     return perform
 
 
+def _with_autograd_grad(action, stage, held, receive, send):
+    if action.kind is Kind.FORWARD:
+        _perform()(action, stage, held, receive, send)
+    else:
+        x, y = held.pop(action.microbatch)
+        send(torch.autograd.grad(y, x, receive())[0])
+
+
 def _forward_alone(action, stage, held, receive, send):
     if action.kind is Kind.FORWARD:
         _perform()(action, stage, held, receive, send)
@@ -351,8 +359,9 @@ actions_of_a_stage = Exercise(
     misconceptions=(
         Misconception(
             _perform(needs_gradient=False),
-            "x came from another rank, so autograd does not know that anybody wants its gradient:"
-            " x.grad is None. Call x.requires_grad_() before the stage.",
+            "what you send back is None. x came from another rank, so autograd does not know that"
+            " anybody wants its gradient: call x.requires_grad_() before the stage. And what the"
+            " rank before needs is x.grad, not the gradient of your own output.",
         ),
         Misconception(
             _perform(backward=lambda y, dy: y.backward()),
@@ -382,6 +391,11 @@ actions_of_a_stage = Exercise(
         Misconception(
             _perform(sends=lambda x, y: x if y.ndim else y),
             "the next rank gets your input, not your output.",
+        ),
+        Misconception(
+            _with_autograd_grad,
+            "x gets its gradient and the stage's parameters get none: autograd.grad() computes what"
+            " it is asked for. y.backward(receive()) fills both.",
         ),
         Misconception(
             _perform(hands_on=lambda x, dy: x.detach()),

@@ -697,7 +697,7 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
     """The loss that each rank has, and how many messages it took. A target has two scores of
     `largest`, on two ranks."""
     (scores,) = _drawn(vocabulary, (4, vocabulary))
-    scores[1, 0] = scores[1, vocabulary // 2] = largest
+    scores[1, 0] = scores[1, vocabulary // 2] = scores[2, 0] = largest
     targets = torch.tensor([0, vocabulary // 2, vocabulary - 1, vocabulary // n])
 
     def work(dist):
@@ -753,6 +753,56 @@ def _part_of_loss(
     return loss
 
 
+def _loss_with(finish):
+    """A loss that begins well: finish(scores, largest, the targets' scores, own, dist)."""
+
+    def loss(scores, targets, begin, dist):
+        own = (targets >= begin) & (targets < begin + scores.shape[1])
+        scores_of_targets = scores[range(len(targets)), torch.where(own, targets - begin, 0)]
+        largest = scores.amax(1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return finish(scores, largest, scores_of_targets, own, dist)
+
+    return loss
+
+
+def _together(dist, *sums):
+    both = torch.stack(sums)
+    dist.all_reduce(both)
+    return both
+
+
+def _masked_first(scores, largest, score, own, dist):
+    total = (scores - largest[:, None]).exp().sum(1)
+    total, target = _together(dist, total, torch.where(own, score, 0) - largest)
+    return (total.log() - target).mean()
+
+
+def _mean_of_own(scores, largest, score, own, dist):
+    total = (scores - largest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    return (total.log() + largest - score)[own].mean()
+
+
+def _along_the_row(scores, largest, score, own, dist):
+    total = (scores - largest).exp().sum(1)
+    total, target = _together(dist, total, (score - largest) * own)
+    return (total.log() - target).mean()
+
+
+def _exponential_of_the_target(scores, largest, score, own, dist):
+    total = (scores - largest[:, None]).exp().sum(1)
+    total, target = _together(dist, total, (score - largest).exp() * own)
+    return -(target / total).log().mean()
+
+
+def _sum_of_logarithms(scores, targets, begin, dist):
+    own = (targets >= begin) & (targets < begin + scores.shape[1])
+    score = scores[range(len(targets)), torch.where(own, targets - begin, 0)]
+    total, target = _together(dist, scores.logsumexp(1), score * own)
+    return (total - target).mean()
+
+
 def _local_loss(scores, targets, begin, dist):
     own = (targets >= begin) & (targets < begin + scores.shape[1])
     return F.cross_entropy(scores, torch.where(own, targets - begin, 0))
@@ -803,6 +853,31 @@ loss_of_cut_scores = Exercise(
         Misconception(
             _part_of_loss(log_first=True),
             "you add up logarithms. The logarithm comes after the sum over all ranks.",
+        ),
+        Misconception(
+            _sum_of_logarithms,
+            "you add up logarithms: each rank's logsumexp is one already. Sum the exponentials over"
+            " all ranks, and take the logarithm then.",
+        ),
+        Misconception(
+            _loss_with(_masked_first),
+            "where the rank does not have the target, it brings -largest instead of zero. Subtract"
+            " first, then put the zero in.",
+        ),
+        Misconception(
+            _loss_with(_mean_of_own),
+            "that is the mean over the tokens whose target this rank has. The mean over all tokens"
+            " is wanted, on every rank: sum the targets' scores over the ranks.",
+        ),
+        Misconception(
+            _loss_with(_along_the_row),
+            "scores - largest subtracts the largest score of token i from column i: [tokens, V/t]"
+            " and [tokens] are aligned at their last dim. largest[:, None] has one for each row.",
+        ),
+        Misconception(
+            _loss_with(_exponential_of_the_target),
+            "right while the target's score is near the largest: exp() of a score far below is"
+            " zero, and its logarithm infinite. Keep the target's score as it is.",
         ),
         Misconception(
             _part_of_loss(apart=True),
@@ -862,6 +937,10 @@ loss_of_cut_scores = Exercise(
             "out of bounds|out of range",
             "This rank's columns begin at begin: token begin is in its column 0, so subtract"
             " begin from targets.",
+        ),
+        (
+            "got a max",
+            "scores.max(1) is a pair, of values and of places: take scores.amax(1).",
         ),
     ),
     right="two messages, of three numbers for each target, whatever the vocabulary.",

@@ -99,6 +99,8 @@ class TensorsNoted(NamedTuple):
     elements: int
     tensors_that_hold_their_graph: int
     results_that_are_never_freed: int
+    x_itself_is_among_them: bool
+    backward_gets_tensors: bool
 
 
 def _noted(solution, module, x):
@@ -117,9 +119,26 @@ def _noted(solution, module, x):
         )
     count, holding = len(kept), sum(tensor.grad_fn is not None for tensor in kept)
     elements = sum(tensor.numel() for tensor in kept)
+    itself = x.untyped_storage().data_ptr() in _places(kept)
     del kept
     stay = sum(result() is not None for result in results)
-    return TensorsNoted(count, elements, holding, stay)
+    return TensorsNoted(
+        count, elements, holding, stay, itself, _backward_gets_tensors(solution, module, x)
+    )
+
+
+def _backward_gets_tensors(solution, module, x):
+    """Whether unpack gives backward tensors; where backward cannot run at all, nobody asks."""
+    outputs = []
+    module.register_forward_hook(lambda *given: outputs.append(given[2]))
+    solution(module, x)
+    try:
+        outputs[-1].sum().backward()
+    except TypeError:
+        return False
+    except (RuntimeError, IndexError):  # nothing recorded, gone back before, or never run
+        pass
+    return True
 
 
 def _packed_where(module, x, needs_gradient):
@@ -159,6 +178,21 @@ def _packed_with_graphs(module, x):
     return kept
 
 
+def _packed_as(kept_as, pack_returns):
+    def kept_by(module, x):
+        kept = []
+
+        def pack(tensor):
+            kept.append(kept_as(tensor))
+            return pack_returns(tensor)
+
+        with saved_tensors_hooks(pack, lambda tensor: tensor):
+            module(x)
+        return kept
+
+    return kept_by
+
+
 what_autograd_keeps = Exercise(
     name="kept_by",
     reference=lambda module, x: _packed(module, x)[0],
@@ -172,6 +206,12 @@ what_autograd_keeps = Exercise(
     answer=_noted,
     hint="saved_tensors_hooks(pack, unpack) is entered by with. autograd calls pack with every"
     " tensor that it wants to keep, while module(x) runs.",
+    errors=(
+        (
+            "saved_tensors_hooks|saved_tensors_default_hooks",
+            "Both hooks are functions: saved_tensors_hooks(pack, lambda tensor: tensor).",
+        ),
+    ),
     misconceptions=(
         Misconception(
             _packed_with_graphs,
@@ -181,8 +221,8 @@ what_autograd_keeps = Exercise(
         ),
         Misconception(
             lambda module, x: [],
-            "nothing was noted. pack is called in forward, so module(x) must run inside the with;"
-            " unpack is called in backward, which nobody runs here.",
+            "nothing was noted. pack is called in forward, so module(x) must run inside the with,"
+            " and not under torch.no_grad(); unpack is called in backward, which nobody runs here.",
         ),
         Misconception(
             lambda module, x: [y.detach() for y in _each_output(module, x)],
@@ -219,6 +259,16 @@ what_autograd_keeps = Exercise(
             lambda module, x: _packed_where(module, x, False),
             "whether a tensor needs a gradient or not says nothing about what backward needs:"
             " note every tensor that pack is given, activations among them.",
+        ),
+        Misconception(
+            _packed_as(lambda tensor: tensor.detach(), lambda tensor: None),
+            "you note the right tensors. But what pack returns is what is kept, and it returns"
+            " nothing: a backward would get None. Return tensor.detach(), too.",
+        ),
+        Misconception(
+            _packed_as(lambda tensor: tensor.detach().clone(), lambda tensor: tensor.detach()),
+            "those are copies: clone() takes memory of its own, and the next step asks whose memory"
+            " is kept. Note tensor.detach(), which looks at the same storage.",
         ),
         Misconception(
             lambda module, x: _packed(module, x)[0] + _packed(module, x)[0],

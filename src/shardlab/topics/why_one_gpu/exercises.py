@@ -344,7 +344,8 @@ states_kind_by_kind = Exercise(
         ),
         Misconception(
             _states_of(gradients=lambda model: []),
-            "the gradients are missing: p.grad of each parameter, where it is not None.",
+            "the gradients are missing: p.grad of each parameter, where it is not None. (If you go"
+            " through one model.parameters() twice: the second time nothing is left in it.)",
         ),
         Misconception(
             lambda model, optimizer: (

@@ -252,8 +252,9 @@ def _stepped(solution, n, elements):
 
         parameters = torch.arange(1.0, 1 + elements, dtype=torch.float64)
         gradients = torch.arange(elements, dtype=torch.float64).sub(1.5) * (1 + rank) ** 2
+        memory = parameters.view(-1)  # whatever becomes of the name
         solution(parameters, gradients, update, rank, n, reduce_scatter, all_gather)
-        return StageStep(_digits(parameters), *counted.values())
+        return StageStep(_digits(memory), *counted.values())
 
     return answer_of_ranks(n, work)
 
@@ -358,8 +359,9 @@ step_of_stage_1 = Exercise(
         ),
         Misconception(
             _copied_step,
-            "the optimizer has updated a copy, and you gather the shard of parameters, which is"
-            " as it was: gather what was updated.",
+            "parameters is as it was. Either the optimizer has updated a copy, and you gather the"
+            " shard of parameters: gather what was updated. Or what all_gather returns only got a"
+            " name: write it into parameters, in place, parameters.copy_(...).",
         ),
         Misconception(
             _gathered_gradients,
@@ -584,6 +586,17 @@ clip_by_the_norm_of_all = Exercise(
             _only_long_shards,
             "a rank whose own shard is short does not scale. Every rank scales by the same"
             " number, whatever its own shard is like.",
+        ),
+    ),
+    errors=(
+        (
+            "nobody can go on",
+            "Every rank takes part in each all_reduce, also one whose own shard is short: call it"
+            " before any if.",
+        ),
+        (
+            "wants a tensor",
+            "Leave .item() out until the sum is made: (gradient**2).sum() is a tensor.",
         ),
     ),
     right="squares summed over all ranks, one root, one scale that all ranks share.",
