@@ -326,7 +326,9 @@ def _passed_on(solution, n, size, longer=0):
                 f"it returned something of type {type(arrived).__name__}: recv returns the number"
                 " of the rank, and writes what arrives into the tensor that it was given."
             )
-        waited = all(sent.is_done for sent in dist.isends)
+        left = (rank - 1) % n
+        wanted = _numbers(left, size + longer * left).tolist()
+        waited = arrived.tolist() != wanted or all(sent.is_done for sent in dist.isends)
         return Passed(arrived.tolist(), room.eq(7).all().item(), waited)
 
     found = answer_of_ranks(n, work)
@@ -442,6 +444,11 @@ one_place_around_the_ring = Exercise(
         ),
     ),
     errors=(
+        (
+            "which made room",
+            "The tensor to receive into is as large as room, torch.empty_like(room): chunks need"
+            " not be of one size.",
+        ),
         (
             "has no peer",
             "A message goes to a neighbour. The ring has no end: after rank n - 1 comes rank 0,"

@@ -289,7 +289,7 @@ mean_of_the_gradients = Exercise(
             "all_reduce returns nothing: it works in place. Call it on p.grad, then divide p.grad.",
         ),
         (
-            "'NoneType' object",
+            "'NoneType' object|got a NoneType",
             "A parameter that this rank has not used has no gradient, p.grad is None: give it"
             " zeros first, so that it takes part.",
         ),

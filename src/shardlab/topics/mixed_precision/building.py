@@ -180,7 +180,10 @@ scaler_step_of_a_loop = Exercise(
             " step's loss was multiplied by the old one: divide, update, and double then.",
         ),
         Misconception(
-            _scaler(reached=lambda good, interval: True),
+            _scaler(
+                reached=lambda good, interval: True,
+                after_growth=lambda scale, good: (2 * scale, good),
+            ),
             "the scale doubles after every good step: after `interval` of them in a row.",
         ),
         Misconception(

@@ -766,7 +766,7 @@ def _loss_with(finish):
     return loss
 
 
-def _together(dist, *sums):
+def _both_summed(dist, *sums):
     both = torch.stack(sums)
     dist.all_reduce(both)
     return both
@@ -774,7 +774,7 @@ def _together(dist, *sums):
 
 def _masked_first(scores, largest, score, own, dist):
     total = (scores - largest[:, None]).exp().sum(1)
-    total, target = _together(dist, total, torch.where(own, score, 0) - largest)
+    total, target = _both_summed(dist, total, torch.where(own, score, 0) - largest)
     return (total.log() - target).mean()
 
 
@@ -786,20 +786,20 @@ def _mean_of_own(scores, largest, score, own, dist):
 
 def _along_the_row(scores, largest, score, own, dist):
     total = (scores - largest).exp().sum(1)
-    total, target = _together(dist, total, (score - largest) * own)
+    total, target = _both_summed(dist, total, (score - largest) * own)
     return (total.log() - target).mean()
 
 
 def _exponential_of_the_target(scores, largest, score, own, dist):
     total = (scores - largest[:, None]).exp().sum(1)
-    total, target = _together(dist, total, (score - largest).exp() * own)
+    total, target = _both_summed(dist, total, (score - largest).exp() * own)
     return -(target / total).log().mean()
 
 
 def _sum_of_logarithms(scores, targets, begin, dist):
     own = (targets >= begin) & (targets < begin + scores.shape[1])
     score = scores[range(len(targets)), torch.where(own, targets - begin, 0)]
-    total, target = _together(dist, scores.logsumexp(1), score * own)
+    total, target = _both_summed(dist, scores.logsumexp(1), score * own)
     return (total - target).mean()
 
 
