@@ -321,7 +321,7 @@ class _seeded(torch.autograd.Function):
 _ERRORS_OF_A_FUNCTION = (
     (
         "can only save variables",
-        "save_for_backward takes tensors. The function is no tensor: ctx.function = function.",
+        "save_for_backward takes tensors. The function is not a tensor: ctx.function = function.",
     ),
     ("got tuple", "autograd.grad() returns a tuple, and y.backward(gradient) fills x.grad."),
     (
