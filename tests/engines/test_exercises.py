@@ -68,6 +68,7 @@ def test_the_reference_is_right_in_the_process_apart(exercise):
     assert check(exercise, exercise.reference)
 
 
+@pytest.mark.slow
 def test_tensors_of_a_case_share_their_storage_in_the_process_apart():
     """Must catch: cases that travel by plain pickle, so that a solution which counts a storage
     twice is right."""
@@ -92,27 +93,28 @@ TWICE = Exercise(
 def test_a_verdict_says_what_is_wrong():
     """Must catch: an error of the reader's that comes out as a traceback, a blank taken for an
     answer, 6 and 6.0 or True and 1 mixed up."""
-    assert repr(check(TWICE, lambda a: 2 * a)) == "right: twice it is."
-    assert repr(check(TWICE, lambda a: a * a)) == "not yet: that is the square."
-    assert repr(check(TWICE, lambda a: 7)) == "not yet: twice(a=3) should give 6, yours gives 7."
+    assert repr(judge(TWICE, lambda a: 2 * a)) == "right: twice it is."
+    assert repr(judge(TWICE, lambda a: a * a)) == "not yet: that is the square."
+    assert repr(judge(TWICE, lambda a: 7)) == "not yet: twice(a=3) should give 6, yours gives 7."
     assert (
-        repr(check(TWICE, lambda a: ...)) == "not yet: twice(a=3) gave Ellipsis: fill in the blank."
+        repr(judge(TWICE, lambda a: ...)) == "not yet: twice(a=3) gave Ellipsis: fill in the blank."
     )
     assert (
-        repr(check(TWICE, lambda a: a / 0))
+        repr(judge(TWICE, lambda a: a / 0))
         == "not yet: twice(a=3) raised ZeroDivisionError: division by zero"
     )
     assert repr(check(TWICE, 6)) == "not yet: twice wants a function, this is a int."
-    assert "should give 2_000, yours gives 6" in repr(check(TWICE, lambda a: 6))
-    assert check(TWICE, lambda a: 2.0 * a)
+    assert "should give 2_000, yours gives 6" in repr(judge(TWICE, lambda a: 6))
+    assert judge(TWICE, lambda a: 2.0 * a)
     assert (
-        check(TWICE, lambda a: 1 < a)._repr_markdown_()
+        judge(TWICE, lambda a: 1 < a)._repr_markdown_()
         == "**not yet:** twice(a=3) should give 6, yours gives True: a number is wanted."
     )
     # else a browser takes it for a tag
-    assert r"yours gives \<class 'int'\>: " in check(TWICE, lambda a: int)._repr_markdown_()
+    assert r"yours gives \<class 'int'\>: " in judge(TWICE, lambda a: int)._repr_markdown_()
 
 
+@pytest.mark.slow
 def test_a_cell_goes_on_with_right_answers_alone():
     """Must catch: ranks that are given a blank, or a function that would hang."""
     must_be_right(TWICE, lambda a: 2 * a)
@@ -142,13 +144,14 @@ def test_what_a_solution_does_to_its_arguments_stays_there():
         return found
 
     for solution in (uses_up, letters.reference):
-        assert check(letters, solution)
+        assert judge(letters, solution)
     assert (
-        repr(check(letters, lambda obj: obj.clear() or 0))
+        repr(judge(letters, lambda obj: obj.clear() or 0))
         == "not yet: count(obj=['a']) should give 1, yours gives 0."
     )
 
 
+@pytest.mark.slow
 def test_a_check_ends(monkeypatch):
     """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps
     the end away; the limit that goes on after the check, into the next cell."""
@@ -200,6 +203,7 @@ def nested():
         (lambda a: nested(), "twice(a=3) should give 6, yours gives"),
     ],
 )
+@pytest.mark.slow
 def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said, monkeypatch):
     """Must catch: loops in C, which neither a thread nor a signal stops; exits that only
     BaseException catches; values that cannot be printed or compared."""
@@ -222,6 +226,7 @@ def throw(error):
     raise error
 
 
+@pytest.mark.slow
 def test_what_a_check_prints_is_shown(capsys):
     """Must catch: prints of the reader's function that stay in the other process."""
     assert check(TWICE, lambda a: print("here") or 2 * a)
