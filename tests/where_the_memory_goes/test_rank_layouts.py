@@ -141,8 +141,18 @@ def recompute(layout: Layout, model: nn.Module):
         model.blocks = checkpoint_every(model.blocks, layout.every, by)
 
 
+PLANS: dict[str, PipelinePlan] = {}  # by layout
+
+
 def planned(layout: Layout, layers: list, counts: list[int], tokens: Tensor) -> PipelinePlan:
-    """With sequence parallelism stages hand on own tokens."""
+    """With sequence parallelism stages hand on own tokens. Ranks that are measured one after the
+    other share the plan, for which the whole model runs once without numbers."""
+    if repr(layout) not in PLANS:
+        PLANS[repr(layout)] = make_plan(layout, layers, counts, tokens)
+    return PLANS[repr(layout)]
+
+
+def make_plan(layout: Layout, layers: list, counts: list[int], tokens: Tensor) -> PipelinePlan:
     options = dict(stages_per_rank=layout.chunks) if layout.chunks > 1 else {}
     lists = schedule(layout.kind, layout.p, layout.m, **options)
     plan = plan_pipeline(layers, lists, tokens, counts)
