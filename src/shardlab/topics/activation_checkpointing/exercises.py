@@ -414,6 +414,14 @@ class _Counted(nn.Module):
         return self.down(self.up(x).tanh())  # tanh saves its output, which knows its node
 
 
+class _Stepped(NamedTuple):
+    forwards: int
+    inputs_alone_are_kept: bool
+    gradients_before_the_layers_are_right: bool | str
+    gradients_of_the_layers_are_right: bool | str
+    memory_comes_back: bool
+
+
 def _step_beside_plain(call, rows, layers):
     """Of a step of layers that add to their input: (forwards, whether at most the inputs are kept,
     whether the gradients of what came before and of the layers are those without, whether nothing
@@ -441,7 +449,7 @@ def _step_beside_plain(call, rows, layers):
         found.append((sum(layer.runs for layer in chain), kept, gradients, left))
     (_, _, wanted, plain_left), (_, inputs, _, _), (runs, kept, gradients, left) = found
     count = len(list(first.parameters()))
-    return (
+    return _Stepped(
         runs,
         kept <= inputs,
         _as_wanted(gradients[:count], wanted[:count]),

@@ -262,8 +262,8 @@ what_autograd_keeps = Exercise(
         ),
         Misconception(
             _packed_as(lambda tensor: tensor.detach(), lambda tensor: None),
-            "you note the right tensors. But what pack returns is what is kept, and it returns"
-            " nothing: a backward would get None. Return tensor.detach(), too.",
+            "you note the right tensors. But what pack returns is what is kept, and unpack makes no"
+            " tensor of it for a backward: return tensor.detach(), too.",
         ),
         Misconception(
             _packed_as(lambda tensor: tensor.detach().clone(), lambda tensor: tensor.detach()),
