@@ -22,6 +22,7 @@ def test_an_answer_that_changes_nothing_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PyTorch, about wrong answers
 @pytest.mark.parametrize("topic", TOPICS)
 def test_checks_name_the_misconception(topic):
     """Must catch: a check that calls one of the wrong answers right or refuses one of the right

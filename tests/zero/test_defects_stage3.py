@@ -1232,7 +1232,7 @@ def test_hooks_of_parameters(pair):
     Must catch: a hook that is never called; hooks that are shardlab's own refused; a rank that
     refuses alone."""
     assert answers(pair, hooked_parameters, "gradient").startswith(
-        "CannotShard: rank 0: 0.weight has a hook on its gradient, and becomes part of a shard"
+        "CannotShard: rank 0: 0.weight has a hook on its gradient, but becomes part of a shard"
     )
     assert answers(pair, hooked_parameters, "after, on one rank").startswith(
         "CannotShard: rank 1: 0.bias has a hook on its gradient"

@@ -17,10 +17,14 @@ NAN = float("nan")
 
 def _scaled_steps(solution, rounds):
     """The story of a run: after each step its scale and its good steps, the finite gradients that
-    the update saw, and how many updates there were. `rounds` has the unscaled gradients."""
+    the update saw, and how many updates there were. `rounds` has the unscaled gradients: of each,
+    its first element, or both."""
     scale, good_steps, updates, story = 8.0, 0, [], []
     for values in rounds:
-        gradients = [torch.tensor([each, 0.125]) * scale for each in values]
+        gradients = [
+            torch.tensor(each if isinstance(each, tuple) else [each, 0.125]) * scale
+            for each in values
+        ]
 
         def update(gradients=gradients):
             updates.append([round(v, 9) for g in gradients for v in g.tolist() if math.isfinite(v)])
@@ -104,12 +108,14 @@ scaler_step_of_a_loop = Exercise(
         dict(rounds=[_GOOD, _INF, _GOOD, _GOOD, _GOOD, _GOOD]),
         dict(rounds=[_NAN, _GOOD, _GOOD, _GOOD, _GOOD]),
         dict(rounds=[[INF, 0.25], [INF, 0.25], [-INF, 0.25]]),
+        dict(rounds=[[(4e37, 4e37), 0.25]]),
     ),
     words=(
         "one good step",
         "a good step, an infinite gradient, then good steps; the scale doubles after three",
         "a gradient that is NaN, then good steps",
         "three overflows in a row",
+        "finite gradients of which the sum overflows",
     ),
     answer=_scaled_steps,
     hint="Four questions: has any element overflowed, what happens to the gradients if"
@@ -140,6 +146,11 @@ scaler_step_of_a_loop = Exercise(
             _scaler(finite=lambda g: ~g.isnan()),
             "isnan() alone misses infinity, which is what an overflow gives first. isfinite() is"
             " false for both.",
+        ),
+        Misconception(
+            _scaler(finite=lambda g: g.sum().isfinite()),
+            "a sum of finite numbers may overflow, so this skips a good step. Ask each element:"
+            " isfinite().all().",
         ),
         Misconception(
             _scaler(look_at=slice(0, 1)),

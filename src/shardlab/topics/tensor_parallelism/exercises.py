@@ -124,6 +124,18 @@ def _mlp_of_rank_0(x, up, down, leave, rank, ranks):
     return leave(F.gelu(x @ up.T) @ down.T if rank == 0 else torch.zeros_like(x))
 
 
+def _mlp_summed_twice(x, up, down, leave, rank, ranks):
+    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
+    return leave(leave(F.gelu(x @ up.T) @ down.T))
+
+
+def _mlp_not_transposed(x, up, down, leave, rank, ranks):
+    """Where the parts are square: elsewhere PyTorch refuses the product."""
+    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
+    first, second = (part if part.shape[0] == part.shape[1] else part.T for part in (up, down))
+    return leave(F.gelu(x @ first) @ second)
+
+
 def _mlp(
     up_dim=0,
     down_dim=1,
@@ -239,6 +251,26 @@ mlp_on_ranks = Exercise(
             _mlp(sums=("inner", "after")),
             "the ranks have different inner columns, before GELU and after it: adding them up"
             " mixes them.",
+        ),
+        Misconception(
+            _mlp(sums=("inner",)),
+            "the ranks have different inner columns: adding them up mixes them. The sum belongs"
+            " after the second product, where each rank has its term of y.",
+        ),
+        Misconception(
+            _mlp(sums=("before",)),
+            "the ranks have different inner columns: adding them up mixes them. The sum belongs"
+            " after the second product, where each rank has its term of y.",
+        ),
+        Misconception(
+            _mlp_summed_twice,
+            "leave is called twice: after the first sum every rank has y, and the second adds up as"
+            " many y as there are ranks.",
+        ),
+        Misconception(
+            _mlp_not_transposed,
+            "PyTorch's weight has a row for each number that comes out: x @ part.T, for both"
+            " products.",
         ),
     ),
     errors=(
