@@ -118,6 +118,11 @@ class ComparedSteps(NamedTuple):
 
     steps: dict[str, StepFound]
 
+    def of_plain_step(self) -> dict[str, float]:
+        """By the name of the prediction."""
+        plain, *_ = self.steps.values()
+        return {"vectors that 16 blocks keep in a plain step": layers_keep(plain)}
+
     def by_prediction(self) -> dict[str, float]:
         """Of the first checkpoint, by the names of the predictions."""
         _, first, *_ = self.steps.values()
@@ -145,6 +150,11 @@ class ComparedSteps(NamedTuple):
         """What is alive after each operation."""
         lines = {name: list(map(in_vectors, step.live)) for name, step in self.steps.items()}
         return live_figure("What is alive during a step", lines, "vectors")
+
+
+def run_plain() -> ComparedSteps:
+    """The GPT without a checkpoint."""
+    return compare_calls({})
 
 
 def run_checkpoint(own: type) -> ComparedSteps:
