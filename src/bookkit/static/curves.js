@@ -58,7 +58,7 @@
     const TOP = ROW * (spec.marks.length + 1) + 6, under = TOP + PLOT, stops = spec.stops, logX = spec.x.log, logY = spec.y.log;
     const rangeX = [logX ? stops[0] : 0, stops[stops.length - 1]], inX = value => value >= rangeX[0] && value <= rangeX[1];
     const model = BOOK.models[spec.model];
-    // One path for all that looks alike: a redraw writes a few long ones, and the browser lays out as few.
+    // One path for all lines that look alike: a redraw writes two long paths instead of eighteen short ones.
     const grid = draw(svg, "path", { class: "grid" }), floor = draw(svg, "path", { class: "axis" });
     const names = Array.from({ length: 10 }, () => draw(svg, "text", { class: "tick", "text-anchor": "end" }));
     const ticks = Array.from({ length: 8 }, () => draw(svg, "text", { class: "tick", y: under + 18 }));

@@ -66,6 +66,10 @@ def _on_ranks(n, work):
 # --- an MLP on several ranks ----------------------------------------------------------------------
 
 
+def _elements(factor) -> int:
+    return factor.numel() if isinstance(factor, torch.Tensor) else 1
+
+
 class _Products(TorchDispatchMode):
     """Counts the operations of matrix products in this thread."""
 
@@ -78,6 +82,8 @@ class _Products(TorchDispatchMode):
             self.flops += flop_registry[operator](*args, **(kwargs or {}), out_val=result)
         elif operator is torch.ops.aten.mv:
             self.flops += 2 * args[0].numel()
+        elif operator is torch.ops.aten.mul and result.numel() > max(map(_elements, args)):
+            self.flops += 2 * result.numel()  # a matrix product by broadcasting, to be summed
         return result
 
 
