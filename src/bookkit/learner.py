@@ -17,8 +17,8 @@ import nbformat
 # lab SHARDLAB is empty; the learner's edition names the repository there, where the book knows it.
 INSTALL_LINE = 'SHARDLAB = ""'
 INSTALL_CELL = f"""\
-# Install shardlab where it is missing, or of another version than the wheel beside this
-# notebook or, on Kaggle, among the inputs. A PyTorch that fits stays as it is.
+# Install shardlab where it is missing or has another version than the wheel, which is
+# beside this notebook or, on Kaggle, among the inputs. A PyTorch that fits is kept.
 import importlib.metadata, importlib.util, pathlib, shutil, subprocess, sys, tempfile
 
 {INSTALL_LINE}  # filled in where the book knows its repository
@@ -33,7 +33,7 @@ if missing or (wheel and here and here != wanted):
     if not (wheel or SHARDLAB):
         raise ModuleNotFoundError(
             "shardlab is not installed. This lab's page in the book offers its wheel: "
-            "upload that beside this notebook, then run this cell again.")
+            "upload the wheel beside this notebook, then run this cell again.")
     print(f"shardlab {{'is missing' if missing else here + ' is here'}}; "
           f"installing {{wanted or 'it from its repository'}}", flush=True)
     if importlib.util.find_spec("torch") is None:
@@ -46,8 +46,9 @@ if missing or (wheel and here and here != wanted):
     if subprocess.run([*pip, str(wheel or SHARDLAB)]).returncode:
         raise RuntimeError(
             "pip could not install shardlab; the lines above say why. Without a network, "
-            "bring the wheels of what it needs: where there is one, pip download "
-            "shardlab-*.whl fetches them. Put all of them beside this notebook.")
+            "bring the wheels of the packages that shardlab needs: on a machine with a "
+            "network, pip download shardlab-*.whl fetches them. Put them all beside this "
+            "notebook.")
     importlib.invalidate_caches()
     if "shardlab" in sys.modules:
         print("restart the kernel: it still has the shardlab that was here")"""

@@ -374,7 +374,7 @@ def test_the_install_cell_asks_for_the_wheel_when_it_has_nothing(tmp_path):
     """Must catch: the cell doing nothing, so that the learner meets an ImportError further down."""
     result = run_install_cell(INSTALL_CELL, tmp_path)
     assert result.returncode != 0
-    assert "upload that beside this notebook, then run this cell again" in result.stderr
+    assert "upload the wheel beside this notebook, then run this cell again" in result.stderr
 
 
 def test_the_install_cell_takes_the_repository(tmp_path):
