@@ -251,7 +251,7 @@ def why(spec, sheet):
     )
     return (
         f'<div class="explorer-equations"><p>Given</p><ul class="explorer-given">{given}</ul>'
-        f"<p>Computed, each from what stands before it</p><ol>{equations}</ol>{more}</div>"
+        f"<p>Computed, each from what comes before it</p><ol>{equations}</ol>{more}</div>"
     )
 
 

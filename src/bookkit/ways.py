@@ -63,9 +63,9 @@ def onward(env, docname):
     """From a chapter to its lab and back: (what the other page is, the page), or None."""
     labs = labs_of_chapters(env)
     if docname in labs:
-        return "The chapter to this lab", labs[docname]
+        return "The chapter of this lab", labs[docname]
     mine = [lab for lab, chapter in labs.items() if chapter == docname]
-    return ("The lab to this chapter", mine[0]) if mine else None
+    return ("The lab for this chapter", mine[0]) if mine else None
 
 
 def _add_ways(app, pagename, templatename, context, doctree):

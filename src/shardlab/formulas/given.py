@@ -11,8 +11,8 @@ BOOK.given(
 layers | L | count | transformer layers
 hidden | h | count | hidden size: the length of one token's vector
 heads | a | count | attention heads
-head_size | h_\text{own} | count, from 0, usually 0 | columns of one attention head, where a model
-    gives them; 0 where they are hidden / heads
+head_size | h_\text{own} | count, from 0, usually 0 | columns of one attention head, if the model
+    sets them itself; 0 for hidden size / heads
 key_value_heads | a_\text{kv} | count | heads of keys and values; fewer than the attention heads in
     grouped-query attention
 feed_forward | f | count | inner size of the MLP; 4h in GPT-2

@@ -16,7 +16,7 @@ ROOFLINE = Explorer(
         Choice("matrix_product", "kind", ((0, "elementwise"), (1, "matrix product"))),
         Control("operation_rows", "rows", MATRIX_SIZES),
         Control("operation_columns", "columns", MATRIX_SIZES),
-        Control("operation_depth", "inner size; elementwise: operations each", MATRIX_SIZES),
+        Control("operation_depth", "inner size (elementwise: operations per element)", MATRIX_SIZES),
         Control("flops_per_second", "arithmetic", steps_of_ten(9, 16), "rate"),
         Control("memory_bytes_per_second", "memory", steps_of_ten(9, 13), "bandwidth"),
     ),
@@ -66,8 +66,8 @@ ROOFLINE = Explorer(
             " moves. "
         ),
         Say(
-            "This chip is bound by arithmetic from {ridge_intensity:number} on: it can run at its"
-            " full {flops_per_second}, ",
+            "That is above the ridge of this chip, {ridge_intensity:number}: the operation can run at"
+            " the full {flops_per_second}, ",
             when=(("bound_by_memory", 0),),
         ),
         Say(
@@ -81,7 +81,7 @@ ROOFLINE = Explorer(
         Say(
             "{operation_flops:count} operations; {operation_bytes} that move once each,"
             " {operation_element_bytes:exact} bytes for each number; a memory of"
-            " {memory_bytes_per_second}. What runs is slower: these are bounds."
+            " {memory_bytes_per_second}. These are bounds: a real run is slower."
         ),
     ),
     table=ExplorerTable(

@@ -116,7 +116,7 @@ FITS_AND_HOW_LONG = Explorer(
     sentence=(
         *STATES_IN_WORDS,
         Say(" Training takes {training_seconds}.", when=(("fits", 1),)),
-        Say(" If it fitted, training would take {training_seconds}.", when=(("fits", 0),)),
+        Say(" If the states fitted, training would take {training_seconds}.", when=(("fits", 0),)),
     ),
     detail=(
         Say(

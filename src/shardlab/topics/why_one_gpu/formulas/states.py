@@ -92,7 +92,7 @@ def gpus_per_copy(tensor_parallel, pipeline_parallel):
 
 @formula(r"\Psi_\text{GPU}", "parameters")
 def parameters_per_gpu(parameters, gpus_per_copy):
-    """parameters of the fullest GPU when one copy is divided evenly: no real split is better"""
+    """parameters of the fullest GPU if one copy is divided evenly; no real split does better"""
     return ceil_div(parameters, gpus_per_copy)
 
 
