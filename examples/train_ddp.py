@@ -21,7 +21,7 @@ TEXT = Path(__file__).with_name("tiny_gpt.py")
 parser = argparse.ArgumentParser()
 parser.add_argument("--text", type=Path, default=TEXT, help="what to train on")
 parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--batch", type=int, default=16, help="windows in a step, of all ranks")
+parser.add_argument("--batch", type=int, default=16, help="windows in a step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=2, help="microbatches in a step")
 parser.add_argument("--bf16", action="store_true", help="compute in bf16; weights stay fp32")
 parser.add_argument("--save", type=Path, help="file to resume from, written after the last step")
@@ -35,7 +35,9 @@ dist.init_process_group("nccl" if gpu else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 micro, rest = divmod(args.batch, ranks * args.accumulate)
 if rest or not micro:
-    raise SystemExit(f"--batch {args.batch}: a multiple of {ranks} ranks x {args.accumulate}.")
+    raise SystemExit(
+        f"--batch {args.batch} is not a multiple of {ranks} ranks x {args.accumulate}."
+    )
 
 torch.manual_seed(0)  # DDP hands out rank 0's parameters in any case
 model = TinyGPT().to(device)
@@ -60,7 +62,7 @@ for step in range(done, args.steps):
                 loss = ddp(tokens, targets) / args.accumulate
             loss.backward()
         total += loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of averages: alike on all ranks
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # averages, alike on all ranks
     optimizer.step()
     optimizer.zero_grad()
     dist.all_reduce(total, dist.ReduceOp.SUM)
@@ -70,5 +72,5 @@ for step in range(done, args.steps):
 if args.save and args.steps > done and rank == 0:
     state = dict(model=model.state_dict(), optimizer=optimizer.state_dict(), step=args.steps)
     torch.save(state, args.save.with_suffix(".tmp"))
-    os.replace(args.save.with_suffix(".tmp"), args.save)  # whole or not there
+    os.replace(args.save.with_suffix(".tmp"), args.save)  # the file is whole, or absent
 dist.destroy_process_group()

@@ -28,7 +28,7 @@ TEXT = Path(__file__).with_name("tiny_gpt.py")
 parser = argparse.ArgumentParser()
 parser.add_argument("--text", type=Path, default=TEXT, help="what to train on")
 parser.add_argument("--steps", type=int, default=20)
-parser.add_argument("--batch", type=int, default=16, help="windows in a step, of all ranks")
+parser.add_argument("--batch", type=int, default=16, help="windows in a step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=2, help="microbatches in a step")
 parser.add_argument("--bf16", action="store_true", help="compute and gather in bf16")
 parser.add_argument("--save", type=Path, help="folder of saves: the newest is resumed")
@@ -42,7 +42,9 @@ dist.init_process_group("nccl" if gpu else "gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
 micro, rest = divmod(args.batch, ranks * args.accumulate)
 if rest or not micro:
-    raise SystemExit(f"--batch {args.batch}: a multiple of {ranks} ranks x {args.accumulate}.")
+    raise SystemExit(
+        f"--batch {args.batch} is not a multiple of {ranks} ranks x {args.accumulate}."
+    )
 
 with torch.device("meta"):  # shapes only: no rank ever holds the whole model on its device
     model = TinyGPT()
@@ -52,10 +54,10 @@ for unit in (*model.blocks, model):  # inner units first; the model takes what i
     fully_shard(unit, mesh=mesh, mp_policy=policy)
 model.to_empty(device=device)
 torch.manual_seed(0)
-whole = TinyGPT().state_dict() if rank == 0 else {}  # rank 0 may as well read a file
+whole = TinyGPT().state_dict() if rank == 0 else {}  # or read from a file
 options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
 set_model_state_dict(model, whole, options=options)
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding: of the shards
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)  # after sharding, so it holds shards
 
 done = 0
 # .metadata is what a save writes last: without it the save is not whole
@@ -77,7 +79,7 @@ for step in range(done, args.steps):
     total = torch.zeros((), device=device)
     for i in range(args.accumulate):
         tokens, targets = (part.to(device) for part in next(batches))
-        # gradients are reduced in the last backward only, and rest whole until then
+        # gradients are reduced in the last backward only, and stay unsharded until then
         model.set_requires_gradient_sync(i == args.accumulate - 1)
         loss = model(tokens, targets) / args.accumulate
         loss.backward()

@@ -24,8 +24,9 @@ def definitions(page: str) -> dict[str, str]:
             indents = {len(line) - len(line.lstrip()) for line in text.splitlines()}
             if len(indents) > 1:  # Sphinx would cut as many letters as the first line is indented
                 raise ValueError(f"{PAGE}.md: {term}: indent all lines of a definition equally.")
-            text = re.sub(r"(?<!\})`([^`]+)`", r"\1", text)  # code is said as it is
-            found[term.strip()] = " ".join(words.plain(text).split())
+            # code is said as it is: its underscores are not emphasis
+            text = re.sub(r"(?<!\})`([^`]+)`", lambda code: code[1].replace("_", "\0"), text)
+            found[term.strip()] = " ".join(words.plain(text).split()).replace("\0", "_")
     return found
 
 

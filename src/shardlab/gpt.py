@@ -159,8 +159,8 @@ class Attention(nn.Module):
         self.output = nn.Linear(config.heads * self.head_size, config.hidden, bool(config.biases))
 
     def forward(self, x: Tensor) -> Tensor:
-        # G, here the -1, follows from the weight: half of the rows are half of the heads [B, S, G,
-        # R + 2, D]
+        # [B, S, G, R + 2, D]; G, here the -1, follows from the weight: half of the rows are half
+        # of the heads
         qkv = self.qkv(x).unflatten(-1, (-1, self.queries_per_group + 2, self.head_size))
         # views: [B, S, G, R, D] and twice [B, S, G, 1, D]
         q, k, v = qkv.split([self.queries_per_group, 1, 1], dim=3)

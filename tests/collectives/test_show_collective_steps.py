@@ -113,8 +113,8 @@ def test_steps_and_shares_are_the_formulas(name, n):
     ]
     said = re.match(
         r"Sent by the rank that sends most: (?:the message )?(\S+)(?: times| of the message|"
-        r" bytes?)?, "
-        r"in the end (\S+?)(?: times)?\. ",
+        r" bytes?)? so far, "
+        r"(\S+?)(?: times)? in the end\. ",
         steps[-1].detail,
     )
     assert said[1] == said[2]
@@ -146,8 +146,8 @@ def test_what_a_step_says():
     )
     assert (
         ring[1].detail
-        == "Sent by the rank that sends most: 1/3 of the message, in the end 4/3. 0 of 9 chunks are"
-        " complete."
+        == "Sent by the rank that sends most: 1/3 of the message so far, 4/3 in the end. 0 of 9"
+        " chunks are complete."
     )
     assert ring[4].sentence.endswith("its own with what arrives. Now all have the sum.")
     assert (
@@ -163,8 +163,8 @@ def test_what_a_step_says():
     )
     assert (
         naive[2].detail
-        == "Sent by the rank that sends most: the message once, in the end once. 2 of 2 ranks have"
-        " the sum."
+        == "Sent by the rank that sends most: the message once so far, once in the end. 2 of 2"
+        " ranks have the sum."
     )
 
 

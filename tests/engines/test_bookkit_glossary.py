@@ -26,7 +26,7 @@ Between.
 
 ```{glossary}
 NCCL
-  A `library`.
+  A `library_of` _collectives_.
 ```
 """
 
@@ -38,12 +38,12 @@ def link(term, anchor):
 
 
 def test_definitions_are_read():
-    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it, a second
-    glossary of the page not read."""
+    """Must catch: a definition of two lines cut, markup in a tooltip, code left out of it or
+    without its underscores, a second glossary of the page not read."""
     assert glossary.definitions(PAGE) == {
         "rank": "One process, and its number.",
         "model states": "0 of these.",
-        "NCCL": "A library.",
+        "NCCL": "A library_of collectives.",
     }
 
 
@@ -68,7 +68,7 @@ def test_a_term_shows_its_definition(tmp_path):
     page += [*terms, other]
     glossary._explain(SimpleNamespace(srcdir=tmp_path), page, "page")
     shown = [term["reftitle"] for term in terms]
-    assert shown == ["One process, and its number.", "0 of these.", "A library."]
+    assert shown == ["One process, and its number.", "0 of these.", "A library_of collectives."]
     assert "reftitle" not in other
 
 

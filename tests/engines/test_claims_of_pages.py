@@ -82,7 +82,7 @@ def test_memory_is_what_a_program_may_use():
     assert memory["B200 SXM"] == 180e9 and memory["B300 SXM"] == 270e9
     assert GPUS["L40S"].quantities["memory_bytes_per_second"] == 864e9
     assert GPUS["B200 SXM"].quantities["memory_bytes_per_second"] == 7.7e12
-    said = re.search(r"the memory of a GPU grew (\d+) times", words("why-one-gpu"))
+    said = re.search(r"the memory of a GPU grew (\d+)-fold", words("why-one-gpu"))
     assert int(said[1]) == round(memory["B300 SXM"] / memory["V100 SXM2 32GB"])
 
 

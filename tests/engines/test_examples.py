@@ -100,4 +100,4 @@ def test_bad_input(tmp_path):
     script = ROOT / "examples" / "train_ddp.py"
     _, errors, codes = forked(script, "--batch", 6, ranks=2, folder=tmp_path)
     assert codes == [1, 1]
-    assert "--batch 6: a multiple of 2 ranks x 2." in errors
+    assert "--batch 6 is not a multiple of 2 ranks x 2." in errors

@@ -108,7 +108,7 @@ def test_a_box_takes_units_and_points_stand_beside_the_line():
     )
     assert widget.drawing.value.count('data-measured="attainable_flops_per_second"') == 2
     widget.boxes["memory_bytes_per_second"].value = "100 GB/s"
-    assert widget.values["memory_bytes_per_second"] == 100e9 and "from 20 on" in widget.sentence
+    assert widget.values["memory_bytes_per_second"] == 100e9 and "this chip, 20:" in widget.sentence
     cost = explorer("collective-cost", link="Ethernet, 1 Gbit/s", ranks=4, ranks_per_node=1)
     cost.boxes["message_bytes"].value = "16 MiB"
     cost.boxes["latency_seconds"].value = "50 µs"

@@ -232,7 +232,9 @@ def default_style(name):
     GB."""
     if name in OF_PICTURES:
         return OF_PICTURES[name]
-    return {**STYLE_OF_UNIT, "bytes": "decimal bytes"}.get(BOOK.find(name).unit, "count")
+    return {**STYLE_OF_UNIT, "bytes": "decimal bytes", "bytes, any number": "decimal bytes"}.get(
+        BOOK.find(name).unit, "count"
+    )
 
 
 def lines_by_given(lines):

@@ -105,7 +105,7 @@ COLLECTIVE_COST = Explorer(
             "; inside a node {node_latency_seconds:short duration} and {node_bytes_per_second}. All"
             " rings together have {ring_bytes_per_second}: the slower of the link inside a node and"
             " {network_cards_in_use:exact} network card{network_cards_in_use:s}. Tree and naive"
-            " use one link each and know no nodes",
+            " use one link each and ignore nodes",
             unless=(("ranks_per_node", 1),),
         ),
         Say("."),

@@ -32,7 +32,7 @@ node_bytes_per_second | B_\text{node} | bytes/s, above 0 | bandwidth between ran
 base_latency_seconds | \alpha_0 | seconds, from 0, usually 0 | latency of a collective before its
     first step
 carried_share | \eta_\text{wire} | fraction, above 0 to 1, usually 1 | share of a message on the
-    wire that is data: a protocol of short messages sends flags beside them
+    wire that is data: protocols for short messages send flags, too
 switch_seconds | \alpha_\text{switch} | seconds, from 0 | latency of a collective whose sums a
     switch computes
 switch_share | \eta_\text{switch} | fraction, above 0 to 1, usually 1 | share of a link's bandwidth
@@ -466,13 +466,13 @@ def ring_tree_crossover_bytes(latency_seconds, link_bytes_per_second, ranks, tre
 
 @formula(r"\sigma_\text{ring}", "s/byte")
 def ring_seconds_a_byte(ranks, carried_share, ring_bytes_per_second):
-    """time of each byte in an all-reduce around the rings of all nodes"""
+    """seconds for each byte of an all-reduce around the rings of all nodes"""
     return 2 * (ranks - 1) / (ranks * carried_share * ring_bytes_per_second)
 
 
 @formula(r"\sigma_\text{tree}", "s/byte")
 def tree_seconds_a_byte(tree_broadcast_steps, link_bytes_per_second):
-    """time of each byte in a tree all-reduce over one link for each rank"""
+    """seconds for each byte of a tree all-reduce over one link for each rank"""
     return 2 * maximum(tree_broadcast_steps, 1) / link_bytes_per_second
 
 

@@ -301,7 +301,9 @@ def detail(shown, n, moves, pictures, number):
     so_far, total = most_sent(moves[: number + 1]), most_sent(moves)
     done, wanted = count_complete(shown, n, pictures[number])
     progress = shown.progress.format(done=done, wanted=wanted)
-    sent = f"{share(shown, n, so_far)}, in the end {share(shown, n, total, short=so_far > 0)}"
+    sent = (
+        f"{share(shown, n, so_far)} so far, {share(shown, n, total, short=so_far > 0)} in the end"
+    )
     return f"Sent by the rank that sends most: {sent}. {progress}."
 
 

@@ -16,7 +16,9 @@ ROOFLINE = Explorer(
         Choice("matrix_product", "kind", ((0, "elementwise"), (1, "matrix product"))),
         Control("operation_rows", "rows", MATRIX_SIZES),
         Control("operation_columns", "columns", MATRIX_SIZES),
-        Control("operation_depth", "inner size (elementwise: operations per element)", MATRIX_SIZES),
+        Control(
+            "operation_depth", "inner size (elementwise: operations per element)", MATRIX_SIZES
+        ),
         Control("flops_per_second", "arithmetic", steps_of_ten(9, 16), "rate"),
         Control("memory_bytes_per_second", "memory", steps_of_ten(9, 13), "bandwidth"),
     ),
@@ -66,8 +68,8 @@ ROOFLINE = Explorer(
             " moves. "
         ),
         Say(
-            "That is above the ridge of this chip, {ridge_intensity:number}: the operation can run at"
-            " the full {flops_per_second}, ",
+            "That is above the ridge of this chip, {ridge_intensity:number}: the operation can run"
+            " at the full {flops_per_second}, ",
             when=(("bound_by_memory", 0),),
         ),
         Say(

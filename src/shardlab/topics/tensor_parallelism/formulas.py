@@ -399,7 +399,7 @@ def tensor_update_bytes(
     tensor_largest_elements,
     tensor_parameters,
 ):
-    """bytes that the update needs beside the states: Adam's square root and quotient, for one
+    """bytes that the update needs besides the states: Adam's square root and quotient, for one
     tensor in the loop, for all tensors with foreach"""
     return moment_element_bytes * where(
         optimizer_moments > 1,

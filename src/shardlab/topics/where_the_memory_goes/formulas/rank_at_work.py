@@ -582,8 +582,9 @@ def rank_optimizer_temporary_bytes(
     largest_update_parameters,
     moment_element_bytes,
 ):
-    """bytes that the update needs beside the states: for a shard, three tensors of the largest unit
-    in the loop, or the whole shard with foreach; for parts of a model, two tensors or all parts"""
+    """bytes that the update needs besides the states: for a shard, three tensors of the largest
+    unit in the loop, or the whole shard with foreach; for parts of a model, two tensors or all
+    parts"""
     return where(
         maximum(tensor_parallel * pipeline_parallel, 1 + zero_stage) < 2,
         optimizer_temporary_bytes,

@@ -35,7 +35,7 @@ formula = BOOK.section(source="definition", measured_by=_STEPS)
 
 @formula(r"M_\text{states}^\text{opt}", "bytes")
 def optimizer_state_bytes(optimizer_bytes, step_counter_bytes):
-    """bytes the optimizer holds from its first step on, its step counters among them"""
+    """bytes the optimizer holds from its first step on, step counters included"""
     return optimizer_bytes + step_counter_bytes
 
 
@@ -63,7 +63,7 @@ def optimizer_loop_elements(
     biases,
     feed_forward,
 ):
-    """elements beside the states in Adam's loop: a square root and a quotient of this tensor, and
+    """elements besides the states in Adam's loop: a square root and a quotient of this tensor, and
     the quotient of the tensor before"""
     return maximum(
         2 * learned_positions * max_sequence * hidden,
@@ -80,7 +80,7 @@ def optimizer_loop_elements(
 def optimizer_temporary_bytes(
     optimizer_moments, moment_element_bytes, optimizer_mode, optimizer_loop_elements, parameters
 ):
-    """bytes the update needs beside the states: Adam's square roots, for a tensor or two in the
+    """bytes the update needs besides the states: Adam's square roots, for a tensor or two in the
     loop, for all tensors with foreach"""
     return moment_element_bytes * where(
         optimizer_moments > 1,

@@ -54,7 +54,7 @@ def key_biases(query_key_value_biases):
 
 @formula(r"1_\text{nb}", "count", choice=True)
 def norm_biases(biases):
-    """1 if norms have a bias beside their weight"""
+    """1 if norms have a bias besides their weight"""
     return biases
 
 
