@@ -64,14 +64,15 @@ def card():
 <div class="explorer-menu"><label for="{IDENT}-try">Try</label>
 <select id="{IDENT}-try"><option value="" hidden>own numbers</option>{options}</select></div></div>
 <div class="explorer-picture"><p class="explorer-caption">Sizes that a format has, by powers of ten:
-filled, with all its bits; dashed, with fewer and fewer. The line is the number, the dashed line
-what is added.</p><div class="explorer-drawing"></div></div>
+a filled bar is where numbers have all their bits, an outlined bar where they have fewer and fewer.
+The solid line is the number, the dashed line the number that is added.</p>
+<div class="explorer-drawing"></div></div>
 <div class="explorer-words" id="{IDENT}-words">
 <p class="explorer-sentence">{escape(_card.sentence(value, step))}</p></div>
 <p class="explorer-status" role="status"></p>
 <div class="bits-rows"><p class="bits-legend"><span class="bits-sign">sign</span>
 <span class="bits-exponent">exponent</span><span class="bits-fraction">fraction</span>
-Click a bit to turn it, or go there with Tab and the arrow keys and press space.</p>{blocks}</div>
+Click a bit to flip it, or go there with Tab and the arrow keys and press space.</p>{blocks}</div>
 <div class="explorer-fallback">{_table(value, step, shown)}</div>
 <div class="explorer-foot"><button type="button" class="explorer-reset">Reset</button></div>
 <script>BOOK.bits("{IDENT}", {data});</script>

@@ -518,13 +518,11 @@ class FormulaSheetDirective(SphinxDirective):
             "Measured",
             "What it is",
         ]
-        proof = nodes.paragraph(
-            "",
-            "",
-            nodes.Text("Measured by "),
-            *(_code(test) for test in tests),
-            nodes.Text(". The others are as their sources state them."),
-        )
+        proof = nodes.paragraph("", "", nodes.Text("Measured by "))
+        for number, test in enumerate(tests):
+            proof += [nodes.Text(", ")] * bool(number) + [_code(test)]
+        others = any(not recipe.verified for recipe in RECIPES.values())
+        proof += nodes.Text(". The others are as their sources state them." if others else ".")
         return self._section(
             "sheet-recipes",
             "Recipes",

@@ -181,12 +181,12 @@ def _key(grids: list[Grid], y: int) -> str:
     """What the fills mean, of those that are there, on two lines."""
     kinds = {span.action.kind for grid in grids for own in grid.timeline.spans for span in own}
     forwards = [
-        (Kind.FORWARD, True, "forward, before the rank's first backward"),
-        (Kind.FORWARD, False, "and after"),
+        (Kind.FORWARD, True, "forward before the rank's first backward"),
+        (Kind.FORWARD, False, "other forwards"),
     ]
     backwards = [(kind, False, words) for kind, words in WORDS.items() if kind in kinds]
     if {Kind.BACKWARD, Kind.INPUT} <= kinds:  # of one colour, told by their lengths
-        backwards[:2] = [(Kind.INPUT, False, "backward, or half of it: of the input")]
+        backwards[:2] = [(Kind.INPUT, False, "backward, or its half for the input")]
     parts = []
     for row, entries in enumerate((forwards, backwards)):
         x = LEFT

@@ -107,7 +107,7 @@ def test_from_how_many_ranks_a_model_fits():
         ]
         <= 80e9
     )
-    said = re.search(r"Stage 3 from (\d+) on, with", words("zero"))
+    said = re.search(r"Stage 3 fits from (\d+) ranks up, with", words("zero"))
     assert int(said[1]) == next(ranks for ranks in range(1, 100) if fits(ranks))
 
 

@@ -79,7 +79,7 @@ def test_the_start_is_as_by_formula(name):
     assert found["simulated_share_of_total"] == pytest.approx(shown["bubble_share_of_total"])
     assert found["simulated_share_of_ideal"] == pytest.approx(shown["bubble_share_of_ideal"])
     assert found["first_in_flight"] == shown["pipeline_in_flight"] and found["as_by_formula"] == 1
-    assert "The formula says so, too." in SPEC.say_detail(shown)
+    assert "The formula gives the same numbers." in SPEC.say_detail(shown)
 
 
 def test_messages_and_a_slow_rank_are_simulated():

@@ -129,11 +129,11 @@ def test_the_card_in_words():
     shown = words_of_all(1.0, -0.001)
     assert [name for name, words in shown.items() if words.moves] == ["fp32", "tf32", "fp16"]
     assert shown["bf16"].sum == "plus -0.001 it stays: less than half a step"
-    assert words_of_all(2e-8, 1e-8)["fp16"].sum == "plus 1e-8 it stays: the step is 0 here"
+    assert words_of_all(2e-8, 1e-8)["fp16"].sum == "plus 1e-8 it stays: 1e-8 is 0 in this format"
     assert words_of_all(2e-8, 1e-8)["fp16"].error == "lost: it becomes 0"
     assert words_of_all(40_000.0, 40_000.0)["fp16"].sum == "plus 40000 it becomes infinity"
     assert words_of_all(0.1, 0.0)["fp32"].bits == "0 01111011 10011001100110011001101"
     assert "too large" in words_of_all(70_000.0, 1.0)["fp16"].error
-    assert sentence(1.0, -0.001).endswith("Add -0.001: only fp32, tf32, fp16 notice.")
+    assert sentence(1.0, -0.001).endswith("Add -0.001: only fp32, tf32 and fp16 notice.")
     assert bits_data()["formats"][4] == ["e4m3", 4, 3, 0]
     assert len(bits_data()["examples"]) == len(EXAMPLES)

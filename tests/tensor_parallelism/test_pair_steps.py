@@ -132,7 +132,7 @@ def test_what_is_kept_and_sent_is_the_formulas(way, t):
     forward = next(step for step in steps if step.has["dy"])
     assert held_tensors(forward.has, PAIR_COLUMNS[0][2], t) == kept / one
     sent = sum(value for name, value in found.items() if name.endswith("sent_bytes")) / 2 / one
-    said = [float(re.search(r"in the end ([\d.]+) S", step.detail)[1]) for step in steps]
+    said = [float(re.search(r" of ([\d.]+) S\.$", step.detail)[1]) for step in steps]
     assert len(set(said)) == 1 and said[0] == pytest.approx(sent, rel=5e-3)
 
 

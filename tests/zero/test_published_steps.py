@@ -79,7 +79,7 @@ def test_the_page_prints_their_median():
     assert f"utilisation is {median(ratios):.2f}, and the worst is {max(ratios):.2f}." in text
     assert min(ratios) > 0.95
     odd = mfu(RUNS[ODD[0]], ODD[1]) / ODD[2]
-    assert f"MPT-1b on 32 A100, the ratio is {odd:.2f}." in text
+    assert f"MPT-1b on 32 A100s, the ratio is {odd:.2f}." in text
 
 
 def test_fsdp_and_data_parallelism_become_bandwidth_bound_together():

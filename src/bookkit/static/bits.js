@@ -90,7 +90,7 @@
     const plus = "plus " + written(step) + " it ";
     if (!Number.isFinite(value)) return plus + "stays " + written(value);
     if (total !== value) return plus + "becomes " + written(total);
-    if (nearest(kind, step) === 0 && step !== 0) return plus + "stays: the step is 0 here";
+    if (nearest(kind, step) === 0 && step !== 0) return plus + "stays: " + written(step) + " is 0 in this format";
     return step === 0 ? plus + "stays" : plus + "stays: less than half a step";
   }
 
@@ -105,7 +105,7 @@
 
   function sentence(rows, value, step) {
     const names = Object.keys(rows).filter(name => rows[name].moves);
-    let who = names.length ? "only " + names.join(", ") + " notice" : "no format notices";
+    let who = names.length ? "only " + names.join(", ").replace(/, (?=[^,]*$)/, " and ") + " notice" : "no format notices";
     if (names.length === 1) who += "s";
     if (names.length === Object.keys(rows).length) who = "all six formats notice";
     return written(value) + " is " + rows.fp16.value + " in fp16 and " + rows.bf16.value + " in bf16. Add " + written(step) + ": " + who + ".";

@@ -88,7 +88,11 @@ RECOMPUTE = Explorer(
             point="rank_layers_bytes",
             words="{rank_layers_bytes}",
         ),
-        StreamsPicture("Or on the host: the kept bytes travel", OFFLOADED_STEP, COPY_COLOURS),
+        StreamsPicture(
+            "Or on the host: the kept bytes travel (layers only, no head)",
+            OFFLOADED_STEP,
+            COPY_COLOURS,
+        ),
     ),
     sentence=(
         Say(
@@ -112,8 +116,8 @@ RECOMPUTE = Explorer(
             " {checkpoint_input_bytes}. Copies hide behind forward on a link of at least"
             " {hiding_bytes_per_second:bandwidth}. The fewest bytes are alive at a time with"
             " about {best_recompute_every} layers in a checkpoint. Assumed: {utilisation} of"
-            " the GPU's arithmetic, 16-bit activations without autocast, no messages, and with"
-            " several ranks sequence parallelism."
+            " the GPU's arithmetic, 16-bit activations without autocast, no messages, and"
+            " sequence parallelism if there are several ranks."
             " Head, logits and states come on top."
         ),
     ),

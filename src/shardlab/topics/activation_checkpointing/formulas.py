@@ -577,8 +577,8 @@ def layer_copy_seconds(rank_layers_kept_bytes, layers, pcie_bytes_per_second):
 
 @formula(r"B_\text{off}", "bytes/s")
 def hiding_bytes_per_second(rank_layers_kept_bytes, layers, layer_forward_seconds):
-    """bandwidth from which the copies hide behind forward: a layer's bytes cross the link while one
-    layer computes. Backward has twice the time"""
+    """least bandwidth at which the copies hide behind forward: a layer's bytes cross the link while
+    one layer computes. Backward has twice the time"""
     return rank_layers_kept_bytes / (layers * layer_forward_seconds)
 
 

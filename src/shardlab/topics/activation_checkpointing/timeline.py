@@ -30,8 +30,8 @@ OFFLOADED_STEP = (
     ),
 )
 COPY_COLOURS = (
-    ("forward", "a layer forward", "timeline-forward"),
-    ("backward", "a layer backward, what is recomputed included", "timeline-backward"),
+    ("forward", "a layer's forward", "timeline-forward"),
+    ("backward", "a layer's backward, with what is recomputed", "timeline-backward"),
     ("out", "to the host", "timeline-communication"),
     ("back", "back from the host", "timeline-weight-gradient"),
 )

@@ -85,7 +85,7 @@ def server_received_bytes(data_parallel, rank, parameter_bytes, reduced_bytes):
 @formula(r"n_\text{most}", "count", source=_LI, measured_by=_BUCKETS, least=1)
 def gradient_buckets_at_most(parameter_tensors, gradient_bytes, bucket_bytes):
     """most all-reduces of a step: a bucket is closed once it holds its bytes, and it holds at least
-    one tensor. Exact where tensors are small beside a bucket"""
+    one tensor. Exact where tensors are small compared with a bucket"""
     return minimum(parameter_tensors, ceil_div(gradient_bytes, bucket_bytes))
 
 

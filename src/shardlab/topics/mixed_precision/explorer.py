@@ -113,7 +113,7 @@ def after(kind: ShownFormat, value: float, step: float, total: float) -> str:
     if total != value:
         return f"{plus}becomes {written(total)}"
     if kind.nearest(step) == 0 and step != 0:
-        return f"{plus}stays: the step is 0 here"
+        return f"{plus}stays: {written(step)} is 0 in this format"
     return f"{plus}stays" if step == 0 else f"{plus}stays: less than half a step"
 
 
@@ -137,7 +137,11 @@ def sentence(value: float, step: float) -> str:
 def moved(shown: dict[str, FormatWords], step: float) -> str:
     """Which formats notice that the step was added."""
     names = [name for name, words in shown.items() if words.moves]
-    who = f"only {', '.join(names)} notice" if names else "no format notices"
+    who = (
+        f"only {' and '.join(', '.join(names).rsplit(', ', 1))} notice"
+        if names
+        else "no format notices"
+    )
     if len(names) == 1:
         who += "s"
     if len(names) == len(shown):
@@ -183,7 +187,7 @@ LOSS_SCALE = Explorer(
             lines=(Line("lost_gradient", "becomes zero below"),),
             point="lost_gradient",
             words="{lost_gradient:number}",
-            marks=(("largest_loss_scale", "overflow from {largest_loss_scale:number} on"),),
+            marks=(("largest_loss_scale", "overflow at {largest_loss_scale:number}"),),
         ),
     ),
     sentence=(

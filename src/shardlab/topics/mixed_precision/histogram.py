@@ -16,7 +16,7 @@ from shardlab.topics.mixed_precision.formats import CARD_FORMATS, ShownFormat
 GRADIENT_ROW = "mixed_precision.gradients"
 WORDS_OF = {
     "activations": "gradients of activations",
-    "qkv": "of them, those that enter attention",
+    "qkv": "only those that enter attention",
     "parameters": "gradients of parameters",
 }
 HISTOGRAM_FORMATS = ("fp16", "bf16", "e4m3", "e5m2")

@@ -26,7 +26,7 @@ SCHEDULE = Explorer(
         Control("transfer_seconds", "a message takes", (0, 0.001, *SECONDS[:5]), "short duration"),
         Control(
             "last_rank_share",
-            "the last rank takes, of the others' time",
+            "time of the last rank, others = 100%",
             (1, 1.1, 1.2, 1.3, 1.5, 2, 3),
             "percent",
         ),
@@ -87,7 +87,7 @@ SCHEDULE = Explorer(
         ),
     ),
     detail=(
-        Say("The formula says so, too. ", when=(("as_by_formula", 1),)),
+        Say("The formula gives the same numbers. ", when=(("as_by_formula", 1),)),
         Say(
             "The formula gives {pipeline_idle_seconds:short duration} of idle time: it knows no"
             " messages and no slow rank, and holds for zero bubble only with enough microbatches"

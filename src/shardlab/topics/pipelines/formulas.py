@@ -176,10 +176,10 @@ def pipeline_idle_seconds(
     weight_gradient_seconds,
     microbatch_forward_seconds,
 ):
-    """time that every rank is idle in a step whose messages take no time. Zero bubble: if W takes
-    no longer than F and no longer than I, with at least p microbatches in H1 and 2p - 1 in H2. If
-    F, I and W take equally long, H2's idle time is before the rank's first action and after its
-    last"""
+    """time that every rank is idle in a step whose messages take no time. For zero bubble the
+    gradients of weights must take no longer than a forward and no longer than the gradients of
+    inputs, with at least p microbatches in H1 and 2p - 1 in H2. If all three take equally long,
+    H2's idle time is before the rank's first action and after its last"""
     return pipeline_last_rank * choose(
         pipeline_schedule,
         pipeline_microbatch_seconds,

@@ -38,7 +38,7 @@ def checkpoint_bytes_per_parameter(
 
 @formula(r"M_\text{ckpt}", "bytes", measured_by=_BYTES)
 def checkpoint_bytes(parameters, checkpoint_bytes_per_parameter):
-    """bytes of a checkpoint, all ranks together, before names and step counters"""
+    """bytes of a checkpoint, all ranks together, without names and step counters"""
     return checkpoint_bytes_per_parameter * parameters
 
 
@@ -50,8 +50,8 @@ def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
 
 @formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
 def save_interval_seconds(checkpoint_seconds, failure_seconds):
-    """training time between two checkpoints that loses least, if failures are rare beside the time
-    of a checkpoint"""
+    """training time between two checkpoints for which the least time is lost, if failures are much
+    rarer than one in the time of a checkpoint"""
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 

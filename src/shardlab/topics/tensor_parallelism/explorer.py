@@ -134,7 +134,7 @@ TENSOR_PARALLEL = Explorer(
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
-            "It sends {tensor_sent_bytes} in a step, and waits for messages in"
+            "It sends {tensor_sent_bytes} in a step, and waits for messages for"
             " {tensor_message_share} of a layer’s time.",
             unless=(("tensor_parallel", 1),),
         ),
@@ -143,13 +143,13 @@ TENSOR_PARALLEL = Explorer(
     detail=(
         Say(
             "Model states {tensor_states_bytes}; a layer keeps {tensor_layer_bytes} of activations"
-            " and computes for {tensor_layer_compute_seconds:short duration}, its messages take"
-            " {tensor_layer_message_seconds:short duration}. A group that fits into a node of"
-            " {ranks_per_node:exact} talks over the link inside, a larger one over one link between"
-            " nodes: {tensor_link_bytes_per_second}. "
+            " and computes for {tensor_layer_compute_seconds:short duration}; its messages take"
+            " {tensor_layer_message_seconds:short duration} at {tensor_link_bytes_per_second}. A"
+            " group that fits into a node of {ranks_per_node:exact} uses the link inside the node,"
+            " a larger group one link between nodes. "
         ),
         Say(
-            "Gathering again belongs to sequence parallelism: each switch takes the other along. ",
+            "Gathered again works only with own tokens between the blocks, and switches them on. ",
             when=(("sequence_parallel", 0),),
         ),
         Say(

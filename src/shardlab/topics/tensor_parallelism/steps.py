@@ -35,8 +35,8 @@ PAIR_COLUMNS = (  # key in the memory palette, heading, tensors
 )
 PAIR_LOOK = (
     "Rows are ranks. A box is a matrix: tokens downwards, columns to the right. Filled: what the"
-    " rank has. Hatched: a term, as large as the whole, of a sum that nobody has made yet. S is a"
-    " tensor of all tokens, such as x."
+    " rank has. Hatched: a term, as large as the whole, of a sum that nobody has made yet. S is the"
+    " size of a tensor of all tokens, such as x."
 )
 
 
@@ -237,7 +237,7 @@ def detail(has, ranks, sent, end):
     so_far = f"sent {format_number(sent)} S" if sent else "sent nothing"
     return (
         f"A rank holds {activations} S of activations and {gradients} S of their gradients. It has"
-        f" {so_far}, in the end {format_number(end)} S."
+        f" {so_far} of {format_number(end)} S."
     )
 
 

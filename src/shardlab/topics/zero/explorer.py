@@ -101,19 +101,20 @@ ZERO = Explorer(
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "It sends {zero_sent_bytes} in a step, which a ring of {link_bytes_per_second} carries"
-            " in {zero_communication_seconds:short duration}, and waits for"
-            " {zero_exposed_seconds:short duration} of them beside {zero_compute_seconds:short"
-            " duration} of computing."
+            " in {zero_communication_seconds:short duration}, and waits"
+            " {zero_exposed_seconds:short duration} of that time, on top of"
+            " {zero_compute_seconds:short duration} of computing."
         ),
     ),
     detail=(
         Say(
             "Parameters {zero_parameter_bytes}, gradients {zero_gradient_bytes}, optimizer states"
-            " {zero_optimizer_bytes}. Gradients are reduce-scattered {zero_reductions:exact}"
-            " time{zero_reductions:s} in a step, everything is gathered {zero_gatherings:exact}"
-            " time{zero_gatherings:s}, in {zero_flat_tensors:exact} flat tensors with a latency of"
-            " {latency_seconds:short duration}. From {zero_hiding_tokens:count} tokens in a"
-            " microbatch on, each phase hides its own messages, latency left out. Assumed:"
+            " {zero_optimizer_bytes}. A step has {zero_reductions:exact}"
+            " reduce-scatter{zero_reductions:s} and {zero_gatherings:exact}"
+            " all-gather{zero_gatherings:s} of everything, in {zero_flat_tensors:exact} flat"
+            " tensors with a latency of {latency_seconds:short duration}. Without latency, each"
+            " phase hides its own messages if a microbatch has at least"
+            " {zero_hiding_tokens:count} tokens. Assumed:"
             " units of one size, {utilisation} of the GPU's arithmetic, computing that messages"
             " do not slow down. Activations come on top"
         ),

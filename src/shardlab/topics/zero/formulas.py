@@ -63,27 +63,27 @@ formula = BOOK.section(source=_STATES, measured_by=_KEPT)
 
 @formula(r"\Psi_r", "parameters")
 def zero_shard_parameters(parameters, data_parallel, rank):
-    """elements of the rank's shard: where the ranks do not divide them, the first shards have one
-    more"""
+    """elements of the rank's shard: where the number of ranks does not divide them, the first
+    shards have one more"""
     return shard_of(parameters, data_parallel, rank)
 
 
 @formula(r"\Psi_\text{p}", "parameters")
 def zero_kept_parameters(zero_stage, parameters, zero_shard_parameters):
-    """parameters that the rank keeps from step to step: from stage 3 on those of its shard"""
+    """parameters that the rank keeps from step to step: from stage 3 on, those of its shard"""
     return where(zero_stage < 3, parameters, zero_shard_parameters)
 
 
 @formula(r"\Psi_\text{g}", "parameters")
 def zero_kept_gradients(zero_stage, parameters, zero_shard_parameters):
-    """parameters whose gradients the rank has when backward is done: from stage 2 on those of its
-    shard"""
+    """parameters whose gradients the rank has when backward is done: from stage 2 on, those of
+    its shard"""
     return where(zero_stage < 2, parameters, zero_shard_parameters)
 
 
 @formula(r"\Psi_\text{o}", "parameters")
 def zero_kept_optimizer_states(zero_stage, parameters, zero_shard_parameters):
-    """parameters whose optimizer states the rank keeps: from stage 1 on those of its shard"""
+    """parameters whose optimizer states the rank keeps: from stage 1 on, those of its shard"""
     return where(zero_stage < 1, parameters, zero_shard_parameters)
 
 
@@ -153,8 +153,8 @@ def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, grad
 
 @formula(r"M_\text{trans}", "bytes")
 def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
-    """bytes that stage 3 holds beside the shards at its peak, without messages in transit: the
-    part of the peak that 16 bytes over d leave out"""
+    """bytes that stage 3 holds besides the shards at its peak, without messages in transit: the
+    part of the peak that 16 bytes over d leaves out"""
     return zero_unit_backward_bytes + zero_root_backward_bytes
 
 
@@ -224,8 +224,8 @@ def zero_gatherings(zero_stage, zero_forward_gatherings, zero_backward_gathering
 
 @formula(r"\Psi_\text{sent}", "parameters")
 def zero_traffic_parameters(parameters, zero_reductions, zero_gatherings):
-    """elements that a rank of many sends in a step: two for each parameter, k + 1 in stage 2, 3k in
-    stage 3"""
+    """elements that each of many ranks sends in a step: two for each parameter, k + 1 in stage 2,
+    3k in stage 3"""
     return (zero_reductions + zero_gatherings) * parameters
 
 
@@ -267,7 +267,7 @@ def zero_sent_bytes(
 def zero_traffic_element_bytes(
     zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes
 ):
-    """bytes that a rank of many sends in a step for each parameter"""
+    """bytes that each of many ranks sends in a step for each parameter"""
     return zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes
 
 

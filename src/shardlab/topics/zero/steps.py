@@ -42,7 +42,7 @@ COLUMNS = (
     ("gathered", "gathered"),
 )
 LOOK = (
-    f"Rows are ranks, {', '.join(UNIT_LETTERS)} are units of the model. Solid: the same on all"
+    f"Rows are ranks; {', '.join(UNIT_LETTERS)} are units of the model. Solid: the same on all"
     " ranks, or a rank's shard of it. Hatched: gradients of this rank's examples only, or"
     " parameters from before the update."
 )
@@ -199,10 +199,11 @@ def sentence(stage, made, before, microbatches):
 
 
 def detail(held, sent, number):
-    so_far = f"sent {format_number(sent[number])}Ψ elements" if sent[number] else "sent nothing"
+    so_far = f"sent {format_number(sent[number])}Ψ" if sent[number] else "sent nothing"
     return (
-        f"A rank holds {format_number(held[number])} bytes for each of Ψ parameters, at most"
-        f" {format_number(max(held))}. It has {so_far}, in the end {format_number(sent[-1])}Ψ."
+        f"A rank holds {format_number(held[number])} bytes for each of Ψ parameters"
+        f" ({format_number(max(held))} at its peak). It has {so_far} of"
+        f" {format_number(sent[-1])}Ψ elements."
     )
 
 

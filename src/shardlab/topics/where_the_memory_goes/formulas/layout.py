@@ -182,14 +182,14 @@ formula = BOOK.section(source="Rajbhandari et al. 2020 (ZeRO), section 5", measu
 def rank_parameter_bytes(
     zero_stage, rank_parameters, rank_shard_parameters, parameter_element_bytes
 ):
-    """bytes of the parameters that the rank keeps: from stage 3 on those of its shard"""
+    """bytes of the parameters that the rank keeps: from stage 3 on, those of its shard"""
     return parameter_element_bytes * where(zero_stage < 3, rank_parameters, rank_shard_parameters)
 
 
 @formula(r"M_\text{grad}^r", "bytes")
 def rank_gradient_bytes(zero_stage, rank_parameters, rank_shard_parameters, gradient_element_bytes):
-    """bytes of the gradients that the rank has when they are reduced: from stage 2 on those of its
-    shard"""
+    """bytes of the gradients that the rank has when they are reduced: from stage 2 on, those of
+    its shard"""
     return gradient_element_bytes * where(zero_stage < 2, rank_parameters, rank_shard_parameters)
 
 
@@ -423,9 +423,9 @@ def rank_fullest_later(
     rank_passing_bytes,
     rank_new_checkpoint_gradient_bytes,
 ):
-    """1 if a rank where all microbatches wait is fuller when the second microbatch goes backward:
-    the gradients are larger than everything that the first microbatch kept, with the ends of the
-    model, its output and its own new gradients"""
+    """1 if a rank where all microbatches wait is fuller when the second microbatch goes backward
+    than when the first does: the gradients take more bytes than the first microbatch's activations
+    (the ends of the model among them), output and own new gradients together"""
     return where(
         rank_backward_gradient_bytes
         > rank_stage_bytes

@@ -128,7 +128,7 @@ def scored_bytes(query_bytes, moves_keys, learned_positions, query_key_value_byt
 
 @formula(r"A_{wv}", "bytes", measured_by=_LEDGER)
 def weighted_bytes(score_dropout_bytes, moves_keys, learned_positions, key_bytes):
-    """bytes that the product of scores and values saves beside the scores: the bytes that dropout
+    """bytes that the product of scores and values saves besides the scores: the bytes that dropout
     keeps, and values that were moved"""
     return score_dropout_bytes + where(learned_positions > moves_keys, 0, key_bytes)
 
