@@ -139,7 +139,8 @@ def compute(text, named=None):
         f'{key}="{what}"' if isinstance(what, str) else f"{key}={show(what)}"
         for key, what in _needed(name, given).items()
     )
-    unit = "" if found.unit in ("count", "fraction") else f" {found.unit}"
+    unit = found.unit.partition(",")[0]  # "bytes, any number" is the range, not the unit
+    unit = "" if unit in ("count", "fraction") else f" {unit}"
     exactly = show(value) if isinstance(value, int) else format_as(value, "number")
     return printed, f"computed: {name}({said}) = {exactly}{unit}"
 

@@ -104,10 +104,16 @@ GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
                 " collective_seconds=0.04) = 2.5e10 bytes/s"
             ),
         ),
+        (
+            "equal_bucket_bytes(layers_gradient_bytes=3, equal_buckets=2) as decimal bytes",
+            "1.5 B",
+            "computed: equal_bucket_bytes(layers_gradient_bytes=3, equal_buckets=2) = 1.5 bytes",
+        ),
     ],
 )
 def test_a_call_is_printed_with_its_origin(text, printed, origin):
-    """Mutation: print days as seconds; leave the unit out; show the rounded value on hover."""
+    """Mutation: print days as seconds; leave the unit out; show the rounded value on hover; call
+    the range, "bytes, any number", a unit."""
     assert compute(text) == (printed, origin)
 
 
