@@ -1,6 +1,6 @@
 """A lab's page leaves predictions to its reader: the guesses of the stored lab are taken off, and
 what was measured stays. The learner's edition (see learner.py) has neither. Its title begins with
-the number that the notebook's name gives.
+the number that the notebook's name gives. A call in a verdict is printed as code.
 """
 
 import json
@@ -14,6 +14,9 @@ PREDICTIONS = re.compile(
 )
 ROW = re.compile(r"^\|([^|\n]*)\|[^|\n]*\|([^|\n]*)\|[^|\n]*\|", re.MULTILINE)
 LOCKED = re.compile(r"^predicted: .*\n?", re.MULTILINE)
+ESCAPED = re.compile(r"\\(.)")
+# a call with a quoted argument, in Markdown
+CALL = re.compile(r"""[\w.\\]+\([^()`\n]*['"][^()`\n]*\)""")
 
 
 def without_guesses(lab: dict) -> dict:
@@ -27,7 +30,7 @@ def without_guesses(lab: dict) -> dict:
                 output["text"] = LOCKED.sub("", "".join(output["text"]))
             for kind, text in output.get("data", {}).items():
                 if kind == "text/markdown":
-                    output["data"][kind] = _without_predictions("".join(text))
+                    output["data"][kind] = calls_as_code(_without_predictions("".join(text)))
         if "outputs" in cell:
             cell["outputs"] = [one for one in cell["outputs"] if one.get("text", "shown")]
     return lab
@@ -35,6 +38,12 @@ def without_guesses(lab: dict) -> dict:
 
 def _without_predictions(text: str) -> str:
     return PREDICTIONS.sub(lambda found: found[1] + ROW.sub(r"|\1| … |\2| … |", found[2]), text)
+
+
+def calls_as_code(text: str) -> str:
+    """Markdown in which a call with quotes is code: in a sentence its quotes would be curly, and
+    a reader who copies the call would get an error."""
+    return CALL.sub(lambda found: "`" + ESCAPED.sub(r"\1", found[0]) + "`", text)
 
 
 def numbered(lab: dict, name: str) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 
-from bookkit.lab_pages import without_guesses
+from bookkit.lab_pages import calls_as_code, without_guesses
 from shardlab.exercises.predictions import Predictions
 
 LABS = Path(__file__).resolve().parents[2] / "labs"
@@ -32,6 +32,16 @@ def test_a_page_leaves_predictions_to_its_reader(tmp_path):
     first, second = [output["data"]["text/markdown"] for output in found["outputs"]]
     assert second == tables[1]
     assert "600" not in first and "0.98" not in first and "| bytes | … | 612 | … |" in first
+
+
+def test_a_call_in_a_verdict_is_code():
+    """Must catch: a call left in the sentence, where its quotes become curly; the backslash that
+    protects an underscore kept in code, where it would show; a call without quotes touched."""
+    verdict = r'**not yet:** ledger.by\_module("activations") says it; rate(2 ranks) does not.'
+    wanted = '**not yet:** `ledger.by_module("activations")` says it; rate(2 ranks) does not.'
+    assert calls_as_code(verdict) == wanted
+    assert calls_as_code("f(unit='GB/s') gave") == "`f(unit='GB/s')` gave"
+    assert calls_as_code("the reader's (or the book's)") == "the reader's (or the book's)"
 
 
 def test_no_lab_shows_a_guess():

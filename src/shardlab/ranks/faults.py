@@ -216,7 +216,8 @@ def _absence(outcome: Outcome, trouble: Skipped | Awaited, after: str) -> RankAb
 def _circle(trouble: Circle) -> list[str]:
     """Which rank waits for which."""
     ranks = sorted(trouble.waits)
-    lines = [f"{_ranks(ranks).capitalize()} wait for each other, so none of them can go on:"]
+    none = "neither" if len(ranks) == 2 else "none"
+    lines = [f"{_ranks(ranks).capitalize()} wait for each other, so {none} of them can go on:"]
     for rank, (post, absent) in sorted(trouble.waits.items()):
         lines.append(f"  rank {rank} waits for {_ranks(absent)} in {_in_call(post, rank)}")
     return lines

@@ -276,7 +276,7 @@ class WeighedRungs(NamedTuple):
             [name, own.kept_by_formula, own.kept, own.peak_by_formula, own.peak]
             for name, own in self.rungs.items()
         ]
-        return Table(["bytes, recomputed", *heads], rows)
+        return Table(["recomputed (columns in bytes)", *heads], rows)
 
 
 def recomputes_whole_blocks(name: str) -> bool:

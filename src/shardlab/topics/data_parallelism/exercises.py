@@ -808,8 +808,8 @@ loss_of_unequal_parts = Exercise(
         ),
     ),
     right=(
-        "the sum of a rank over the tokens of all, times n, because the mean over ranks divides"
-        " by n."
+        "the sum of this rank, divided by the tokens of all ranks, times n, because the mean over"
+        " ranks divides by n."
     ),
 )
 

@@ -167,7 +167,7 @@ seconds_of_some_work = Exercise(
             " first, as statistics.median does.",
         ),
     ),
-    right="once to set up, then repeats that are timed one by one, and of those the median.",
+    right="one call to set up, then repeats that are timed one by one, and their median.",
 )
 
 
@@ -336,7 +336,8 @@ intensity_of_a_product = Exercise(
             " three products of two sizes.",
         ),
     ),
-    right="two operations for each row, column and place between; three matrices, each moved once.",
+    right="two operations for each row, column and step of the sum; three matrices, each moved"
+    " once.",
 )
 
 
@@ -722,7 +723,7 @@ rate_above_the_roof = Exercise(
         Misconception(
             _rate(),
             "you time how fast work is handed over, and with it everything that the first call sets"
-            " up. Look at what the queue has still to do when you stop the clock.",
+            " up. Look at what the queue still has to do when you stop the clock.",
         ),
         Misconception(
             _rate(wait_after=True),

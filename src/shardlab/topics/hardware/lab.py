@@ -372,7 +372,7 @@ def table_of_copies_to_a_gpu() -> Table:
     copies, source = copy_rows(*find_device(), nearby())
     print(source)
     limits = rate_rows(link_rates(["PCIe 4 x16", "PCIe 5 x16"]))
-    rows = [*copies, *(["at most", *limit] for limit in limits)]
+    rows = [*copies, *([f"at most, over {link}", "either", rate] for link, rate in limits)]
     return Table(["copy", "memory", "one way"], rows)
 
 

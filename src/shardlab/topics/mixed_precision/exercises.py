@@ -594,9 +594,9 @@ clip_what_was_unscaled = Exercise(
     misconceptions=(
         Misconception(
             _clipping(unscale=False),
-            "the norm that comes back says it: hundreds of thousands. What was clipped to 1 are"
-            " gradients that are still larger by the scale, and dividing by the scale then leaves"
-            " next to nothing: SGD stands still, and Adam, which is nearly blind to a factor, hides"
+            "the norm that comes back says it: hundreds of thousands. The gradients that were"
+            " clipped to 1 still carry the scale, and dividing by the scale then leaves next to"
+            " nothing: SGD stands still, and Adam, which is nearly blind to a factor, hides"
             " it. Unscale first, and clip then.",
         ),
         Misconception(_clipping(clip=False), "nothing is clipped, and the norm is not looked at."),

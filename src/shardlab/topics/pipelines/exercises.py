@@ -439,7 +439,7 @@ actions_of_a_stage = Exercise(
             " forward, and then y.backward(receive()).",
         ),
     ),
-    right="autograd on every rank for itself, and between ranks one tensor each way.",
+    right="plain autograd on every rank, and one tensor between neighbours in each direction.",
 )
 
 
@@ -499,8 +499,8 @@ mean_over_microbatches = Exercise(
         Misconception(
             _step(gradient_over=lambda m: m),
             "divided by m twice: each loss before its backward, and the gradients after the last."
-            " AdamW hides it, because it divides each gradient by its own size; SGD steps m times"
-            " too short.",
+            " AdamW hides it, because it divides each gradient by its own size; SGD takes steps"
+            " that are m times too short.",
         ),
         Misconception(
             _step(loss_over=lambda m: 1),

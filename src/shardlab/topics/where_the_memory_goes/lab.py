@@ -83,7 +83,7 @@ def table_of_storages(tensors: Mapping[str, torch.Tensor], **owners: torch.Tenso
         ]
         for name, tensor in tensors.items()
     ]
-    return Table(["tensor", "elements x bytes", "bytes of its storage", "whose storage"], rows)
+    return Table(["tensor", "elements x bytes each", "bytes of its storage", "whose storage"], rows)
 
 
 def whose_storage(tensor: torch.Tensor, **owners: torch.Tensor) -> str:
@@ -136,7 +136,7 @@ def table_of_peak(ledger: Ledger, by_formula: int | None = None) -> Table:
     expected = peak_by_formula(_CONFIG) if by_formula is None else by_formula
     assert find_device()[0].type == "cuda" or total == expected, (total, expected)
     print(f"ledger {total:,}, formula {expected:,}: {total - expected:,} bytes apart")
-    print(f"the peak falls into {peak.phase}, at {peak.operation}")
+    print(f"the peak is at {peak.operation} (phase: {peak.phase})")
     return Table(["at the peak", "bytes"], peak.bytes._asdict().items())
 
 
@@ -189,7 +189,7 @@ class Updates(NamedTuple):
 
     def table(self) -> Table:
         rows = [[mode, *pair] for mode, pair in self.nbytes.items()]
-        return Table(["optimizer", "beside the states: formula", "ledger"], rows)
+        return Table(["optimizer", "besides the states: formula", "ledger"], rows)
 
 
 def weigh_updates() -> Updates:

@@ -395,7 +395,8 @@ states_kind_by_kind = Exercise(
             " values are the tensors.",
         ),
     ),
-    right="each kind weighed by itself; what has no gradient is left out, counters have their own.",
+    right="each kind is weighed by itself; a parameter without a gradient is left out, and the"
+    " counters have a number of their own.",
 )
 
 

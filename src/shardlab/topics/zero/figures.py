@@ -13,7 +13,7 @@ def stages_figure(kept):
     """A bar for each stage: name -> {kind: bytes}, of the kinds parameters, gradients and
     optimizer. Stacked, in kB."""
     height = HEAD_PIXELS + 2 * FOOT_PIXELS + STAGE_PIXELS * len(kept)
-    title = "What does rank 0 keep?"
+    title = "What does rank 0 keep, in kB?"
     figure = new_figure(title, height, barmode="stack", bargap=0.35)
     for kind, words in _KINDS.items():
         swatch = MEMORY[kind]
@@ -27,7 +27,7 @@ def stages_figure(kept):
                 hovertemplate=f"%{{y}}: {words}, %{{x:,.0f}} kB<extra></extra>",
             )
         )
-    legend_below(figure)
-    figure.update_xaxes(axis(showgrid=True, title=dict(text="kB", font=dict(size=12))))
+    figure.update_layout(margin_b=2 * FOOT_PIXELS, **legend_below(-0.2))
+    figure.update_xaxes(axis(showgrid=True))
     figure.update_yaxes(axis(autorange="reversed"))
     return figure

@@ -97,7 +97,7 @@ class ByHand(NamedTuple):
 
     elements_of_the_shard: int
     optimizer_bytes: int
-    sent_in_a_step_bytes: int
+    bytes_sent_in_a_step: int
     difference_from_plain: float
 
 
@@ -430,11 +430,11 @@ class ChainBesideFormula(NamedTuple):
         """By the names of the predictions."""
         return {
             "whole weights at a time, bytes": self.measured.whole_at_most,
-            "beside the shards at the peak, bytes": self.measured.beside_the_shards,
+            "besides the shards at the peak, bytes": self.measured.beside_the_shards,
         }
 
     def table(self) -> Table:
-        heads = ["bytes on rank 0", "whole at most", "between", "beside the shards"]
+        heads = ["bytes on rank 0", "whole at most", "between", "besides the shards"]
         return Table(heads, [[name, *row] for name, row in self._asdict().items()])
 
 
