@@ -8,7 +8,7 @@ from shardlab.show.stops import powers_of_two, steps_of_ten
 from shardlab.topics.activation_checkpointing.timeline import COPY_COLOURS, OFFLOADED_STEP
 
 RECOMPUTED = ((0, "none"), (1, "core"), (2, "cheap"), (3, "layers"))
-IN_WORDS = ("nothing again", "attention's core", "all but products", "whole layers")
+IN_WORDS = ("nothing again", "attention's core", "cheap: no products", "whole layers")
 EVERY = tuple(range(1, 33))
 
 

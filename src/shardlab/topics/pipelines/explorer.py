@@ -26,7 +26,7 @@ SCHEDULE = Explorer(
         Control("transfer_seconds", "a message takes", (0, 0.001, *SECONDS[:5]), "short duration"),
         Control(
             "last_rank_share",
-            "time of the last rank, others = 100%",
+            "last rank (others 100%)",
             (1, 1.1, 1.2, 1.3, 1.5, 2, 3),
             "percent",
         ),

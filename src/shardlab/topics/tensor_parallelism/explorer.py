@@ -149,7 +149,7 @@ TENSOR_PARALLEL = Explorer(
             " a larger group one link between nodes. "
         ),
         Say(
-            "Gathered again works only with own tokens between the blocks, and switches them on. ",
+            "“Gathered again” needs “own tokens”, and switches to them. ",
             when=(("sequence_parallel", 0),),
         ),
         Say(
