@@ -3,10 +3,10 @@
 (function () {
   "use strict";
 
-  const { set, draw, write, label, roundUp } = BOOK.svg;
+  const { set, draw, points, write, label, roundUp } = BOOK.svg;
   const LETTER = 7, DIGIT = 6.5, ROW = 16, PLOT = 196, PAD = 30; // pixels; a letter is as wide as label() takes it for
-  const MARKS = { circle: ring(4.5), square: "m-4 -4h8v8h-8z", diamond: "m0 -5.5l5 5.5l-5 5.5l-5 -5.5z",
-    "triangle-up": "m0 -5.5l5 9h-10z" };
+  const MARKS = { circle: Array.from({ length: 16 }, (_, k) => [4.5 * Math.cos(k * Math.PI / 8), 4.5 * Math.sin(k * Math.PI / 8)]),
+    square: [[-4, -4], [4, -4], [4, 4], [-4, 4]], diamond: [[0, -5.5], [5, 0], [0, 5.5], [-5, 0]], "triangle-up": [[0, -5.5], [5, 3.5], [-5, 3.5]] };
 
   /* A circle around the pen, as a path. */
   function ring(radius) {
@@ -64,13 +64,13 @@
     const ticks = Array.from({ length: 8 }, () => draw(svg, "text", { class: "tick", y: under + 18 }));
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const guides = spec.marks.map((mark, k) => ({ quantity: mark[0], words: mark[1],
-      line: draw(svg, "path", { class: "lead", "stroke-dasharray": "1 3" }), text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
-    const drop = draw(svg, "path", { class: "lead" });
+      line: draw(svg, "polyline", { class: "lead", "stroke-dasharray": "1 3" }), text: draw(svg, "text", { class: "name", y: TOP - 6 - ROW * k }) }));
+    const drop = draw(svg, "polyline", { class: "lead" });
     const lines = spec.lines.map(line => ({
       quantity: line.quantity, given: line.given, words: line.label, when: line.when, unless: line.unless, mark: MARKS[line.mark],
       path: draw(svg, "path", { class: "curve", fill: "none", stroke: line.colour, "stroke-width": 2.5, "stroke-dasharray": line.dash,
         "stroke-linejoin": "round" }),
-      at: draw(svg, "path", { fill: line.colour }), lead: draw(svg, "path", { fill: "none", stroke: line.colour }),
+      at: draw(svg, "polygon", { fill: line.colour }), lead: draw(svg, "polyline", { fill: "none", stroke: line.colour }),
       text: draw(svg, "text", { class: "name" }) }));
     const note = spec.note && draw(svg, "text", { class: "name" });
     const point = draw(svg, "path", { class: "marker" }), words = draw(svg, "text", { class: "strong" });
@@ -152,7 +152,7 @@
       ends.forEach((end, k) => { end.at = Math.max(end.at, k ? ends[k - 1].at + ROW : TOP + 4); });
       for (let k = ends.length - 1, most = under; k >= 0; k--, most -= ROW) ends[k].at = Math.min(ends[k].at, most);
       ends.forEach(end => {
-        set(end.line.lead, { d: "M" + (right + 1) + " " + end.from.toFixed(1) + "L" + (right + 10) + " " + end.at.toFixed(1) });
+        points(end.line.lead, right + 1, end.from.toFixed(1), right + 10, end.at.toFixed(1));
         set(end.line.text, { y: (end.at + 4).toFixed(1) });
         label(end.line.text, fill(end.line.words, look.values), right + 13, width, "start");
       });
@@ -187,7 +187,7 @@
 
         guides.forEach(guide => {
           const place = values[guide.quantity], seen = inX(place);
-          set(guide.line, { d: seen ? "M" + at(x(place), TOP - 3) + "V" + under : "" });
+          if (seen) points(guide.line, x(place).toFixed(1), TOP - 3, x(place).toFixed(1), under); else points(guide.line);
           const said = seen ? fill(guide.words, values) : "";
           label(guide.text, said, seen ? Math.max(left + said.length * LETTER / 2, x(place)) : 0, width, "middle"); // beside the ticks
         });
@@ -200,14 +200,14 @@
         lines.forEach((line, k) => {
           const value = line.given ? (own.length ? own[0][1].get(line) : 0) : values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
           set(line.path, { d: drawn[k] });
-          set(line.at, { d: marked ? "M" + at(px, y(value)) + line.mark : "" });
+          points(line.at, ...(marked ? line.mark.map(by => at(px + by[0], y(value) + by[1])) : []));
           if (drawn[k]) return;
-          set(line.lead, { d: "" });
+          points(line.lead);
           set(line.text, { x: 0, y: 0 });
           write(line.text, "");
         });
         labelEnds(now, x, y, right, width);
-        set(drop, { d: "M" + at(px, py) + "V" + under });
+        points(drop, at(px, py), px.toFixed(1), under);
         set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
         const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: there is room above left, below right

@@ -65,6 +65,7 @@
   // --- digits -----------------------------------------------------------------------------------------------------------
 
   function grouped(text, mark) {
+    if (text.length < 4) return text;
     var parts = text.split(".");
     parts[0] = parts[0].replace(/\B(?=(\d{3})+$)/g, mark || ",");
     return parts.join(".");
@@ -145,9 +146,11 @@
 
   function scaled(value, units, separator) {
     var unit = units[0];
-    units.slice(1).forEach(function (larger) {
-      if (value >= larger[1] || rounded(within(value, unit[1]))[1] >= Math.round(larger[1] / unit[1])) unit = larger;
-    });
+    for (var k = 1; k < units.length; k++) { // what is too small for a unit is too small for a larger one
+      var ratio = Math.round(units[k][1] / unit[1]), inside = within(value, unit[1]);
+      if (!(value >= units[k][1] || (inside >= 0.99 * ratio && rounded(inside)[1] >= ratio))) break;
+      unit = units[k];
+    }
     return formatNumber(within(value, unit[1])) + (separator === undefined ? " " : separator) + unit[0];
   }
 

@@ -3,23 +3,23 @@
 (function () {
   "use strict";
 
-  const format = BOOK.format, { set, draw, write, label, roundUp, colours, hatched } = BOOK.svg;
+  const format = BOOK.format, { set, draw, points, box, write, label, roundUp, colours, hatched } = BOOK.svg;
 
   // --- pictures -----------------------------------------------------------------------------------------------------------
 
   function memoryBar(svg, spec) {
     const ROW = 19, TOP = 2, BAR = 48, GAP = 74, y = TOP + spec.parts.length * ROW + 6, under = y + BAR;
     const height = under + (spec.capacity ? 56 : 26), pattern = hatched(svg);
-    const free = draw(svg, "rect", { class: "free", y: y, height: BAR });
+    const free = draw(svg, "polygon", { class: "free" });
     const parts = spec.parts.map(part => ({
-      quantity: part[0], label: part[1], rect: draw(svg, "rect", { y: y, height: BAR, class: "part", style: colours(part[2]) })
+      quantity: part[0], label: part[1], box: draw(svg, "polygon", { class: "part", style: colours(part[2]) })
     }));
-    const over = draw(svg, "rect", { class: "over", y: y, height: BAR, fill: "url(#" + pattern + ")" });
+    const over = draw(svg, "polygon", { class: "over", fill: "url(#" + pattern + ")" });
     const halo = draw(svg, "path", { class: "ghost halo" }), ghost = draw(svg, "path", { class: "ghost" });
     const card = draw(svg, "path", { class: "capacity" });
-    const gap = draw(svg, "path", { class: "axis" });
+    const gap = draw(svg, "polyline", { class: "axis" });
     parts.forEach((part, k) => {
-      part.lead = draw(svg, "path", { class: "lead" });
+      part.lead = draw(svg, "polyline", { class: "lead" });
       part.text = draw(svg, "text", { class: "label", y: TOP + k * ROW + 13 });
     });
     const total = draw(svg, "text", { class: "strong", y: y + BAR / 2 + 5 });
@@ -42,14 +42,14 @@
         let from = 0;
         parts.forEach((part, k) => {
           const bytes = values[part.quantity], middle = x(from + bytes / 2), shown = bytes > 0 ? "visible" : "hidden";
-          set(part.rect, { x: x(from), width: x(from + bytes) - x(from), visibility: shown });
+          box(part.box, x(from), y, x(from + bytes) - x(from), BAR);
           const moved = label(part.text, part.label + " " + format(bytes, "decimal bytes"), middle + 5, width, "start");
           set(part.text, { visibility: shown });
-          set(part.lead, { d: "M" + middle + " " + y + "V" + (TOP + k * ROW + (moved ? ROW - 1 : 2)), visibility: shown });
+          set(points(part.lead, middle, y, middle, TOP + k * ROW + (moved ? ROW - 1 : 2)), { visibility: shown });
           from += bytes;
         });
-        set(over, { x: x(room), width: Math.max(0, x(used) - x(room)), visibility: fits ? "hidden" : "visible" });
-        set(free, { x: x(used), width: Math.max(0, x(room) - x(used)), visibility: fits ? "visible" : "hidden" });
+        box(over, x(room), y, x(used) - x(room), BAR);
+        box(free, x(used), y, x(room) - x(used), BAR);
         const words = format(used, "decimal bytes");
         const outline = before ? "M" + x(0) + " " + (y - 3) + "H" + x(before[spec.total]) + "V" + (under + 3) + "H" + x(0) + "Z" : "";
         set(halo, { d: outline });
@@ -69,7 +69,7 @@
         set(zero, { visibility: x(room) < 70 ? "hidden" : "visible" });
         const past = fits && x(room) - x(used) < words.length * 8 + 12; // too little free space for the text: beyond the line
         label(total, words, x(past ? room : used) + 8, width, "start");
-        set(gap, { d: "M" + x(used) + " " + (under + 26) + "v6H" + x(room) + "v-6" });
+        points(gap, x(used), under + 26, x(used), under + 32, x(room), under + 32, x(room), under + 26);
         set(gapText, { class: fits ? "strong" : "strong warn" });
         label(gapText, format(Math.abs(room - used), "decimal bytes") + (fits ? " free" : " too much"), (x(used) + x(room)) / 2, width, "middle");
       }

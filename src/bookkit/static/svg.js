@@ -15,6 +15,14 @@
     return node;
   }
 
+  /* A line through points, and a box, by `points`: when those change, the browser looks at no rule of style, as it does for x, width
+     and d. What has no width is not drawn. */
+  function points(node, ...numbers) { return set(node, { points: numbers.join(" ") }); }
+
+  function box(node, x, y, wide, high) {
+    return wide > 0 ? points(node, x, y, x + wide, y, x + wide, y + high, x, y + high) : points(node);
+  }
+
   function draw(parent, tag, attributes) {
     return parent.appendChild(set(document.createElementNS(SVG, tag), attributes || {}));
   }
@@ -59,6 +67,6 @@
     return id;
   }
 
-  BOOK.svg = { set, draw, write, clamp, label, roundUp, colours, hatched };
+  BOOK.svg = { set, draw, points, box, write, clamp, label, roundUp, colours, hatched };
   BOOK.pictures = {}; // kind -> function that makes a picture in an SVG node from its specification
 })();
