@@ -55,8 +55,8 @@ class MasterWeights(OptimizerOfCopies):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None):
-        """PyTorch's optimizers leave a parameter alone that has no gradient: so the one inside
-        updates one pile of masters after the other, and few gradients are there twice."""
+        """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
+        one pile of masters after the other, and few gradients exist twice at a time."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
