@@ -162,7 +162,7 @@ def _disagreement(outcome: Outcome, after: str) -> RanksDisagree:
 
 def _stands(outcome: Outcome, ranks: list[int]) -> list[str]:
     return [
-        f"  rank {r} stands in {line.strip()}"
+        f"  rank {r} was in {line.strip()}"
         for r in ranks
         if isinstance(end := outcome.ends[r], Raised)
         for line in reader_lines(end.frames)

@@ -274,7 +274,7 @@ def split_loss(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:
 def table_of_plan() -> Table:
     """Which module of the GPT becomes what; modules without anything to cut are left out."""
     words = {
-        "Tokens": "cut by tokens; then leave",
+        "Tokens": "cut along the vocabulary; then leave",
         "Around": "enter, once for all that is inside",
         "Columns": "cut by columns",
         "Rows": "cut by rows; then leave, then the bias",
