@@ -14,7 +14,7 @@ from .torch_internals import version
 from .zero import before_step
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
-LEAST_PILES = 4  # in a small model, of which that would be all
+LEAST_PILES = 3  # in a small model, of which that would be all
 CopiedPair = tuple[
     nn.Parameter, nn.Parameter
 ]  # a parameter and its copy, which may be the parameter

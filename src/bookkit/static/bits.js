@@ -203,7 +203,7 @@
     }
 
     function refuse(box, words) {
-      box.setAttribute("aria-invalid", words ? "true" : "false");
+      set(box, { "aria-invalid": words ? "true" : "false" });
       write(find("#" + box.id + "-error"), words);
     }
 

@@ -14,7 +14,9 @@
     return "m" + -radius + " 0" + arc + 2 * radius + " 0" + arc + -2 * radius + " 0";
   }
 
-  function at(x, y) { return x.toFixed(1) + " " + y.toFixed(1); }
+  function tenth(size) { return Math.round(10 * size) / 10; }
+
+  function at(x, y) { return tenth(x) + " " + tenth(y); }
 
   function there(line, values) {
     return line.when.every(pair => values[pair[0]] === pair[1]) && !line.unless.some(pair => values[pair[0]] === pair[1]);
@@ -81,15 +83,20 @@
     // Lines that are computed from the same values, once: those without a given value are a group.
     const groups = Array.from(new Set(lines.map(line => JSON.stringify(line.given || {}))), text => ({ given: JSON.parse(text),
       lines: lines.filter(line => JSON.stringify(line.given || {}) === text) }));
+    const others = groups.filter(group => Object.keys(group.given).length);
 
     /* [place, Map of the lines' values there], without places at which the formulas refuse. */
-    function sample(values, places) {
+    function sample(values, places, of) {
       const found = [];
-      groups.forEach(group => { group.values = Object.assign({}, values, group.given); });
+      of.forEach(group => { // the model's inputs alone: a card computes ten times as many quantities
+        group.values = {};
+        spec.inputs.forEach(name => { group.values[name] = values[name]; });
+        Object.assign(group.values, group.given);
+      });
       places.forEach(place => {
         const there = new Map();
         try {
-          groups.forEach(group => {
+          of.forEach(group => {
             group.values[spec.sweep] = place;
             const made = model(group.values);
             group.lines.forEach(line => there.set(line, made[line.quantity]));
@@ -106,7 +113,7 @@
 
     function swept(values, places) {
       const now = JSON.stringify([spec.inputs.map(name => values[name]), places]);
-      if (now !== key) { key = now; sampled = sample(values, places); }
+      if (now !== key) { key = now; sampled = sample(values, places, groups); }
       return sampled;
     }
 
@@ -152,8 +159,8 @@
       ends.forEach((end, k) => { end.at = Math.max(end.at, k ? ends[k - 1].at + ROW : TOP + 4); });
       for (let k = ends.length - 1, most = under; k >= 0; k--, most -= ROW) ends[k].at = Math.min(ends[k].at, most);
       ends.forEach(end => {
-        points(end.line.lead, right + 1, end.from.toFixed(1), right + 10, end.at.toFixed(1));
-        set(end.line.text, { y: (end.at + 4).toFixed(1) });
+        points(end.line.lead, right + 1, tenth(end.from), right + 10, tenth(end.at));
+        set(end.line.text, { y: tenth(end.at + 4) });
         label(end.line.text, fill(end.line.words, look.values), right + 13, width, "start");
       });
     }
@@ -171,7 +178,7 @@
 
         set(grid, { d: rows.map(value => "M" + at(left, y(value)) + "H" + right).join("") });
         names.forEach((name, k) => { // what is not needed is empty
-          set(name, { x: left - 6, y: k < rows.length ? (y(rows[k]) + 4).toFixed(1) : 0 });
+          set(name, { x: left - 6, y: k < rows.length ? tenth(y(rows[k]) + 4) : 0 });
           write(name, k < rows.length ? sizes[k] : "");
         });
         const all = spec.x.ticks.length ? spec.x.ticks : ticksOf(rangeX, logX), texts = all.map(value => tickText(spec.x, value));
@@ -187,7 +194,7 @@
 
         guides.forEach(guide => {
           const place = values[guide.quantity], seen = inX(place);
-          if (seen) points(guide.line, x(place).toFixed(1), TOP - 3, x(place).toFixed(1), under); else points(guide.line);
+          if (seen) points(guide.line, tenth(x(place)), TOP - 3, tenth(x(place)), under); else points(guide.line);
           const said = seen ? fill(guide.words, values) : "";
           label(guide.text, said, seen ? Math.max(left + said.length * LETTER / 2, x(place)) : 0, width, "middle"); // beside the ticks
         });
@@ -195,7 +202,7 @@
         const here = values[spec.sweep], beyond = here > rangeX[1] ? 1 : here < rangeX[0] ? -1 : 0;
         const px = beyond ? (beyond > 0 ? right : left) : x(here), height = values[spec.point];
         const py = logY && !(height > 0) ? under : Math.max(TOP, Math.min(under, y(height)));
-        const own = groups.length > 1 ? sample(values, [here]) : []; // what lines with given values have where the reader is
+        const own = others.length ? sample(values, [here], others) : []; // what lines with given values have where the reader is
         const drawn = lines.map(line => now.shown.includes(line) ? outline(now, line, x, y) : "");
         lines.forEach((line, k) => {
           const value = line.given ? (own.length ? own[0][1].get(line) : 0) : values[line.quantity], marked = drawn[k] && !beyond && (value > 0 || !logY);
@@ -207,18 +214,18 @@
           write(line.text, "");
         });
         labelEnds(now, x, y, right, width);
-        points(drop, at(px, py), px.toFixed(1), under);
+        points(drop, at(px, py), tenth(px), under);
         set(point, { d: "M" + at(px, py) + (beyond ? "m" + 8 * beyond + " 0l" + -14 * beyond + " -7v14z" : ring(6.5)) });
         const text = fill(spec.words, values), half = text.length * LETTER / 2;
         const side = spec.above ? px + 10 - half : px + 9 + half; // lines rise to the right: there is room above left, below right
         const middle = Math.max(left + half + 2, Math.min(right - half, side)), level = py + (spec.above ? -13 : 23);
-        set(words, { y: level.toFixed(1) });
+        set(words, { y: tenth(level) });
         label(words, text, middle, width, "middle");
         if (note) { // not where the point's words are
-          const found = sample(values, [spec.note[0]]), begin = x(spec.note[0]) + 8;
+          const found = sample(values, [spec.note[0]], groups), begin = x(spec.note[0]) + 8;
           const row = found.length ? y(found[0][1].get(lines[0])) + 14 : 0, said = found.length ? fill(spec.note[1], values) : "";
           const over = Math.abs(row - level) < ROW && begin < middle + half + 4 && begin + said.length * LETTER > middle - half - 4;
-          set(note, { y: row.toFixed(1) });
+          set(note, { y: tenth(row) });
           label(note, over ? "" : said, begin, width, "start");
         }
 

@@ -88,8 +88,9 @@
         box: row.querySelector("[type=text]"), slider: row.querySelector("[type=range]"),
         said: "", choice: row.querySelector("[role=radiogroup]"), buttons: Array.from(row.querySelectorAll("[type=radio]")) };
     });
-    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: presetsOf(menu),
+    const menus = spec.menus.map(menu => ({ kind: menu.kind, presets: presetsOf(menu), names: Object.keys(menu.presets),
       select: find("[data-kind='" + menu.kind + "']") }));
+    const sentence = find(".explorer-sentence"), detail = find(".explorer-detail");
     const drawings = Array.from(root.querySelectorAll(".explorer-drawing"), (place, k) => {
       const svg = draw(place, "svg", { role: "img", "aria-labelledby": id + "-words" });
       const made = BOOK.pictures[spec.pictures[k].kind](svg, spec.pictures[k]);
@@ -146,31 +147,32 @@
         refused = error;
       }
       const at = refused && controlFor(refused.quantity, changed);
-      controls.forEach(control => showControl(control, control === at ? refused.message : ""));
+      controls.forEach(control => showControl(control, control === at ? refused.message : "", !changed || changed === control.quantity));
       menus.forEach(menu => {
-        const names = Object.keys(menu.presets);
-        const name = [chosen[menu.kind], ...names].find(name => holds(menu.presets[name]));
+        const last = chosen[menu.kind], name = holds(menu.presets[last]) ? last : menu.names.find(name => holds(menu.presets[name]));
         if (name) chosen[menu.kind] = name;
-        menu.select.value = name || "";
+        if (!changed || name !== menu.name) menu.select.value = name || "";
+        menu.name = name;
       });
       root.classList.toggle("stale", !!refused);
       if (!refused) {
         redraw();
-        write(find(".explorer-sentence"), unbroken(say(spec.sentence)));
-        write(find(".explorer-detail"), unbroken(say(spec.detail)));
+        write(sentence, unbroken(say(spec.sentence)));
+        write(detail, unbroken(say(spec.detail)));
         if (why.open) fillEquations();
       }
       if (!python.hidden) write(python, call());
       return refused;
     }
 
-    /* Reads before it writes: what is as it should be is left alone, so that the browser has nothing to lay out. */
-    function showControl(control, error) {
+    /* What is as it should be is left alone, so that the browser has nothing to lay out. A control may show another value than its own
+       where the reader has just `touched` it. */
+    function showControl(control, error, touched) {
       const value = values[control.quantity];
       if (control.choice) {
         const place = control.stops.indexOf(value);
         control.buttons.forEach((button, k) => { if (button.checked !== (k === place)) button.checked = k === place; });
-      } else if (value !== control.value || control.box.value !== control.text || control.slider.value !== control.place) {
+      } else if (value !== control.value || (touched && (control.box.value !== control.text || control.slider.value !== control.place))) {
         const text = BOOK.formatToType(value, control.style);
         if (document.activeElement !== control.box && control.box.value !== text) control.box.value = text;
         if (typeof value === "number") {

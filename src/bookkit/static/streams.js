@@ -100,7 +100,7 @@
       ghost(values) { before = values ? endOf(played(values)) : null; },
       draw(values, width) {
         const ran = played(values), end = endOf(ran), most = roundUp(Math.max(end, before || 0) || 1);
-        const x = seconds => +(LEFT + seconds / most * (width - LEFT - 8)).toFixed(1);
+        const x = seconds => Math.round(10 * (LEFT + seconds / most * (width - LEFT - 8))) / 10;
         const box = (row, from, to) => "M" + x(from) + " " + ROWS[row] + "H" + x(to) + "v" + BAR + "H" + x(from) + "z";
         ran.forEach(one => { if (one.end > one.start && kinds.has(one.name)) kinds.get(one.name).boxes += box(one.stream, one.start, one.end); });
         const idle = waiting(ran), seconds = idle.reduce((sum, span) => sum + span[2] - span[1], 0);
