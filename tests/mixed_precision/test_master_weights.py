@@ -425,8 +425,8 @@ def test_unscaled_pile_by_pile(dtype, how):
 
 
 def test_fp32_gradients_are_never_all_there():
-    """A step by the fast pair, of a model of many equal weights: at the peak a quarter of the
-    gradients is in fp32, and the plain scaler has all of them there.
+    """A step by the fast pair, of a model of 16 equal weights: at the peak 5 of their gradients are
+    in fp32, the most that are not above a third, and the plain scaler has all of them there.
 
     Must catch: a scaler that takes all gradients to fp32 before the step; a pile of 8 MiB that is
     the whole of a small model."""
@@ -441,7 +441,7 @@ def test_fp32_gradients_are_never_all_there():
             scaler.step(optimizer)
         scaler.update()
         peaks.append(max(point.bytes.gradients for point in ledger.timeline))
-    assert peaks[0] == 2 * elements + 4 * elements // 4
+    assert peaks[0] == 2 * elements + 4 * (elements // 16) * 5
     assert peaks[1] >= 4 * elements
 
 
