@@ -1,4 +1,4 @@
-"""What both training scripts train: a small GPT over bytes, and the part of a text that a rank
+"""What both training scripts share: a small GPT over bytes, and the part of a text that a rank
 reads."""
 
 from collections.abc import Iterator

@@ -62,7 +62,7 @@ for step in range(done, args.steps):
                 loss = ddp(tokens, targets) / args.accumulate
             loss.backward()
         total += loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # averages, alike on all ranks
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of averages: alike on all ranks
     optimizer.step()
     optimizer.zero_grad()
     dist.all_reduce(total, dist.ReduceOp.SUM)

@@ -84,7 +84,7 @@ for step in range(done, args.steps):
         loss = model(tokens, targets) / args.accumulate
         loss.backward()
         total += loss.detach()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # knows that they are shards
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # one norm over all shards
     optimizer.step()
     optimizer.zero_grad()
     dist.all_reduce(total, dist.ReduceOp.SUM)

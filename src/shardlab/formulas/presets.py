@@ -162,8 +162,8 @@ square product | 1 4096 4096 4096 | shapes of this book | one of the products in
 small product | 1 256 256 256 | shapes of this book | too small to keep a large chip busy
 one token through a layer | 1 1 4096 4096 | shapes of this book | generating text one sequence at a
     time: each weight is used once
-attention at decode | 1 1 8192 128 | shapes of this book | one query of one head against 8,192
-    cached keys
+attention of one new token | 1 1 8192 128 | shapes of this book | one query of one head against
+    8,192 cached keys
 one elementwise operation | 0 4096 4096 1 | shapes of this book | such as a ReLU
 sixteen, fused | 0 4096 4096 16 | shapes of this book | sixteen elementwise operations in one
     kernel: each element still moves twice

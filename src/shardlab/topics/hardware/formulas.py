@@ -97,8 +97,8 @@ def arithmetic_intensity(operation_flops, operation_bytes):
 
 @formula(r"F_\text{chip}", "FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
 def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
-    """rate of a chip as a datasheet computes it: multiprocessors, operations of each in a cycle,
-    cycles in a second"""
+    """rate of a chip as a datasheet computes it: multiprocessors, times operations of each in a
+    cycle, times cycles in a second"""
     return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
 
 

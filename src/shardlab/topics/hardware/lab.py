@@ -77,7 +77,7 @@ class Speed(NamedTuple):
         }
 
     def table(self) -> Table:
-        heads = ["size", "type", "operations per byte", "seconds", "rate"]
+        heads = ["size", "type", "operations per byte", "time", "rate"]
         return Table(heads, product_rows(self.products))
 
     def figure(self):

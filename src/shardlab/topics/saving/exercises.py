@@ -87,13 +87,13 @@ save_that_survives = Exercise(
     misconceptions=(
         Misconception(
             _save(("write", NAME), ("flush", NAME)),
-            "written over the old file: from the first byte to the last there is neither the old"
+            "you write over the old file: from the first byte to the last there is neither the old"
             " file nor the new one. Write beside the old file, under another name, and rename"
             " when the new file is whole.",
         ),
         Misconception(
             _save(("write", NAME)),
-            "written over the old file, and not even flushed: a kill in between leaves half a"
+            "you write over the old file, and do not flush: a kill in between leaves half a"
             " file, and a power cut can leave one long afterwards.",
         ),
         Misconception(
@@ -109,7 +109,7 @@ save_that_survives = Exercise(
         ),
         Misconception(
             _save(_WRITE, _MOVE, ("flush", NAME)),
-            "flushed, but one step too late: if the power fails between the two, the old file is"
+            "you flush one step too late: if the power fails between the two, the old file is"
             " gone and only half of the new one is there. Flush before you rename.",
         ),
         Misconception(

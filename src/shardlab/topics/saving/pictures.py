@@ -65,9 +65,7 @@ def draw_crash_points():
             x, wide = edges[begin] + 2, edges[end] - edges[begin] - 3
             drawing.box(x, top + 82, wide, 26, FOUND_LOOKS[found], 4)
             drawing.text(x + wide / 2, top + 100, found, "middle small bold")
-        said.append(
-            f"{title}: " + "; ".join(f"while it does '{m.does}', {m.found}" for m in moments)
-        )
+        said.append(f"{title}: " + "; ".join(f"killed at '{m.does}', {m.found}" for m in moments))
     words = (
         "Two rows of boxes from left to right, and beneath each what can be read if the run is"
         f" killed there. {'. '.join(said)}."

@@ -506,8 +506,8 @@ layer_bytes_of_gpt2 = Exercise(
     ),
     unit="bytes",
     right=(
-        "sixteen vectors of h, one number a head for the scores' softmax, two for each of the two"
-        " norms, 4 bytes each."
+        "for each token sixteen vectors of h, one number for each head, and two numbers for each of"
+        " the two norms; 4 bytes for each number."
     ),
 )
 

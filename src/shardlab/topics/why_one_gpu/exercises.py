@@ -225,7 +225,7 @@ bytes_behind_tensors = Exercise(
                     for t in tensors
                 }.values()
             ),
-            "multiplied by the size of an element, and nbytes() are bytes already.",
+            "you multiply by the size of an element, but nbytes() gives bytes already.",
         ),
     ),
     unit="bytes",
