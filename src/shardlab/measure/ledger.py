@@ -272,7 +272,7 @@ class Ledger(TorchDispatchMode):
         return tensor
 
     def _keep_gradient(self, parameter):
-        if parameter.grad is not None:  # its storage was sharded by an earlier hook
+        if parameter.grad is not None:  # None: an earlier hook has sharded it
             self._move("gradients", [parameter.grad])
             self._restate("accumulate gradient")
 

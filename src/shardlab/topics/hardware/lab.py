@@ -340,7 +340,7 @@ class MeasuredMessages(NamedTuple):
     def table(self) -> Table:
         """Each message beside what the two numbers say; prints where they are equal."""
         bend = self.link.latency_seconds * self.link.bytes_per_second
-        print(f"latency and bytes take equally long at {format_as(bend, 'decimal bytes')}")
+        print(f"latency and transfer take equally long at {format_as(bend, 'decimal bytes')}")
         rows = [
             [
                 f"{nbytes:,}",

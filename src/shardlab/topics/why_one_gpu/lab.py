@@ -223,7 +223,7 @@ def table_of_gpt3() -> Table:
         "its parameters": states["parameter_bytes"],
         "with Adam's moments": states["parameter_bytes"] + states["optimizer_bytes"],
         "and with gradients: all model states": states["states_bytes"],
-        "memory of the largest GPU in our table": largest_gpu_bytes(),
+        "memory of the largest GPU in this book": largest_gpu_bytes(),
     }
     days = training_days(
         **given, tokens=300_000_000_000, gpus=1, flops_per_second=28e12, utilisation=1

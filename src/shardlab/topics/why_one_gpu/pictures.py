@@ -143,7 +143,7 @@ def techniques():
     many = replace(MAPPED, gpus=MAPPED_GPUS)
     return (
         ("one GPU, fp32", replace(MAPPED, recipe="fp32 Adam"), ""),
-        ("mixed precision", MAPPED, "range, or digits"),
+        ("mixed precision", MAPPED, "range (fp16) or digits (bf16)"),
         ("recompute", replace(MAPPED, recompute_policy=3), "one more forward"),
         ("data parallelism", many, "a sum of all gradients"),
         ("ZeRO, stage 1", replace(many, zero_stage=1), "nothing more"),
@@ -154,7 +154,7 @@ def techniques():
             replace(many, tensor_parallel=MAPPED_GPUS),
             "messages in each layer",
         ),
-        ("pipeline", replace(many, pipeline_parallel=MAPPED_GPUS), "a bubble"),
+        ("pipeline", replace(many, pipeline_parallel=MAPPED_GPUS), "idle time, the bubble"),
     )
 
 
