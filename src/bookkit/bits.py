@@ -131,7 +131,7 @@ def _table(value, step, shown):
         f"<td>{escape(words.neighbours)}</td><td>{escape(words.sum)}</td></tr>"
         for name, words in shown.items()
     )
-    heads = ("Format", "Bits", "Its number", "Error", "Neighbours", "Add the step")
+    heads = ("Format", "Bits", "Its number", "Error", "Neighbours", "After the addition")
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     return (
         f'<table class="table"><caption>{_card.written(value)} in six formats</caption>'

@@ -42,8 +42,8 @@ class Packed(NamedTuple):
 def to_float8(
     tensor: Tensor, dtype: torch.dtype, block: int | None = None, scaled: bool = True
 ) -> Packed:
-    """`block` consecutive elements share a scale; by default all of them. Without `scaled` the
-    scales are 1, and what does not fit is cut to the largest number."""
+    """`block` consecutive elements share a scale; by default all elements do. Without `scaled`
+    the scales are 1. A value that does not fit is cut to the largest number."""
     flat = tensor.detach().float().reshape(-1)
     block = max(flat.numel(), 1) if block is None else block
     if block < 1:

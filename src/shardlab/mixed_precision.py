@@ -56,7 +56,7 @@ class MasterWeights(OptimizerOfCopies):
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
-        one pile of masters after the other, and few gradients exist twice at a time."""
+        one pile of masters after another, and few gradients exist twice at a time."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -166,7 +166,7 @@ class LossScaler:
         return None if self.overflown[optimizer] else optimizer.step(*args, **named)
 
     def update(self):
-        """The scale of the next step. Once for all optimizers, after their steps."""
+        """Sets the scale of the next step. Call it once, after the steps of all optimizers."""
         checks.check_unscaled(self)
         if any(self.overflown.values()):
             smaller = self.factor.double() * self.backoff_factor  # rounded once, as GradScaler does

@@ -85,8 +85,8 @@ class Recomputation:
             output = self.function(*args, **named)
         if all(map(needs_no_gradient, tree_leaves(output))):
             raise CheckpointError(
-                "nothing that checkpoint() got or used requires a gradient, so there is nothing to"
-                " recompute; call the function itself, or under torch.no_grad()."
+                "nothing that checkpoint() was given or used requires a gradient, so there is"
+                " nothing to recompute; call the function itself, or under torch.no_grad()."
             )
         return output
 
@@ -168,8 +168,8 @@ class RunTwice(torch.autograd.Function):
     def backward(ctx, *gradients):
         if torch.is_grad_enabled() or not in_plain_backward():
             raise CheckpointError(
-                "checkpoint_by_function() knows backward() alone: for autograd.grad() and"
-                " create_graph=True take checkpoint()."
+                "checkpoint_by_function() supports backward() only: for autograd.grad() and"
+                " create_graph=True use checkpoint()."
             )
         tensors = iter(ctx.saved_tensors)
         args = [alike(next(tensors)) if arg is A_TENSOR else arg for arg in ctx.args]
@@ -179,8 +179,8 @@ class RunTwice(torch.autograd.Function):
         pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y.requires_grad]
         if not pairs:
             raise CheckpointError(
-                "nothing that checkpoint_by_function() got or used requires a gradient; call the"
-                " function itself."
+                "nothing that checkpoint_by_function() was given or used requires a gradient; call"
+                " the function itself."
             )
         torch.autograd.backward(*zip(*pairs))
         return None, None, *(arg.grad if isinstance(arg, Tensor) else None for arg in args)

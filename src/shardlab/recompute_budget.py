@@ -85,8 +85,8 @@ class Partial(NamedTuple):
 def fronts(
     layers: Layers, loss_bytes: int, gradient_bytes: int, budget: int | None
 ) -> list[RecomputePlan]:
-    """The plans worth a look: within the budget those of least seconds; without a
-    budget (None) those of least peak."""
+    """The plans worth a look: with a budget, those within it that take the fewest seconds; without
+    one (None), those with the lowest peak."""
     partial = [Partial(0, 0.0, 0, ())]
     for number, options in enumerate(layers):
         if not options:

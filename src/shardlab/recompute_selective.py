@@ -132,8 +132,8 @@ def draws(operator, args: tuple, named: dict) -> bool:
 
 
 class PutAside(CountsCalls):
-    """Of the first run. An output that is changed in place afterwards is not kept: the second run
-    makes it, and changes it, again."""
+    """The mode of the first run. An output that is changed in place afterwards is not kept: the
+    second run makes it, and changes it, again."""
 
     def __init__(self, keep: set):
         super().__init__(keep)
@@ -154,7 +154,7 @@ class PutAside(CountsCalls):
 
 
 class TakeInstead(CountsCalls):
-    """Of the second run. An output that is taken is not kept any longer; a third run makes it."""
+    """The mode of the second run. An output is kept until it is taken; a third run computes it."""
 
     def __init__(self, keep: set, outputs: dict[int, Tensor | tuple]):
         super().__init__(keep)

@@ -103,8 +103,8 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """As few forwards before the first backward as keep every rank at work: Narayanan et al. 2021
-    (PipeDream-Flush)."""
+    """The fewest forwards before the first backward that keep every rank at work: Narayanan et
+    al. 2021 (PipeDream-Flush)."""
     return with_warm_up(ranks, microbatches, lambda rank: ranks - rank - 1)
 
 

@@ -23,13 +23,13 @@ LOW_BITS = 0xFFFF  # of an fp32: the bits that bf16 does not have
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """bf16 of fp32 values, up or down with the probability that makes it right on average.
+    """fp32 values as bf16, rounded up or down with the probabilities that make the mean right.
 
     A bf16 is the upper half of an fp32. A random number below one spacing is added to the lower
-    half, which is then cut off: the sum carries into the upper half as often as the lower half is
-    large. What is not finite stays what it is; so does a finite value that has no neighbour."""
+    half, which is then cut off: the larger the lower half, the more often the sum carries into the
+    upper half. Where the sum is not finite, the value is rounded to the nearest bf16 instead."""
     if values.dtype is not torch.float32:
-        raise TypeError(f"values are {values.dtype}: the bits that are rounded are those of fp32.")
+        raise TypeError(f"values are {values.dtype}: give fp32, whose bits are rounded.")
     noise = torch.empty_like(values, dtype=torch.int32).random_(LOW_BITS + 1, generator=generator)
     rounded = ((values.view(torch.int32) + noise) & ~LOW_BITS).view(torch.float32)
     return torch.where(rounded.isfinite(), rounded, values).bfloat16()

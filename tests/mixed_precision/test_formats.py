@@ -128,7 +128,7 @@ def test_the_card_in_words():
     """Must catch: a lost step called a move; a step that underflows called too small a step."""
     shown = words_of_all(1.0, -0.001)
     assert [name for name, words in shown.items() if words.moves] == ["fp32", "tf32", "fp16"]
-    assert shown["bf16"].sum == "plus -0.001 it stays: less than half a step"
+    assert shown["bf16"].sum == "plus -0.001 it stays: less than half a spacing"
     assert words_of_all(2e-8, 1e-8)["fp16"].sum == "plus 1e-8 it stays: 1e-8 is 0 in this format"
     assert words_of_all(2e-8, 1e-8)["fp16"].error == "lost: it becomes 0"
     assert words_of_all(40_000.0, 40_000.0)["fp16"].sum == "plus 40000 it becomes infinity"

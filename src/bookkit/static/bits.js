@@ -91,7 +91,7 @@
     if (!Number.isFinite(value)) return plus + "stays " + written(value);
     if (total !== value) return plus + "becomes " + written(total);
     if (nearest(kind, step) === 0 && step !== 0) return plus + "stays: " + written(step) + " is 0 in this format";
-    return step === 0 ? plus + "stays" : plus + "stays: less than half a step";
+    return step === 0 ? plus + "stays" : plus + "stays: less than half a spacing";
   }
 
   function row(kind, pattern, given, step) {

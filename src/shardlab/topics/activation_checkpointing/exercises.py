@@ -364,8 +364,8 @@ forgetful_checkpoint = Exercise(
     misconceptions=(
         Misconception(
             _checkpoint(keep=False, put_back=False),
-            "the second run draws another mask, so the gradient is of a forward that never was, and"
-            " what comes afterwards draws other numbers. Keep the state in forward, set it in"
+            "the second run draws another mask, so the gradient belongs to a forward that never"
+            " ran, and later code draws other numbers, too. Keep the state in forward, set it in"
             " backward, and put back what was there.",
         ),
         Misconception(

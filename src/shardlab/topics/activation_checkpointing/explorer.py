@@ -106,7 +106,7 @@ RECOMPUTE = Explorer(
             " duration}. "
         ),
         Say(
-            "Copied to the host over {pcie_bytes_per_second:bandwidth}, the kept bytes take"
+            "Copying the kept bytes to the host over {pcie_bytes_per_second:bandwidth} adds"
             " {copies_exposed_seconds:short duration} that nothing hides."
         ),
     ),

@@ -67,8 +67,8 @@ def core_input_bytes(query_key_value_bytes, query_copy_bytes, rotation_bytes):
 
 @formula(r"A_\ell^\text{core}", "bytes", source=_KORTHIKANTI)
 def core_recomputed_layer_bytes(layer_activation_bytes, attention_core_bytes, core_input_bytes):
-    """bytes that a layer keeps when the core of its attention is recomputed, so without scores: 34
-    of the 34 + 5as/h in 16 bits with dropout"""
+    """bytes that a layer keeps when the core of its attention is recomputed, so without scores: in
+    16 bits with dropout, 34 of the 34 + 5as/h bytes for each element of its input"""
     return layer_activation_bytes - attention_core_bytes + core_input_bytes
 
 

@@ -173,7 +173,7 @@ def run_hooks(forget: Callable) -> Table:
 
 
 def compare_calls(calls: Mapping[str, Callable]) -> ComparedSteps:
-    ways = {"nothing": lambda model: None}
+    ways = {"no checkpoint": lambda model: None}
     ways |= {name: partial(with_call, call) for name, call in calls.items()}
     return ComparedSteps({name: run_step(apply) for name, apply in ways.items()})
 
@@ -423,7 +423,7 @@ def run_plan(own: Callable, share: float) -> tuple[int, Table]:
     assert len(blocks) == len(best_plan(of, budget)), "as many as the package's solver"
     last = [of.layers - 1 - block for block in blocks]
     rows = []
-    for words, chosen in (("nothing", []), ("your blocks", blocks), ("as many, the last", last)):
+    for words, chosen in (("nothing", []), ("your blocks", blocks), ("as many at the end", last)):
         peak = peak_with(chosen)
         rows.append([words, len(chosen), peak, "yes" if peak <= budget else "no"])
     heads = ["blocks", "peak, ledger", f"within {budget:,}"]

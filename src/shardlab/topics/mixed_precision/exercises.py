@@ -594,10 +594,10 @@ clip_what_was_unscaled = Exercise(
     misconceptions=(
         Misconception(
             _clipping(unscale=False),
-            "the norm that comes back says it: hundreds of thousands. The gradients that were"
-            " clipped to 1 still carry the scale, and dividing by the scale then leaves next to"
-            " nothing: SGD stands still, and Adam, which is nearly blind to a factor, hides"
-            " it. Unscale first, then clip.",
+            "the norm that comes back shows the fault: it is in the hundreds of thousands. The"
+            " gradients that were clipped to 1 still carry the scale, and dividing by the scale"
+            " then leaves next to nothing: SGD stands still, and Adam, which is nearly blind to a"
+            " factor, hides it. Unscale first, then clip.",
         ),
         Misconception(_clipping(clip=False), "nothing is clipped, and the norm is not looked at."),
         Misconception(

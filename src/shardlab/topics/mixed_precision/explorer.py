@@ -114,7 +114,7 @@ def after(kind: ShownFormat, value: float, step: float, total: float) -> str:
         return f"{plus}becomes {written(total)}"
     if kind.nearest(step) == 0 and step != 0:
         return f"{plus}stays: {written(step)} is 0 in this format"
-    return f"{plus}stays" if step == 0 else f"{plus}stays: less than half a step"
+    return f"{plus}stays" if step == 0 else f"{plus}stays: less than half a spacing"
 
 
 def words_of_all(value: float, step: float) -> dict[str, FormatWords]:
@@ -196,13 +196,13 @@ LOSS_SCALE = Explorer(
             " {loss_scale:exact}, gradients of at most {lost_gradient:number} become zero. "
         ),
         Say(
-            "A largest gradient of {largest_gradient:number}, without a scale, allows loss"
-            " scales below {largest_loss_scale:number}."
+            "If the largest gradient is {largest_gradient:number} before it is scaled, the loss"
+            " scale must stay below {largest_loss_scale:number}."
         ),
     ),
     detail=(
         Say(
-            "A number of {number_bits:exact} bits, from {smallest_subnormal:number} to"
+            "A number has {number_bits:exact} bits and a size from {smallest_subnormal:number} to"
             " {largest_number:number}: {range_binades:exact} doublings."
         ),
     ),

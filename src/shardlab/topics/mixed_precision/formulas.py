@@ -127,7 +127,7 @@ def underflow_threshold(smallest_subnormal):
 
 @formula(r"w_\infty", "number")
 def overflow_threshold(largest_number, greatest_exponent, relative_spacing):
-    """size from which numbers have no neighbour to round to: half a spacing beyond the largest
+    """size from which on no number of the format is near enough: half a spacing beyond the largest
     number. fp16 and bf16 make such numbers infinite; a cast to e4m3 makes them NaN or the largest
     number, depending on the version of PyTorch, and in e4m3 the tie itself still goes to the
     largest"""
@@ -160,7 +160,7 @@ formula = BOOK.section(source=_SCALING, measured_by=_SCALED)
 @formula(r"g_0", "number")
 def lost_gradient(underflow_threshold, accumulation_steps, loss_scale):
     """largest size at which a gradient of one microbatch becomes zero when its loss is divided by
-    the microbatches of a step and multiplied by the loss scale"""
+    the number of microbatches in a step and multiplied by the loss scale"""
     return underflow_threshold * accumulation_steps / loss_scale
 
 

@@ -86,7 +86,7 @@ def draw_ranges():
     drawing.text(0, floor + 75, recording.label, "small soft")
     words = (
         f"Bars on one axis of powers of two: {'; '.join(heard)}. Beneath, and as a band behind the"
-        f" bars, {source}, recorded on {recording.label}: from 2 to the {first} to 2 to the {last}."
+        f" bars, {source}, {recording.label}: from 2 to the {first} to 2 to the {last}."
     )
     return drawing.svg(floor + 82, words)
 

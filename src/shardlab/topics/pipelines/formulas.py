@@ -176,7 +176,7 @@ def pipeline_idle_seconds(
     weight_gradient_seconds,
     microbatch_forward_seconds,
 ):
-    """time that every rank is idle in a step whose messages take no time. For zero bubble the
+    """time that each rank is idle in a step whose messages take no time. For zero bubble the
     gradients of weights must take no longer than a forward and no longer than the gradients of
     inputs, with at least p microbatches in H1 and 2p - 1 in H2. If all three take equally long,
     H2's idle time is before the rank's first action and after its last"""
@@ -221,7 +221,7 @@ def pipeline_least_seconds(pipeline_ideal_seconds, last_rank_share):
 
 @formula(r"\varphi_\text{total}", "fraction", source="Narayanan et al. 2021")
 def bubble_share_of_total(pipeline_idle_seconds, pipeline_ideal_seconds):
-    """share of the step that every rank is idle: (p-1)/(m+p-1) in 1F1B"""
+    """share of the step that each rank is idle: (p-1)/(m+p-1) in 1F1B"""
     return pipeline_idle_seconds / (pipeline_ideal_seconds + pipeline_idle_seconds)
 
 
@@ -258,15 +258,16 @@ def pipeline_later_microbatches(microbatches):
 
 @formula(r"m_\tau", "count")
 def pipeline_waiting_pairs(pipeline_later_microbatches, pipeline_parallel):
-    """pairs of a forward and a backward in which 1F1B waits, there and back: one for each later
-    microbatch, except one in p"""
+    """pairs of a forward and a backward in which 1F1B waits for two messages: one pair for each
+    microbatch after the second, except for every p-th of them"""
     return pipeline_later_microbatches - floor_div(pipeline_later_microbatches, pipeline_parallel)
 
 
 @formula(r"n_\tau", "count")
 def pipeline_transfers(pipeline_schedule, pipeline_hops, pipeline_waiting_pairs):
-    """number of messages in a step that all ranks wait for. GPipe and eager 1F1B wait for the way
-    there and back once. 1F1B has no microbatch to spare, so it waits in almost every pair"""
+    """number of messages in a step that every rank waits for. GPipe and eager 1F1B wait once for
+    the messages down the line and back. 1F1B has no microbatch to spare, so it waits in almost
+    every pair"""
     return 2 * (pipeline_hops + where(equal(pipeline_schedule, 2), pipeline_waiting_pairs, 0))
 
 
@@ -307,7 +308,7 @@ def pipeline_is_last(pipeline_ranks_after):
 
 @formula(r"L_\text{stage}", "count")
 def stage_layers(layers, pipeline_stages):
-    """layers of the fullest stage: of every stage, where the stages divide the layers"""
+    """layers of the fullest stage; all stages are equal where the layers divide evenly"""
     return ceil_div(layers, pipeline_stages)
 
 
