@@ -112,7 +112,7 @@ SCHEDULE = Explorer(
     ),
     table=ExplorerTable(
         "4 ranks, 8 microbatches; forward and both halves of backward take 10 ms each, messages no"
-        " time; with v stages on a rank, one in flight is 1/v of the rank's layers",
+        " time; with v stages on a rank, a microbatch in flight has 1/v of the rank's layers",
         "schedule",
         (
             ("idle", "pipeline_idle_seconds", "short duration"),
