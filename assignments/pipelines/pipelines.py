@@ -18,8 +18,8 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """As few forwards before the first backward as keep every rank at work, then one forward and
-    one backward in turn."""
+    """The fewest forwards before the first backward that keep every rank at work, then one forward
+    and one backward in turn."""
     # TODO: how many forwards does rank r do before its first pair?
     raise NotImplementedError("one_f_one_b is a TODO")
 
