@@ -111,18 +111,19 @@ def _without_roles(body):
 
 
 # What no rule of a style sheet shows: spaces and punctuation of code have the colour of text, words
-# of inline code that of the code, links within the book look like any link, and book.css hides
-# sphinx-design's mark of a folded box.
+# of inline code that of the code, inline code is an element of its own, links within the book look
+# like any link, and book.css hides sphinx-design's mark of a folded box.
 UNSEEN = re.compile(
     r'<span class="(?:[pw]|pre)">([^<]*)</span>'
     r'|(<a) class="reference internal"(?= href=)'
+    r'|(<code class=")docutils literal (?=notranslate")'
     r'|<span class="sd-summary-state-marker[^>]*>\s*<svg\b.*?</svg>\s*</span>',
     re.DOTALL,
 )
 
 
 def _without_unseen(body):
-    return UNSEEN.sub(lambda found: found[1] or found[2] or "", body)
+    return UNSEEN.sub(lambda found: found[1] or found[2] or found[3] or "", body)
 
 
 def _page_context(app, pagename, templatename, context, doctree):

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from html import unescape
 
 import pytest
-from visit import DESKTOP, PHONE, Readers, stop_clock, until
+from visit import DESKTOP, DRAWN, PHONE, Readers, stop_clock, until
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.show.explorers import EXPLORERS
@@ -50,6 +50,7 @@ FOLLOW = """(root, [moves, of]) => moves.map(([what, name, to]) => {
       tell(slider, "input", "change");
     }
   }
+  dispatchEvent(new Event("beforeprint")); // pictures out of sight are drawn at once
   const seen = [(STATE)(root), (LOOK)(root, of)];
   if ((ANEW)(Object.keys(seen[0][1]), what)) root.querySelector(".explorer-reset").click();
   return seen;
@@ -57,8 +58,11 @@ FOLLOW = """(root, [moves, of]) => moves.map(([what, name, to]) => {
 
 
 # What there is to see of a card, unless the ghost of the picture before is drawn into a picture.
-SEE = """root => document.querySelector(".ghosted") ? null : [(STATE)(root),
-  [...root.querySelectorAll(".explorer-drawing")].map(place => place.innerHTML)]"""
+SEE = """root => {
+  dispatchEvent(new Event("beforeprint")); // pictures out of sight are drawn at once
+  return document.querySelector(".ghosted") ? null : [(STATE)(root),
+    [...root.querySelectorAll(".explorer-drawing")].map(place => place.innerHTML)];
+}"""
 
 
 class Card:
@@ -918,6 +922,36 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     )
     # the first tick is the bar's zero
     assert at() == pytest.approx(marks[ticks[1:].index("year")], abs=0.05)
+
+
+MOVE_AND_LOOK = """([slider, comes, waits]) => {
+  const card = document.querySelector(".explorer"), look = place => place.innerHTML;
+  const pictures = [...card.querySelectorAll(".explorer-drawing")], before = pictures.map(look);
+  if (!waits) window.setTimeout = () => 0; // no timer ends
+  slider.value = +slider.value === 0 ? 1 : 0;
+  slider.dispatchEvent(new Event("input"));
+  const moved = () => pictures.map((place, k) => look(place) !== before[k]);
+  window.moved = () => moved()[pictures.length - 1];
+  const at_once = moved();
+  if (comes === "paper") dispatchEvent(new Event("beforeprint"));
+  if (comes === "sight") pictures[pictures.length - 1].scrollIntoView();
+  return [at_once[0], at_once[pictures.length - 1]];
+}"""
+
+
+@pytest.mark.parametrize("comes", ["rest", "sight", "paper"])
+def test_a_picture_out_of_sight_is_drawn_later(open_card, comes):
+    """What the reader sees is drawn at once; the rest when the hand rests, when the reader comes
+    near, and before a page is printed.
+
+    Mutations: all pictures drawn at once; a picture out of sight never drawn, or not for one of the
+    three."""
+    card = open_card("zero", viewport={"width": 1280, "height": 500})
+    card.page.evaluate(DRAWN)
+    slider = card.slider("parameters").element_handle()
+    first, last = card.page.evaluate(MOVE_AND_LOOK, [slider, comes, comes == "rest"])
+    assert first and not last
+    until(card.page, "moved()")
 
 
 def test_the_ghost_of_the_picture_before(open_card):

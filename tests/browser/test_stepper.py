@@ -90,18 +90,18 @@ def test_the_page_follows_the_moves_as_python_does(card):
 # What the eye finds in a cell: [left, top, words, digits, kinds, new bars, old bars]; and of each
 # sign [top, 2 for +].
 DRAWN = """() => {
-  const svg = document.querySelector(".stepper svg"), far = svg.getBoundingClientRect();
-  const round = (node, side) => Math.round(node.getBoundingClientRect()[side]
-    - far[side === "top" ? "top" : "left"]);
-  const bars = path => (path.getAttribute("d") || "").split("M").length - 1;
-  const signs = [...svg.querySelectorAll(".operator")];
-  return { cells: [...svg.querySelectorAll("g[transform]")]
-    .map(cell => { const find = kind => cell.querySelector(kind);
-      return [round(find(".cell"), "left"), round(find(".cell"), "top"), find(".chunk").textContent,
-        find(".digits").textContent,
-        find(".cell").getAttribute("class"), bars(find(".fresh")), bars(find(".bars"))]; }),
-    arrows: svg.querySelectorAll(".arrow").length, heads: svg.querySelectorAll(".head").length,
-    signs: signs.map(sign => [round(sign, "top"), sign.getAttribute("d").split("v").length]) }; }"""
+  const svg = document.querySelector(".stepper svg"), all = kind => [...svg.querySelectorAll(kind)];
+  const paths = kind => all(kind).flatMap(path => (path.getAttribute("d") || "").split("M").slice(1)
+    .map(text => ({ text, at: text.match(/[-.\\d]+/g).map(Number) })));
+  const within = (box, found) => found.filter(({ at: [x, y] }) => x > box.x && y > box.y
+    && x < box.x + box.width && y < box.y + box.height).length;
+  const chunks = all(".chunk"), digits = all(".digits"), fresh = paths(".bars.fresh"),
+    bars = paths(".bars:not(.fresh)");
+  return { cells: all(".cell").map((cell, k) => { const box = cell.getBBox();
+      return [Math.round(box.x), Math.round(box.y), chunks[k].textContent, digits[k].textContent,
+        cell.getAttribute("class"), within(box, fresh), within(box, bars)]; }),
+    arrows: paths(".arrow").length, heads: paths(".head").length,
+    signs: paths(".operator").map(({ text, at }) => [at[1], text.split("v").length]) }; }"""
 
 
 @pytest.mark.parametrize(

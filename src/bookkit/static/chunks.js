@@ -72,19 +72,26 @@
     many(columns, column => head(data.columns[column % data.columns.length], x(column) + cellWidth / 2, 9));
     const cells = many(n, rank => {
       draw(svg, "text", { class: "strong", x: 13, y: y(rank) + cellHeight / 2 + 5, "text-anchor": "middle" }).textContent = rank;
-      return many(columns, column => {
-        const place = draw(svg, "g", { transform: "translate(" + x(column) + " " + y(rank) + ")" });
-        return { box: draw(place, "rect", { width: cellWidth, height: cellHeight, rx: narrow ? 3 : 4 }), old: draw(place, "path", { class: "bars" }),
-          fresh: draw(place, "path", { class: "bars fresh" }),
-          text: draw(place, "text", { x: bars ? 6 : cellWidth / 2, y: bars ? 16 : cellHeight / 2 + 5, "text-anchor": bars ? "start" : "middle" }),
-          digits: draw(place, "text", { class: "digits", y: barTop + 11 }) };
-      });
+      return many(columns, column => ({ left: x(column), top: y(rank),
+        box: draw(svg, "rect", { x: x(column), y: y(rank), width: cellWidth, height: cellHeight, rx: narrow ? 3 : 4 }) }));
     });
-    const arrows = draw(svg, "g");
+    // One path for all that looks alike, as the browser looks for the style of each path that changes.
+    const [old, fresh] = ["", " fresh"].map(kind => draw(svg, "path", { class: "bars" + kind }));
+    cells.flat().forEach(cell => {
+      cell.text = draw(svg, "text", { x: cell.left + (bars ? 6 : cellWidth / 2), y: cell.top + (bars ? 16 : cellHeight / 2 + 5),
+        "text-anchor": bars ? "start" : "middle" });
+      cell.digits = draw(svg, "text", { class: "digits", y: cell.top + barTop + 11 });
+    });
+    const [arrows, tails, heads, signs, operators] = ["arrow", "tail", "head", "sign", "operator"].map(kind => draw(svg, "path", { class: kind }));
 
-    function barsPath(parts) {
-      return many(n, rank => parts >> rank & 1 ? "M" + (5.5 + rank * bar).toFixed(1) + " " + barTop + "h" + (bar - 1).toFixed(1) + "v" + barHeight +
-        "h-" + (bar - 1).toFixed(1) + "z" : "").join("");
+    function barsOf(cell, parts) {
+      return many(n, rank => parts >> rank & 1 ? "M" + (cell.left + 5.5 + rank * bar).toFixed(1) + " " + (cell.top + barTop) + "h" + (bar - 1).toFixed(1) +
+        "v" + barHeight + "h-" + (bar - 1).toFixed(1) + "z" : "").join("");
+    }
+
+    function circle(x, y, r) {
+      const arc = "a" + r + " " + r + " 0 1 0 ";
+      return "M" + (x - r) + " " + y + arc + 2 * r + " 0" + arc + -2 * r + " 0z";
     }
 
     /* `came`: the parts that this step brought; `sends`: it leaves from this cell. */
@@ -97,15 +104,16 @@
       write(cell.text, !parts ? "" : data.texts ? data.texts[bits(parts)] : data.labels[chunk]);
       set(cell.text, { class: "chunk" + (full ? " on" : "") + (narrow ? " narrow" : "") });
       if (!bars) return;
-      set(cell.old, { d: barsPath(parts & ~came) });
-      set(cell.fresh, { d: barsPath(parts & came) });
-      set(cell.digits, { x: there.map(rank => (5 + (rank + 0.5) * bar).toFixed(1)).join(" ") });
+      cell.old = barsOf(cell, parts & ~came);
+      cell.fresh = barsOf(cell, parts & came);
+      set(cell.digits, { x: there.map(rank => (cell.left + 5 + (rank + 0.5) * bar).toFixed(1)).join(" ") });
       write(cell.digits, there.join(""));
     }
 
-    function drawMove(move, lane) {
+    /* Paths of a move: its arrow, tail, head, sign and operator. */
+    function pathsOf(move, lane) {
       const there = columnsOf(data, move.target, move.chunk), column = there[there.length - 1], edge = x(column) + cellWidth;
-      let from = y(move.source) + cellHeight * 0.8, to = y(move.target) + cellHeight * 0.58, path;
+      let from = y(move.source) + cellHeight * 0.8, to = y(move.target) + cellHeight * 0.58, path, tail = "";
       const tip = data.exchange ? x(n) - 2 : edge + 1, out = data.exchange ? 1 : -1;
       if (data.exchange) {
         const begin = x(n - 1) + cellWidth + 1, middle = (begin + tip) / 2;
@@ -116,14 +124,12 @@
         const across = edge + (single ? 17 + LANE * lane : gap / 2 + 1.5), r = Math.min(5, across - edge - 2), down = to > from ? 1 : -1;
         path = "M" + edge + " " + from + "H" + (across - r) + "q" + r + " 0 " + r + " " + down * r + "V" + (to - down * r) +
           "q0 " + down * r + " -" + r + " " + down * r + "H" + (edge + 6);
-        draw(arrows, "circle", { class: "tail", cx: edge, cy: from, r: 3 });
+        tail = circle(edge, from, 3);
       }
-      draw(arrows, "path", { class: "arrow", d: path });
-      draw(arrows, "path", { class: "head", d: "M" + tip + " " + to + "l" + -7 * out + " -4v8z" });
       const r = narrow ? 6.5 : 7.5, cx = narrow ? x(column) + cellWidth / 2 : edge - 4, cy = y(move.target) + (narrow ? -1 : 3), arm = r - 4;
-      draw(arrows, "circle", { class: "sign", cx: cx, cy: cy, r: r });
-      draw(arrows, "path", { class: "operator", d: "M" + (cx - arm) + " " + (move.adds ? cy + "h" + 2 * arm + "m-" + arm + " -" + arm + "v" + 2 * arm
-        : cy - 1.9 + "h" + 2 * arm + "m-" + 2 * arm + " 3.8h" + 2 * arm) });
+      return [path, tail, "M" + tip + " " + to + "l" + -7 * out + " -4v8z", circle(cx, cy, r),
+        "M" + (cx - arm) + " " + (move.adds ? cy + "h" + 2 * arm + "m-" + arm + " -" + arm + "v" + 2 * arm
+          : cy - 1.9 + "h" + 2 * arm + "m-" + 2 * arm + " 3.8h" + 2 * arm)];
     }
 
     return function (number) {
@@ -141,9 +147,12 @@
           drawCell(cell, chunk, picture[chunk] || 0, mine ? 0 : came[rank][chunk] || 0, mine && sends[rank][chunk]);
         });
       });
-      arrows.textContent = "";
-      const lanes = laned(step.moves);
-      step.moves.forEach(move => drawMove(move, lanes.get(move)));
+      if (bars) {
+        set(old, { d: cells.flat().map(cell => cell.old).join("") });
+        set(fresh, { d: cells.flat().map(cell => cell.fresh).join("") });
+      }
+      const lanes = laned(step.moves), paths = step.moves.map(move => pathsOf(move, lanes.get(move)));
+      [arrows, tails, heads, signs, operators].forEach((node, k) => set(node, { d: paths.map(found => found[k]).join("") }));
     };
   }
 

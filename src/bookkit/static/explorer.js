@@ -5,6 +5,7 @@
   "use strict";
 
   const QUIET_MS = 700; // how long the reader must rest before the sentence is announced
+  const LATE_MS = 100; // how long the hand must rest before pictures out of sight are drawn
   const FADE_MS = 900; // as long as the transition of .fading in explorer.css, and a frame more
   const calm = matchMedia("(prefers-reduced-motion: reduce)");
   const format = BOOK.format, parse = BOOK.parse, { set, draw, write } = BOOK.svg;
@@ -78,7 +79,7 @@
     let values = Object.assign({}, spec.values); // as the reader set them, valid or not
     let chosen = Object.assign({}, spec.chosen); // the last choice in each menu
     let shown = null; // everything computed from the last valid values
-    let resting; // timer of the announcement
+    let resting, later; // timers of the announcement, and of pictures out of sight
 
     const controls = spec.controls.map(control => {
       const row = find(".explorer-control[data-quantity=" + control.quantity + "]"), group = row.closest("details");
@@ -193,8 +194,22 @@
       if (error && control.group) control.group.open = true; // what is refused is not folded away
     }
 
+    /* A picture out of sight waits until the hand rests, or the reader comes near. */
     function redraw() {
-      drawings.forEach(drawing => { if (drawing.width) drawing.picture.draw(shown, drawing.width); });
+      drawings.forEach(drawing => { if (drawing.far) drawing.late = true; else drawOne(drawing); });
+      clearTimeout(later);
+      root.late = drawings.some(drawing => drawing.late);
+      if (root.late) later = setTimeout(drawLate, LATE_MS);
+    }
+
+    function drawOne(drawing) {
+      drawing.late = false;
+      if (drawing.width) drawing.picture.draw(shown, drawing.width);
+    }
+
+    function drawLate() {
+      drawings.forEach(drawing => { if (drawing.late) drawOne(drawing); });
+      root.late = false;
     }
 
     /* Screen readers hear the sentence, or the refusal, once the reader rests. */
@@ -384,12 +399,17 @@
       if (!width || width === drawing.width) return;
       drawing.width = width;
       set(drawing.svg, { width: width });
-      drawing.picture.draw(shown, width);
+      drawOne(drawing);
       if (drawing !== drawings[0] && drawing.picture.height > 200) { // tall: on a phone what is above it may scroll away
         picture.style.setProperty("--above", drawing.place.previousElementSibling.offsetTop + "px");
       }
     }));
-    drawings.forEach(drawing => widths.observe(drawing.place));
+    const sight = new IntersectionObserver(seen => seen.forEach(one => {
+      drawings.find(drawing => drawing.place === one.target).far = !one.isIntersecting;
+      if (one.isIntersecting) drawLate();
+    }), { rootMargin: "100px" });
+    drawings.forEach(drawing => { widths.observe(drawing.place); sight.observe(drawing.place); });
+    addEventListener("beforeprint", drawLate);
     root.setAttribute("data-ready", performance.now().toFixed(1));
     root.dispatchEvent(new CustomEvent("explorer:ready", { bubbles: true }));
   };
