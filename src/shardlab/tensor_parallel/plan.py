@@ -125,7 +125,7 @@ TensorPlan = Mapping[str, Whole | tuple[Whole, ...]]  # several: one after the o
 
 
 def gpt_plan(config: GPTConfig) -> dict[str, Whole | tuple[Whole, ...]]:
-    """Of gpt.GPT. Attention is cut by groups of heads that share a key and a value."""
+    """The plan of gpt.GPT. Attention is cut by groups of heads that share a key and a value."""
     heads, inner, vocabulary = config.key_value_heads, config.feed_forward, config.vocabulary
     plan: dict[str, Whole | tuple[Whole, ...]] = {
         "embedding": Whole(),  # the table of positions

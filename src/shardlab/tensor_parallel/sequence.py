@@ -41,7 +41,7 @@ own_tokens_of_the_sum = partial(reduce_scatter, dim=1)  # of [B, S, H]
 
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
-    """The same plan with own tokens between the modules that are cut."""
+    """The same plan, but each rank has only its own tokens between the modules that are cut."""
 
     def own_tokens(entry: Whole) -> Whole:
         if isinstance(entry, Around):
@@ -146,12 +146,12 @@ class Regathered:
 
 @torch.no_grad()
 def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
-    """Add up, over the group, the gradients of all that is whole in it: each rank has
-    those of its own tokens. One all-reduce of each dtype, where one for each parameter
-    would be mostly latency.
+    """Add up, over the group, the gradients of the parameters that are whole in the group:
+    each rank has the gradients of its own tokens. There is one all-reduce for each dtype;
+    one for each parameter would be mostly latency.
 
-    Once a step, after the last backward and before clipping, on all ranks. With any
-    optimizer, also of shards: ZeRO's are summed as shards."""
+    Call it once a step, after the last backward and before clipping, on all ranks. The
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards."""
     group = group or dist.group.WORLD
     flats: dict[torch.dtype, list[Tensor]] = {}
     for parameter in updated_by(optimizer):

@@ -101,8 +101,8 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         """The shard gets the mean gradient. Afterwards no rank has the bucket's gradients whole."""
         if self.stepped:
             raise CannotShard(
-                "the shards still have the gradients of the step before: call zero_grad() of the"
-                " sharded optimizer, which model.zero_grad() does not reach."
+                "the shards still have the gradients of the step before: call the sharded"
+                " optimizer's zero_grad(); model.zero_grad() does not reach the shards."
             )
         share = 1 / self.world_size
         mean = self.collectives.reduce_scatter(bucket.take_gradients(), self.group, share)
@@ -131,8 +131,8 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         shards = [shard for bucket in self.buckets for shard in bucket.shards]
         if all(tensor.grad is None for tensor in (*shards, *updated)):
             raise CannotShard(
-                "step() without a gradient on this rank: all ranks run backward before a step, each"
-                " with at least one parameter in it that the optimizer was given (and that"
+                "step() without a gradient on this rank: before a step every rank runs backward"
+                " through at least one parameter that the optimizer was given (and that"
                 " load_state_dict(assign=True) has not replaced)."
             )
         self.inner.step()

@@ -134,11 +134,11 @@ TENSOR_PARALLEL = Explorer(
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
-            "It sends {tensor_sent_bytes} in a step, and waits for messages for"
+            "Each rank sends {tensor_sent_bytes} in a step, and waits for messages for"
             " {tensor_message_share} of a layer’s time.",
             unless=(("tensor_parallel", 1),),
         ),
-        Say("It sends nothing.", when=(("tensor_parallel", 1),)),
+        Say("The rank sends nothing.", when=(("tensor_parallel", 1),)),
     ),
     detail=(
         Say(

@@ -285,7 +285,7 @@ def table_of_plan() -> Table:
     for name, entry in gpt_plan(build_model().config).items():
         entries = entry if isinstance(entry, tuple) else (entry,)
         if not name.endswith("position_ids"):
-            rows.append([name, " and ".join(words[type(each).__name__] for each in entries)])
+            rows.append([name, "; ".join(words[type(each).__name__] for each in entries)])
     return Table(["module", "what becomes of it"], rows)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 class Use(torch.autograd.Function):
-    """Forward nothing: all ranks have x and go on with different weights. Backward a sum."""
+    """Forward sends nothing: all ranks have x, and different weights. Backward makes a sum."""
 
     @staticmethod
     def forward(ctx, x):
@@ -23,7 +23,7 @@ class Use(torch.autograd.Function):
 
 
 class AddUp(torch.autograd.Function):
-    """Forward a sum of the ranks' terms. Backward nothing: each term has the sum's gradient."""
+    """Forward sums the ranks' terms. Backward sends nothing: each term has the sum's gradient."""
 
     @staticmethod
     def forward(ctx, term):

@@ -127,7 +127,7 @@ def own_tokens(again: bool) -> Iterator[PairMove]:
     )
     yield UP
     yield DOWN
-    keeps = "of n it keeps its own tokens" if again else "autograd keeps all of n"
+    keeps = "keeps its own tokens of n" if again else "autograd keeps all of n"
     yield PairMove(
         f"a reduce-scatter: each rank has its own tokens of the sum, and {keeps}",
         {"y": _TOKENS, "n": _TOKENS if again else _ALL},
@@ -157,7 +157,7 @@ def own_tokens(again: bool) -> Iterator[PairMove]:
         "dn",
     )
     yield PairMove(
-        "backward of the norm. The gradient of its weight is a term: of the rank's own tokens only",
+        "backward of the norm. The gradient of its weight is a term, of the rank's own tokens only",
         {"dx": _TOKENS, "dw": _TERM, **GONE},
     )
     yield PairMove(
@@ -169,10 +169,10 @@ def own_tokens(again: bool) -> Iterator[PairMove]:
 
 
 UP = PairMove(
-    "times the rank's columns of A, then GELU: its columns of u, complete", {"u": _COLUMNS}
+    "n times the rank's columns of A, then GELU: its columns of u, complete", {"u": _COLUMNS}
 )
 DOWN = PairMove(
-    "times the rank's rows of B: a term of y, as large as y, different on each rank", {"y": _TERM}
+    "u times the rank's rows of B: a term of y, as large as y, different on each rank", {"y": _TERM}
 )
 DOWN_BACK = PairMove(
     "backward of B and GELU: the rank's columns of u's gradient, and its rows of B's, complete",

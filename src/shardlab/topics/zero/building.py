@@ -1,5 +1,5 @@
 """A model that fits nowhere is built in shards: shapes on the meta device, then memory for this
-rank's shards alone, then values that only rank 0 reads. With our stage 3, and with FSDP2.
+rank's shards alone, then values that only rank 0 reads. With this book's stage 3, and with FSDP2.
 
 `path` is what torch.save(model.state_dict(), path) wrote; mmap=True reads a tensor of it when it is
 asked for. A head that is tied to the token table stays tied in build_sharded. FSDP2's to_empty
@@ -20,7 +20,7 @@ def read_on_rank_0(path) -> dict[str, torch.Tensor]:
 
 
 def build_sharded(config: GPTConfig, path, device) -> GPT:
-    """Our stage 3: one unit is whole at a time, on every rank."""
+    """This book's stage 3: one unit is whole at a time, on every rank."""
     with torch.device("meta"):
         model = GPT(config)  # shapes, and not one byte
     fully_shard(model, [model.embedding, *model.blocks, model.head], device=device)
@@ -31,11 +31,11 @@ def build_sharded(config: GPTConfig, path, device) -> GPT:
                 for name, whole in unit.named_parameters(prefix):
                     if name in saved:
                         whole.copy_(saved[name])
-    return model  # at the end of each `with` rank 0's values were scattered
+    return model  # each `with` has scattered rank 0's values
 
 
 def build_with_fsdp2(config: GPTConfig, path, device) -> GPT:
-    """PyTorch's: one parameter is whole at a time, on every rank."""
+    """FSDP2: one parameter is whole at a time, on every rank."""
     with torch.device("meta"):
         model = GPT(config)
     for block in model.blocks:

@@ -100,8 +100,8 @@ ZERO = Explorer(
         Say("; a card of {gpu_memory_bytes} is {missing_bytes} short. ", when=(("fits", 0),)),
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
-            "It sends {zero_sent_bytes} in a step, which a ring of {link_bytes_per_second} carries"
-            " in {zero_communication_seconds:short duration}, and waits"
+            "A rank sends {zero_sent_bytes} in a step, which a ring of {link_bytes_per_second}"
+            " carries in {zero_communication_seconds:short duration}, and waits"
             " {zero_exposed_seconds:short duration} of that time, on top of"
             " {zero_compute_seconds:short duration} of computing."
         ),
@@ -122,7 +122,7 @@ ZERO = Explorer(
         Say("."),
     ),
     table=ExplorerTable(
-        "Stage 1 on 16 ranks with a bf16 model and an fp32 master copy, beside one A100 of 80 GB",
+        "Model states on each of 16 ranks with an A100 of 80 GB: bf16 with an fp32 master copy",
         "model",
         (
             ("parameters", "parameters", "count"),

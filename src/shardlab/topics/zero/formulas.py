@@ -165,7 +165,7 @@ formula = BOOK.section(source=_TRAFFIC, measured_by=_SENT)
 @formula(r"1_\text{fwd}", "count", source="FSDP2, fully_shard", measured_by=_COUNTS, choice=True)
 def reshard_after_forward(zero_stage):
     """1 if a unit's parameters are freed after its forward and gathered again in backward; by
-    default so in stage 3"""
+    default 1 in stage 3"""
     return where(zero_stage < 3, 0, 1)
 
 
@@ -224,8 +224,8 @@ def zero_gatherings(zero_stage, zero_forward_gatherings, zero_backward_gathering
 
 @formula(r"\Psi_\text{sent}", "parameters")
 def zero_traffic_parameters(parameters, zero_reductions, zero_gatherings):
-    """elements that each of many ranks sends in a step: two for each parameter, k + 1 in stage 2,
-    3k in stage 3"""
+    """elements that a rank among many sends in a step: for each parameter 2 in stages 0 and 1,
+    k + 1 in stage 2, 3k in stage 3"""
     return (zero_reductions + zero_gatherings) * parameters
 
 
@@ -267,7 +267,7 @@ def zero_sent_bytes(
 def zero_traffic_element_bytes(
     zero_reductions, gradient_element_bytes, zero_gatherings, zero_gathered_element_bytes
 ):
-    """bytes that each of many ranks sends in a step for each parameter"""
+    """bytes that a rank among many sends in a step for each parameter"""
     return zero_reductions * gradient_element_bytes + zero_gatherings * zero_gathered_element_bytes
 
 

@@ -71,7 +71,7 @@ def draw_stages():
     )
     words = (
         "Four stacked bars of parameters, gradients and optimizer states, against a line at the"
-        f" {said(card)} of a card: {rows} in a step. The table says the parts."
+        f" {said(card)} of a card: {rows} in a step. The table lists the parts."
     )
     return drawing.svg(bottom + 22, words)
 

@@ -43,7 +43,7 @@ COLUMNS = (
 )
 LOOK = (
     f"Rows are ranks; {', '.join(UNIT_LETTERS)} are units of the model. Solid: the same on all"
-    " ranks, or a rank's shard of it. Hatched: gradients of this rank's examples only, or"
+    " ranks, or a rank's shard. Hatched: gradients of this rank's examples only, or"
     " parameters from before the update."
 )
 
