@@ -142,7 +142,7 @@ def test_what_a_move_says():
     assert plain[0] == "Before move 1 of 11: each rank has all tokens of x."
     assert plain[5].startswith("Move 5 of 11: leave makes an all-reduce")
     assert naive[5].endswith("and autograd keeps all of n.")
-    assert again[5].endswith("and of n it keeps its own tokens.")
+    assert again[5].endswith("and keeps its own tokens of n.")
     assert again[9] == "Move 9 of 13: gathered again: A's gradient needs all of n."
 
 

@@ -135,10 +135,10 @@ def gpt_plan(config: GPTConfig) -> dict[str, Whole | tuple[Whole, ...]]:
         "blocks.*.attention_norm": Whole(),
         "blocks.*.attention": Around(),
         "blocks.*.attention.qkv": Columns(heads, "key_value_heads"),
-        "blocks.*.attention.core.dropout": Drops(),  # of [B, A/t, S, S]
+        "blocks.*.attention.core.dropout": Drops(),  # masks of [B, A/t, S, S]
         "blocks.*.attention.output": Rows(heads, "key_value_heads"),
         "blocks.*.mlp_norm": Whole(),
-        "blocks.*.mlp": Around(),  # once, for up and gate
+        "blocks.*.mlp": Around(),  # one enter for up and gate
         "blocks.*.mlp.up": Columns(inner),
         "blocks.*.mlp.gate": Columns(inner),
         "blocks.*.mlp.down": Rows(inner),

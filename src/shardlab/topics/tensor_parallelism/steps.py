@@ -169,10 +169,12 @@ def own_tokens(again: bool) -> Iterator[PairMove]:
 
 
 UP = PairMove(
-    "n times the rank's columns of A, then GELU: its columns of u, complete", {"u": _COLUMNS}
+    "the product of n and the rank's columns of A, then GELU: its columns of u, complete",
+    {"u": _COLUMNS},
 )
 DOWN = PairMove(
-    "u times the rank's rows of B: a term of y, as large as y, different on each rank", {"y": _TERM}
+    "the product of u and the rank's rows of B: a term of y, as large as y, different on each rank",
+    {"y": _TERM},
 )
 DOWN_BACK = PairMove(
     "backward of B and GELU: the rank's columns of u's gradient, and its rows of B's, complete",
