@@ -17,7 +17,7 @@ import nbformat
 # lab SHARDLAB is empty; the learner's edition names the repository there, where the book knows it.
 INSTALL_LINE = 'SHARDLAB = ""'
 INSTALL_CELL = f"""\
-# Install shardlab where it is missing or has another version than the wheel, which is
+# Install shardlab if it is missing, or if the wheel has another version. The wheel is
 # beside this notebook or, on Kaggle, among the inputs. A PyTorch that fits is kept.
 import importlib.metadata, importlib.util, pathlib, shutil, subprocess, sys, tempfile
 

@@ -94,9 +94,9 @@ def four_nodes() -> Iterator[PublishedRow]:
         list(pairs(sizes(256 * KIB, 17), FOUR_B200)),
     )
     yield PublishedRow(
-        "the same, 32 to 128 KiB",
+        "4 x 8 B200, 32 to 128 KiB",
         f"{_MLE}, the same table",
-        assumed + "; two digits are printed, the cause is unknown",
+        assumed + "; the source prints two decimals, and the cause is unknown",
         list(pairs(sizes(32 * KIB, 3), (0.01, 0.04, 0.45))),
     )
     yield PublishedRow(
@@ -136,7 +136,8 @@ def one_node() -> Iterator[PublishedRow]:
     yield PublishedRow(
         "8 A100, 64 KiB to 8 GiB",
         f"{_MLE}, nccl-tests on a single A100 node",
-        "ring by the best protocol; 235 GB/s from the last row, 28 µs of launch from the first",
+        "ring by the best protocol; 235 GB/s fitted to the largest array, 16 GiB, and 28 µs of"
+        " launch to the smallest, 32 KiB",
         [
             Pair(
                 sized(size),
@@ -154,8 +155,8 @@ def one_node() -> Iterator[PublishedRow]:
         yield PublishedRow(
             name,
             f"{_MLE}, all_reduce_bench.py",
-            f"ring or NVLS; {wire / 1e9:g} and {switch / 1e9:g} GB/s from other tables, 25 µs of"
-            " launch",
+            f"the faster of a ring at {wire / 1e9:g} GB/s and NVLS at {switch / 1e9:g} GB/s,"
+            " both from other tables; 25 µs of launch",
             [
                 Pair(
                     sized(size),
@@ -185,7 +186,8 @@ def switches() -> Iterator[PublishedRow]:
         yield PublishedRow(
             f"NVLS on {min(table)} to 8 {card}, 8 GiB",
             f"{_MLE}, SHARP",
-            f"bus bandwidth times (n + 1) / 2(n - 1) is one number: {wire / 1e9:.0f} GB/s",
+            f"bus bandwidth times (n + 1) / 2(n - 1) is the same for each n:"
+            f" {wire / 1e9:.0f} GB/s",
             [Pair(f"{ranks} GPUs", wire, found) for ranks, found in wires.items()],
         )
 
@@ -212,15 +214,15 @@ def networks() -> Iterator[PublishedRow]:
     yield PublishedRow(
         "SHARP, 4 and 8 V100 with a card each, 8 MiB to 1 GiB",
         "optcast@355ca0a docs/eval_results.md, both figures",
-        f"{reached} GB/s, which NCCL's ring reached there on cards of 100 Gbit/s; 30 µs, as in"
-        " tuning.cc",
+        f"{reached} GB/s, which NCCL's ring reached there on cards of 100 Gbit/s; 30 µs of"
+        " latency, as in tuning.cc",
         pairs,
     )
     large = dict(message_bytes=GIB, link_bytes_per_second=25e9, switch_seconds=0)
     yield PublishedRow(
         "SHARP, HDR InfiniBand, large arrays",
         "Graham et al. 2020, abstract: 95% of the network's bandwidth",
-        "200 Gbit/s, all of it; nothing fitted",
+        "the whole 200 Gbit/s; nothing fitted",
         [
             Pair(
                 "large arrays",
@@ -233,7 +235,7 @@ def networks() -> Iterator[PublishedRow]:
     yield PublishedRow(
         "SHARP of 2016, 128 hosts, 4 KiB",
         "Graham et al. 2016, abstract",
-        "2.83 µs, which 8 bytes took; 100 Gbit/s",
+        "2.83 µs of latency, the time that 8 bytes took; 100 Gbit/s",
         [Pair("4 KiB", 14.48e-6, ask("in_network_all_reduce_seconds", **small))],
     )
 
@@ -256,7 +258,7 @@ def single_numbers() -> Iterator[PublishedRow]:
     yield PublishedRow(
         "2 nodes of one A100, 8 B",
         "nccl-tests issue 150",
-        "ring, LL; with one GPU a node, the tree's network latency, as in tuning.cc",
+        "ring, LL; for nodes of one GPU, tuning.cc takes the tree's network latency",
         [Pair("8 B", 19.4e-6, ask("nodes_ring_all_reduce_seconds", **pair))],
     )
     cards = dict(ranks_per_node=8, node_bytes_per_second=300e9, link_bytes_per_second=25e9)
