@@ -134,8 +134,8 @@ plan_of_a_ring_reduce_scatter = Exercise(
         ),
         Misconception(
             _scatter(lambda rank, step: step),
-            "every rank sends the same chunk in a step, the step's number. They are to be n"
-            " different ones: rank and step both count.",
+            "every rank sends the same chunk in a step, the step's number. In each step"
+            " the n ranks must send n different chunks: rank and step both count.",
         ),
         Misconception(
             _scatter(lambda rank, step: rank + 1),

@@ -186,8 +186,7 @@ def switches() -> Iterator[PublishedRow]:
         yield PublishedRow(
             f"NVLS on {min(table)} to 8 {card}, 8 GiB",
             f"{_MLE}, SHARP",
-            f"bus bandwidth times (n + 1) / 2(n - 1) is the same for each n:"
-            f" {wire / 1e9:.0f} GB/s",
+            f"bus bandwidth times (n + 1) / 2(n - 1) is the same for each n: {wire / 1e9:.0f} GB/s",
             [Pair(f"{ranks} GPUs", wire, found) for ranks, found in wires.items()],
         )
 

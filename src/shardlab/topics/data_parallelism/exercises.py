@@ -176,8 +176,7 @@ mean_of_the_gradients = Exercise(
             _average(after=lambda g, n: g),
             "that is the sum. With n ranks the update is n times too long, as if you had multiplied"
             " the learning rate by n: divide by dist.get_world_size(), in place. grad = ... / n"
-            " only"
-            " gives a name away.",
+            " only gives the name to another tensor.",
         ),
         Misconception(
             _average(before=lambda g, n: g / n),
@@ -258,8 +257,8 @@ mean_of_the_gradients = Exercise(
         ),
         Misconception(
             _average(after=lambda g, n: g / 4),
-            "divided by 4, and four ranks are this lab's: how many there are, dist.get_world_size()"
-            " knows.",
+            "divided by 4, the number of this lab's ranks. dist.get_world_size() gives the number"
+            " of ranks anywhere.",
         ),
         Misconception(
             _mean_of_parameters,
@@ -268,9 +267,9 @@ mean_of_the_gradients = Exercise(
         ),
         Misconception(
             _sum_and_a_new_name,
-            "the sum, in a tensor that may be no parameter's: grad = grad / n gives the mean to a"
-            " new tensor, which nobody reads. Where p.grad is None store zeros in it; then work in"
-            " place, on p.grad.",
+            "that is the sum, in a tensor that may not be any parameter's gradient: grad = grad / n"
+            " puts the mean into a new tensor, which nobody reads. Where p.grad is None, store"
+            " zeros in it; then work in place, on p.grad.",
         ),
         Misconception(
             _mean_over_those_that_have_one,
@@ -300,7 +299,7 @@ mean_of_the_gradients = Exercise(
         ),
         (
             "leaf Variable that requires grad",
-            "You change the parameter. The mean is that of the gradients: take p.grad.",
+            "You change the parameter. The mean is taken over gradients: take p.grad.",
         ),
     ),
     right="summed once, divided once, and every rank takes part in every all-reduce.",
@@ -443,8 +442,9 @@ buckets_in_the_order_of_backward = Exercise(
         ),
         Misconception(
             _buckets(rest=False),
-            "what is left at the end, in a bucket that never filled up, is in no bucket: nobody"
-            " sends those gradients, and the copies drift apart. Append it after the loop.",
+            "the gradients left at the end, which did not fill a bucket, are in no bucket: nobody"
+            " sends those gradients, and the copies drift apart. Append them as a"
+            " last bucket after the loop.",
         ),
         Misconception(
             _buckets(before=True),
@@ -488,12 +488,12 @@ buckets_in_the_order_of_backward = Exercise(
         Misconception(
             _cleared,
             "clear() empties the list that you have just put away, for it is the same list, and"
-            " then it fills anew in every place. Begin a new one: current = [].",
+            " later gradients then appear in every bucket. Begin a new one: current = [].",
         ),
         Misconception(
             _never_anew,
-            "the bucket is never begun anew, so every gradient is sent again with each: after it"
-            " was put away, current = [].",
+            "you never begin a new bucket, so later buckets send the same gradients again: after a"
+            " bucket is put away, set current = [].",
         ),
         Misconception(
             lambda gradients, bucket_bytes: [
@@ -529,7 +529,8 @@ buckets_in_the_order_of_backward = Exercise(
             "gradient 0 is in no bucket: nobody sends it. reversed(gradients) has every gradient.",
         ),
     ),
-    right="the order of backward, each closed as soon as it is full, and the rest in a last one.",
+    right="the order of backward, each bucket closed as soon as it is full, the rest in a last"
+    " one.",
 )
 
 
@@ -619,8 +620,8 @@ one_message_for_a_bucket = Exercise(
         Misconception(
             _send_bucket(back=False),
             "the means are in the flat tensor, and nowhere else: torch.cat copies. Write each part"
-            " back into its gradient, with gradient.copy_(...); gradient = ... only gives a name"
-            " away.",
+            " back into its gradient, with gradient.copy_(...); gradient = ... only gives the"
+            " name to another tensor.",
         ),
         Misconception(
             _send_bucket(moving=lambda gradient: 0),
@@ -757,7 +758,8 @@ loss_of_unequal_parts = Exercise(
         ),
         Misconception(
             lambda loss_sum, tokens, dist: 4 * loss_sum / _of_all(tokens, dist),
-            "4 is the number of this lab's ranks: how many there are, dist.get_world_size() knows.",
+            "4 is the number of this lab's ranks. dist.get_world_size() gives the number of ranks"
+            " anywhere.",
         ),
         Misconception(
             _sum_of_losses,
@@ -1149,7 +1151,7 @@ ranks_that_drift_apart = Exercise(
         ),
     ),
     right=(
-        "silent but for the last, which sends the sum of all: one all-reduce a step, and copies"
-        " that stay alike."
+        "all are silent but the last microbatch, which sends the sum of all: one all-reduce a"
+        " step, and copies that stay alike."
     ),
 )
