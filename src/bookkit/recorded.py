@@ -250,7 +250,7 @@ class RecordingsDirective(SphinxDirective):
             said.append(
                 nodes.paragraph(
                     "",
-                    "Pages would also show these measurements, which no GPU has made yet:"
+                    "Pages will show these measurements once a GPU has made them:"
                     f" {', '.join(missing)}.",
                 )
             )
