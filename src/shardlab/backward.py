@@ -103,7 +103,7 @@ def _tell_the_owner(parameter: nn.Parameter):
 
 
 def check_gradient(parameter: nn.Parameter, name: str):
-    """Raise NotOurGradient for one that is gone, or that has a graph."""
+    """Raise NotOurGradient for a gradient that is gone or has a graph."""
     shape = list(parameter.shape)
     if parameter.grad is None:
         raise NotOurGradient(

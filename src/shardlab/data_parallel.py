@@ -34,8 +34,8 @@ it. Further promises:
     copies       of the replicas, by deepcopy or torch.load, average too. Of several replicas of one
                  module the newest do
 
-All ranks run backward equally often, each with a parameter in it, without create_graph. As under
-PyTorch's, autograd.grad gives own gradients. Buckets are as in Li et al. 2020 (arXiv 2006.15704).
+All ranks run backward equally often, each with a parameter in it, without create_graph. As in
+PyTorch, autograd.grad gives a rank its own gradients. Buckets: Li et al. 2020 (arXiv 2006.15704).
 """
 
 from collections.abc import Iterable
