@@ -117,7 +117,7 @@ SCROLL_THROUGH = (
     f"async () => {{ {FRAME}"
     + """
   for (let y = 0; y < document.scrollingElement.scrollHeight; y += innerHeight) {
-    scrollTo(0, y); await frame(); await frame(); }
+    scrollTo(0, y); await frame(); }
   scrollTo(0, 0);
   await document.fonts.ready;
   await frame();
