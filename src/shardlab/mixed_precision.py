@@ -50,7 +50,7 @@ class MasterWeights(OptimizerOfCopies):
         microbatch, it adds them up in fp32."""
         for parameter, master in self.pairs:
             if parameter is not master and parameter.grad is not None:
-                gradient, parameter.grad = self.in_fp32(parameter.grad), None
+                gradient, parameter.grad = self.in_fp32(parameter), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class MasterWeights(OptimizerOfCopies):
                 self.before_update(parameter, master)
                 master.grad = taken[master]
                 if master.grad is None and parameter.grad is not None:
-                    master.grad = self.in_fp32(parameter.grad)
+                    master.grad = self.in_fp32(parameter)
             self.inner.step()
             for parameter, master in pile:
                 self.after_update(parameter, master)
@@ -78,8 +78,8 @@ class MasterWeights(OptimizerOfCopies):
             master.grad = gradient
         return loss
 
-    def in_fp32(self, gradient: Tensor) -> Tensor:
-        return gradient.float()
+    def in_fp32(self, parameter: nn.Parameter) -> Tensor:
+        return parameter.grad.float()
 
     def copy_of(self, parameter: nn.Parameter) -> nn.Parameter:
         if parameter.dtype in (torch.float32, torch.float64):

@@ -6,16 +6,16 @@
 PyTorch's own kernel looks at a gradient and unscales it in one pass, and the host asks each device
 once. The kernel is the one of torch.amp.GradScaler, and private. Where nobody looks at gradients
 between backward and step, the scaler looks at the fp16 ones, and the optimizer unscales pile by
-pile: so the fp32 gradients are never there all at once, 4 bytes a parameter. On a CPU, the room for
-a pile of fp32 gradients stays from step to step: fresh memory costs a page fault every 4 KiB.
+pile: so the fp32 gradients are never there all at once, 4 bytes a parameter. With
+`consume_gradients=True` a step also frees each 16-bit gradient once it has the fp32 one.
 
 Results are the same bits. Both are raced in `python -m bench precision`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import mixed_precision
 from . import mixed_precision_checks as checks
@@ -24,35 +24,28 @@ from .torch_internals import unscale_in_one_pass
 
 
 class MasterWeights(mixed_precision.MasterWeights):
-    """See there. `inverse`: of the scale, while a step is under way whose gradients still have
-    it. `room` [elements of the largest pile]: for fp32 gradients that an update needs; `used`: so
-    many of its elements are taken by this pile, or None between steps."""
+    """See there.
+
+    consume_gradients   step() takes the 16-bit gradients and leaves None, for loops in which
+                        zero_grad() follows. The parameters with the largest tensors come last,
+                        when the gradients of the others are gone, which lowers the peak.
+
+    `inverse`: of the scale, while a step is under way whose gradients still have it."""
 
     inverse: Tensor | None = None
-    room: Tensor | None = None
-    used: int | None = None
 
-    def step(self, closure: Callable[[], Tensor] | None = None):
-        try:
-            return super().step(closure)
-        finally:
-            self.used = None
+    def __init__(self, params, of: type, *, consume_gradients: bool = False, **named):
+        self.consumes = consume_gradients
+        super().__init__(params, of, **named)
 
     def piles(self) -> Iterator[list[CopiedPair]]:
-        piles = list(super().piles())
-        if self.room is None:
-            self.room = torch.empty(max(sum(p.numel() for p, _ in pile) for pile in piles))
-        for pile in piles:
-            self.used = 0
-            yield pile
+        piles = super().piles()
+        return iter(sorted(piles, key=largest)) if self.consumes else piles
 
-    def in_fp32(self, gradient: Tensor) -> Tensor:
-        begin, dense = self.used, gradient.layout is torch.strided and gradient.is_contiguous()
-        if begin is None or gradient.is_cuda or not dense:
-            gradient = gradient.float()
-        else:
-            self.used = begin + gradient.numel()
-            gradient = self.room[begin : self.used].view(gradient.shape).copy_(gradient)
+    def in_fp32(self, parameter: nn.Parameter) -> Tensor:
+        gradient = super().in_fp32(parameter)
+        if self.consumes:
+            parameter.grad = None
         return gradient if self.inverse is None else gradient.mul_(self.inverse)
 
     def waiting(self) -> list[Tensor] | None:
@@ -61,6 +54,11 @@ class MasterWeights(mixed_precision.MasterWeights):
         # CUDA's kernel takes no bf16, which needs no scale
         narrow = all(g.dtype is torch.float16 and g.layout is torch.strided for g in found)
         return found if narrow else None
+
+
+def largest(pile: list[CopiedPair]) -> int:
+    """Elements of the largest parameter in the pile."""
+    return max(parameter.numel() for parameter, _ in pile)
 
 
 class LossScaler(mixed_precision.LossScaler):
@@ -88,6 +86,7 @@ class LossScaler(mixed_precision.LossScaler):
         with torch.no_grad():
             found = self.multiply([g for g in gradients if g.numel()], torch.ones(()))
         self.overflown[optimizer] = checks.agreed(found, gradients, "", self.group)
+        del gradients  # the step may consume them
         optimizer.inverse = self.factor.double().reciprocal().float()
         try:
             return super().step(optimizer)

@@ -1,5 +1,7 @@
 """Master weights beside the same thing written by hand and beside torch.amp; their bytes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -389,21 +391,29 @@ def test_peak_of_a_step(moment):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("how", ["plain", "looked at", "accumulated", "fp64 beside it"])
-def test_unscaled_pile_by_pile(dtype, how):
+@pytest.mark.parametrize("consumes", [False, True])
+def test_unscaled_pile_by_pile(dtype, how, consumes):
     """The fast pair of scaler and master weights: weights, masters and scales are those of the
     plain pair, bit for bit, with overflows, with gradients that somebody looks at or adds up in
-    fp32 before the step, and with a layer that is its own master.
+    fp32 before the step, with a layer that is its own master, and where the step consumes the
+    gradients.
 
     Must catch: a pile that is not unscaled, or twice; gradients of fp32 or fp64 that keep the
-    scale; an overflow that only fp32 gradients would show; an inverse that outlives its step."""
+    scale; an overflow that only fp32 gradients would show; an inverse that outlives its step; a
+    pile that is sorted away."""
     runs = []
-    for module in (mixed_precision, mixed_precision_fast):
+    plain, fast = mixed_precision.MasterWeights, mixed_precision_fast.MasterWeights
+    ways = [
+        (mixed_precision, plain),
+        (mixed_precision_fast, partial(fast, consume_gradients=consumes)),
+    ]
+    for module, kind in ways:
         model = net_of(dtype)
         if how == "fp64 beside it":
             model[2].bias = nn.Parameter(model[2].bias.double())
             model[2].register_forward_pre_hook(lambda layer, x: None)
             model[2].forward = lambda x, layer=model[2]: x @ layer.weight.t() + layer.bias.to(dtype)
-        optimizer = module.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-2)
+        optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-2)
         scaler, scales = module.LossScaler(2.0**10, growth_interval=2), []
         for number, x in enumerate(batches(8)):
             optimizer.zero_grad()
@@ -443,6 +453,36 @@ def test_fp32_gradients_are_never_all_there():
         peaks.append(max(point.bytes.gradients for point in ledger.timeline))
     assert peaks[0] == 2 * elements + 4 * (elements // 16) * 5
     assert peaks[1] >= 4 * elements
+
+
+def test_consumed_gradients_are_gone():
+    """A step that consumes the gradients: each 16-bit gradient goes when the fp32 one is there, and
+    the pile of the largest tensor comes last. A step that overflows leaves them all.
+
+    Must catch: gradients kept to the end of the step; the largest tensor updated first; gradients
+    consumed by a step that was skipped."""
+    layers = [nn.Linear(16, 16, bias=False) for _ in range(16)]
+    model = nn.Sequential(nn.Embedding(64, 16), *layers).half()
+    elements = sum(p.numel() for p in model.parameters())
+    optimizer = mixed_precision_fast.MasterWeights(
+        model.parameters(), torch.optim.SGD, lr=0.1, foreach=False, consume_gradients=True
+    )
+    scaler = mixed_precision_fast.LossScaler(4.0)
+    piles = [[parameter for parameter, _ in pile] for pile in optimizer.piles()]
+    assert [any(p is model[0].weight for p in pile) for pile in piles] == [False] * 3 + [True]
+    for factor, kept in ((float("inf"), True), (1.0, False)):
+        optimizer.zero_grad()
+        loss = model(torch.arange(8)).float().sum() * factor
+        scaler.scale(loss).backward()
+        with Ledger(model, optimizer) as ledger:
+            scaler.step(optimizer)
+        scaler.update()
+        assert all((p.grad is not None) == kept for p in model.parameters())
+    most = max(sum(p.numel() for p in pile) for pile in piles)
+    found = [point.bytes.gradients for point in ledger.timeline]
+    # one gradient is there in 16 and in 32 bits while it is made
+    assert 2 * elements < max(found) <= 2 * elements + 2 * most + 2 * 16 * 16
+    assert found[-1] == 0
 
 
 def test_bytes_of_megatron():

@@ -74,7 +74,9 @@ def build_training(
         amp = partial(torch.autocast, device.type, dtype)
     else:
         policy.prepare(model)
-        kind = policy.optimizer if policy.weights is torch.float32 else fast.MasterWeights
+        # zero_grad() follows each step
+        kind = partial(fast.MasterWeights, consume_gradients=True)
+        kind = policy.optimizer if policy.weights is torch.float32 else kind
         optimizer = kind(model.parameters(), torch.optim.AdamW, lr=1e-3)
         scaler = fast.LossScaler() if policy.needs_scale else policy.scaler()
         amp = partial(policy.forward, device)
