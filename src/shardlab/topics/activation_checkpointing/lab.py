@@ -486,10 +486,10 @@ def higher_percent(found: Mapping[str, Dropped]) -> float:
 
 def table_of_dropout(found: Mapping[str, Dropped]) -> Table:
     rows = [
-        [name, f"{own.last_loss:.3f}", "0" if own.gradient_off == 0 else f"{own.gradient_off:.2f}"]
+        [name, f"{own.last_loss:.3f}", "0" if own.gradient_off == 0 else f"{own.gradient_off:.0%}"]
         for name, own in found.items()
     ]
-    return Table(["", "loss at the end", "first gradient off by"], rows)
+    return Table(["", "loss at the end", "first gradient off by (of its norm)"], rows)
 
 
 # --- on ranks -------------------------------------------------------------------------------------

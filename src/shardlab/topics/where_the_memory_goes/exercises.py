@@ -704,8 +704,8 @@ memory_that_grows = Exercise(
     misconceptions=(
         Misconception(
             _train(_leaky),
-            "each step leaves more behind than the one before, and it is neither parameters nor"
-            ' optimizer states. ledger.by_module("activations") says who made it; then ask who'
+            "after each step more is left than before, and it is neither parameters nor optimizer"
+            ' states. ledger.by_module("activations") says who made it; then ask who'
             " still holds it.",
         ),
         Misconception(
