@@ -222,3 +222,17 @@ def test_presets_are_dated():
     assert {row["name"]: row["read_on"] for row in rows} == {
         gpu.name: gpu.read_on for gpu in GPUS.values()
     }
+
+
+def test_layers_in_a_checkpoint_that_need_the_fewest_bytes():
+    """Must catch: an n in the table that is called the best and is not."""
+    said = r"layers=(\d+), recompute_every=(\d+)\) as exact` \(\$n = (\d+)\$\)"
+    rows = [tuple(map(int, row)) for row in re.findall(said, PAGES["activation-checkpointing"])]
+    assert len(rows) == 4
+    for layers, best, printed in rows:
+        given = dict(layers=layers, residual_bytes=1, layer_activation_bytes=16)
+        alive = {
+            n: evaluate(["grouped_activation_bytes"], recompute_every=n, **given)
+            for n in range(1, layers + 1)
+        }
+        assert best == printed == min(alive, key=lambda n: alive[n]["grouped_activation_bytes"])

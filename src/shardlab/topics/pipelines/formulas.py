@@ -177,9 +177,9 @@ def pipeline_idle_seconds(
     microbatch_forward_seconds,
 ):
     """time that each rank is idle in a step whose messages take no time. For zero bubble the
-    gradients of weights must take no longer than a forward and no longer than the gradients of
-    inputs, with at least p microbatches in H1 and 2p - 1 in H2. If all three take equally long,
-    H2's idle time is before the rank's first action and after its last"""
+    formula holds if the gradients of weights take no longer than a forward and no longer than the
+    gradients of inputs, and if there are at least p microbatches (H1) or 2p - 1 (H2). If all three
+    take equally long, H2's idle time is before the rank's first action and after its last"""
     return pipeline_last_rank * choose(
         pipeline_schedule,
         pipeline_microbatch_seconds,

@@ -50,8 +50,8 @@ def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
 
 @formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
 def save_interval_seconds(checkpoint_seconds, failure_seconds):
-    """training time between two checkpoints for which the least time is lost, if failures are much
-    rarer than one in the time of a checkpoint"""
+    """training time between two checkpoints for which the least time is lost, if the time between
+    failures is much longer than the time of a checkpoint"""
     return square_root(2 * checkpoint_seconds * failure_seconds)
 
 
