@@ -273,9 +273,7 @@ class AllWays(NamedTuple):
             messages, sent, received = found.values()
             assert counted["send"] == (messages, sent), rank
             assert counted["recv"].nbytes == received, rank
-        return (
-            f"formulas equal the counter: {reduced_bytes:,} bytes, at most {most_buckets} buckets"
-        )
+        return f"formulas: {reduced_bytes:,} bytes, as counted; at most {most_buckets} buckets"
 
 
 def count_all_ways(world, buckets: Callable, send_bucket: Callable) -> AllWays:
