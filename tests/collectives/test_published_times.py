@@ -44,8 +44,9 @@ def test_published_rows():
 
 
 def test_rings_of_nodes():
-    """A chunk crosses from node to node once for each node and round, counted in the plan; 4 GiB on
-    4 nodes of 8 B200 take 21 ms by the ring, where 22.05 were measured.
+    """In a round a chunk crosses from node to node once for each node, or for each node but one,
+    counted in the plan; the formula takes the second, as NCCL does. 4 GiB on 4 nodes of 8 B200
+    take 21 ms by the ring, where 22.05 were measured.
 
     Must catch: the old 137 and 167 ms, which gave a node one card; 62 network latencies instead of
     6; a ring of one rank a node that pays for NVLink."""
@@ -56,8 +57,8 @@ def test_rings_of_nodes():
         crossing = sum(move.source // each != move.target // each for move in of_one)
         names = ["ring_network_steps", "ring_node_steps"]
         found = evaluate(names, allow_unused=True, ranks=ranks, ranks_per_node=each)
-        # a chunk starts and ends at home, so in each round it crosses a border less at most
-        assert found["ring_network_steps"] == 2 * (nodes - 1) <= crossing + 2
+        # in a round a chunk leaves out one hop of the ring: a border, or a hop inside a node
+        assert found["ring_network_steps"] == 2 * (nodes - 1) <= crossing <= 2 * nodes
         assert sum(found.values()) == 2 * (ranks - 1) == len(of_one)
     published = from_bus(4 * GIB, 32, 377.34)
     assert published == pytest.approx(22.05e-3, rel=1e-3)

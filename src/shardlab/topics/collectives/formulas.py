@@ -287,8 +287,8 @@ def network_cards_in_use(network_cards_per_node, ranks_per_node):
 
 @formula(r"q_\text{net}", "count", source=_CORE, measured_by=_RINGS)
 def ring_network_steps(nodes):
-    """steps of a ring all-reduce in which a chunk crosses from node to node: once for each node, in
-    each round"""
+    """steps of a ring all-reduce in which a chunk crosses from node to node, as NCCL counts them:
+    in each round once for each node but one"""
     return 2 * (nodes - 1)
 
 
