@@ -29,16 +29,15 @@ from shardlab.topics.tensor_parallelism.steps import (
 CELLS = [name for *_, names in PAIR_COLUMNS for name in names]
 
 
+SHOWN = """([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
+  && document.querySelectorAll(".stepper svg .strong").length === ranks"""
+
+
 class Pairs(StepperCard):
     def choose(self, way, ranks):
         self.find(f"[name=pairs-way][value='{way}']").check()
         self.find(f"[name=pairs-n][value='{ranks}']").check()
-        until(
-            self.page,
-            """([count, ranks]) => +document.querySelector(".stepper [type=range]").max === count
-            && document.querySelectorAll(".stepper svg .strong").length === ranks""",
-            arg=[len(pair_steps(way, ranks)) - 1, ranks],
-        )
+        until(self.page, SHOWN, arg=[len(pair_steps(way, ranks)) - 1, ranks])
 
     def shows(self, way, ranks, number):
         return self.says(pair_steps(way, ranks), number)
@@ -48,6 +47,22 @@ class Pairs(StepperCard):
 def open_card(browser, card_pages):
     with opener(browser, card_pages["pairs"], Pairs) as open_it:
         yield open_it
+
+
+def test_a_second_choice_before_the_first_is_there(card):
+    """A reader chooses a way, and ranks while the data are on their way: both count.
+
+    Must catch: the second choice made from what is still shown, so that the first is lost."""
+    card.page.evaluate(
+        """() => { const append = document.head.append.bind(document.head), held = [];
+        document.head.append = node => held.push(node);
+        window.goOn = () => held.forEach(node => append(node)); }"""
+    )
+    card.find("[name=pairs-way][value='gathered again']").check()
+    card.find("[name=pairs-n][value='8']").check()
+    card.page.evaluate("goOn()")
+    until(card.page, SHOWN, arg=[len(pair_steps("gathered again", 8)) - 1, 8])
+    assert card.find("[name=pairs-way]:checked").input_value() == "gathered again"
 
 
 def test_the_page_has_pythons_data(card):

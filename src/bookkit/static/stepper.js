@@ -103,10 +103,18 @@
       next();
     }
 
+    let awaited = null; // the choice whose data are on their way: a second one, made meanwhile, adds to it
+
     function choose(change) {
-      const chosen = Object.assign({}, at, change);
+      const chosen = awaited = Object.assign({}, awaited || at, change);
       playOn(false);
-      fetched(root.dataset.script, chosen.name, chosen.n, () => { at = chosen; build(); announce(); });
+      fetched(root.dataset.script, chosen.name, chosen.n, () => {
+        if (chosen !== awaited) return;
+        at = chosen;
+        awaited = null;
+        build();
+        announce();
+      });
     }
 
     const moves = { first: () => go(0), back: () => go(at.number - 1), forward: () => go(at.number + 1), last: () => go(Infinity) };
