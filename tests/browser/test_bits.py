@@ -14,6 +14,7 @@ from visit import (
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
+    click,
 )
 
 from shardlab.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
@@ -31,7 +32,7 @@ class Bits(Card):
             self.find("#bits-step").fill(step)
 
     def turn(self, name, place):
-        self.find(f"[data-format={name}] [role=switch]").nth(place).click()
+        click(self.find(f"[data-format={name}] [role=switch]").nth(place))
 
     def bits(self, name):
         switches = self.find(f"[data-format={name}] [role=switch]")
@@ -130,7 +131,7 @@ def test_it_begins_with_the_first_example_and_shows_the_others(card):
     for place, (_, value, step) in enumerate(EXAMPLES):
         card.find("select").select_option(str(place))
         assert card.shows(value, step)
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     assert card.shows(*EXAMPLES[0][1:]) and card.find("select").input_value() == "0"
 
 

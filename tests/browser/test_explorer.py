@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from html import unescape
 
 import pytest
-from visit import DESKTOP, DRAWN, PHONE, Readers, stop_clock, until
+from visit import DESKTOP, DRAWN, PHONE, Readers, click, stop_clock, until
 
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.show.explorers import EXPLORERS
@@ -672,7 +672,7 @@ def test_menus_set_values_and_show_when_they_are_left(card):
         chosen = [("choose", menu.kind, name) for name in menu.names]
         shown = card.follow(chosen, "(root, kind) => root.querySelector(kind).value", of(menu))
         assert [value for _, value in shown] == list(menu.names)
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     card.unfold()
     moved, kind = next(
         (control, menu.kind)
@@ -716,7 +716,7 @@ def test_reset(card):
         card.type(boxes[0], "nonsense")
         assert card.errors
     assert card.words != words
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     assert card.words == words and card.pictures == pictures and card.errors == []
     assert [
         card.find(f"[data-kind={menu.kind}]").input_value() for menu in card.spec.menus
@@ -729,7 +729,7 @@ def test_copy_as_python(card):
 
     Mutation: leave out what is not the preset's; keep the old text when a value moves."""
     chance = random.Random(11)
-    card.find(".explorer-copy").click()
+    click(card.find(".explorer-copy"))
     until(
         card.page,  # a browser may take its time over the clipboard
         "name => ['Copied', 'Press Ctrl+C to"
@@ -909,7 +909,7 @@ def test_the_marker_of_time_is_logarithmic(open_card):
         places[0] - places[1] == pytest.approx(places[1] - places[2], abs=0.01)
         and places[0] - places[1] > 5
     )
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     shown = card.spec.compute(card.spec.start())
     card.type("utilisation", str(0.4 * shown["training_days"] / 365))
     ticks = card.find("svg .tick").all_text_contents()
@@ -1232,7 +1232,7 @@ def test_why_shows_the_equations_with_the_readers_numbers(card_in_chapter, explo
     card = card_in_chapter
     assert card.find(".explorer-equations").count() == 0, "nobody has asked for them yet"
     for _ in range(3):
-        card.find(".explorer-why > summary").click()
+        click(card.find(".explorer-why > summary"))
     card.find(".explorer-equations").wait_for()
     control = card.spec.controls[0]
     stop = control.stops[len(control.stops) // 2]

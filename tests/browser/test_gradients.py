@@ -13,6 +13,7 @@ from visit import (
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
+    click,
 )
 
 from shardlab.measure.recordings import read_all
@@ -103,7 +104,7 @@ def test_a_reader_moves_the_scale(card):
     assert card.shows(**chosen)
     assert card.find("#gradients-scale").get_attribute("aria-valuetext") == "2^7"
     assert card.find("#gradients-microbatches-value").text_content() == "8"
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     assert card.shows(**START)
     card.find("#gradients-scale").focus()
     card.page.keyboard.press("ArrowRight")

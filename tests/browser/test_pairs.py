@@ -13,6 +13,7 @@ from visit import (
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
+    click,
     until,
 )
 
@@ -132,7 +133,7 @@ def test_knobs(card):
     card.step(9)
     card.choose("gathered again", 8)
     assert card.shows("gathered again", 8, 9)
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     assert card.shows("tensor", 4, FIRST_SHOWN)
 
 

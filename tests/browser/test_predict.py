@@ -5,7 +5,7 @@ from pathlib import Path
 from shutil import copy
 
 import pytest
-from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings
+from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings, click
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = """# A page
@@ -97,7 +97,7 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
     page = opened(context, built)
     assert not page.get_by_text("Seven, as").is_visible()
     first = box(page, 0)
-    first.get_by_role("button", name="Lock it and look").click()
+    click(first.get_by_role("button", name="Lock it and look"))
     assert not page.get_by_text("Seven, as").is_visible()
     first.get_by_label("Your prediction").fill(" about <b>six</b> ")
     first.get_by_label("Your prediction").press("Enter")
@@ -107,7 +107,7 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
     page.close()
     page = opened(context, built)
     assert page.get_by_text("Seven, as").is_visible() and box(page, 0).locator("q").is_visible()
-    box(page, 0).get_by_role("button", name="Predict again").click()
+    click(box(page, 0).get_by_role("button", name="Predict again"))
     assert not page.get_by_text("Seven, as").is_visible()
     assert box(page, 0).get_by_label("Your prediction").input_value() == "about <b>six</b>"
     page.reload()
@@ -121,16 +121,16 @@ def test_a_fold_opens_and_nothing_else_hides(open_context, built):
     page = opened(open_context(), built)
     assert not page.locator("details.sd-dropdown[open]").count()
     box(page, 2).get_by_label("Your prediction").fill("8")
-    box(page, 2).get_by_role("button", name="Lock it and look").click()
+    click(box(page, 2).get_by_role("button", name="Lock it and look"))
     assert page.get_by_text("Eight.").is_visible()
     assert page.get_by_text("Words.").is_visible()
     assert box(page, 3).get_by_role("button", name="Lock it", exact=True).is_visible()
-    box(page, 0).get_by_role("button", name="Look without one").click()
+    click(box(page, 0).get_by_role("button", name="Look without one"))
     assert page.get_by_text("Seven, as").is_visible()
     assert box(page, 0).get_by_label("Your prediction").is_visible()
     assert not page.get_by_text("Nine, says").is_visible()
     assert page.get_by_text("Another paragraph.").is_visible()
-    box(page, 1).get_by_role("button", name="Look without one").click()
+    click(box(page, 1).get_by_role("button", name="Look without one"))
     assert page.get_by_text("Nine, says").is_visible()
 
 
@@ -157,7 +157,7 @@ def test_where_nothing_can_be_kept(open_context, built):
     )
     page = opened(context, built)
     box(page, 0).get_by_label("Your prediction").fill("6")
-    box(page, 0).get_by_role("button", name="Lock it and look").click()
+    click(box(page, 0).get_by_role("button", name="Lock it and look"))
     assert page.get_by_text("Seven, as").is_visible() and not page.watch.errors
 
 
@@ -167,5 +167,5 @@ def test_access_and_widths(open_context, built, options):
     page = opened(open_context(**options), built)
     assert not axe_findings(page) and not page.evaluate(BEYOND)
     box(page, 0).get_by_label("Your prediction").fill("a long prediction " * 8)
-    box(page, 0).get_by_role("button", name="Lock it and look").click()
+    click(box(page, 0).get_by_role("button", name="Lock it and look"))
     assert not axe_findings(page) and not page.evaluate(BEYOND)

@@ -11,6 +11,7 @@ from visit import (
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
+    click,
     stop_clock,
     until,
 )
@@ -242,7 +243,7 @@ def test_buttons_and_slider(card):
     Mutation: `disabled`, which drops the focus to the page."""
     for button, number in (("last", 6), ("forward", 6), ("back", 5), ("first", 0), ("forward", 1)):
         # Playwright would wait until it does something
-        card.find(f"[data-to={button}]").click(force=True)
+        click(card.find(f"[data-to={button}]"), force=True)
         assert card.shows(FIRST, RANKS_FIRST, number)
         assert card.page.evaluate("document.activeElement.dataset.to") == button
         dead = card.find("[data-to][aria-disabled=true]").evaluate_all(
@@ -272,7 +273,7 @@ def test_other_ranks_keep_a_valid_step(card):
         card.shows("broadcast", 5, 1)
         and card.find(".stepper-look").text_content() == COLLECTIVES["broadcast"].look
     )
-    card.find(".explorer-reset").click()
+    click(card.find(".explorer-reset"))
     assert card.shows(FIRST, RANKS_FIRST, 1) and card.find("select").input_value() == FIRST
     assert card.find("[type=radio]:checked").get_attribute("value") == str(RANKS_FIRST)
 
@@ -343,7 +344,7 @@ def test_space_plays_to_the_end_and_stops_there(open_card):
         card.find(".explorer-status").text_content()
         == stepper_steps(FIRST, RANKS_FIRST)[6].sentence
     )
-    card.find(".stepper-play").click()
+    click(card.find(".stepper-play"))
     card.page.clock.run_for(1500)
     assert card.shows(FIRST, RANKS_FIRST, 1)
     for stop in ("Space", "ArrowLeft"):
@@ -352,7 +353,7 @@ def test_space_plays_to_the_end_and_stops_there(open_card):
         here = card.at
         card.page.clock.run_for(5000)
         assert card.at == here and "playing" not in card.root.get_attribute("class")
-        card.find(".stepper-play").click()
+        click(card.find(".stepper-play"))
 
 
 def test_who_wants_no_motion_gets_none(open_card):
@@ -366,7 +367,7 @@ def test_who_wants_no_motion_gets_none(open_card):
     card.page.clock.run_for(10_000)
     assert card.shows(FIRST, RANKS_FIRST, 2)
     card = playing_card(open_card, reduced_motion="no-preference")
-    card.find(".stepper-play").click()
+    click(card.find(".stepper-play"))
     card.page.emulate_media(reduced_motion="reduce")
     until(card.page, "!document.querySelector('.stepper.playing')")
     here = card.at

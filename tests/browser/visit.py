@@ -324,6 +324,24 @@ def until(page, expression: str, arg=None, seconds: float = 30) -> None:
         page.wait_for_timeout(20)
 
 
+LISTEN = """node => {
+  node.arrived = false;
+  node.addEventListener("click", () => { node.arrived = true; }, {capture: true, once: true});
+}"""
+
+
+def click(locator, **how) -> None:
+    """A click of the mouse that arrives. A browser out of breath may lose one (in one of a thousand
+    runs beside busy processes), and Playwright takes a click without events for a success."""
+    node = locator.element_handle()
+    node.evaluate(LISTEN)
+    for _ in range(3):
+        locator.click(**how)
+        if node.evaluate("node => node.arrived"):
+            return
+    raise AssertionError(f"none of three clicks has arrived: {locator}")
+
+
 def frames(page, script: str):
     """What a script that waits for frames returns. Where the browser forgot to draw, the process in
     which it draws is started anew: then it goes on, as a tab that was never closed."""
