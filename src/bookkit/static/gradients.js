@@ -36,7 +36,7 @@
 
   function detail(sizes, kind, microbatches) {
     const best = largestScale(sizes, kind, microbatches), lost = percent(shares(sizes, kind, best - microbatches).lost);
-    return "The largest scale under which nothing overflows is " + power(best) + "; " + lost + " become" + s(lost) + " 0 there.";
+    return "The largest scale at which nothing overflows is " + power(best) + "; " + lost + " become" + s(lost) + " 0 there.";
   }
 
   // --- the picture --------------------------------------------------------------------------------------------------------

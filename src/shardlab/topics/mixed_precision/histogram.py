@@ -70,7 +70,7 @@ def shares(sizes: Sizes, kind: ShownFormat, exponent: int) -> Shares:
 
 
 def largest_scale(sizes: Sizes, kind: ShownFormat, microbatches: int) -> int:
-    """The exponent of the largest loss scale under which nothing overflows; microbatches is an
+    """The exponent of the largest loss scale at which nothing overflows; microbatches is an
     exponent too."""
     last = sizes.first + len(sizes.counts) - 1
     return kind.greatest_exponent - last + microbatches
@@ -96,7 +96,7 @@ def share_detail(sizes: Sizes, kind: ShownFormat, microbatches: int) -> str:
     best = largest_scale(sizes, kind, microbatches)
     lost = percent(shares(sizes, kind, best - microbatches).lost)
     return (
-        f"The largest scale under which nothing overflows is {power(best)}; {lost} become"
+        f"The largest scale at which nothing overflows is {power(best)}; {lost} become"
         f"{'s' if lost == 'none' else ''} 0 there."
     )
 

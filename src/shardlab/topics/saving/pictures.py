@@ -20,7 +20,7 @@ SAVE_MOMENTS = (
     SaveMoment("manifest", OLD_SAVE),
     SaveMoment("rename", OLD_SAVE),
     SaveMoment("flush", NEW_SAVE),
-    SaveMoment("old one goes", NEW_SAVE),
+    SaveMoment("oldest goes", NEW_SAVE),
 )
 OVERWRITE_MOMENTS = (
     SaveMoment("opens the old file, empties it", NO_SAVE),
