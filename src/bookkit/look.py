@@ -110,11 +110,11 @@ def _without_roles(body):
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
 
-# What no rule of a style sheet shows: spaces and punctuation of code have the colour of text, words
+# What no rule of a style sheet shows: spaces, signs and names of code have the colour of text, words
 # of inline code that of the code, inline code is an element of its own, links within the book look
 # like any link, and book.css hides sphinx-design's mark of a folded box.
 UNSEEN = re.compile(
-    r'<span class="(?:[pw]|pre)">([^<]*)</span>'
+    r'<span class="(?:[nopw]|nn|bp|pre)">([^<]*)</span>'
     r'|(<a) class="reference internal"(?= href=)'
     r'|(<code class=")docutils literal (?=notranslate")'
     r'|<span class="sd-summary-state-marker[^>]*>\s*<svg\b.*?</svg>\s*</span>',

@@ -374,11 +374,13 @@ def test_what_nobody_sees_is_not_sent():
 
     body = (
         '<summary>More<span class="sd-summary-state-marker right">\n<svg><path d="M1"></path></svg>'
-        '</span></summary><pre><span class="n">f</span><span class="p">(</span><span class="p">)'
-        '</span></pre><a class="reference internal" href="b.html">b</a>'
+        '</span></summary><pre><span class="k">del</span> <span class="n">f</span><span class="p">('
+        '</span><span class="p">)</span></pre><a class="reference internal" href="b.html">b</a>'
+        '<code class="docutils literal notranslate">c</code>'
     )
     assert _without_unseen(body) == (
-        '<summary>More</summary><pre><span class="n">f</span>()</pre><a href="b.html">b</a>'
+        '<summary>More</summary><pre><span class="k">del</span> f()</pre><a href="b.html">b</a>'
+        '<code class="notranslate">c</code>'
     )
 
 
