@@ -92,7 +92,7 @@ def gradient_buckets_at_most(parameter_tensors, gradient_bytes, bucket_bytes):
 @formula(r"Q_\text{step}", "bytes", source=_RING, measured_by=_RING_SENT)
 def data_parallel_sent_bytes(data_parallel, reduced_bytes):
     """bytes that a rank sends in a step around a ring: for many ranks about twice the gradients,
-    whatever the number of ranks"""
+    however many there are"""
     return ceil_div(2 * (data_parallel - 1) * reduced_bytes, data_parallel)
 
 
