@@ -282,7 +282,7 @@ def test_steps_on_record():
         == want["optimizer_bytes"] + want["step_counter_bytes"]
         == 128_727_248
     )
-    # the sum of the loss's weights is no longer needed
+    # the sum of the targets' weights is no longer needed
     assert found.peak.bytes.activations == want["activation_bytes"] - 4
     assert found.peak.bytes.temporaries == 2 * want["logit_bytes"] + 8
     recorded = {

@@ -127,7 +127,7 @@ def kept_activation_bytes(
     batch_bytes, mask_bytes, kept_layers_bytes, head_activation_bytes, logit_bytes
 ):
     """bytes that forward and loss keep: batch, mask after the embedding, layers, head, log-softmax,
-    and the sum of the loss's weights (4)"""
+    and the sum of the targets' weights in the loss (4)"""
     return batch_bytes + mask_bytes + kept_layers_bytes + head_activation_bytes + logit_bytes + 4
 
 

@@ -313,7 +313,7 @@ def activation_bytes(
     batch_bytes, mask_bytes, layers, layer_activation_bytes, head_activation_bytes, logit_bytes
 ):
     """bytes that forward and loss keep for backward: batch, mask after the embedding, layers,
-    head, log-softmax, and the sum of the loss's weights (4)"""
+    head, log-softmax, and the sum of the targets' weights in the loss (4)"""
     return (
         batch_bytes
         + mask_bytes

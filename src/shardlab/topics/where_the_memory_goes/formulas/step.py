@@ -163,8 +163,8 @@ def saved(activation_bytes):
 
 @STEP.place("loss", phase="backward", symbol="_2", total="loss_peak_bytes")
 def loss(activation_bytes, logit_bytes):
-    """in the backward of the log-softmax: everything saved but the sum of the loss's weights (4),
-    and two gradients as large as the saved log-softmax"""
+    """in the backward of the log-softmax: everything saved but the sum of the targets' weights
+    (4), and two gradients as large as the saved log-softmax"""
     return live(activations=activation_bytes - 4, temporaries=2 * logit_bytes + 8)
 
 
