@@ -110,9 +110,9 @@ def _without_roles(body):
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
 
-# What no rule of a style sheet shows: spaces, signs and names of code have the colour of text, words
-# of inline code that of the code, inline code is an element of its own, links within the book look
-# like any link, and book.css hides sphinx-design's mark of a folded box.
+# What no rule of a style sheet shows: spaces, signs and names of code have the colour of text, and
+# words of inline code that of the code. Inline code is an element of its own, links within the book
+# look like any link, and book.css hides sphinx-design's mark of a folded box.
 UNSEEN = re.compile(
     r'<span class="(?:[nopw]|nn|bp|pre)">([^<]*)</span>'
     r'|(<a) class="reference internal"(?= href=)'
