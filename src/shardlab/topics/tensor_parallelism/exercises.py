@@ -469,7 +469,7 @@ enter_columns = Exercise(
             "Forward hands x on as it is, whole: the columns' weights are cut, and not x.",
         ),
     ),
-    right="nothing forward; backward the parts of x's gradient are added up.",
+    right="nothing in forward; in backward, the parts of x's gradient are added up.",
 )
 
 leave_rows = Exercise(
@@ -547,7 +547,7 @@ leave_rows = Exercise(
             "A term has the size of the sum: forward adds the ranks' terms up, and cuts nothing.",
         ),
     ),
-    right="forward the terms are added up; backward each rank has y's gradient already.",
+    right="in forward, the terms are added up; in backward, each rank has y's gradient already.",
 )
 
 
@@ -981,7 +981,7 @@ loss_of_cut_scores = Exercise(
             "scores.max(1) is a pair, of values and of places: take scores.amax(1).",
         ),
     ),
-    right="two messages, of three numbers for each target, whatever the vocabulary.",
+    right="two messages, with three numbers in all for each target, whatever the vocabulary.",
 )
 
 

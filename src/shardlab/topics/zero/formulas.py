@@ -63,8 +63,8 @@ formula = BOOK.section(source=_STATES, measured_by=_KEPT)
 
 @formula(r"\Psi_r", "parameters")
 def zero_shard_parameters(parameters, data_parallel, rank):
-    """elements of the rank's shard: where the number of ranks does not divide them, the first
-    shards have one more"""
+    """elements of the rank's shard; where the number of ranks does not divide the parameters, the
+    first shards have one element more"""
     return shard_of(parameters, data_parallel, rank)
 
 
