@@ -122,4 +122,6 @@ def called_with_nothing():
 def test_the_sentence_comes_on_every_rank(pair):
     """Must catch: an error that a rank keeps for itself, or that cannot travel."""
     sentences = pair.run(called_with_nothing)
-    assert len(set(sentences)) == 1 and sentences[0].startswith("nothing that checkpoint() got")
+    assert len(set(sentences)) == 1 and sentences[0].startswith(
+        "nothing that checkpoint() was given"
+    )

@@ -126,14 +126,14 @@ def test_without_a_recording_a_page_has_no_box(build):
         assert "Look at the rest." not in text and "make gpu" not in text
         assert text.lower().count(NOT_RECORDED.lower()) == 1  # the role, which is one number
         assert "Nothing in this edition has been recorded on a GPU." in text
-        assert "which no GPU has made yet: matmul.rate, step.peak." in text
+        assert "once a GPU has made them: matmul.rate, step.peak." in text
 
 
 def test_what_one_recording_lacks_is_listed(build):
     """Must catch: a list of what is missing that a recording of something else empties."""
     text, warnings = build(PAGE, gpu(rows=ROWS[:2]))
     assert not warnings and "step, peak (loop)" in text
-    assert "which no GPU has made yet: matmul.rate." in text
+    assert "once a GPU has made them: matmul.rate." in text
 
 
 RACE = """# Page
