@@ -105,7 +105,8 @@ COLLECTIVE_COST = Explorer(
             "; inside a node {node_latency_seconds:short duration} and {node_bytes_per_second}. All"
             " rings together have {ring_bytes_per_second}: the slower of the link inside a node and"
             " {network_cards_in_use:exact} network card{network_cards_in_use:s}. The tree"
-            " and the naive way use one link each and ignore nodes",
+            " and the naive way use one link each and ignore nodes; the parts of the hierarchical"
+            " all-reduce come one after another, its upper bound",
             unless=(("ranks_per_node", 1),),
         ),
         Say("."),
