@@ -18,7 +18,7 @@ def policy_line(number):
 
 RECOMPUTE = Explorer(
     name="recompute",
-    title="What do layers keep, and what does computing it again cost?",
+    title="What do layers keep, and what does it cost to compute the rest again?",
     menus=(
         Menu(
             "model", "Model", without=("head_size", "query_key_norms", "norms_per_layer", "experts")
@@ -61,7 +61,7 @@ RECOMPUTE = Explorer(
             tensor_parallel=1,
             tensor_rank=0,
             sequence_parallel=1,
-            regather=0,
+            regather=1,
             fused_attention=1,
             dropout=0,
             pcie_bytes_per_second=31e9,
@@ -116,8 +116,8 @@ RECOMPUTE = Explorer(
             " {checkpoint_input_bytes}. Copies hide behind forward on a link of at least"
             " {hiding_bytes_per_second:bandwidth}. The fewest bytes are alive at a time with"
             " about {best_recompute_every} layers in a checkpoint. Assumed: {utilisation} of"
-            " the GPU's arithmetic, 16-bit activations without autocast, no messages, and"
-            " sequence parallelism if there are several ranks."
+            " the GPU's arithmetic, 16-bit activations without autocast, no messages, and, with"
+            " several ranks, sequence parallelism that gathers again in backward."
             " Head, logits and states come on top."
         ),
     ),

@@ -595,7 +595,7 @@ def offloaded_forward_seconds(layers, layer_forward_seconds, layer_copy_seconds)
 
 @formula(r"\tau_\text{bwd}^\text{off}", "seconds")
 def offloaded_backward_seconds(layers, layer_backward_seconds, layer_copy_seconds):
-    """time of the layers' backward: backward waits for the first copy, and the other copies come
+    """time of the layers' backward: backward waits for the first copy back, and the others come
     while layers compute"""
     return (
         layer_copy_seconds
@@ -614,8 +614,8 @@ def offloaded_seconds(offloaded_forward_seconds, offloaded_backward_seconds):
 def copies_exposed_seconds(
     offloaded_seconds, layers, layer_forward_seconds, layer_backward_seconds
 ):
-    """time that copies add to a step. The step always waits for the first and the last copy, unless
-    the loss hides them"""
+    """time that copies add to a step. Even on a fast link the step waits for the last copy to the
+    host and the first copy back, unless the loss hides them"""
     return offloaded_seconds - layers * (layer_forward_seconds + layer_backward_seconds)
 
 
