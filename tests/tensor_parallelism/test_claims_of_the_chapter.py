@@ -53,7 +53,7 @@ def share(t, hidden, heads):
         utilisation=1.0,
         flops_per_second=ONE_GPU * 1e12,
         ranks_per_node=8,
-        node_bytes_per_second=234e9,
+        node_bytes_per_second=235e9,
         node_latency_seconds=3e-6,
         link_bytes_per_second=25e9,
         latency_seconds=1e-5,

@@ -101,8 +101,8 @@ ZERO = Explorer(
         Say("; a card of {gpu_memory_bytes} has {free_bytes} left. ", when=(("fits", 1),)),
         Say(
             "A rank sends {zero_sent_bytes} in a step, which a ring of {link_bytes_per_second}"
-            " carries in {zero_communication_seconds:short duration}, and waits"
-            " {zero_exposed_seconds:short duration} of that time, on top of"
+            " carries in {zero_communication_seconds:short duration}. The rank waits"
+            " for {zero_exposed_seconds:short duration} of that time, on top of"
             " {zero_compute_seconds:short duration} of computing."
         ),
     ),

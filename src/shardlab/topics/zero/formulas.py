@@ -154,7 +154,7 @@ def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, grad
 @formula(r"M_\text{trans}", "bytes")
 def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
     """bytes that stage 3 holds besides the shards at its peak, without messages in transit: the
-    part of the peak that 16 bytes over d leaves out"""
+    part of the peak that 16 bytes for each parameter, divided by d, leave out"""
     return zero_unit_backward_bytes + zero_root_backward_bytes
 
 
