@@ -7,8 +7,8 @@ from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, Explorer
 from shardlab.show.stops import powers_of_two, steps_of_ten
 from shardlab.topics.activation_checkpointing.timeline import COPY_COLOURS, OFFLOADED_STEP
 
-RECOMPUTED = ((0, "none"), (1, "core"), (2, "cheap"), (3, "layers"))
-IN_WORDS = ("nothing again", "attention's core", "cheap: no products", "whole layers")
+RECOMPUTED = ((0, "none"), (1, "core"), (2, "all but products"), (3, "layers"))
+IN_WORDS = ("nothing again", "attention's core", "all but products", "whole layers")
 EVERY = tuple(range(1, 33))
 
 
@@ -107,14 +107,14 @@ RECOMPUTE = Explorer(
         ),
         Say(
             "Copying the kept bytes to the host over {pcie_bytes_per_second:bandwidth} adds"
-            " {copies_exposed_seconds:short duration} that nothing hides."
+            " {copies_exposed_seconds:short duration} that no layer hides."
         ),
     ),
     detail=(
         Say(
             "A layer keeps {tensor_kept_layer_bytes} of {tensor_layer_bytes}; its input takes"
             " {checkpoint_input_bytes}. Copies hide behind forward on a link of at least"
-            " {hiding_bytes_per_second:bandwidth}. The fewest bytes are alive at a time with"
+            " {hiding_bytes_per_second:bandwidth}. The layers' peak is lowest with"
             " about {best_recompute_every} layers in a checkpoint. Assumed: {utilisation} of"
             " the GPU's arithmetic, 16-bit activations without autocast, no messages, and, with"
             " several ranks, sequence parallelism that gathers again in backward."

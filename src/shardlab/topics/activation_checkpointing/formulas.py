@@ -27,7 +27,8 @@ from shardlab.formulas.subset import (
 BOOK.given(
     r"""
 recompute_policy | i_\text{pol} | count, from 0 to 3, usually 0 | what is computed again in
-    backward: 0 nothing, 1 the core of attention, 2 all but matrix products, 3 whole layers
+    backward: 0 nothing, 1 the core of attention, 2 all but the products of linear
+    layers and fused attention, 3 whole layers
 recompute_every | n_\text{ck} | count, usually 1 | layers in one checkpoint, where whole layers are
     recomputed
 partition_activations | 1_\text{part} | count, from 0 to 1, usually 0 | 1 if each rank of a
@@ -84,8 +85,9 @@ def products_kept_layer_bytes(
     heads,
     microbatch_tokens,
 ):
-    """bytes that a layer keeps when everything but matrix products is recomputed: its input, the
-    outputs of the linear layers, and the output and the log-sum-exp of fused attention"""
+    """bytes that a layer keeps when all but the products of linear layers and fused attention is
+    recomputed: its input, the outputs of the linear layers, and the output and the log-sum-exp of
+    fused attention"""
     return (
         residual_bytes
         + query_key_value_bytes
@@ -698,9 +700,9 @@ def tensor_products_kept_bytes(
     tensor_feed_forward,
     sequence_parallel,
 ):
-    """bytes that a rank keeps of a layer when everything but matrix products is recomputed. A
-    product that an all-reduce changes in place is computed again; a product that a reduce-scatter
-    reads is kept whole"""
+    """bytes that a rank keeps of a layer when all but the products of linear layers and fused
+    attention is recomputed. A product that an all-reduce changes in place is computed again; a
+    product that a reduce-scatter reads is kept whole"""
     return (
         checkpoint_input_bytes
         + floor_div(
@@ -794,17 +796,20 @@ def held_kept_bytes(
 
 
 @formula(r"A_\text{group}^t", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
-def recomputed_group_bytes(stage_layers, recompute_every, tensor_layer_bytes):
-    """bytes of all activations of a checkpoint's layers on a rank"""
-    return minimum(stage_layers, recompute_every) * tensor_layer_bytes
+def recomputed_group_bytes(recompute_policy, stage_layers, recompute_every, tensor_layer_bytes):
+    """bytes of all activations of the layers that are at work together on a rank: those of one
+    checkpoint where whole layers are recomputed, one layer otherwise"""
+    return tensor_layer_bytes * where(
+        recompute_policy < 3, 1, minimum(stage_layers, recompute_every)
+    )
 
 
 @formula(r"A_\text{held}^\text{work}", "bytes", measured_by=f"{_FILE}::test_kept_in_flight")
 def held_working_bytes(
-    recompute_policy, held_kept_bytes, recomputed_group_bytes, checkpoint_input_bytes
+    recompute_policy, held_kept_bytes, recomputed_group_bytes, tensor_kept_layer_bytes
 ):
-    """most bytes of activations on a rank of a pipeline: the kept bytes, and the activations of the
-    checkpoint that is being recomputed, whose input counts once"""
+    """most bytes of activations on a rank of a pipeline: the kept bytes, and the other activations
+    of the layers at work, which are computed again"""
     return held_kept_bytes + where(
-        recompute_policy < 3, 0, recomputed_group_bytes - checkpoint_input_bytes
+        recompute_policy < 1, 0, maximum(recomputed_group_bytes - tensor_kept_layer_bytes, 0)
     )

@@ -38,8 +38,8 @@ def has_dropout(dropout):
 
 @formula(r"1_\text{scores}", "count", source=_GPT)
 def keeps_scores(has_dropout, fused_attention):
-    """1 if attention keeps its scores, as unfused attention does; dropout on the scores rules out
-    fused attention"""
+    """1 if attention keeps its scores, as unfused attention does; in this book's GPT dropout on the
+    scores rules out fused attention"""
     return where(equal(has_dropout, 1), 1, 1 - fused_attention)
 
 

@@ -22,7 +22,8 @@ def head_columns(head_size, hidden, heads):
 
 @formula(r"h_\text{q}", "count", measured_by="tests/engines/test_formulas.py::test_sizes_of_heads")
 def query_size(heads, head_columns):
-    """columns of the queries of all heads: h, unless the model gives the columns of a head"""
+    """columns of the queries of all heads: h, unless the model sets the number of columns of
+    a head itself"""
     return heads * head_columns
 
 
