@@ -8,6 +8,7 @@ repair here and nowhere else. Tested with torch 2.6 and 2.13.
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -411,17 +412,20 @@ def abort_process_groups() -> None:
 
 def watch_new_groups(
     seen: Callable[[list[int] | None, bool], None],
+    within: Callable[[], AbstractContextManager] = nullcontext,
 ) -> Callable[[], None]:
     """Calls `seen(ranks, among themselves)` before each process group that is made by new_group, a
-    device mesh or anything else of PyTorch. Returns a function that ends the watch. Without it, a
-    rank that leaves a new_group out is not named, and the others wait for half an hour."""
+    device mesh or anything else of PyTorch, which is then made within `within()`. Returns a
+    function that ends the watch. Without it, a rank that leaves a new_group out is not named, and
+    the others wait for half an hour."""
     module = dist.distributed_c10d
     original = module._new_group_with_tag
 
     @functools.wraps(original)
     def make(ranks=None, *args, **named):
         seen(ranks, named.get("use_local_synchronization", False))
-        return original(ranks, *args, **named)
+        with within():
+            return original(ranks, *args, **named)
 
     module._new_group_with_tag = make
     return lambda: setattr(module, "_new_group_with_tag", original)

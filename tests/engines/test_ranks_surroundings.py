@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import cloudpickle
@@ -72,6 +73,32 @@ def test_answers_belong_to_their_question(two):
     two.run(fork)
     time.sleep(0.2)
     assert [two.run(rank_of_two), two.run(lambda: "third")] == [RIGHT, ["third"] * 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the policy is Linux's")
+def test_threads_that_move_messages_wait_for_their_turn(two):
+    """In the first process group, in one made later, and in the one made anew after a fault; the
+    thread that computes keeps its policy.
+
+    Must catch: groups made without `woken_threads_wait`, in `regroup` or in `watch_new_groups`; a
+    policy that is not taken back."""
+
+    def policies(later=True):
+        import torch.distributed as dist
+
+        if later:
+            dist.new_group([0, 1])
+        threads = Path("/proc/self/task").iterdir()
+        names = {int(thread.name): (thread / "comm").read_text() for thread in threads}
+        movers = [thread for thread, name in names.items() if name.startswith("gloo_tcp_loop")]
+        assert len(movers) >= 1 + later
+        return {os.sched_getscheduler(mover) for mover in movers}, os.sched_getscheduler(0)
+
+    expected = [({os.SCHED_BATCH}, os.SCHED_OTHER)] * 2
+    assert two.run(policies) == expected
+    with pytest.raises(RankError):
+        two.run(lambda: 1 / 0)
+    assert two.run(policies, False) == expected
 
 
 def test_two_threads_take_turns(two):

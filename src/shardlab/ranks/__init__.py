@@ -24,6 +24,7 @@ the ranks that waited for it: see faults.py.
                  streams.py   what a rank prints, at its end; output.py at the parent's
                  staging.py   send and recv of CUDA tensors by gloo, through the host
                  devices.py   which GPU, which backend
+                 scheduling.py threads that move messages do not interrupt those that compute
                  torchrun.py  the same where torchrun is the parent
                  magic.py     %%ranks
     faults       calls.py     every collective of a process, seen where PyTorch hands it to the

@@ -37,6 +37,7 @@ from .faults import (
 )
 from .findings import Finding, first_finding
 from .messages import BringsNaN, Disagreement
+from .scheduling import woken_threads_wait
 from .shared import SharedFile
 from .watch import LOOK_SECONDS
 
@@ -83,12 +84,13 @@ class Torchrun:
             torch.cuda.set_device(self.device)
         if self.ours:
             backends = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
-            dist.init_process_group(
-                backends,
-                rank=self.rank,
-                world_size=world_size,
-                timeout=timedelta(seconds=2 * patience_seconds + 30),
-            )
+            with woken_threads_wait():
+                dist.init_process_group(
+                    backends,
+                    rank=self.rank,
+                    world_size=world_size,
+                    timeout=timedelta(seconds=2 * patience_seconds + 30),
+                )
         self.open, self.board = ExitStack(), None
         if world_size > MOST_RANKS or sys.platform != "linux":
             return self._say(
@@ -103,7 +105,7 @@ class Torchrun:
         self.board = self._board(local, here)
         self.checks = Checks(self.board, self.rank, forbid_nan)
         self.open.enter_context(listening(self._check))
-        self.open.callback(watch_new_groups(self._check_group))
+        self.open.callback(watch_new_groups(self._check_group, woken_threads_wait))
         ended = threading.Event()
         self.open.callback(ended.set)
         threading.Thread(target=self._watch, args=(ended,), daemon=True).start()

@@ -33,6 +33,7 @@ from .devices import CannotBeHad, choose_device
 from .links import enter_namespaces
 from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
+from .scheduling import woken_threads_wait
 from .started import below, kill
 from .stopping import (
     Stopped,
@@ -88,7 +89,7 @@ class Rank:
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         board = Board(self.place.board, self.place.world_size)
         self.checks = Checks(board, self.place.rank, self.place.forbid_nan)
-        watch_new_groups(self.checks.new_group)
+        watch_new_groups(self.checks.new_group, woken_threads_wait)
         with listening(self.checks):
             self.work(self.inbox)
         kill(below(self.pid))
@@ -196,13 +197,14 @@ class Rank:
         backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
         # The parent notices a collective that waits too long, and knows for whom. The backend's own
         # limit is for when it cannot.
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore(str(generation), self.store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=timedelta(seconds=2 * place.patience_seconds + 30),
-        )
+        with woken_threads_wait():
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(str(generation), self.store),
+                rank=place.rank,
+                world_size=place.world_size,
+                timeout=timedelta(seconds=2 * place.patience_seconds + 30),
+            )
         self.group = dist.group.WORLD
         return cloudpickle.dumps((str(self.device), self.backend))
 
