@@ -295,7 +295,7 @@ def weigh_rungs() -> WeighedRungs:
 
 def given_to_explorer() -> dict:
     """The GPT with each block in a checkpoint, and what the ledger finds its blocks to keep."""
-    given = given_of_rung(RUNGS["each block"]) | dict(sequence_parallel=0)
+    given = given_of_rung(RUNGS["each block"]) | dict(sequence_parallel=0, regather=0)
     measured = dict(rank_layers_kept_bytes=weigh_rung("each block").kept - outside_layers())
     return dict(
         measured=measured, **{name: given[name] for name in RECOMPUTE.inputs if name in given}
