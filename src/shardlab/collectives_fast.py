@@ -4,12 +4,12 @@
 
 `run` makes the same moves of the same plans and differs in three ways.
 
-- Pieces. A message is sent in pieces of 4 MiB: one piece is added while the next travels. Smaller
-pieces cost wake-ups. - In place. A chunk that is copied, not added, is received directly into its
-memory. - No flat copy. A chunk may be a list of pieces in separate memory. The pieces are not
-overwritten: a sum replaces its piece in the list, and a piece that was sent leaves the list. So
-reduce_scatter needs no copy
-  of its input, and a ring around many gradients needs no tensor that holds them all.
+- Pieces: a message is sent in pieces of 4 MiB, and one piece is added while the next travels.
+  Smaller pieces cost wake-ups.
+- In place: a chunk that is copied, not added, is received directly into its memory.
+- No flat copy: a chunk may be a list of pieces in separate memory. The pieces are not overwritten:
+  a sum replaces its piece in the list, and a piece that was sent leaves the list. So reduce_scatter
+  needs no copy of its input, and a ring around many gradients needs no tensor that holds them all.
 
 gloo's segments and NCCL's slices have the same purpose.
 """
