@@ -132,8 +132,8 @@ formula = BOOK.section(source=_OURS, measured_by=_PEAK)
 
 @formula(r"M_\text{whole}", "bytes")
 def zero_gathered_bytes(zero_unit_parameters, zero_root_parameters, parameter_element_bytes):
-    """bytes of whole parameters that a rank holds at a time in stage 3: one unit's and the
-    root's"""
+    """bytes of whole parameters that a rank holds at a time in stage 3, if no unit is gathered
+    ahead: one unit's and the root's"""
     return parameter_element_bytes * (zero_unit_parameters + zero_root_parameters)
 
 
@@ -153,8 +153,9 @@ def zero_root_backward_bytes(zero_root_parameters, parameter_element_bytes, grad
 
 @formula(r"M_\text{trans}", "bytes")
 def zero_transient_bytes(zero_unit_backward_bytes, zero_root_backward_bytes):
-    """bytes that stage 3 holds besides the shards at its peak, without messages in transit: the
-    part of the peak that 16 bytes for each parameter, divided by d, leave out"""
+    """bytes that stage 3 holds besides the shards at its peak, if no unit is gathered ahead, and
+    without messages in transit: the part of the peak that 16 bytes for each parameter, divided by
+    d, leave out"""
     return zero_unit_backward_bytes + zero_root_backward_bytes
 
 
