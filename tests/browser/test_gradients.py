@@ -9,11 +9,11 @@ from visit import (
     BEYOND,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
-    PAPER,
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
     click,
+    on_paper,
 )
 
 from shardlab.measure.recordings import read_all
@@ -159,8 +159,7 @@ def test_without_javascript_the_table_is_there(open_card):
 
 def test_on_paper(card):
     """Mutation: sliders printed, or the table left out."""
-    card.page.set_viewport_size(PAPER)
-    card.page.emulate_media(media="print")
+    on_paper(card.page)
     assert card.find("table").is_visible() and not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(PAPER_PROBLEMS) + card.page.evaluate(BEYOND)
 

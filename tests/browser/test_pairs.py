@@ -9,11 +9,11 @@ from visit import (
     BEYOND,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
-    PAPER,
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
     click,
+    on_paper,
     until,
 )
 
@@ -158,8 +158,7 @@ def test_without_javascript_and_on_paper_a_table_says_it(open_card):
     assert rows == [[step.sentence, step.detail] for step in pair_steps("tensor", 4)]
     assert not card.page.evaluate(EXPLORERS_AT_REST) + card.page.evaluate(NO_SCRIPT_PROBLEMS)
     printed = open_card()
-    printed.page.set_viewport_size(PAPER)
-    printed.page.emulate_media(media="print")
+    on_paper(printed.page)
     assert printed.find("table").is_visible() and printed.find("svg").first.is_visible()
     assert not printed.page.evaluate(PAPER_PROBLEMS) + printed.page.evaluate(BEYOND)
 

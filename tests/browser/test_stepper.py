@@ -7,11 +7,11 @@ from visit import (
     BEYOND,
     EXPLORERS_AT_REST,
     NO_SCRIPT_PROBLEMS,
-    PAPER,
     PAPER_PROBLEMS,
     PHONE,
     axe_findings,
     click,
+    on_paper,
     stop_clock,
     until,
 )
@@ -432,8 +432,7 @@ def test_without_javascript_the_table_stands_there(open_card):
 
 def test_on_paper_the_table_stands_below_the_picture(card):
     """Mutation: leave the table hidden in print, or print the buttons."""
-    card.page.set_viewport_size(PAPER)
-    card.page.emulate_media(media="print")
+    on_paper(card.page)
     assert card.find("table").is_visible() and card.find("svg").first.is_visible()
     assert not card.page.evaluate(EXPLORERS_AT_REST)
     assert not card.page.evaluate(PAPER_PROBLEMS) + card.page.evaluate(BEYOND)

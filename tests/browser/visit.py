@@ -355,6 +355,13 @@ def frames(page, script: str):
     return page.evaluate(script)
 
 
+def on_paper(page, **media):
+    """The page as it is printed, with its pictures drawn as wide as the paper."""
+    page.set_viewport_size(PAPER)
+    page.emulate_media(media="print", **media)
+    frames(page, DRAWN)
+
+
 def drawing_processes() -> list:
     """The processes in which browsers of this test run draw. Each browser starts its own again when
     it is gone."""
@@ -515,9 +522,7 @@ def visit(context, address: str, looks: dict | None = None, inert="") -> Visit:
     in_colours(page, "light")
     light = axe_findings(page, looks.setdefault("light", {}))
     keyboard = walk(page, values, moved_elsewhere=EXPLORER_IDS, inert=inert)
-    page.set_viewport_size(PAPER)
-    page.emulate_media(media="print", color_scheme="dark")
-    frames(page, DRAWN)  # nobody scrolls through a page before it is printed
+    on_paper(page, color_scheme="dark")  # nobody scrolls through a page before it is printed
     paper = page.evaluate(BEYOND) + page.evaluate(PAPER_PROBLEMS)
     explorers = page.evaluate(EXPLORERS_AT_REST)
     page.close()
