@@ -28,9 +28,9 @@ from shardlab.measure.races import Result
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.zero import stage1, stage2
-from shardlab.zero.native import best_collectives
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.stage3 import fully_shard
+from shardlab.zero.torch_collectives import best_collectives
 
 MEGABITS = 200  # a second
 UNITS, UNIT_BYTES = 4, 3_750_000  # a message of 150 ms, and 10 ms pass free after a pause

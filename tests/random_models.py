@@ -26,13 +26,13 @@ from shardlab.data_parallel import (
     PerTensor,
 )
 from shardlab.torch_internals import tree_leaves
-from shardlab.zero import faster
+from shardlab.zero import fast_ring
+from shardlab.zero.backward_entries import NoSecondGradient
 from shardlab.zero.flat import CannotShard, Ring
-from shardlab.zero.native import Native
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import clip_gradients
-from shardlab.zero.other_ways import NoSecondGradient
 from shardlab.zero.placeholders import NotGathered
-from shardlab.zero.whole import unsharded
+from shardlab.zero.torch_collectives import Native
 
 REFUSALS = (CannotReplicate, CannotShard, NotGathered, NoSecondGradient)
 LADDER = {
@@ -441,8 +441,8 @@ def wrapped(case: Case, model: Model) -> tuple[nn.Module, torch.optim.Optimizer]
     if stage == 3:
         options = dict(units=dict.fromkeys(model.pieces[number] for number in case.units))
     chosen = {
-        "faster": faster.Ring(),
-        "small parts": faster.Ring(small_bytes=16, piece_bytes=80),
+        "faster": fast_ring.Ring(),
+        "small parts": fast_ring.Ring(small_bytes=16, piece_bytes=80),
         "native": Native(),
         "default": Ring(),
     }

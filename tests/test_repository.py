@@ -258,7 +258,7 @@ def described() -> set[str]:
 
 
 def exists(name: str) -> bool:
-    """`zero/`, `gpt.py` or `shardlab.zero.native.Native` among the sources, or a path from the
+    """`zero/`, `gpt.py` or `shardlab.zero.prefetch.Prefetch` among the sources, or a path from the
     root; the name of what every topic may have."""
     if name.startswith("shardlab."):
         path = SOURCES / name.replace(".", "/")

@@ -14,8 +14,8 @@ from shardlab.recompute_selective import checkpoint_selective
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.torch_internals import FakeTensorMode
 from shardlab.zero import checks
-from shardlab.zero.door import shard
-from shardlab.zero.native import Native
+from shardlab.zero.api import shard
+from shardlab.zero.torch_collectives import Native
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.ranks]
 PRODUCTS, WHOLE = 2, 3

@@ -15,7 +15,7 @@ from shardlab.recompute_layers import checkpoint_every
 from shardlab.recompute_offload import offload_activations
 from shardlab.recompute_selective import checkpoint_selective
 from shardlab.recompute_surroundings import CheckpointError
-from shardlab.zero.whole import unsharded
+from shardlab.zero.full_parameters import unsharded
 
 
 @pytest.fixture(scope="module")

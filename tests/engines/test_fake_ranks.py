@@ -11,7 +11,7 @@ from shardlab.formulas import RECIPES, evaluate, quantities
 from shardlab.gpt import GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
 from shardlab.ranks import ranks
-from shardlab.zero.native import Native
+from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SMALL = GPTConfig(layers=3, hidden=64, heads=4, vocabulary=96, max_sequence=16, tied_head=0)

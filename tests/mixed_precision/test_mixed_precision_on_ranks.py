@@ -22,9 +22,9 @@ from shardlab.reduce_in_fp32 import Fp32DataParallel, InFp32
 from shardlab.saving import resume, save
 from shardlab.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import clip_gradients
 from shardlab.zero.stage3 import fully_shard
-from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")  # as a rank: 16-bit sums depend on threads

@@ -18,9 +18,9 @@ from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
-from shardlab.zero import faster, stage1, stage2, stage3
+from shardlab.zero import fast_ring, stage1, stage2, stage3
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import cpu_offload
-from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -157,7 +157,7 @@ def test_shards_in_parts(before, after, two, three, tmp_path):
 
     Mutations: of the states only those of the first part saved; parts brought back in another
     order; all parts with the first one's states."""
-    small = dict(collectives=faster.Ring(small_bytes=8, piece_bytes=40))
+    small = dict(collectives=fast_ring.Ring(small_bytes=8, piece_bytes=40))
     whole = three.run(run_and_save, before, str(tmp_path / "parts"), **small)[0]
     two.run(run_and_save, before, str(tmp_path / "one"))
     ends = [

@@ -20,9 +20,9 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
-from shardlab.tensor_parallel.whole import whole_state_dict
+from shardlab.tensor_parallel.full_parameters import whole_state_dict
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import clip_gradients
-from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SGD = dict(lr=0.2, momentum=0.9)

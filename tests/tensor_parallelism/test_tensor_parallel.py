@@ -33,9 +33,13 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
+from shardlab.tensor_parallel.full_parameters import (
+    cuts_of,
+    load_whole_state_dict,
+    whole_state_dict,
+)
 from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
-from shardlab.tensor_parallel.whole import cuts_of, load_whole_state_dict, whole_state_dict
 from shardlab.topics.tensor_parallelism import runs
 from shardlab.zero.options import clip_gradients
 

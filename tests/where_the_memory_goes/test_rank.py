@@ -12,8 +12,8 @@ from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger, TimelinePoint
 from shardlab.topics.where_the_memory_goes.formulas.rank import RANK
 from shardlab.zero import checks
-from shardlab.zero.door import shard
-from shardlab.zero.native import Native
+from shardlab.zero.api import shard
+from shardlab.zero.torch_collectives import Native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -36,8 +36,8 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.zero import checks
-from shardlab.zero.door import shard
-from shardlab.zero.native import Native
+from shardlab.zero.api import shard
+from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.usefixtures("one_thread")

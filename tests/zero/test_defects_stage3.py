@@ -25,9 +25,9 @@ from shardlab import shards
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.ranks import RankError, ranks
 from shardlab.zero import stage3
-from shardlab.zero.places import gather_in
+from shardlab.zero.full_parameters import unsharded
+from shardlab.zero.parameter_slots import gather_in
 from shardlab.zero.prefetch import Prefetch
-from shardlab.zero.whole import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 ROUNDING = 1e-12

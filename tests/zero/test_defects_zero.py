@@ -19,11 +19,11 @@ from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.mixed_precision import MasterWeights
 from shardlab.ranks import ranks
-from shardlab.zero import faster, stage1, stage2
+from shardlab.zero import fast_ring, stage1, stage2
 from shardlab.zero.flat import CannotShard, Ring
-from shardlab.zero.native import Native
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import clip_gradients, cpu_offload
-from shardlab.zero.whole import unsharded
+from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (stage1, stage2)
@@ -143,7 +143,7 @@ def test_a_step_without_backward(two, module):
         assert sentence.startswith("CannotShard: step() without a gradient on this rank")
 
 
-@pytest.mark.parametrize("collectives", [Ring(), Native(), faster.Ring()])
+@pytest.mark.parametrize("collectives", [Ring(), Native(), fast_ring.Ring()])
 def test_16_bits_do_not_overflow(two, collectives):
     """2 x 40,000 is more than fp16 has numbers for; their mean is not.
 

@@ -14,7 +14,7 @@ from shardlab.ranks import RankDied, RankError, ranks
 from shardlab.topics.zero import lab
 from shardlab.torch_internals import TorchDispatchMode
 from shardlab.zero import stage3
-from shardlab.zero.whole import unsharded
+from shardlab.zero.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

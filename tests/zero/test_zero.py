@@ -24,12 +24,12 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
-from shardlab.zero import faster, stage1, stage2, stage3
+from shardlab.zero import fast_ring, stage1, stage2, stage3
 from shardlab.zero.flat import CannotShard, Ring, own_chunk
-from shardlab.zero.native import Native
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.options import clip_gradients, cpu_offload
 from shardlab.zero.prefetch import Prefetch
-from shardlab.zero.whole import unsharded
+from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 STAGES = (1, 2, 3)
@@ -43,7 +43,7 @@ def world(request, worlds):
 
 def in_small_parts():
     """A ring with messages of a few elements, as a large model has of a few megabytes."""
-    return faster.Ring(small_bytes=16, piece_bytes=80)
+    return fast_ring.Ring(small_bytes=16, piece_bytes=80)
 
 
 @pytest.fixture
@@ -301,7 +301,7 @@ def test_parity_in_small_parts(three):
     Mutations: parts of a chunk left out, or in another order; the same part for every shard; a sum
     that is multiplied before and after."""
     for stage in STAGES:
-        for collectives_ in (in_small_parts(), faster.Ring(), Native()):
+        for collectives_ in (in_small_parts(), fast_ring.Ring(), Native()):
             for name in MODELS:
                 for found in three.run(
                     distances,
@@ -389,7 +389,7 @@ def reduced_is_new():
     return all(
         chosen.reduce_scatter([given])[0].data_ptr() != given.data_ptr()
         # the last puts nothing together with others, which would copy it
-        for chosen in (Ring(), Native(), faster.Ring(small_bytes=0))
+        for chosen in (Ring(), Native(), fast_ring.Ring(small_bytes=0))
     )
 
 
@@ -494,7 +494,7 @@ def with_both_collectives():
     torch.manual_seed(me)
     found = []
     for size in (4 * n, 4 * n + 1, n - 1):
-        for chosen in (Ring(), Native(), faster.Ring(), in_small_parts()):
+        for chosen in (Ring(), Native(), fast_ring.Ring(), in_small_parts()):
             flat = torch.arange(size, dtype=torch.float64) + me
             given, kept = list(flat.clone().split([size // 2, size - size // 2])), flat.clone()
             own = torch.cat(chosen.reduce_scatter(list(given)))

@@ -12,7 +12,8 @@
     plan.py       which module is cut how: a table over the names of modules; apply.py does it,
                   checks.py says what cannot be cut
     sequence.py   sequence parallelism: what is still whole is cut by tokens
-    whole.py      to and from the plain model's state_dict
+    full_parameters.py
+                  to and from the plain model's state_dict
 
 Shoeybi et al. 2019 (Megatron-LM, arXiv 1909.08053); Korthikanti et al. 2022 (arXiv 2205.05198).
 """

@@ -7,18 +7,20 @@ one file; the diff is the idea.
                   in step(); sharded_optimizer.py has what it shares with stage 2
     stage2.py     gradients too: reduce-scattered in backward
     stage3.py     parameters too: gathered before use, freed after it. units.py cuts the model,
-                  placeholders.py is there while parameters are gone, other_ways.py lets backward in
-                  by any door; whole.py shows parameters whole for a while, prefetch.py gathers the
-                  next unit while one computes
-    flat.py       the flat tensors that are cut, and the two collectives on them; native.py has
-                  PyTorch's, faster.py a ring that is harder to read
+                  parameter_slots.py and placeholders.py are where parameters were while they are
+                  gone, backward_entries.py lets backward in by any door, full_parameters.py has
+                  parameters whole for a while, prefetch.py gathers the next unit while one
+                  computes, optimizer_checks.py tries an optimizer that steps on flat shards
+    flat.py       the flat tensors that are cut, and the two collectives on them;
+                  torch_collectives.py has PyTorch's, fast_ring.py a ring that is harder to read
     buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
+    api.py        shard(): all stages behind one function
     options.py    clipping, states on the host; before_step.py makes PyTorch's own clipping and loss
                   scaling know all shards
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """
 
-from .door import shard
+from .api import shard
 
 __all__ = ["shard"]

@@ -15,8 +15,8 @@ There are two collectives on it:
                              no longer needed, so that their memory can go
     all_gather(flat)         in place: the other chunks become what their ranks have in them
 
-A stage calls them on an object: Ring(), native.Native(), faster.Ring(), or one of your own with
-these methods. `native.best_collectives` chooses between the first two.
+A stage calls them on an object: Ring(), torch_collectives.Native(), fast_ring.Ring(), or one of
+your own with these methods. `torch_collectives.best_collectives` chooses between the first two.
 """
 
 import torch

@@ -43,7 +43,7 @@ class Placeholder(Tensor):
     def written(self, function, args, kwargs):
         """The placeholder itself, after the function has changed the whole parameter and its shards
         have the new values."""
-        from .whole import unsharded  # which needs units, which have placeholders
+        from .full_parameters import unsharded  # which needs units, which have placeholders
 
         module, name = self.site
         with torch.no_grad(), unsharded(self.unit.module, recurse=False, write=True):

@@ -37,7 +37,7 @@ from .checks import (
     named_list,
 )
 from .flat import CannotShard
-from .native import best_collectives
+from .torch_collectives import best_collectives
 
 
 class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):

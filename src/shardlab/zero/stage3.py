@@ -16,8 +16,8 @@ How can parameters be gone although autograd keeps them? They are views of one f
 whose storage is resized to nothing: autograd keeps views of an empty storage. Before the unit's
 backward the storage gets its size and its contents again, and the views find the same bits.
 
-Not the idea: units.py says which unit owns a parameter, places.py what a module has while its
-parameters are gone, other_ways.py how backward reaches a unit in another way than by an output.
+Not the idea: units.py says which unit owns a parameter, parameter_slots.py what a module has while
+its parameters are gone, backward_entries.py how backward reaches a unit other than by an output.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from ..backward import when_backward_ends, when_gradient_comes
 from ..shards import as_shard
-from . import other_ways
+from . import backward_entries
 from . import units as cut
 from .flat import filled, own_chunk
-from .places import UnitPlaces
+from .parameter_slots import UnitSlots
 from .units import sharded_units as sharded_units
 
 
@@ -51,7 +51,7 @@ def fully_shard(
 
     units          modules inside, to be called one after the other, such as model.blocks
     group          the ranks that share the parameters and begin with rank 0's; by default all
-    device         where it computes; say it for a module on the meta device (see whole.py)
+    device         where it computes; needed on the meta device: see full_parameters.py
     shard_device   where shards, their gradients and optimizer states rest: "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
@@ -126,14 +126,14 @@ class Gathered(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         _ = ctx.saved_tensors  # autograd objects here if a shard was changed since forward
-        gradients = other_ways.with_recomputed(ctx.unit, gradients)
+        gradients = backward_entries.with_recomputed(ctx.unit, gradients)
         ctx.unit.leave_backward()  # autograd comes here when all else in the unit is done
         return None, *ctx.unit.reduce(gradients)
 
 
-class Unit(UnitPlaces):
+class Unit(UnitSlots):
     """One module that is whole only while it computes. `flats` are the tensors that its parameters
-    lie in, `whole` says whether these have memory. UnitPlaces: where the module has them."""
+    lie in, `whole` says whether these have memory. UnitSlots: where the module has them."""
 
     def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How, number: int):
         self.group = how.group
@@ -163,23 +163,23 @@ class Unit(UnitPlaces):
         try:
             self.computing = True
             self.place(Gathered.apply(self, *(flat.shard for flat in self.flats)))  # unshards
-            with other_ways.saved(self):
-                output = other_ways.without_views(self, compute(*inputs, **named))
+            with backward_entries.saved(self):
+                output = backward_entries.without_views(self, compute(*inputs, **named))
         finally:
             self.computing = False
             self.place(before)
             if before is self.placeholders:  # else it was computed again, inside backward
                 self.reshard()
-        when_gradient_comes(other_ways.tensors_of(output), self.enter_backward)
+        when_gradient_comes(backward_entries.tensors_of(output), self.enter_backward)
         return output
 
     def enter_backward(self):
         """The first gradient of an output has arrived: now backward needs the parameters."""
         if not self.in_backward and not self.computing:
-            other_ways.refuse_second_gradients(self)
+            backward_entries.refuse_second_gradients(self)
             self.backward = when_backward_ends(self.end_backward)
             self.unshard()
-            self.place(other_ways.for_recomputation(self))
+            self.place(backward_entries.for_recomputation(self))
 
     def leave_backward(self):
         if not self.computing:
@@ -190,9 +190,9 @@ class Unit(UnitPlaces):
     def end_backward(self):
         """For a unit that trains nothing, or nothing but what was recomputed."""
         if self.in_backward:
-            gradients = other_ways.with_recomputed(self, None)
+            gradients = backward_entries.with_recomputed(self, None)
             self.leave_backward()
-            other_ways.deliver(self, gradients)
+            backward_entries.deliver(self, gradients)
 
     def reduce(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
         gradients = iter(gradients)

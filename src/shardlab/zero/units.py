@@ -16,7 +16,7 @@ from ..agreement import agree, fact, hand_out
 from ..shards import groups_of
 from ..torch_internals import hooks_of_others
 from .flat import CannotShard, first_rank, own_chunk
-from .native import best_collectives
+from .torch_collectives import best_collectives
 
 # the site of a parameter: a module and the parameter's name there
 Site = tuple[nn.Module, str, nn.Parameter]

@@ -27,8 +27,8 @@ from shardlab.tensor_parallel import (
     sum_gradients,
     vocabulary_parallel_loss,
 )
+from shardlab.tensor_parallel.full_parameters import cuts_of
 from shardlab.tensor_parallel.layers import TokenEmbedding
-from shardlab.tensor_parallel.whole import cuts_of
 from shardlab.text import CharTokenizer, batches, load_text
 from shardlab.topics.tensor_parallelism.exercises import (
     enter_columns,

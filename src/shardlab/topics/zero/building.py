@@ -11,8 +11,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import fully_shard as fsdp2
 
 from shardlab.gpt import GPT, GPTConfig
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.stage3 import fully_shard
-from shardlab.zero.whole import unsharded
 
 
 def read_on_rank_0(path) -> dict[str, torch.Tensor]:

@@ -32,9 +32,9 @@ from shardlab.measure.weigh import storage_bytes
 from shardlab.ranks import ranks
 from shardlab.topics.zero import deepspeed
 from shardlab.torch_internals import local_tensor
-from shardlab.zero import faster, flat, native, shard
+from shardlab.zero import fast_ring, flat, shard, torch_collectives
+from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.units import sharded_units
-from shardlab.zero.whole import unsharded
 
 # of a parameter's change in two steps, in fp32: sums in another order, and weights near 1 have few
 # digits for it
@@ -49,8 +49,8 @@ PINNED = ("active_bytes", "allocated_bytes")
 
 def ours(net, optimizer_cls, stage, readable=False, **settings):
     """With the ring that pages print, or with what is fastest for the backend."""
-    best = native.best_collectives(next(net.parameters()).device)
-    best = faster.Ring() if type(best) is flat.Ring else best
+    best = torch_collectives.best_collectives(next(net.parameters()).device)
+    best = fast_ring.Ring() if type(best) is flat.Ring else best
     collectives = flat.Ring() if readable else best
     return shard(net, optimizer_cls, stage=stage, collectives=collectives, **settings)
 

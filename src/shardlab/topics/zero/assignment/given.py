@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shardlab.exercises.grading import Assignment
 from shardlab.zero import stage1, stage2, stage3
-from shardlab.zero.whole import unsharded
+from shardlab.zero.full_parameters import unsharded
 
 
 def whole_parameters(module: nn.Module) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ parameters.
                      parameter's is given back
     for_recomputation, with_recomputed, deliver
                      inside backward, activation checkpointing computes parts of a unit again. It
-                     finds parameters in their places, as leaves; of the reentrant kind they get
+                     finds parameters in their slots, as leaves; of the reentrant kind they get
                      gradients, which go with those that autograd brings
 
 FSDP2 (torch 2.13) has the last of these, prefetches into most of the first, and dies of a unit that

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ..shards import groups_of_shards
 from ..torch_internals import CALL, never_compiled, own_parameters
-from . import placeholders, steps
+from . import optimizer_checks, placeholders
 from .units import Site
 
 
-class UnitPlaces:
+class UnitSlots:
     """The part of a unit besides its three phases. `sites` are (module, name, number) of each
-    place; numbers are in the order of the unit's flat tensors."""
+    slot; numbers are in the order of the unit's flat tensors."""
 
     def __init__(self, module: nn.Module, sites: list[Site], kinds: dict[str, list[nn.Parameter]]):
         self.module, self.names, self.open = module, list(kinds), False
@@ -73,12 +73,12 @@ class UnitPlaces:
             delattr(module, name)
         for name, flat in zip(self.names, self.flats):
             self.module.register_parameter(name, flat.shard)
-            steps.watch(flat.shard)
+            optimizer_checks.watch(flat.shard)
         self.place(self.placeholders)
         self.open, self.exposed = False, None
 
     def ready(self) -> Sequence[Tensor]:
-        """The content of the places before the unit computes, if stage 3 put it there."""
+        """The content of the slots before the unit computes, if stage 3 put it there."""
         if self.placed is not self.placeholders:
             if self.in_backward:
                 return self.placed
@@ -107,7 +107,7 @@ class UnitPlaces:
                 )
             groups_of_shards[shard] = groups_of_shards[flat.shard]
             flat.shard = shard
-            steps.watch(shard)
+            optimizer_checks.watch(shard)
             flat.full = torch.empty_like(flat.full, dtype=flat.how.computes_in(shard.dtype))
             flat.free()
             self.placeholders = placeholders.of(self)
@@ -129,7 +129,7 @@ class UnitPlaces:
             other = memo[id(flat)] = shallow_copy(flat)
             other.shard, other.full = deepcopy(flat.shard, memo), torch.empty_like(flat.full)
             groups_of_shards[other.shard] = groups_of_shards[flat.shard]
-            steps.watch(other.shard)
+            optimizer_checks.watch(other.shard)
             other.free()
         for name, value in vars(self).items():
             setattr(twin, name, deepcopy(value, memo))

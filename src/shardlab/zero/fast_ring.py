@@ -1,8 +1,8 @@
 """The ring of flat.py, faster and harder to read: gradients are sent from their own memory, and the
 optimizer updates a shard in the parts in which it travels.
 
-    ShardedOptimizer(model.parameters(), AdamW, collectives=faster.Ring())
-    zero.shard(model, AdamW, stage=1, collectives=faster.Ring())
+    ShardedOptimizer(model.parameters(), AdamW, collectives=fast_ring.Ring())
+    zero.shard(model, AdamW, stage=1, collectives=fast_ring.Ring())
 
 Savings on CPU ranks: no flat copy of all gradients in fresh memory, whose pages the kernel must
 find and clear; and fewer cache misses, because a part of a few megabytes is still in the cache when
