@@ -30,7 +30,7 @@ from shardlab.zero import fast_ring
 from shardlab.zero.backward_entries import NoSecondGradient
 from shardlab.zero.flat import CannotShard, Ring
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import clip_gradients
+from shardlab.zero.offload import clip_gradients
 from shardlab.zero.placeholders import NotGathered
 from shardlab.zero.torch_collectives import Native
 

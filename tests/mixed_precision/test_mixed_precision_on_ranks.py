@@ -23,7 +23,7 @@ from shardlab.saving import resume, save
 from shardlab.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import clip_gradients
+from shardlab.zero.offload import clip_gradients
 from shardlab.zero.stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

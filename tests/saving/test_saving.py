@@ -20,7 +20,7 @@ from shardlab.saving import durable
 from shardlab.saving.checkpoint import Damaged, SaveFailed, resume, save
 from shardlab.zero import fast_ring, stage1, stage2, stage3
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import cpu_offload
+from shardlab.zero.offload import cpu_offload
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

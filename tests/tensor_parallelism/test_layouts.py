@@ -22,7 +22,7 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.full_parameters import whole_state_dict
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import clip_gradients
+from shardlab.zero.offload import clip_gradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SGD = dict(lr=0.2, momentum=0.9)

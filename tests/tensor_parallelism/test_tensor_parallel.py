@@ -41,7 +41,7 @@ from shardlab.tensor_parallel.full_parameters import (
 from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
 from shardlab.topics.tensor_parallelism import runs
-from shardlab.zero.options import clip_gradients
+from shardlab.zero.offload import clip_gradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12

@@ -22,7 +22,7 @@ from shardlab.ranks import ranks
 from shardlab.zero import fast_ring, stage1, stage2
 from shardlab.zero.flat import CannotShard, Ring
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import clip_gradients, cpu_offload
+from shardlab.zero.offload import clip_gradients, cpu_offload
 from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

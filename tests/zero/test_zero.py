@@ -27,7 +27,7 @@ from shardlab.ranks import ranks
 from shardlab.zero import fast_ring, stage1, stage2, stage3
 from shardlab.zero.flat import CannotShard, Ring, own_chunk
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.options import clip_gradients, cpu_offload
+from shardlab.zero.offload import clip_gradients, cpu_offload
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.torch_collectives import Native
 

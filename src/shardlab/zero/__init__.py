@@ -15,7 +15,7 @@ one file; the diff is the idea.
                   torch_collectives.py has PyTorch's, fast_ring.py a ring that is harder to read
     buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
     api.py        shard(): all stages behind one function
-    options.py    clipping, states on the host; before_step.py makes PyTorch's own clipping and loss
+    offload.py    clipping, states on the host; before_step.py makes PyTorch's own clipping and loss
                   scaling know all shards
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).

@@ -10,7 +10,7 @@ from ..data_parallel import DistributedDataParallel
 from . import stage1, stage2
 from .checks import check_arguments, check_elementwise
 from .flat import CannotShard
-from .options import cpu_offload
+from .offload import cpu_offload
 from .stage3 import fully_shard
 
 OPTIONS = (
