@@ -25,12 +25,13 @@ from shardlab.data_parallel import (
     ParameterServer,
     PerTensor,
 )
+from shardlab.gradient_clipping import clip_gradients
+from shardlab.shards import CannotShard
 from shardlab.torch_internals import tree_leaves
 from shardlab.zero import fast_ring
 from shardlab.zero.backward_entries import NoSecondGradient
-from shardlab.zero.flat import CannotShard, Ring
+from shardlab.zero.flat import Ring
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import clip_gradients
 from shardlab.zero.placeholders import NotGathered
 from shardlab.zero.torch_collectives import Native
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from . import torch_clip_and_scale
 from .shards import take_place
 from .torch_internals import version
-from .zero import before_step
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 LEAST_PILES = 3  # in a small model, of which that would be all
@@ -51,7 +51,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         for _, (parameter, master) in made:
             self.versions[parameter] = version(parameter)
             take_place(master, [parameter])
-        before_step.note([p for p, master in self.pairs if p is not master], self)
+        torch_clip_and_scale.note([p for p, master in self.pairs if p is not master], self)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def piles(self) -> Iterator[list[CopiedPair]]:
@@ -72,7 +72,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         if parameter.grad is None and any(master.grad is not None for _, master in self.pairs):
             return (
                 "the gradients of these parameters are those of their fp32 copies now: call"
-                " zero.options.clip_gradients(optimizer, max_norm), or clip the parameters in"
+                " gradient_clipping.clip_gradients(optimizer, max_norm), or clip the parameters in"
                 " optimizer.param_groups."
             )
         return ""

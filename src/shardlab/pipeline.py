@@ -36,7 +36,7 @@ from .pipeline_plan import CannotPipeline, PipelinePlan
 from .pipeline_wire import TiedWeights, Wire
 from .schedules import Action, Kind
 from .shards import Stages, stages_of_parameters
-from .zero.before_step import watch_steps
+from .torch_clip_and_scale import watch_steps
 
 
 class InFlight(NamedTuple):

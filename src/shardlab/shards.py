@@ -3,6 +3,7 @@
     groups_of(tensor)            (), or the groups of which every rank has another part of it
     as_shard(tensor, group)      a part, as an optimizer takes it
     stages_of(tensor)            None, or the ranks that have other layers of the same model
+    CannotShard                  the error of what cannot be a part, or cannot be done with parts
 
 A rank of tensor parallelism has part of a weight: (tp,). ZeRO cuts that part once more, over the
 ranks that see other batches: (tp, dp). A norm's weight is whole on all ranks of tp, and ZeRO cuts
@@ -19,6 +20,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 Groups = tuple[dist.ProcessGroup, ...]
+
+
+class CannotShard(ValueError):
+    """One sentence that says why something cannot be sharded, or cannot be done with shards."""
+
 
 # part -> its groups: what is in here differs from rank to rank, what is not in here is whole
 groups_of_shards = WeakTensorKeyDictionary()

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from shardlab.__main__ import main
+from shardlab.cross_node_warning import CrossesNodes
 from shardlab.formulas import BOOK, InvalidQuantity, evaluate
 from shardlab.formulas.fits import fits
-from shardlab.nodes import CrossesNodes
 
 PUBLISHED = {
     model["name"]: model["config"]

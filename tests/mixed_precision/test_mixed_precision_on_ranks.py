@@ -12,6 +12,7 @@ from torch import nn
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep
@@ -23,7 +24,6 @@ from shardlab.saving import resume, save
 from shardlab.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import clip_gradients
 from shardlab.zero.stage3 import fully_shard
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -11,6 +11,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from shardlab import zero
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.ranks import ranks
 from shardlab.tensor_parallel import (
@@ -22,7 +23,6 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.full_parameters import whole_state_dict
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import clip_gradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SGD = dict(lr=0.2, momentum=0.9)

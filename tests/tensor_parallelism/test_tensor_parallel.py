@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.cross_node_warning import CrossesNodes
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
-from shardlab.nodes import CrossesNodes
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -41,7 +42,6 @@ from shardlab.tensor_parallel.full_parameters import (
 from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
 from shardlab.topics.tensor_parallelism import runs
-from shardlab.zero.offload import clip_gradients
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12

@@ -17,12 +17,14 @@ from torch import nn
 from shardlab import zero
 from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
 from shardlab.ranks import ranks
+from shardlab.shards import CannotShard
 from shardlab.zero import fast_ring, stage1, stage2
-from shardlab.zero.flat import CannotShard, Ring
+from shardlab.zero.flat import Ring
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import clip_gradients, cpu_offload
+from shardlab.zero.offload import cpu_offload
 from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

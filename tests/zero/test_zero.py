@@ -21,13 +21,15 @@ from torch.utils.checkpoint import checkpoint
 from shardlab import collectives, zero
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
+from shardlab.shards import CannotShard
 from shardlab.zero import fast_ring, stage1, stage2, stage3
-from shardlab.zero.flat import CannotShard, Ring, own_chunk
+from shardlab.zero.flat import Ring, own_chunk
 from shardlab.zero.full_parameters import unsharded
-from shardlab.zero.offload import clip_gradients, cpu_offload
+from shardlab.zero.offload import cpu_offload
 from shardlab.zero.prefetch import Prefetch
 from shardlab.zero.torch_collectives import Native
 

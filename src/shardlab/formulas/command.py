@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 
-from ..nodes import CrossesNodes
+from ..cross_node_warning import CrossesNodes
 from .explain import explained
 from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, USUAL_RECIPE, fits
 from .model_config import InvalidModelConfig

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..nodes import CrossesNodes
+from ..cross_node_warning import CrossesNodes
 from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, MODELS
 from .registry import BOOK, InvalidQuantity, show

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
-from ..zero.before_step import watch_steps
+from ..torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .layers import Parts
 from .plan import TensorPlan

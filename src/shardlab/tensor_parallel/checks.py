@@ -8,8 +8,8 @@ import warnings
 
 from torch import nn
 
+from ..cross_node_warning import CrossesNodes
 from ..gpt import Dropout
-from ..nodes import CrossesNodes
 from .layers import Cut
 from .plan import TensorPlan, Whole
 

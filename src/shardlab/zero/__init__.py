@@ -15,8 +15,10 @@ one file; the diff is the idea.
                   torch_collectives.py has PyTorch's, fast_ring.py a ring that is harder to read
     buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
     api.py        shard(): all stages behind one function
-    offload.py    clipping, states on the host; before_step.py makes PyTorch's own clipping and loss
-                  scaling know all shards
+    offload.py    optimizer states on the host
+
+Beside this folder: gradient_clipping.py clips by the norm of all shards, torch_clip_and_scale.py
+makes PyTorch's own clipping and loss scaling know them.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

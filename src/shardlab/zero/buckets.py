@@ -8,9 +8,9 @@ from torch.autograd.graph import increment_version
 
 from ..agreement import hand_out
 from ..backward import check_gradient
-from ..shards import as_shard, groups_of
+from ..shards import CannotShard, as_shard, groups_of
 from ..torch_internals import storage_key, version
-from .flat import CannotShard, Group, Ring, filled, flattened, own_chunk
+from .flat import Group, Ring, filled, flattened, own_chunk
 
 # of parameters in one bucket: large enough for the link, small beside the model
 BUCKET_BYTES = 25 << 20

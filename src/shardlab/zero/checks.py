@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import agree, fact
-from .flat import CannotShard, Group, flattened
+from ..shards import CannotShard
+from .flat import Group, flattened
 
 
 class Refusals:

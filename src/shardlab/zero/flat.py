@@ -29,10 +29,6 @@ from ..collective_wire import Group, place, wire
 from ..collectives import run
 
 
-class CannotShard(ValueError):
-    """One sentence that says why something cannot be sharded, or cannot be done with shards."""
-
-
 class Ring:
     """A ring of sends and receives: (n - 1)/n of the bytes cross each link."""
 

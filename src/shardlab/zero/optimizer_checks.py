@@ -13,11 +13,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .. import torch_clip_and_scale
 from ..backward import owners
-from ..shards import groups_of
-from . import before_step
+from ..shards import CannotShard, groups_of
 from .checks import check_elementwise
-from .flat import CannotShard
 
 # each element by itself, as the tests of stage 1 show; others are tried
 KNOWN = {
@@ -34,7 +33,7 @@ hook: list = []  # the handle of look, once there is a shard
 def watch(shard: nn.Parameter):
     if not hook:
         hook.append(register_optimizer_step_pre_hook(look))
-        before_step.watch_steps()
+        torch_clip_and_scale.watch_steps()
     shards[shard] = True
 
 

@@ -13,10 +13,10 @@ parameters; the caller hands out buffers, and frozen parameters that are not giv
 does). All ranks run backward equally often, each with at least one parameter in it. A missing
 gradient counts as zeros, as in the flat parameters of PyTorch's first FSDP: momentum and decay move
 such a parameter. Call zero_grad() of this optimizer, which knows the gradients of the shard. Clip
-with options.clip_gradients, which knows the norm of all shards: torch.nn.utils.clip_grad_norm_ is
-refused. Other changes of gradients between backward and step are for `.grad` of the parameters in
-param_groups, which are shards, after reduce_gradients(): the gradient of a model's parameter is
-this rank's own, as under no_sync() of PyTorch's DDP, or gone.
+with gradient_clipping.clip_gradients, which knows the norm of all shards:
+torch.nn.utils.clip_grad_norm_ is refused. Other changes of gradients between backward and step are
+for `.grad` of the parameters in param_groups, which are shards, after reduce_gradients(): the
+gradient of a model's parameter is this rank's own, as under no_sync() of PyTorch's DDP, or gone.
 """
 
 import torch
@@ -24,8 +24,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 
+from .. import torch_clip_and_scale
 from ..backward import BackwardListener
-from . import before_step
+from ..shards import CannotShard
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
     Refusals,
@@ -36,7 +37,6 @@ from .checks import (
     check_unfrozen,
     named_list,
 )
-from .flat import CannotShard
 from .torch_collectives import best_collectives
 
 
@@ -85,7 +85,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         parameters = [parameter for _, parameter in named]
         buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
         self.buckets += buckets
-        before_step.note(parameters, self)
+        torch_clip_and_scale.note(parameters, self)
         self.frozen += [(name, p) for name, p in named if not p.requires_grad]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
@@ -156,8 +156,8 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         """Why PyTorch's clip_grad_norm_ cannot clip this parameter."""
         return (
             "torch.nn.utils.clip_grad_norm_ knows this rank's gradients alone, and this parameter's"
-            " are averaged by a sharded optimizer: call options.clip_gradients(optimizer,"
-            " max_norm)."
+            " are averaged by a sharded optimizer: call"
+            " gradient_clipping.clip_gradients(optimizer, max_norm)."
         )
 
     def check(self):

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
-from ..shards import groups_of
+from ..shards import CannotShard, groups_of
 from ..torch_internals import hooks_of_others
-from .flat import CannotShard, first_rank, own_chunk
+from .flat import first_rank, own_chunk
 from .torch_collectives import best_collectives
 
 # the site of a parameter: a module and the parameter's name there

@@ -24,9 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..shards import Groups, groups_of, groups_of_shards, stages_of, updated_by
-from ..torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
-from .flat import CannotShard
+from .shards import CannotShard, Groups, groups_of, groups_of_shards, stages_of, updated_by
+from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 
 # parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
 # of copies

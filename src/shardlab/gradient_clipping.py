@@ -1,0 +1,59 @@
+"""Clipping by the norm of all gradients, however the model is laid out: ZeRO, tensor parallelism,
+pipelines, data parallelism, and any of them together.
+
+    clip_gradients(optimizer, 1.0)                         between backward and step()
+    clip_gradients(optimizer, 1.0, stages=mesh.pp.group)   on every rank of a pipeline
+
+PyTorch's own functions are in torch_clip_and_scale.py.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .shards import Groups, groups_of, updated_by
+
+
+@torch.no_grad()
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, max_norm: float, stages: dist.ProcessGroup | None = None
+) -> Tensor:
+    """Scale all gradients so that their norm, together, is at most max_norm. Returns the norm
+    before.
+
+    Shards count over their ranks, whole gradients (all gradients in data parallelism) count once;
+    parts of tensor parallelism count over its ranks, too. All ranks call it, between backward and
+    step(). `stages` are ranks that have other parameters altogether: a pipeline's.
+    """
+    if not max_norm > 0:
+        raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
+    updated = updated_by(optimizer)
+    squares = sum(squares_by_groups(updated).values())
+    if stages is not None:
+        dist.all_reduce(squares, group=stages)
+    norm = squares.sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1)  # 1e-6 as in PyTorch
+    for parameter in updated:
+        if parameter.grad is not None:
+            parameter.grad.mul_(scale.to(parameter.grad.device))
+    return norm
+
+
+def squares_by_groups(updated: list[Tensor]) -> dict[Groups, Tensor]:
+    """The sum of the squares of all gradients, of parts over the ranks of their groups; () is what
+    every rank has whole."""
+    found: dict[Groups, Tensor] = {}
+    for parameter in updated:
+        groups, gradient = groups_of(parameter), parameter.grad
+        if groups not in found:
+            wide = torch.promote_types(parameter.dtype.to_real(), torch.float32)
+            found[groups] = torch.zeros((), dtype=wide, device=updated[0].device)
+        if gradient is not None:
+            gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+            found[groups] = (
+                found[groups] + torch.linalg.vector_norm(gradient).to(found[groups]) ** 2
+            )
+    for groups, squares in found.items():
+        for group in groups:
+            dist.all_reduce(squares, group=group)
+    return found
