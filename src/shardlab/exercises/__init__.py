@@ -3,6 +3,22 @@ blank names the misconception.
 
 Each topic has a module of exercises, each exercise with the wrong solutions that its check must
 catch.
+
+    labs           predictions.py       a number is predicted, locked, measured, compared
+                   checker.py           check(): cases, and the misconception behind an answer
+                   common_mistakes.py   mistakes that belong to no exercise
+                   hints.py             help in two steps
+                   numbers.py           a reader's number, whoever made it
+                   missing_names.py     a name of a cell that did not run: one sentence
+                   going_on.py          a later cell runs what passed its check, nothing else
+    safely         patience.py          a time limit for a reader's code
+                   apart.py             the same in a process of its own, which nothing outlasts
+                   thread_ranks.py      ranks as threads, which cannot hang
+    assignments    grading.py           grades a file in which a reader built a technique
+                   grading_command.py   `python -m shardlab grade`
+                   grading_text.py      what is asked of the file's text before it runs
+                   on_a_rank.py         the rank's side of grading
+                   trap_model.py        the model on which techniques are tried
 """
 
 from .checker import Exercise, Misconception, Verdict, check
