@@ -6,7 +6,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shardlab.float8 import Float8Linear, Float8Recipe, from_float8, to_float8, use_float8
+from shardlab.mixed_precision.float8 import (
+    Float8Linear,
+    Float8Recipe,
+    from_float8,
+    to_float8,
+    use_float8,
+)
 from shardlab.torch_internals import scaled_product
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab import mixed_precision_fast
-from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep, WrongOrder
+from shardlab.mixed_precision import LossScaler, MasterWeights, fast
+from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep, WrongOrder
 
 BAD = (math.inf, -math.inf, math.nan)
 UNBOUNDED = 10**9
@@ -29,7 +28,7 @@ def two_scalers(**settings):
     [
         (LossScaler, 40),
         pytest.param(LossScaler, 1000, marks=pytest.mark.slow),
-        pytest.param(mixed_precision_fast.LossScaler, 1000, marks=pytest.mark.slow),
+        pytest.param(fast.LossScaler, 1000, marks=pytest.mark.slow),
     ],
 )
 def test_events_of_grad_scaler(kind, sequences):

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab import mixed_precision, mixed_precision_fast
+from shardlab import mixed_precision
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
-from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.optimizer_of_copies import CannotCopy
-from shardlab.small_moments import BLOCK, Bf16Moments, EightBitMoments
-from shardlab.stochastic_rounding import StochasticRounding, round_stochastically
+from shardlab.mixed_precision import LossScaler, MasterWeights, fast
+from shardlab.mixed_precision.optimizer_states import BLOCK, Bf16Moments, EightBitMoments
+from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
+from shardlab.mixed_precision.stochastic_rounding import StochasticRounding, round_stochastically
 
 OPTIMIZERS = {
     torch.optim.AdamW: dict(lr=1e-2, weight_decay=0.1),
@@ -402,10 +402,9 @@ def test_unscaled_pile_by_pile(dtype, how, consumes):
     scale; an overflow that only fp32 gradients would show; an inverse that outlives its step; a
     pile that is sorted away."""
     runs = []
-    plain, fast = mixed_precision.MasterWeights, mixed_precision_fast.MasterWeights
     ways = [
-        (mixed_precision, plain),
-        (mixed_precision_fast, partial(fast, consume_gradients=consumes)),
+        (mixed_precision, mixed_precision.MasterWeights),
+        (fast, partial(fast.MasterWeights, consume_gradients=consumes)),
     ]
     for module, kind in ways:
         model = net_of(dtype)
@@ -441,7 +440,7 @@ def test_fp32_gradients_are_never_all_there():
     Must catch: a scaler that takes all gradients to fp32 before the step; a pile of 8 MiB that is
     the whole of a small model."""
     peaks = []
-    for module in (mixed_precision_fast, mixed_precision):
+    for module in (fast, mixed_precision):
         model = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(16)]).half()
         elements = sum(p.numel() for p in model.parameters())
         optimizer = module.MasterWeights(model.parameters(), torch.optim.SGD, lr=0.1, foreach=False)
@@ -464,10 +463,10 @@ def test_consumed_gradients_are_gone():
     layers = [nn.Linear(16, 16, bias=False) for _ in range(16)]
     model = nn.Sequential(nn.Embedding(64, 16), *layers).half()
     elements = sum(p.numel() for p in model.parameters())
-    optimizer = mixed_precision_fast.MasterWeights(
+    optimizer = fast.MasterWeights(
         model.parameters(), torch.optim.SGD, lr=0.1, foreach=False, consume_gradients=True
     )
-    scaler = mixed_precision_fast.LossScaler(4.0)
+    scaler = fast.LossScaler(4.0)
     piles = [[parameter for parameter, _ in pile] for pile in optimizer.piles()]
     assert [any(p is model[0].weight for p in pile) for pile in piles] == [False] * 3 + [True]
     for factor, kept in ((float("inf"), True), (1.0, False)):

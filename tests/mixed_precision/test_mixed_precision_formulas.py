@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from shardlab import formulas
-from shardlab.float8 import to_float8
 from shardlab.formulas import PRESETS
 from shardlab.measure.ledger import Ledger
-from shardlab.stochastic_rounding import round_stochastically
+from shardlab.mixed_precision.float8 import to_float8
+from shardlab.mixed_precision.stochastic_rounding import round_stochastically
 from shardlab.topics.mixed_precision.bits import number_format
 
 DTYPES = {

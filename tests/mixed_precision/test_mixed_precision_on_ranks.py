@@ -15,11 +15,11 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.mixed_precision_checks import CannotScale, OverflowEveryStep
+from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel, InFp32
+from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep
 from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import plan_pipeline
 from shardlab.ranks import ranks
-from shardlab.reduce_in_fp32 import Fp32DataParallel, InFp32
 from shardlab.saving import resume, save
 from shardlab.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab import precision_policies
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
-from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.precision_policies import (
+from shardlab.mixed_precision import LossScaler, MasterWeights, policies
+from shardlab.mixed_precision.policies import (
     AUTOCAST_BF16,
     AUTOCAST_FP16,
     BF16,
@@ -114,14 +113,14 @@ def test_a_device_that_cannot_run_a_policy(monkeypatch):
         return "" if dtype is torch.float32 else f"it refuses a product of {dtype} (not today)"
 
     with monkeypatch.context() as patch:
-        patch.setattr(precision_policies, "refusal", refused)
+        patch.setattr(policies, "refusal", refused)
         with pytest.raises(CannotCompute, match=r"BF16 on this cpu.*not today.*Take FP16"):
             BF16.check("cpu")
 
     def pretend(patch, name, capability):
         patch.setattr(torch.cuda, "get_device_name", lambda device: name)
         patch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-        patch.setattr(precision_policies, "refusal", lambda dtype, device: "")
+        patch.setattr(policies, "refusal", lambda dtype, device: "")
 
     with monkeypatch.context() as patch:
         pretend(patch, "Tesla T4", (7, 5))
@@ -156,7 +155,7 @@ def test_probes_ask_the_device(monkeypatch):
     assert "is wrong" in refusal(torch.float32, CPU)
     for seconds, real in ((0.5, True), (2.0, False)):
         times = {torch.float32: 1.0, torch.bfloat16: seconds}
-        monkeypatch.setattr(precision_policies, "seconds_of_product", times.__getitem__)
+        monkeypatch.setattr(policies, "seconds_of_product", times.__getitem__)
         assert has_units(torch.bfloat16, CPU) is real
     assert has_units(torch.float32, CPU) and not has_units("tf32", CPU)
 

@@ -4,8 +4,8 @@ loss scale mend, and the small sums of the page."""
 import pytest
 import torch
 
-from shardlab.float8 import from_float8, to_float8
 from shardlab.gpt import next_token_loss
+from shardlab.mixed_precision.float8 import from_float8, to_float8
 from shardlab.topics.mixed_precision.trainings import (
     ACCUMULATED,
     SCALE,

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardlab import mixed_precision_fast as fast
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure import races
@@ -23,7 +22,8 @@ from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import AGAIN, GPU_TASK, TASKS, TINY, TURNS, Bench, Result, Run
 from shardlab.measure.recordings import Row
 from shardlab.measure.weigh import storage_bytes
-from shardlab.precision_policies import (
+from shardlab.mixed_precision import fast
+from shardlab.mixed_precision.policies import (
     FP32,
     POLICIES,
     UNITS_SINCE,

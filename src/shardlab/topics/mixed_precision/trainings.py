@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import LossScaler, MasterWeights
-from shardlab.stochastic_rounding import StochasticRounding
+from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
 from shardlab.text import CharTokenizer, batches, load_text
 
 WINDOWS, WINDOW_TOKENS = 8, 32

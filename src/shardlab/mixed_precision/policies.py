@@ -25,7 +25,7 @@ each forward. Around a loop of steps it goes on with the first copy, and the los
 
 Traffic has the type of the gradients. Everywhere in this package a rank divides by the number of
 ranks before anybody adds, so that a sum does not overflow where the mean does not;
-reduce_in_fp32.py adds 16-bit gradients in fp32.
+fp32_reduction.py adds 16-bit gradients in fp32.
 """
 
 import time
@@ -35,7 +35,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .mixed_precision import LossScaler, MasterWeights
+from .loss_scaler import LossScaler
+from .master_weights import MasterWeights
 
 # a tensor core multiplies the type from this compute capability on
 UNITS_SINCE = {

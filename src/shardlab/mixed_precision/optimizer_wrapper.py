@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from . import torch_clip_and_scale
-from .shards import take_place
-from .torch_internals import version
+from .. import torch_clip_and_scale
+from ..shards import take_place
+from ..torch_internals import version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 LEAST_PILES = 3  # in a small model, of which that would be all

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .shards import updated_by
+from ..shards import updated_by
 
 
 class WrongOrder(RuntimeError):

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .mixed_precision import MasterWeights
+from .master_weights import MasterWeights
 
 BLOCK = 256  # elements that share a scale
 

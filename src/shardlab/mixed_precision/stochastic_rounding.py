@@ -17,7 +17,7 @@ Gupta et al. 2015; Zamirai et al. 2020 for bf16.
 import torch
 from torch import Tensor, nn
 
-from .mixed_precision import MasterWeights
+from .master_weights import MasterWeights
 
 LOW_BITS = 0xFFFF  # of an fp32: the bits that bf16 does not have
 

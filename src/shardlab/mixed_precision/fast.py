@@ -1,7 +1,7 @@
-"""The loss scaler and the master weights of mixed_precision.py, in less time and fewer bytes.
+"""LossScaler and MasterWeights in less time and fewer bytes.
 
-    optimizer = mixed_precision_fast.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
-    scaler = mixed_precision_fast.LossScaler()
+    optimizer = fast.MasterWeights(model.parameters(), torch.optim.AdamW, lr=1e-3)
+    scaler = fast.LossScaler()
 
 PyTorch's own kernel looks at a gradient and unscales it in one pass, and the host asks each device
 once. The kernel is the one of torch.amp.GradScaler, and private. Where nobody looks at gradients
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from . import mixed_precision
-from . import mixed_precision_checks as checks
-from .optimizer_of_copies import CopiedPair
-from .torch_internals import unscale_in_one_pass
+from ..torch_internals import unscale_in_one_pass
+from . import loss_scaler, master_weights
+from . import scaler_checks as checks
+from .optimizer_wrapper import CopiedPair
 
 
-class MasterWeights(mixed_precision.MasterWeights):
+class MasterWeights(master_weights.MasterWeights):
     """See there.
 
     consume_gradients   step() takes the 16-bit gradients and leaves None, for loops in which
@@ -61,7 +61,7 @@ def largest(pile: list[CopiedPair]) -> int:
     return max(parameter.numel() for parameter, _ in pile)
 
 
-class LossScaler(mixed_precision.LossScaler):
+class LossScaler(loss_scaler.LossScaler):
     """See there."""
 
     def multiply(self, gradients: list[Tensor], inverse: Tensor) -> bool:
