@@ -10,7 +10,7 @@ import torch
 from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
-from shardlab.recompute_budget import (
+from shardlab.recompute.budget import (
     RULES,
     BudgetTooSmall,
     LayerOption,
@@ -19,7 +19,7 @@ from shardlab.recompute_budget import (
     plan_of_choices,
     plan_recomputation,
 )
-from shardlab.recompute_layers import checkpoint_some
+from shardlab.recompute.layers import checkpoint_some
 from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -16,9 +16,9 @@ from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import TrainingTask
-from shardlab.recompute_layers import checkpoint_every, checkpoint_modules
-from shardlab.recompute_partitioned import checkpoint_partitioned
-from shardlab.recompute_selective import checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute.partitioned import checkpoint_partitioned
+from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

@@ -16,10 +16,10 @@ from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import plan_pipeline
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint, checkpoint_by_function
-from shardlab.recompute_layers import checkpoint_every, checkpoint_modules
-from shardlab.recompute_offload import offload_activations
-from shardlab.recompute_partitioned import checkpoint_partitioned
-from shardlab.recompute_selective import checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute.offload import offload_activations
+from shardlab.recompute.partitioned import checkpoint_partitioned
+from shardlab.recompute.selective import checkpoint_selective
 from shardlab.schedules import schedule
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,

@@ -9,8 +9,8 @@ from shardlab.formulas import RECIPES, InvalidQuantity, evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
-from shardlab.recompute_layers import checkpoint_every
-from shardlab.recompute_selective import checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.selective import checkpoint_selective
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.torch_internals import FakeTensorMode
 from shardlab.zero import checks

@@ -15,13 +15,12 @@ from torch.utils.checkpoint import (
 )
 from torch.utils.checkpoint import checkpoint as torchs
 
-from shardlab import recompute_offload
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute import checkpoint, checkpoint_by_function
-from shardlab.recompute_layers import checkpoint_every, checkpoint_modules, checkpoint_some
-from shardlab.recompute_offload import offload_activations
-from shardlab.recompute_selective import EXPENSIVE, PRODUCTS, checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every, checkpoint_modules, checkpoint_some
+from shardlab.recompute.offload import Copies, offload_activations
+from shardlab.recompute.selective import EXPENSIVE, PRODUCTS, checkpoint_selective
 from shardlab.torch_internals import FUSED_ATTENTION, TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -151,7 +150,7 @@ def test_a_policy_that_names_no_operator(keep, message):
 def test_attention_that_drops_is_not_kept():
     """Must catch: the output of a kernel that draws random numbers kept, so that later draws
     differ in the second run."""
-    from shardlab.recompute_selective import draws
+    from shardlab.recompute.selective import draws
 
     kernel = next(op for op in FUSED_ATTENTION if "for_cpu" in str(op)).default
     q = torch.randn(1, 1, 4, 4)
@@ -233,7 +232,7 @@ def test_offload_gradients_are_those_without(kind, n):
         same(step(offloaded(ours, ahead=ahead)), plain_step(kind))
 
 
-class NumPyCopies(recompute_offload.Copies):
+class NumPyCopies(Copies):
     """A host whose memory the ledger does not see."""
 
     def out(self, flat):
@@ -251,7 +250,7 @@ def test_what_is_moved_and_what_stays(monkeypatch):
 
     Must catch: parameters that travel as a transpose; a storage that travels for each of its views;
     a copy on the device that stays until the graph is gone."""
-    monkeypatch.setattr(recompute_offload, "Copies", NumPyCopies)
+    monkeypatch.setattr("shardlab.recompute.offload.Copies", NumPyCopies)
     config = GPTConfig(**{**SMALL, "dropout": 0.0, "layers": 6, "hidden": 64})
     model = GPT(config)
     tokens = torch.zeros(8, 16, dtype=torch.long)

@@ -24,8 +24,8 @@ from shardlab.pipeline import Pipeline
 from shardlab.pipeline_plan import PipelinePlan, plan_pipeline
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint
-from shardlab.recompute_layers import checkpoint_every, checkpoint_modules
-from shardlab.recompute_selective import checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute.selective import checkpoint_selective
 from shardlab.schedules import SCHEDULES, schedule
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,

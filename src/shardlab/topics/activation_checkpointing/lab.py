@@ -21,10 +21,10 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint
-from shardlab.recompute_budget import LayerOption, plan_recomputation
-from shardlab.recompute_layers import checkpoint_every, checkpoint_some
-from shardlab.recompute_partitioned import checkpoint_partitioned
-from shardlab.recompute_selective import checkpoint_selective
+from shardlab.recompute.budget import LayerOption, plan_recomputation
+from shardlab.recompute.layers import checkpoint_every, checkpoint_some
+from shardlab.recompute.partitioned import checkpoint_partitioned
+from shardlab.recompute.selective import checkpoint_selective
 from shardlab.show.tables import Table
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.text import CharTokenizer, batches, load_text

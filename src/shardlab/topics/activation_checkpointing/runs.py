@@ -20,9 +20,9 @@ from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from shardlab.measure.recordings import Row
 from shardlab.recompute import checkpoint, checkpoint_by_function
-from shardlab.recompute_layers import checkpoint_every
-from shardlab.recompute_offload import offload_activations
-from shardlab.recompute_selective import EXPENSIVE, checkpoint_selective
+from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.offload import offload_activations
+from shardlab.recompute.selective import EXPENSIVE, checkpoint_selective
 
 NOT_SLOWER = 1.0  # of the time and of the peak of PyTorch's
 RACED_SHAPES = (

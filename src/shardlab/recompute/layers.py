@@ -17,7 +17,7 @@ from functools import partial
 
 from torch import nn
 
-from .recompute import checkpoint
+from .checkpointing import checkpoint
 
 
 def checkpoint_every(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .torch_internals import tree_leaves
+from ..torch_internals import tree_leaves
 
 
 class CheckpointError(RuntimeError):

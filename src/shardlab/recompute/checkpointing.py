@@ -17,7 +17,7 @@ Both versions give the bits of the plain function, dropout included. Their diffe
                              graph and runs a backward within the backward. Older and easier to see
                              through; tensors or tuples of tensors, and backward() only.
 
-recompute_layers.py puts the layers of a model into checkpoints.
+layers.py puts the layers of a model into checkpoints.
 
 Sources: Griewank and Walther 2000; Chen et al. 2016; torch.utils.checkpoint has both.
 """
@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from .recompute_surroundings import (
+from ..torch_internals import in_plain_backward, tree_leaves, tree_map
+from .determinism import (
     ActivationTraits,
     CheckpointError,
     InANode,
@@ -39,7 +40,6 @@ from .recompute_surroundings import (
     refuse_hidden_inputs,
     refuse_hidden_outputs,
 )
-from .torch_internals import in_plain_backward, tree_leaves, tree_map
 
 A_TENSOR = object()  # where a tensor was among arguments
 

@@ -17,9 +17,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from .collective_wire import place
-from .recompute import Recomputation
-from .recompute_surroundings import InANode
+from ..collective_wire import place
+from .checkpointing import Recomputation
+from .determinism import InANode
 
 
 def checkpoint_partitioned(

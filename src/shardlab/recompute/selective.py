@@ -20,9 +20,7 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from .recompute import Recomputation
-from .recompute_surroundings import InANode
-from .torch_internals import (
+from ..torch_internals import (
     FUSED_ATTENTION,
     TorchDispatchMode,
     argument_names,
@@ -30,6 +28,8 @@ from .torch_internals import (
     storage_key,
     tree_leaves,
 )
+from .checkpointing import Recomputation
+from .determinism import InANode
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
 EXPENSIVE = PRODUCTS + FUSED_ATTENTION

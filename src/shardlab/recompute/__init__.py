@@ -1,0 +1,24 @@
+"""Activation checkpointing: keep the input of a layer, and compute the rest again in backward.
+
+    y = checkpoint(block, x)                            # y = block(x), of which only x is kept
+    model.blocks = checkpoint_every(model.blocks, 2)    # two blocks in each checkpoint
+
+    checkpointing.py    a checkpoint by hooks, and the same as an autograd function
+    determinism.py      what a second run needs to be like the first, and how to tell that it was
+                        not
+    layers.py           which layers of a model are in a checkpoint
+    budget.py           which of them to recompute, so that a step fits a budget and costs least
+
+Three files keep something else than the whole input:
+
+    selective.py        the outputs of expensive operators, too
+    partitioned.py      a part of the input on each rank that has the same one
+    offload.py          every activation, in the host's memory
+
+Chen et al. 2016; Korthikanti et al. 2022 (arXiv 2205.05198).
+"""
+
+from .checkpointing import Recomputation, checkpoint, checkpoint_by_function
+from .determinism import CheckpointError
+
+__all__ = ["CheckpointError", "Recomputation", "checkpoint", "checkpoint_by_function"]
