@@ -15,7 +15,7 @@ The argument is the title for readers who hear the figure; each line is a key of
 settings that this grid alone has. A forward, and each half of a backward, takes a rank one unit
 unless ``:forward:``, ``:input:`` or ``:weight:`` say otherwise; a message takes ``:transfer:``
 units. All grids have one time axis. Forwards before a rank's first backward are filled. The
-figure is SVG, made while the book is built by ``schedule_simulation``.
+figure is SVG, made while the book is built by ``shardlab.pipelines.simulation``.
 """
 
 from fractions import Fraction
@@ -27,8 +27,8 @@ from docutils.parsers.rst import directives
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
-from shardlab.schedule_simulation import Costs, Timeline, in_flight, simulate
-from shardlab.schedules import InvalidSchedule, Kind, schedule
+from shardlab.pipelines.schedules import InvalidSchedule, Kind, schedule
+from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
 from shardlab.show.format import format_as
 
 logger = logging.getLogger(__name__)

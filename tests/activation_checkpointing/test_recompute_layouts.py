@@ -12,15 +12,15 @@ from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import plan_pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.recompute.selective import checkpoint_selective
-from shardlab.schedules import schedule
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

@@ -11,8 +11,8 @@ import pytest
 from shardlab.formulas import BOOK, InvalidQuantity
 from shardlab.formulas.events import COMPUTE, LINK, operations, run, waiting
 from shardlab.formulas.registry import show
-from shardlab.schedule_simulation import in_flight
-from shardlab.schedules import Kind
+from shardlab.pipelines.schedules import Kind
+from shardlab.pipelines.simulation import in_flight
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 
 from bookkit.schedules import LEFT, RIGHT, WIDTH, drawing, sentence, simulated
-from shardlab.schedules import InvalidSchedule
+from shardlab.pipelines.schedules import InvalidSchedule
 
 SIZES = dict(ranks=4, microbatches=8)
 UNITS = dict(forward=1, input=1, weight=1, transfer=0)

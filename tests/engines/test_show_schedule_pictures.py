@@ -6,7 +6,7 @@ import re
 import pytest
 
 from bookkit.explorer_data import data_of, packed
-from shardlab.schedules import Action, Kind, schedule
+from shardlab.pipelines.schedules import Action, Kind, schedule
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.schedule_pictures import SIMULATED_WORDS, actions_of, letters
 

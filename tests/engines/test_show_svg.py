@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from shardlab.formulas.events import COMPUTE, operations, run, waiting
-from shardlab.schedule_simulation import in_flight
+from shardlab.pipelines.simulation import in_flight
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY

@@ -17,11 +17,11 @@ from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel, InFp32
 from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import plan_pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
 from shardlab.saving import resume, save
-from shardlab.schedules import schedule
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
 from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.stage3 import fully_shard

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from shardlab.formulas import evaluate, quantities
-from shardlab.schedule_simulation import in_flight
-from shardlab.schedules import SCHEDULES, schedule
+from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.pipelines.simulation import in_flight
 from shardlab.show.format import format_as
 from shardlab.topics.pipelines import pictures
 

@@ -24,11 +24,9 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import CannotPipeline, plan_pipeline
-from shardlab.ranks import RankAbsent, RankDied, ranks
-from shardlab.schedule_simulation import Costs, in_flight, simulate
-from shardlab.schedules import (
+from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import (
     SCHEDULES,
     InvalidSchedule,
     Kind,
@@ -37,6 +35,8 @@ from shardlab.schedules import (
     one_f_one_b,
     schedule,
 )
+from shardlab.pipelines.simulation import Costs, in_flight, simulate
+from shardlab.ranks import RankAbsent, RankDied, ranks
 from shardlab.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab.zero import stage1, stage2
 

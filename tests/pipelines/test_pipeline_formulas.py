@@ -6,8 +6,8 @@ from fractions import Fraction
 import pytest
 
 from shardlab.formulas import InvalidQuantity, evaluate
-from shardlab.schedule_simulation import Costs, in_flight, simulate
-from shardlab.schedules import SCHEDULES, schedule
+from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.pipelines.simulation import Costs, in_flight, simulate
 
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 SIZES = [(p, m, v) for p in (1, 2, 3, 5) for m in (1, 2, 3, 6, 10, 15) for v in (1, 2, 3)]

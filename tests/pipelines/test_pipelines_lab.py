@@ -5,8 +5,8 @@ import sys
 import cloudpickle
 import pytest
 
-from shardlab.schedule_simulation import Costs, Span, simulate
-from shardlab.schedules import Kind, gpipe, zero_bubble_h1
+from shardlab.pipelines.schedules import Kind, gpipe, zero_bubble_h1
+from shardlab.pipelines.simulation import Costs, Span, simulate
 from shardlab.topics.pipelines import lab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

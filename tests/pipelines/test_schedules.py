@@ -7,16 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.schedule_checks import picture
-from shardlab.schedule_simulation import (
-    Costs,
-    Deadlock,
-    in_flight,
-    repeated,
-    simulate,
-    validate_schedule,
-)
-from shardlab.schedules import (
+from shardlab.pipelines.schedule_checks import picture
+from shardlab.pipelines.schedules import (
     SCHEDULES,
     Action,
     InvalidSchedule,
@@ -27,6 +19,14 @@ from shardlab.schedules import (
     schedule,
     zero_bubble_h1,
     zero_bubble_h2,
+)
+from shardlab.pipelines.simulation import (
+    Costs,
+    Deadlock,
+    in_flight,
+    repeated,
+    simulate,
+    validate_schedule,
 )
 
 QUICK = [(p, m) for p in (2, 3, 8) for m in (1, 2, 3, 8, 16)]
@@ -287,7 +287,7 @@ def test_one_forward_too_few_costs_time_and_one_too_many_memory():
     54 for 4 ranks and 8 microbatches. One more costs memory alone.
 
     Must catch: a simulation in which a rank does not wait for its neighbour's answer."""
-    from shardlab.schedules import with_warm_up
+    from shardlab.pipelines.schedules import with_warm_up
 
     def with_more(more):
         return with_warm_up(4, 8, lambda rank: max(0, 3 - rank + more))

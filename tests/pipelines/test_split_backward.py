@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab.gpt import GPT, Block, GPTConfig
 from shardlab.measure.ledger import Ledger
-from shardlab.split_backward import WeightGradientsLater, make_weight_gradients
+from shardlab.pipelines.split_backward import WeightGradientsLater, make_weight_gradients
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

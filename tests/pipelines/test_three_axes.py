@@ -12,10 +12,10 @@ from torch import nn
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import plan_pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
-from shardlab.schedules import schedule
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,

@@ -14,19 +14,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardlab.pipeline
+import shardlab.pipelines.pipeline
 from shardlab.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import PipelinePlan, plan_pipeline
+from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
 from shardlab.recompute import checkpoint
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.selective import checkpoint_selective
-from shardlab.schedules import SCHEDULES, schedule
 from shardlab.tensor_parallel import (
     apply_tensor_parallel,
     gpt_plan,
@@ -240,7 +240,7 @@ def one_of_many(layout: Layout, pipeline_rank: int = 0) -> Iterator[None]:
     world = layout.d * layout.t * layout.p
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world, pipeline_rank * layout.t))
-        for module in (checks, shardlab.pipeline):
+        for module in (checks, shardlab.pipelines.pipeline):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
         nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
         stack.enter_context(nothing)

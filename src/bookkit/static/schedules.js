@@ -1,5 +1,5 @@
 /* The picture of a pipeline's schedule (SchedulePicture of show/schedule_pictures.py), and the simulator of
-   shardlab/schedule_simulation.py, which plays the lists that the card carries. Loaded on the pages that have one; as pictures.js. */
+   shardlab/pipelines/simulation.py, which plays the lists that the card carries. Loaded on the pages that have one; as pictures.js. */
 (function () {
   "use strict";
 
@@ -24,7 +24,7 @@
     });
   }
 
-  // --- schedule_simulation.py -----------------------------------------------------------------------------------------------
+  // --- simulation.py --------------------------------------------------------------------------------------------------------
 
   /* Stages of a rank. */
   function chunksOf(plan) { return new Set(plan[0].map(action => action[0])).size; }

@@ -1,6 +1,6 @@
 """The picture of a pipeline's schedule, as data: which quantities say what is drawn, and what the
 simulation says beside the formulas. The page draws it in static/schedules.js, a
-notebook in svg/spans.py; both play the lists that shardlab.schedules makes.
+notebook in svg/spans.py; both play the lists that shardlab.pipelines.schedules makes.
 
     picture.plan(values)        the lists
     picture.timeline(values)    when each action begins and ends
@@ -11,8 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from shardlab.schedule_simulation import Costs, Timeline, in_flight, simulate
-from shardlab.schedules import SCHEDULES, Action, InvalidSchedule, Kind, Schedule, schedule
+from shardlab.pipelines.schedules import (
+    SCHEDULES,
+    Action,
+    InvalidSchedule,
+    Kind,
+    Schedule,
+    schedule,
+)
+from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
 
 # What a simulated schedule gives an explorer's sentences, and how it is printed.
 SIMULATED_WORDS = {

@@ -5,8 +5,8 @@ schedules.js draw them on the pages."""
 import math
 
 from shardlab.formulas.events import COMPUTE, end_seconds, operations, run, waiting
-from shardlab.schedule_simulation import in_flight
-from shardlab.schedules import Kind
+from shardlab.pipelines.schedules import Kind
+from shardlab.pipelines.simulation import in_flight
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY, TIMELINE
 

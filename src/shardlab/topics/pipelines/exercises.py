@@ -6,9 +6,9 @@ from torch import nn
 
 from shardlab.exercises.checker import Exercise, Failure, Misconception, is_blank
 from shardlab.exercises.thread_ranks import answer_of_ranks
-from shardlab.pipeline_plan import check_order_of_messages
-from shardlab.schedule_simulation import Costs, in_flight, simulate, validate_schedule
-from shardlab.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
+from shardlab.pipelines.partition import check_order_of_messages
+from shardlab.pipelines.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
+from shardlab.pipelines.simulation import Costs, in_flight, simulate, validate_schedule
 
 
 def _nine_digits(tensor):

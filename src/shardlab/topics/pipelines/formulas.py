@@ -1,8 +1,8 @@
 """Pipelines: how long ranks are idle, what each rank holds, what it sends, by schedule.
 
 Times are of one rank's layers and one microbatch, alike on all ranks. They are exact for the
-schedules of shardlab.schedules, which a test simulates, under what each formula says. What they do
-not know is a slow stage: simulate that.
+schedules of shardlab.pipelines.schedules, which a test simulates, under what each formula says.
+What they do not know is a slow stage: simulate that.
 
 Layers are those of this book's GPT, divided evenly; the embedding is on the first rank and the head
 on the last, where a tied weight is a second time."""
@@ -46,7 +46,7 @@ _STAGE = "tests/pipelines/test_pipeline.py::test_what_each_rank_has"
 _SENT = "tests/pipelines/test_pipeline.py::test_messages_and_bytes"
 _NARAYANAN = "Narayanan et al. 2021, section 2.2"
 _QI = "Qi et al. 2024"
-_OURS = "shardlab.schedules"
+_OURS = "shardlab.pipelines.schedules"
 
 
 @BOOK.rule(

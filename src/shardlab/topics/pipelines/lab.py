@@ -16,11 +16,11 @@ from torch import Tensor
 from shardlab.exercises.going_on import must_be_right
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.clock import MedianSeconds, cores, say_if_busy
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import plan_pipeline
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import Action, Kind, Schedule, one_f_one_b
+from shardlab.pipelines.simulation import EQUAL, Costs, Span, in_flight, simulate
 from shardlab.ranks import RankError, ranks
-from shardlab.schedule_simulation import EQUAL, Costs, Span, in_flight, simulate
-from shardlab.schedules import Action, Kind, Schedule, one_f_one_b
 from shardlab.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, new_figure, round_up
 from shardlab.show.palette import TIMELINE
 from shardlab.show.tables import Table, in_words

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shardlab.pipeline_plan import PipelinePlan
+from shardlab.pipelines.partition import PipelinePlan
 
 
 class TorchPipeline:

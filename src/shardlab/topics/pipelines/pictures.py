@@ -4,8 +4,8 @@ GPipe and with 1F1B."""
 from itertools import accumulate
 
 from shardlab.formulas import evaluate, quantities
-from shardlab.schedule_simulation import simulate
-from shardlab.schedules import Kind, schedule
+from shardlab.pipelines.schedules import Kind, schedule
+from shardlab.pipelines.simulation import simulate
 from shardlab.show.drawing import Drawing
 from shardlab.show.format import format_as
 

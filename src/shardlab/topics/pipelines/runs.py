@@ -22,12 +22,12 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import AGAIN, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from shardlab.measure.recordings import Row
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import PipelinePlan, plan_pipeline
+from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.pipelines.simulation import Costs, simulate
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.schedule_simulation import Costs, simulate
-from shardlab.schedules import SCHEDULES, schedule
 from shardlab.topics.pipelines.peers import TorchPipeline
 from shardlab.topics.pipelines.sleeping import (
     measured_spans,

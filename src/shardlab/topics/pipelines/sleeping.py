@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import PipelinePlan, plan_pipeline
-from shardlab.schedule_simulation import Costs, Span
-from shardlab.schedules import Action, Kind, Schedule
+from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import Action, Kind, Schedule
+from shardlab.pipelines.simulation import Costs, Span
 
 
 class SleepTwice(torch.autograd.Function):

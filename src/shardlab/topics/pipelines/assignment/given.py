@@ -4,13 +4,13 @@
 import re
 from collections.abc import Callable
 
-from shardlab import schedules
 from shardlab.exercises.grading import Assignment
 from shardlab.exercises.on_a_rank import demand
-from shardlab.pipeline import Pipeline
-from shardlab.pipeline_plan import check_order_of_messages, plan_pipeline
-from shardlab.schedule_simulation import validate_schedule
-from shardlab.schedules import Action, InvalidSchedule, Kind, Schedule
+from shardlab.pipelines import schedules
+from shardlab.pipelines.partition import check_order_of_messages, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import Action, InvalidSchedule, Kind, Schedule
+from shardlab.pipelines.simulation import validate_schedule
 
 Words = list[list[str]]  # a learner's schedule: of each rank, its actions
 

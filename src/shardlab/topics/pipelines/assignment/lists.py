@@ -1,9 +1,9 @@
 """Schedules as lists: are they valid, how much do they hold, how long do they take?"""
 
 from shardlab.exercises.on_a_rank import Wrong, demand, refuses
-from shardlab.pipeline_plan import check_order_of_messages
-from shardlab.schedule_simulation import home_of, in_flight, simulate, validate_schedule
-from shardlab.schedules import InvalidSchedule, Kind, Schedule
+from shardlab.pipelines.partition import check_order_of_messages
+from shardlab.pipelines.schedules import InvalidSchedule, Kind, Schedule
+from shardlab.pipelines.simulation import home_of, in_flight, simulate, validate_schedule
 
 from .given import ASSIGNMENT, plan_of
 

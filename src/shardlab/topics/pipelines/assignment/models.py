@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardlab.exercises.on_a_rank import Here, demand, expect, new_groups
-from shardlab.pipeline_plan import cut
-from shardlab.schedule_simulation import home_of
+from shardlab.pipelines.partition import cut
+from shardlab.pipelines.simulation import home_of
 
 from .given import ASSIGNMENT, Words, actions_of
 

@@ -10,8 +10,8 @@ from torch import nn
 from shardlab.exercises.on_a_rank import demand, race
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
-from shardlab.pipeline_plan import cut, goes_to
-from shardlab.schedule_simulation import home_of, in_flight
+from shardlab.pipelines.partition import cut, goes_to
+from shardlab.pipelines.simulation import home_of, in_flight
 
 from .given import ASSIGNMENT, Words, actions_of
 from .models import (

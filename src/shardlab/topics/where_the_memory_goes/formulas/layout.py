@@ -11,7 +11,7 @@ On one rank all of it is the whole: t = p = 1 is the model of one GPU.
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import ceil_div, equal, floor_div, minimum, shard_of, where
 
-_OURS = "counted from gpt.py, shardlab.tensor_parallel, shardlab.pipeline and shardlab.zero"
+_OURS = "counted from gpt.py, shardlab.tensor_parallel, shardlab.pipelines and shardlab.zero"
 _COUNTED = "tests/where_the_memory_goes/test_rank_layouts.py::test_parameters_of_a_rank"
 _LEDGER = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_stage"
 formula = BOOK.section(source=_OURS, measured_by=_COUNTED)

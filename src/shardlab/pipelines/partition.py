@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from .schedule_simulation import home_of, validate_schedule
 from .schedules import Action, InvalidSchedule, Kind, Schedule
+from .simulation import home_of, validate_schedule
 
 
 class CannotPipeline(ValueError):
@@ -56,8 +56,9 @@ def plan_pipeline(
     most, the first stages having more. Raises CannotPipeline or InvalidSchedule."""
     if isinstance(schedule, str):
         raise CannotPipeline(
-            f"schedule = {schedule!r} is a name: shardlab.schedules.schedule({schedule!r}, ranks,"
-            " microbatches) makes the lists."
+            f"schedule = {schedule!r} is a name:"
+            f" shardlab.pipelines.schedules.schedule({schedule!r}, ranks, microbatches) makes the"
+            " lists."
         )
     microbatches = 1 + max((a.microbatch for own in schedule for a in own), default=0)
     validate_schedule(schedule, microbatches)

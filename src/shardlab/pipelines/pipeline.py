@@ -18,8 +18,8 @@ Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the
 A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.scale(loss(y, t)).
 torch.amp.GradScaler skips on all ranks or on none.
 
-pipeline_plan.py cuts the model and says what is wrong with it before a rank waits, pipeline_wire.py
-sends and receives, split_backward.py divides a backward into I and W.
+partition.py cuts the model and says what is wrong with it before a rank waits, p2p.py sends and
+receives, split_backward.py divides a backward into I and W.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,14 +29,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..agreement import agree
+from ..backward import as_one_backward
+from ..shards import Stages, stages_of_parameters
+from ..torch_clip_and_scale import watch_steps
 from . import split_backward
-from .agreement import agree
-from .backward import as_one_backward
-from .pipeline_plan import CannotPipeline, PipelinePlan
-from .pipeline_wire import TiedWeights, Wire
+from .p2p import TiedWeights, Wire
+from .partition import CannotPipeline, PipelinePlan
 from .schedules import Action, Kind
-from .shards import Stages, stages_of_parameters
-from .torch_clip_and_scale import watch_steps
 
 
 class InFlight(NamedTuple):

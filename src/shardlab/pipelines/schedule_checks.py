@@ -3,7 +3,7 @@
     print(picture(plan))                    the grid: a row for each rank
     check_order(plan, microbatches=4)       raises InvalidSchedule, with the grid and the bad cell
 
-schedule_simulation.validate_schedule asks also whether the ranks would get through.
+simulation.validate_schedule asks also whether the ranks would get through.
 """
 
 from .schedules import Action, InvalidSchedule, Kind, Schedule

@@ -5,8 +5,8 @@
     schedule("1F1B", 3, 4)      the same by its name
 
 0B1 is an action: stage 0 does the backward of microbatch 1. pipeline.py runs these lists,
-schedule_simulation.py validates and simulates them, the explorer draws them, and the formulas count
-them. A schedule knows neither tensors nor times, so this module needs no torch.
+simulation.py validates and simulates them, the explorer draws them, and the formulas count them. A
+schedule knows neither tensors nor times, so this module needs no torch.
 
     F    forward of a stage, which sends its output to the next stage
     B    whole backward of a stage, which sends the gradient of its input to the previous stage

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .pipeline_plan import PipelinePlan, comes_from, goes_to
+from .partition import PipelinePlan, comes_from, goes_to
 from .schedules import Action, Kind
 
 

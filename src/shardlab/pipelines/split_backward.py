@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .tensor_parallel.layers import CutLinear
+from ..tensor_parallel.layers import CutLinear
 
 
 class PutOff(NamedTuple):
