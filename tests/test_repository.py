@@ -290,14 +290,15 @@ def test_what_the_architecture_names_exists():
 
 
 def test_the_architecture_names_what_exists():
-    """Must catch: a file or a package new in src/shardlab that ARCHITECTURE.md does not name; the
-    row of one deleted from ARCHITECTURE.md."""
-    inside = SOURCES / "shardlab"
-    modules = {path.name for path in inside.glob("*.py")} - {"__init__.py"}
-    packages = {f"{path.parent.name}/" for path in inside.glob("*/__init__.py")}
-    assert {"gpt.py", "shards.py"} <= modules and {"zero/", "ranks/"} <= packages
+    """Each folder of src/shardlab. Single files are named where they are hard to find: a new
+    technique of one to three files edits no table.
+
+    Must catch: a new package that ARCHITECTURE.md does not name; the row of one that is deleted
+    from ARCHITECTURE.md."""
+    packages = {f"{path.parent.name}/" for path in (SOURCES / "shardlab").glob("*/__init__.py")}
+    assert {"zero/", "mixed_precision/"} <= packages
     text = (ROOT / "ARCHITECTURE.md").read_text()
-    assert {name for name in modules | packages if f"`{name}`" not in text} == set()
+    assert {name for name in packages if f"`{name}`" not in text} == set()
 
 
 def test_every_target_says_what_it_does():
