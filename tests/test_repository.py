@@ -60,17 +60,19 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
 ENGINES = {"formulas", "show", "measure", "exercises", "ranks"}
 TOPICS = {path.parent.name for path in (SOURCES / "shardlab" / "topics").glob("*/__init__.py")}
 # What building the book loads.
-NO_TORCH = ("formulas", "show", "topics/*/formulas*", "topics/*/explorer.py", "topics/*/steps.py")
+NO_TORCH = ("formulas", "show")
 NO_TORCH += (
-    "topics/*/pictures.py",
-    "topics/*/moves.py",
     "collective_plans.py",
     "pipelines/__init__.py",
     "pipelines/schedule*.py",
     "pipelines/simulation.py",
     "measure/recordings.py",
 )
-NO_TORCH += ("topics/*/bits.py", "topics/*/formats.py", "topics/*/histogram.py")
+# Of a topic: what labs and `make gpu` run, the helpers that only these import, and two helpers that
+# labs, tests and benches import. Everything else in a topic imports no torch.
+TORCH_IN_TOPICS = {"exercises", "assignment", "runs", "lab"}
+TORCH_IN_TOPICS |= {"zero.building", "tensor_parallelism.smallest"}
+NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as engines find them
 
 
 def floor_of(name: str) -> str:
@@ -99,15 +101,68 @@ def test_who_imports_whom():
     assert wrong == []
 
 
+def modules_in(part: str) -> list[Path]:
+    """The modules that a part of NO_TORCH names."""
+    found = (SOURCES / "shardlab").glob(part)
+    return [file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])]
+
+
 @pytest.mark.parametrize("part", NO_TORCH)
 def test_the_book_needs_no_torch(part):
-    """Must catch: `import torch` in a formula, an explorer or the steps of a stepper; a file that
-    moved, so that nothing is looked at any more."""
-    places = list((SOURCES / "shardlab").glob(part))
-    assert places
-    for found in places:
-        for module in found.rglob("*.py") if found.is_dir() else [found]:
-            assert not [name for name in imported(module) if within(name, "torch")], module
+    """Must catch: `import torch` in a formula, or in a plan that a page draws; a module that moved,
+    so that nothing is looked at."""
+    modules = modules_in(part)
+    assert modules, f"{part} names no file"
+    wrong = [module for module in modules if any(within(n, "torch") for n in imported(module))]
+    assert wrong == []
+
+
+def without_torch(topic: Path) -> list[Path]:
+    """The modules of a topic that may not import torch."""
+    modules = {
+        ".".join(path.relative_to(SOURCES).with_suffix("").parts): path
+        for path in sorted(topic.rglob("*.py"))
+    }
+    short = {name: name.removeprefix(f"shardlab.topics.{topic.name}.") for name in modules}
+    asked = {name: imported(path) for name, path in modules.items()}
+    importers = {name: {other for other in asked if name in asked[other]} for name in modules}
+    free, before = set(), None
+    while free != before:  # a helper of a helper, too
+        before = set(free)
+        for name in modules:
+            part = short[name].partition(".")[0]
+            alone = f"{topic.name}.{part}" in TORCH_IN_TOPICS
+            helper = bool(importers[name]) and importers[name] <= free and part not in NEVER_TORCH
+            if part in TORCH_IN_TOPICS or alone or helper:
+                free.add(name)
+    return [path for name, path in modules.items() if name not in free]
+
+
+@pytest.mark.parametrize("topic", sorted(TOPICS))
+def test_what_pages_load_of_a_topic_needs_no_torch(topic):
+    """Must catch: `import torch` in an explorer, in the steps of a stepper, in a helper that one of
+    them imports, or in a module with a name that no other topic has; nothing looked at."""
+    held = without_torch(SOURCES / "shardlab" / "topics" / topic)
+    assert {"formulas", "pictures"} <= {path.stem for path in held} | {
+        path.parent.name for path in held
+    }
+    assert [path for path in held if any(within(n, "torch") for n in imported(path))] == []
+
+
+def test_only_helpers_of_labs_and_runs_may_import_torch(tmp_path, monkeypatch):
+    """Must catch: a helper that an explorer imports besides a lab, a helper that nobody imports, or
+    figures, which only a lab imports, let through; a helper of a helper of a lab refused."""
+    monkeypatch.setattr(sys.modules[__name__], "SOURCES", tmp_path)
+    topic = tmp_path / "shardlab" / "topics" / "pretended"
+    topic.mkdir(parents=True)
+    for name, text in dict(
+        lab="from . import weigh, figures\nfrom .both import x\n",
+        weigh="from shardlab.topics.pretended.deeper import x\n",
+        explorer="from .both import x\n",
+        **dict.fromkeys(("deeper", "both", "figures", "nobody", "runs"), ""),
+    ).items():
+        (topic / f"{name}.py").write_text(text)
+    assert [path.stem for path in without_torch(topic)] == ["both", "explorer", "figures", "nobody"]
 
 
 def loaded_by(statement: str) -> set[str]:
