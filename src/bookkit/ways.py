@@ -7,18 +7,21 @@ lab with the way back.
     lab: labs/04-collectives
     ---
 
-    | [Collectives](chapters/collectives.md) | {question}`collectives` |
+    ```{chapters-and-questions}
+    ```
 
-The role's text is the name of a page in ``chapters/``.
+The directive prints a table: each chapter of ``_toc.yml``, below its part, with its question.
 """
 
 import re
+from os.path import relpath
 from pathlib import Path
 
 import yaml
 from docutils import nodes
+from docutils.statemachine import StringList
 from sphinx.util import logging
-from sphinx.util.docutils import SphinxRole
+from sphinx.util.docutils import SphinxDirective
 
 logger = logging.getLogger(__name__)
 
@@ -31,20 +34,53 @@ def question_of(page: Path) -> str:
     return (yaml.safe_load(found[1]) or {}).get("question", "") if found else ""
 
 
-class QuestionRole(SphinxRole):
+def parts(folder: Path) -> dict[str, list[Path]]:
+    """Caption -> pages of each part of the contents that has chapters, in the order of the
+    contents. A list without a caption continues the part above it, and one with numbers makes its
+    part one of chapters."""
+    contents = yaml.safe_load((folder / "_toc.yml").read_text("utf-8"))
+    caption, pages, numbered = "", {}, set()
+    for part in contents["parts"]:
+        caption = part.get("caption", caption)
+        pages.setdefault(caption, []).extend(
+            folder / f"{page['file']}.md" for page in part["chapters"]
+        )
+        if part.get("numbered"):
+            numbered.add(caption)
+    return {caption: pages[caption] for caption in pages if caption in numbered}
+
+
+def title_of(page: Path) -> str:
+    """The heading of a page."""
+    return re.search(r"^# (.+)$", page.read_text("utf-8"), re.MULTILINE)[1]
+
+
+class ChaptersDirective(SphinxDirective):
+    """The table of chapters. A chapter without a question is a warning."""
+
     def run(self):
-        page = Path(self.env.srcdir, "chapters", f"{self.text}.md")
-        question = question_of(page)
-        if not question:
-            logger.warning(
-                "question: %s asks none: write one into its front matter.",
-                page.name,
-                location=self.get_location(),
-                type="bookkit",
-                subtype="question",
-            )
-        self.env.note_dependency(str(page))
-        return [nodes.Text(question)], []
+        folder = Path(self.env.srcdir)
+        here = Path(self.env.doc2path(self.env.docname)).parent
+        self.env.note_dependency(str(folder / "_toc.yml"))
+        lines = ["| Chapter | Its question |", "|:--|:--|"]
+        for caption, pages in parts(folder).items():
+            lines.append(f"| **{caption}** |  |")
+            for page in pages:
+                self.env.note_dependency(str(page))
+                if not (question := question_of(page)):
+                    logger.warning(
+                        "chapters: %s asks no question: write one into its front matter.",
+                        page.name,
+                        location=self.get_location(),
+                        type="bookkit",
+                        subtype="question",
+                    )
+                address = relpath(page, here).replace("\\", "/")
+                lines.append(f"| [{title_of(page)}]({address}) | {question} |")
+        table = nodes.Element()
+        source, number = self.get_source_info()
+        self.state.nested_parse(StringList(lines, source), number, table)
+        return table.children
 
 
 def labs_of_chapters(env):
@@ -84,5 +120,5 @@ def _add_ways(app, pagename, templatename, context, doctree):
 
 
 def setup(app):
-    app.add_role("question", QuestionRole())
+    app.add_directive("chapters-and-questions", ChaptersDirective)
     app.connect("html-page-context", _add_ways)

@@ -1,11 +1,12 @@
 """From page to page: each page's question, the way to its lab and back, labs by number."""
 
+import io
 import re
 from pathlib import Path
 from types import SimpleNamespace
 
 from bookkit.lab_pages import numbered
-from bookkit.ways import labs_of_chapters, onward, question_of, summary
+from bookkit.ways import labs_of_chapters, onward, parts, question_of, summary
 
 ROOT = Path(__file__).resolve().parents[2]
 ENV = SimpleNamespace(
@@ -17,13 +18,49 @@ ENV = SimpleNamespace(
 )
 
 
-def test_every_question_of_the_front_page_is_asked_by_a_page():
-    """Must catch: a page renamed, a question taken off a page that the front page shows; a page of
-    the contents that the front page leaves out."""
-    asked = re.findall(r"\{question\}`([\w-]+)`", (ROOT / "index.md").read_text("utf-8"))
-    assert all(question_of(ROOT / "chapters" / f"{name}.md").endswith("?") for name in asked)
+def test_every_chapter_asks_a_question_and_is_on_the_front_page():
+    """Must catch: a question taken off a page, a page of the contents that the front page leaves
+    out, a caption lost where a list continues a part, labs among the chapters."""
+    found = parts(ROOT)
     contents = (ROOT / "_toc.yml").read_text("utf-8").partition("caption: Labs")[0]
-    assert asked == re.findall(r"file: chapters/(\S+)", contents)
+    assert [page.stem for pages in found.values() for page in pages] == re.findall(
+        r"file: chapters/(\S+)", contents
+    )
+    assert list(found) == re.findall(r"caption: (.*?) *(?:#.*)?\n", contents)
+    assert all(question_of(page).endswith("?") for pages in found.values() for page in pages)
+    assert "```{chapters-and-questions}\n```\n" in (ROOT / "index.md").read_text("utf-8")
+
+
+def test_the_table_is_made_from_contents_and_pages(tmp_path):
+    """Must catch: a title, a question or an address that is not the page's; a part without its
+    caption; a page outside the parts with chapters; a chapter without a question passed in
+    silence."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    (tmp_path / "chapters").mkdir()
+    (tmp_path / "_toc.yml").write_text(
+        "root: index\nparts:\n  - caption: One\n    numbered: 1\n    chapters:\n"
+        "      - file: chapters/a\n  - chapters:\n      - file: chapters/b\n"
+        "  - caption: Other\n    chapters:\n      - file: chapters/c\n"
+    )
+    (tmp_path / "index.md").write_text("# Book\n\n```{chapters-and-questions}\n```\n")
+    for name, front in (("a", "---\nquestion: Why?\n---\n"), ("b", ""), ("c", "")):
+        (tmp_path / "chapters" / f"{name}.md").write_text(f"{front}# Page {name}\n")
+    warnings = io.StringIO()
+    with docutils_namespace():
+        settings = dict(extensions=["myst_parser", "bookkit.ways"], html_theme="basic")
+        settings["suppress_warnings"] = ["toc.not_included"]
+        folders = (tmp_path, None, tmp_path / "html", tmp_path / "trees")
+        app = Sphinx(*folders, "html", settings, status=None, warning=warnings, freshenv=True)
+        app.build()
+    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+    table = page[page.index("<table") : page.index("</table>")]
+    assert re.sub(r"\s+", " ", re.sub("<[^>]*>", " ", table)).split() == (
+        "Chapter Its question One Page a Why? Page b".split()
+    )
+    assert re.findall('href="([^"]*)"', table) == ["chapters/a.html", "chapters/b.html"]
+    assert "b.md asks no question: write one into its front matter." in warnings.getvalue()
 
 
 def test_a_chapter_leads_to_its_lab_and_back():
