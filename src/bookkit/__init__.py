@@ -31,57 +31,38 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 __version__ = "0.1.0"
 
 
-def setup(app):
+# The order of parts that are not cards; cards stand between them, in alphabetical order.
+BEFORE_CARDS = ("build", "mathml", "boxes", "chapters")
+AFTER_CARDS = (
+    "formulas",
+    "glossary",
+    "ways",
+    "diffs",
+    "recorded",
+    "lab_pages",
+    "look",
+    "offline",
+    "policy",
+    "address",
+)
+
+
+def parts():
+    """The modules with a ``setup``, in the order in which they are set up. A module that is not
+    named above is a card and needs no entry."""
     # Imported here, so that ``python -m bookkit`` can say what it wants before Jupyter Book is
     # loaded (see build.py).
-    from bookkit import (
-        address,
-        bits,
-        boxes,
-        build,
-        chapters,
-        diffs,
-        explorer,
-        formulas,
-        glossary,
-        gradients,
-        lab_pages,
-        look,
-        mathml,
-        offline,
-        pairs,
-        pictures,
-        policy,
-        recorded,
-        schedules,
-        shards,
-        stepper,
-        ways,
-    )
+    from importlib import import_module
+    from pkgutil import iter_modules
 
-    for part in (
-        build,
-        mathml,
-        boxes,
-        chapters,
-        explorer,
-        stepper,
-        shards,
-        pairs,
-        pictures,
-        schedules,
-        bits,
-        gradients,
-        formulas,
-        glossary,
-        ways,
-        diffs,
-        recorded,
-        lab_pages,
-        look,
-        offline,
-        policy,
-        address,
-    ):
+    names = (found.name for found in iter_modules(__path__) if found.name != "__main__")
+    modules = {name: import_module(f"{__name__}.{name}") for name in sorted(names)}
+    set_up = [name for name, module in modules.items() if hasattr(module, "setup")]
+    cards = [name for name in set_up if name not in BEFORE_CARDS + AFTER_CARDS]
+    return [modules[name] for name in (*BEFORE_CARDS, *cards, *AFTER_CARDS)]
+
+
+def setup(app):
+    for part in parts():
         part.setup(app)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -21,7 +21,7 @@ from bookkit import stepper
 from shardlab import topics
 
 # The topic whose formats these are, found by what it has.
-_card = next(found for found in topics.modules("explorer") if hasattr(found, "CARD_FORMATS"))
+_card = topics.the_one_with("CARD_FORMATS", "explorer")
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from shardlab import topics
 from shardlab.measure.recordings import InvalidRecording, read_all
 
 # The topic whose histogram this is, found by what it has.
-_histogram = next(iter(topics.modules("histogram")))
+_histogram = topics.the_one_with("histogram_data", "histogram")
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from bookkit import stepper
 from shardlab import topics
 
 # The topic whose steps these are, found by what it has.
-_steps = next(found for found in topics.modules("steps") if hasattr(found, "pair_steps"))
+_steps = topics.the_one_with("pair_steps", "steps")
 FIRST_SHOWN = _steps.FIRST_SHOWN
 PAIR_LOOK = _steps.PAIR_LOOK
 PAIR_WAYS = _steps.PAIR_WAYS

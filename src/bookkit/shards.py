@@ -19,7 +19,7 @@ from bookkit import stepper
 from shardlab import topics
 
 # The topic whose steps these are, found by what it has.
-_steps = next(found for found in topics.modules("steps") if hasattr(found, "LOOK"))
+_steps = topics.the_one_with("shard_steps", "steps")
 LOOK = _steps.LOOK
 MICROBATCHES = _steps.MICROBATCHES
 RANKS = _steps.RANKS

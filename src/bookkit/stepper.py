@@ -23,7 +23,7 @@ from bookkit.cards import CardDirective
 from shardlab import topics
 
 # The topic whose steps these are, found by what it has.
-_steps = next(found for found in topics.modules("steps") if hasattr(found, "COLLECTIVES"))
+_steps = topics.the_one_with("stepper_steps", "steps")
 COLLECTIVES = _steps.COLLECTIVES
 RANKS = _steps.RANKS
 page_data = _steps.page_data

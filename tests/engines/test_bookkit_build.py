@@ -1,10 +1,12 @@
-"""What makes a page stale: the book is built twice, with a change in between."""
+"""What makes a page stale: the book is built twice, with a change in between; and its parts."""
 
+import sys
 from pathlib import Path
 from shutil import copy
 
 import pytest
 
+import bookkit
 import shardlab
 from bookkit.build import build_book, sources_digest
 
@@ -80,3 +82,21 @@ def test_the_digest_sees_every_change(tmp_path, name):
     digests.append(sources_digest(tmp_path))
     assert len(set(digests)) == len(digests)
     assert sources_digest(tmp_path) == digests[-1], "without a change it stays as it is"
+
+
+def test_a_card_is_set_up_without_an_entry(tmp_path, monkeypatch):
+    """Must catch: a list of cards; a helper without a setup among the parts; a part that stands
+    after the cards set up among them."""
+    (tmp_path / "pretended_card.py").write_text("def setup(app):\n    pass\n")
+    (tmp_path / "pretended_helper.py").write_text("")
+    monkeypatch.setattr(bookkit, "__path__", [*bookkit.__path__, str(tmp_path)])
+    try:
+        names = [part.__name__.removeprefix("bookkit.") for part in bookkit.parts()]
+    finally:
+        for name in ("pretended_card", "pretended_helper"):
+            sys.modules.pop(f"bookkit.{name}", None)
+            vars(bookkit).pop(name, None)
+    before, after = len(bookkit.BEFORE_CARDS), len(bookkit.AFTER_CARDS)
+    assert (*names[:before], *names[-after:]) == (*bookkit.BEFORE_CARDS, *bookkit.AFTER_CARDS)
+    assert {"explorer", "stepper", "pretended_card"} <= set(names[before:-after])
+    assert "pretended_helper" not in names and len(names) == len(set(names))

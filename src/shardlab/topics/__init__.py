@@ -31,3 +31,15 @@ def modules(part: str) -> list[ModuleType]:
     """The module `part` of every topic that has one, imported, in the order of names()."""
     paths = [f"{__name__}.{topic}.{part}" for topic in names()]
     return [import_module(path) for path in paths if find_spec(path)]
+
+
+def the_one_with(name: str, part: str) -> ModuleType:
+    """The module `part` of the one topic where it has `name`; LookupError unless there is one."""
+    found = [module for module in modules(part) if hasattr(module, name)]
+    if len(found) != 1:
+        there = " and ".join(module.__name__ for module in found) or "none"
+        raise LookupError(
+            f"{part}.py of one topic is to have {name}, by which it is found; it is in {there}:"
+            " give all others another name."
+        )
+    return found[0]
