@@ -1,5 +1,6 @@
-"""A new technique is a topic folder, a chapter and a lab, and edits _toc.yml alone: shown in a copy
-of the repository, with a technique that does not exist."""
+"""A new technique is a file on the shelf, a topic folder, a chapter, a lab and tests, and edits
+_toc.yml and references.bib alone: shown in a copy of the repository, with a technique that does not
+exist (pretended_technique.py)."""
 
 import os
 import re
@@ -11,90 +12,22 @@ from shutil import copy2
 
 import nbformat
 import pytest
+from pretended_technique import FILES, LAB_FILE, SOURCE, pretended_lab
 
 from shardlab.measure.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 
-FORMULAS = '''"""Pretending: what a technique that does not exist would keep."""
-
-from shardlab.formulas.registry import BOOK
-
-BOOK.quantity("pretended_copies", r"n_\\text{pretend}", "count", "copies that are pretended")
-
-
-@BOOK.formula(
-    symbol=r"M_\\text{pretend}",
-    unit="bytes",
-    source="nobody",
-    measured_by="tests/pretended/test_pretended.py::test_copies",
+TESTS = (  # of the copy; `-k` where a test is asked once for each topic, formula or picture
+    ["tests/test_repository.py"],
+    ["tests/engines/test_names.py", "tests/engines/test_no_circles.py"],
+    ["tests/engines/test_notation.py", "tests/engines/test_bookkit_ways.py"],
+    ["tests/engines/test_record.py", "-k", "test_a_recording_of_the_cpu"],
+    [
+        *("tests/pretended", "tests/engines/test_exercises.py", "tests/engines/test_pictures.py"),
+        *("tests/engines/test_show_explorers.py", "-k", "pretended"),
+    ],
 )
-def pretended_bytes(pretended_copies, parameter_bytes):
-    """bytes of all pretended copies"""
-    return pretended_copies * parameter_bytes
-'''
-
-EXPLORER = '''"""The explorer of chapter "pretended"."""
-
-from types import MappingProxyType
-
-from shardlab.show.pictures import MemoryBar, Part
-from shardlab.show.spec import Control, Explorer, Menu, Say, ExplorerTable
-
-PRETENDED = Explorer(
-    name="pretended-copies",
-    title="How much is pretended?",
-    menus=(Menu("model", "Model"), Menu("recipe", "Recipe")),
-    controls=(Control("pretended_copies", "copies", (1, 2, 3, 4)),),
-    links=(),
-    begin=MappingProxyType(dict(model="GPT-2 124M", recipe="fp32 Adam", pretended_copies=3)),
-    pictures=(
-        MemoryBar(
-            "Pretended",
-            (Part("pretended_bytes", "copies", "parameters"),),
-            total="pretended_bytes",
-        ),
-    ),
-    sentence=(Say("Pretended are {pretended_bytes}."),),
-    detail=(),
-    table=ExplorerTable("By model", "model", (("copies, GB", "pretended_bytes", "GB"),)),
-    outputs=("pretended_bytes",),
-)
-'''
-
-RUNS = '''"""What `make gpu` would record of pretending, and what `make bench` would race."""
-
-from shardlab.measure.races import Bench, Result, Run
-
-
-def pretending(device):
-    """One group of rows."""
-
-
-def race(copies=3):
-    """One ratio."""
-    case = dict(what="pretended", peer="nobody", identical_low=1.0, identical_high=1.0)
-    return [Result("pretended", "copies", copies, "x", row="pretended_race.step", case=case)]
-
-
-RUNS = (Run(500, pretending),)
-BENCHES = (Bench("pretended", race, dict(copies=2)),)
-'''
-
-PAGE = """---
-lab: labs/90-pretended
----
-# Pretending
-
-Three copies of GPT-2 take
-{bytes}`pretended_bytes(model="GPT-2 124M", recipe="fp32 Adam", pretended_copies=3)`.
-
-```{explorer} pretended-copies
-```
-
-```{equation} pretended_bytes
-```
-"""
 
 FOUND = """
 from shardlab.formulas import evaluate
@@ -118,6 +51,12 @@ def in_copy(folder, *command):
     return ran.stdout
 
 
+def git(folder, *command):
+    return subprocess.run(
+        ["git", *command], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout
+
+
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """A copy of every file that git knows, and the technique added to it."""
@@ -130,29 +69,15 @@ def repository(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy2(ROOT / name, folder / name)
 
-    topic = folder / "src" / "shardlab" / "topics" / "pretended"
-    topic.mkdir()
-    for name, text in (
-        ("__init__", ""),
-        ("formulas", FORMULAS),
-        ("explorer", EXPLORER),
-        ("runs", RUNS),
-    ):
-        (topic / f"{name}.py").write_text(text)
-    (folder / "chapters" / "pretended.md").write_text(PAGE)
-    lab = nbformat.v4.new_notebook()
-    lab.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    lab.cells = [
-        nbformat.v4.new_markdown_cell("# A pretended lab"),
-        nbformat.v4.new_code_cell(
-            "1 + 1",
-            execution_count=1,
-            outputs=[
-                nbformat.v4.new_output("execute_result", {"text/plain": "2"}, execution_count=1)
-            ],
-        ),
-    ]
-    nbformat.write(lab, folder / "labs" / "90-pretended.ipynb")
+    git(folder, "init", "-q")
+    git(folder, "add", "--all")
+
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    nbformat.write(pretended_lab(), folder / LAB_FILE)
+    with open(folder / "references.bib", "a", encoding="utf-8") as references:
+        references.write(SOURCE)
     wheel = (
         folder / "build" / "wheel" / "shardlab-0-py3-none-any.whl"
     )  # `make book` makes a real one
@@ -169,7 +94,28 @@ def repository(tmp_path_factory):
         assert text.count(f"      - file: {last}") == 1
         text = text.replace(f"      - file: {last}", f"      - file: {new}      - file: {last}")
     contents.write_text(text)
+    git(folder, "add", "--all", "--intent-to-add")  # now tests of the copy find the new files, too
+    (folder / ".venv").mkdir()  # `make` makes it
     return folder
+
+
+@pytest.mark.slow
+def test_two_files_are_edited(repository):
+    """Beside new files, in the places that ARCHITECTURE.md names, nothing but the contents and the
+    list of sources. Must catch: another file that this technique edits."""
+    changes = [line.split("\t") for line in git(repository, "diff", "--name-status").splitlines()]
+    assert {name for kind, name in changes if kind != "A"} == {"_toc.yml", "references.bib"}
+    assert {name for kind, name in changes if kind == "A"} == {*FILES, LAB_FILE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tests", TESTS, ids=lambda tests: tests[0].split("/")[-1])
+def test_the_tests_of_the_copy_pass(repository, tests):
+    """What lists names, floors and rows, and what looks at every explorer, picture and exercise.
+    Must catch: a test that a new topic, a new row or a new module of a topic breaks."""
+    quiet = ("-q", "-m", "not slow")
+    passed = in_copy(repository, "-m", "pytest", *quiet, *tests).splitlines()[-1]
+    assert re.match(r"\d+ passed", passed) and "skipped" not in passed
 
 
 @pytest.mark.slow
