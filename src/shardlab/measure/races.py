@@ -13,7 +13,7 @@ median. One work runs twice in each turn: the ratio to itself shows the noise of
 A topic's runs.py has RUNS, which `make gpu` records, and BENCHES, which `make bench` runs.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from statistics import median, quantiles
 from time import perf_counter
@@ -101,15 +101,24 @@ class TrainingTask(NamedTuple):
         torch.manual_seed(0)
         return GPT(GPTConfig(**self.sizes)).to(device)
 
-    def batches(self, device: str = "cpu", steps: int = 1) -> Tensor:
-        """[steps, n, B, S]: the same on all ranks, each of which takes its own part."""
-        shape = (steps, dist.get_world_size(), self.microbatch, self.sizes["max_sequence"])
+    def drawn(self, device: str = "cpu", counts: Sequence[int] = ()) -> Tensor:
+        """[*counts, B, S]: so many batches, the same in every process."""
+        shape = (*counts, self.microbatch, self.sizes["max_sequence"])
         draw = torch.Generator().manual_seed(0)
         return torch.randint(self.sizes["vocabulary"], shape, generator=draw).to(device)
+
+    def batches(self, device: str = "cpu", steps: int = 1) -> Tensor:
+        """[steps, n, B, S]: the same on all ranks, each of which takes its own part."""
+        return self.drawn(device, (steps, dist.get_world_size()))
 
     def tokens(self, device: str = "cpu") -> Tensor:
         """[B, S]: this rank's part of the first batch."""
         return self.batches(device)[0, dist.get_rank()]
+
+    def shared_tokens(self, device: str = "cpu") -> Tensor:
+        """[B, S]: rank 0's part, for ways whose ranks all see the same. A view, so that a ledger
+        counts all parts for each way, as it does for ways whose ranks see their own."""
+        return self.batches(device)[0, 0]
 
 
 TASKS = (
@@ -156,11 +165,23 @@ def train_step(model: Callable, optimizer, tokens: Tensor) -> Tensor:
     return loss.detach()
 
 
+def step_by(gradients: Callable, optimizer, tokens: Tensor) -> Tensor:
+    """A whole step of a way that runs backward itself; the loss that gradients(tokens, targets)
+    returns."""
+    loss = gradients(tokens, tokens)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
 def in_turns(
     works: dict[str, Callable], turns: int = TURNS, device: str = "cpu"
 ) -> dict[str, list[float]]:
-    """Seconds of each work on this rank: all works one after the other, `turns` times after a
-    warm-up. Every work begins on all ranks together, and on CPUs ends with the slowest."""
+    """Seconds of each work on this rank, and of the first of them again: all works one after the
+    other, `turns` times after a warm-up. Every work begins on all ranks together, and on CPUs ends
+    with the slowest."""
+    first = next(iter(works))
+    works = {**works, first + AGAIN: works[first]}
 
     def meet():
         if dist.is_initialized():
@@ -199,8 +220,7 @@ def train_in_turns(
         )
         for name, way in ways.items()
     }
-    first = next(iter(works))
-    return in_turns({**works, first + AGAIN: works[first]}, turns, device)
+    return in_turns(works, turns, device)
 
 
 class Weighed(NamedTuple):
@@ -230,13 +250,20 @@ def weighed(
     the ledger, which therefore knows the tensors that the wrapper keeps."""
     net, tokens = task.model(device), task.tokens(device)
     with Ledger(net, device=kind or device) as ledger:
-        model, optimizer = way.build(net, optimizer_cls, lr=1e-3)
-        for _ in range(WARM_UP_TURNS):
-            line = len(ledger.timeline)
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            with CommunicationLog() as log:
-                train_step(model, optimizer, tokens)
+        step = partial(train_step, *way.build(net, optimizer_cls, lr=1e-3), tokens)
+        return weigh_last(step, ledger, device)
+
+
+def weigh_last(
+    step: Callable[[], object], ledger: Ledger, device: str, steps: int = WARM_UP_TURNS
+) -> Weighed:
+    """The last of so many steps, under a ledger that watches."""
+    for _ in range(steps):
+        line = len(ledger.timeline)
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        with CommunicationLog() as log:
+            step()
     # no change on devices of this kind
     points = ledger.timeline[line:] or ledger.timeline[-1:]
     return Weighed(

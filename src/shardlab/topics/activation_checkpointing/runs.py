@@ -100,9 +100,7 @@ class TrainingUnderWay(NamedTuple):
 def training(way: Way, task: TrainingTask, device: str) -> TrainingUnderWay:
     net = task.model(device)
     model, optimizer = way.wrap(net, **way.options), torch.optim.AdamW(net.parameters(), lr=1e-3)
-    draw = torch.Generator().manual_seed(0)
-    shape = 2, task.microbatch, task.sizes["max_sequence"]
-    both = torch.randint(task.sizes["vocabulary"], shape, generator=draw).to(device)
+    both = task.drawn(device, (2,))
     return TrainingUnderWay(net, model, optimizer, *(half.clone() for half in both))
 
 
@@ -181,8 +179,7 @@ def times_of_ways(task: TrainingTask, turns: int, device: str) -> Iterator[Row]:
 
 def turns_of_ways(task: TrainingTask, turns: int, device: str = "cpu") -> dict[str, list[float]]:
     works = {name: training(way, task, device).step for name, way in WAYS.items()}
-    first = next(iter(works))
-    return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
+    return races.in_turns(works, turns, device)
 
 
 # --- make bench -----------------------------------------------------------------------------------

@@ -224,7 +224,7 @@ def beside_gloo(which: str, elements: int, turns: int) -> dict[str, list[float]]
             "ring, readable": lambda: collectives.all_gather(full, shard),
         },
     }[which]
-    return in_turns({**works, PEER + AGAIN: works[PEER]}, turns)
+    return in_turns(works, turns)
 
 
 RUNS = (

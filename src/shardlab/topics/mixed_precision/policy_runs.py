@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from shardlab.formulas import evaluate
-from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.clock import median_seconds
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import AGAIN, GPU_TASK, TASKS, TINY, TURNS, Bench, Result, Run
+from shardlab.measure.races import GPU_TASK, TASKS, TINY, TURNS, Bench, Result, Run
 from shardlab.measure.recordings import Row
 from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import fast
@@ -53,21 +53,13 @@ class Training(NamedTuple):
     step: Callable[[], Tensor]
 
 
-def batch_on(task: races.TrainingTask, device: torch.device) -> Tensor:
-    """[B, S]"""
-    shape = (task.microbatch, task.sizes["max_sequence"])
-    draw = torch.Generator().manual_seed(0)
-    return torch.randint(task.sizes["vocabulary"], shape, generator=draw).to(device)
-
-
 def build_training(
     policy: Policy, task: races.TrainingTask, device: torch.device, theirs: bool = False
 ) -> Training:
     """A training under the policy; `theirs`: torch.amp and GradScaler over fp32 weights, which
     computes in the same type."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**task.sizes)).to(device)
-    tokens, dtype = batch_on(task, device), policy.computes_in
+    model = task.model(device)
+    tokens, dtype = task.drawn(device), policy.computes_in
     if theirs:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scaler = torch.amp.GradScaler(device.type, enabled=policy.needs_scale)
@@ -235,7 +227,7 @@ def beside_amp(policy, task, device, turns, units) -> list[Result]:
             training.step()
         peaks[name], works[name] = ledger.peak.bytes.total, training.step
     turns = turns_in_time(max(map(seconds_of_work, works.values())), len(works) + 1, turns)
-    times = races.in_turns({**works, ours + AGAIN: works[ours]}, turns)
+    times = races.in_turns(works, turns)
     what = f"{task.name}, {kind}{'' if units else ' on a CPU without units for it'}"
     return [
         races.step_result("precision", what, times, ours, theirs, STEP_OF_AMP, what),

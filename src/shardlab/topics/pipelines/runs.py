@@ -18,9 +18,8 @@ from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure import races
 from shardlab.measure.attempts import attempt
-from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import AGAIN, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
+from shardlab.measure.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way
 from shardlab.measure.recordings import Row
 from shardlab.pipelines.partition import PipelinePlan, plan_pipeline
 from shardlab.pipelines.pipeline import Pipeline
@@ -104,48 +103,36 @@ WAYS = {
 # --- on a rank ------------------------------------------------------------------------------------
 
 
-def batch_of(task: TrainingTask, device: str) -> Tensor:
-    """[B, S]: the same on all ranks."""
-    return task.batches(device)[0, 0]
-
-
-def take_step(pipeline, optimizer, tokens: Tensor) -> Tensor:
-    """A training step; the losses of the microbatches on the last stage's rank."""
-    losses = pipeline.step(tokens, tokens)
-    optimizer.step()
-    optimizer.zero_grad()
-    return losses
-
-
 def steps_in_turns(
     names: Iterable[str], task: TrainingTask, turns: int, device: str
 ) -> dict[str, list[float]]:
-    tokens, works = batch_of(task, device), {}
+    tokens, works = task.shared_tokens(device), {}
     for name in names:
         net = task.model(device)
-        built = WAYS[name].build(net, torch.optim.AdamW, tokens=tokens, lr=1e-3)
-        works[name] = partial(take_step, *built, tokens)
-    first = next(iter(works))
-    return races.in_turns({**works, first + AGAIN: works[first]}, turns, device)
+        pipeline, optimizer = WAYS[name].build(net, torch.optim.AdamW, tokens=tokens, lr=1e-3)
+        works[name] = partial(races.step_by, pipeline.step, optimizer, tokens)
+    return races.in_turns(works, turns, device)
 
 
 def weighed_steps(name: str, task: TrainingTask, device: str) -> tuple[int, int, list[float]]:
-    """(most bytes at a time in a step, bytes sent, losses) of the second step."""
-    tokens, net = batch_of(task, device), task.model(device)
+    """(most bytes at a time in a step, bytes sent, losses of the microbatches on the last stage's
+    rank) of the second step."""
+    tokens, net = task.shared_tokens(device), task.model(device)
     pipeline, optimizer = WAYS[name].build(net, torch.optim.SGD, tokens=tokens, lr=0.1)
+    losses = []
+
+    def step():
+        losses.append(races.step_by(pipeline.step, optimizer, tokens).tolist())
+
     with Ledger(torch.nn.ParameterList(pipeline.parameters()), device=device) as ledger:
-        for _ in range(2):
-            line = len(ledger.timeline)
-            with CommunicationLog() as log:
-                losses = take_step(pipeline, optimizer, tokens).tolist()
-    peak = max(point.bytes.total for point in ledger.timeline[line:])
-    sent = log.totals().get("send")
-    return peak, sent.nbytes if sent else 0, losses
+        found = races.weigh_last(step, ledger, device, steps=2)
+    sent = found.messages.get("send")
+    return found.peak_bytes, sent.nbytes if sent else 0, losses[-1]
 
 
 def plain_losses(task: TrainingTask, device: str) -> list[float]:
     """Of the undivided model, in the second step."""
-    tokens, net = batch_of(task, device), task.model(device)
+    tokens, net = task.shared_tokens(device), task.model(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):
         optimizer.zero_grad()

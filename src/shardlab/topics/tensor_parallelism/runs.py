@@ -5,7 +5,8 @@ Ranks that share a GPU talk through gloo, over the host: their gradients and byt
 times say nothing about a cluster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,10 +19,10 @@ from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.measure import races
 from shardlab.measure.attempts import attempt
-from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import (
     GPU_TASK,
+    TASKS,
     TINY,
     TURNS,
     Bench,
@@ -44,13 +45,7 @@ from shardlab.tensor_parallel import (
 CLOSE = 1e-4  # relative, in fp32: sums in another order, and products of another shape
 NO_MORE = 1.0  # of the time, the peak and the bytes of PyTorch's
 RACED_TASKS = (
-    TrainingTask(
-        "5.3M parameters", dict(layers=4, hidden=256, heads=4, vocabulary=8192, max_sequence=64)
-    ),
-    TrainingTask(
-        "27.3M parameters",
-        dict(layers=8, hidden=512, heads=8, vocabulary=4096, max_sequence=64),
-    ),
+    *TASKS,
     TrainingTask(
         "gated, 7.5M parameters",
         dict(
@@ -164,56 +159,27 @@ WAYS = {
 # --- on a rank: all ranks see the same batch ------------------------------------------------------
 
 
-def step(way: Way, task: TrainingTask, device: str = "cpu") -> Callable[[], Tensor]:
-    """A whole training step, and the loss before it."""
-    gradients, optimizer = way.build(task.model(device), torch.optim.AdamW, lr=1e-3)
-    tokens = batch(task, device)
-
-    def train() -> Tensor:
-        loss = gradients(tokens, tokens)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return train
-
-
-def batch(task: TrainingTask, device: str) -> Tensor:
-    """[B, S], the same on all ranks."""
-    return task.batches(device)[0, 0]
-
-
 def turns_of_steps(
     ways: dict[str, Way], task: TrainingTask, turns: int, device: str = "cpu"
-) -> dict:
-    works = {name: step(way, task, device) for name, way in ways.items()}
-    first = next(iter(works))
-    return races.in_turns({**works, first + races.AGAIN: works[first]}, turns, device)
+) -> dict[str, list[float]]:
+    works = {}
+    for name, way in ways.items():
+        built = way.build(task.model(device), torch.optim.AdamW, lr=1e-3)
+        works[name] = partial(races.step_by, *built, task.shared_tokens(device))
+    return races.in_turns(works, turns, device)
 
 
 def weighed_step(way: Way, task: TrainingTask, device: str = "cpu") -> Weighed:
     """The last step of a warm-up."""
-    net, tokens = task.model(device), batch(task, device)
-    gradients, optimizer = way.build(net, torch.optim.AdamW, lr=1e-3)
-    with Ledger(net, optimizer) as ledger:
-        for _ in range(races.WARM_UP_TURNS):
-            line = len(ledger.timeline)
-            if device == "cuda":
-                torch.cuda.reset_peak_memory_stats()
-            with CommunicationLog() as log:
-                gradients(tokens, tokens)
-                optimizer.step()
-                optimizer.zero_grad()
-    return Weighed(
-        max(moment.bytes.total for moment in ledger.timeline[line:]),
-        log.totals(),
-        torch.cuda.max_memory_allocated() if device == "cuda" else 0,
-    )
+    net, tokens = task.model(device), task.shared_tokens(device)
+    built = way.build(net, torch.optim.AdamW, lr=1e-3)
+    with Ledger(net, built[-1]) as ledger:
+        return races.weigh_last(partial(races.step_by, *built, tokens), ledger, device)
 
 
 def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
     """(parameters whose gradient is this rank's part of the plain model's, all of them)"""
-    plain, net, tokens = task.model(device), task.model(device), batch(task, device)
+    plain, net, tokens = task.model(device), task.model(device), task.shared_tokens(device)
     next_token_loss(plain(tokens), tokens).backward()
     gradients, _ = way.build(net, torch.optim.SGD, lr=0.1)
     gradients(tokens, tokens)
