@@ -13,7 +13,7 @@ PART_ROW, PARTS_TOP, PARTS_TALL, GAP = 19, 2, 48, 74
 INSIDE = 14  # from the outline of a prediction to what was measured
 FAR_RIGHT = 30  # a card of this many times the bytes is named at the edge: the bar would vanish
 FAR_ABOVE = 3  # the same for columns, which need their height; static/timeline.js draws the same
-COLUMNS_TALL, COLUMNS_LEFT, HEAD, NAMES_CLOSE, KEY_LETTER = 176, 50, 30, 62, 6.2
+COLUMNS_TALL, COLUMNS_LEFT, HEAD, NAMES_CLOSE = 176, 50, 30, 62
 
 
 def in_gigabytes(count):

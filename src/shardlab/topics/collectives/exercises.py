@@ -213,48 +213,6 @@ ring_that_adds_too_often = Exercise(
 )
 
 
-# --- a number that two texts print differently ----------------------------------------------------
-
-bus_bandwidth_of_an_all_gather = Exercise(
-    name="bus_bandwidth",
-    reference=lambda shard_bytes, seconds, n: (n - 1) * shard_bytes / seconds,
-    cases=(
-        dict(shard_bytes=1_000_000, seconds=0.01, n=4),
-        dict(shard_bytes=3_000_000, seconds=0.002, n=8),
-    ),
-    misconceptions=(
-        Misconception(
-            lambda shard_bytes, seconds, n: (n - 1) / n * shard_bytes / seconds,
-            "the factor is right, and S is not: for nccl-tests S is the whole array, what each rank"
-            " has at the end. A shard is one n-th of it.",
-        ),
-        Misconception(
-            lambda shard_bytes, seconds, n: n * shard_bytes / seconds,
-            "that is the algorithm bandwidth, S / t. A rank does not receive its own shard: times"
-            " (n - 1) / n.",
-        ),
-        Misconception(
-            lambda shard_bytes, seconds, n: 2 * (n - 1) * shard_bytes / seconds,
-            "2 (n - 1) / n is the factor of an all-reduce, which goes around twice; an all-gather"
-            " goes around once.",
-        ),
-        Misconception(
-            lambda shard_bytes, seconds, n: shard_bytes / seconds,
-            "that is the rate at which one shard would pass; n - 1 of them pass every link.",
-        ),
-        Misconception(
-            lambda shard_bytes, seconds, n: 2 * (n - 1) / n * shard_bytes / seconds,
-            "two things: S is the whole array, n shards, and an all-gather goes around once, not"
-            " twice.",
-        ),
-    ),
-    right=(
-        "n - 1 shards pass every link of the ring, whatever n is: that is what makes bus bandwidths"
-        " comparable."
-    ),
-)
-
-
 # --- code -----------------------------------------------------------------------------------------
 
 

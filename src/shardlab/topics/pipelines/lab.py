@@ -182,18 +182,6 @@ def milliseconds(spans: Sequence[Sequence[Span]]) -> int:
     return round(1000 * max(span.end for own in from_zero(spans) for span in own))
 
 
-def table_asleep(world, schedules: Mapping[str, Schedule]) -> Table:
-    """Simulated and measured milliseconds of stages that sleep, and what each rank holds."""
-    rows = []
-    for name, lists in schedules.items():
-        simulated = 1000 * simulate(lists, SLEEP).seconds
-        measured = milliseconds(run_asleep(world, lists))
-        held = " ".join(map(str, in_flight(lists)))
-        rows.append([name, round(simulated), measured, f"{measured / simulated:.2f}", held])
-    heads = ["simulated, ms", "measured, ms", "ratio", "microbatches held, by rank"]
-    return Table(["", *heads], rows)
-
-
 # --- stages of a GPT ------------------------------------------------------------------------------
 
 
