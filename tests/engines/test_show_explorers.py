@@ -387,6 +387,12 @@ def test_a_refused_row_says_why():
     ]
 
 
+def test_the_beginning_of_an_explorer_stays():
+    """Must catch: the dict of a topic handed out as it is, so that one page changes the next."""
+    with pytest.raises(TypeError):
+        FITS.begin["gpus_per_copy"] = 7
+
+
 def test_pieces_of_a_sentence():
     """Mutation: treat `unless` as `when`, or say a piece when only one of its conditions holds."""
     values = dict(fits=1, gpus_per_copy=1, gpus=1)

@@ -9,7 +9,7 @@ the pictures, the sentences. The explorers of the book are in explorers.py.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -267,15 +267,18 @@ class Explorer:
     title: str
     menus: tuple
     controls: tuple
-    links: tuple
-    begin: MappingProxyType
+    begin: Mapping
     pictures: tuple
     sentence: tuple
     detail: tuple
     table: ExplorerTable
     outputs: tuple
+    links: tuple = ()
     groups: tuple = ()  # without any, the controls stand under one another
     why: tuple = ()  # the formulas that "Why?" prints; without any, all
+
+    def __post_init__(self):
+        object.__setattr__(self, "begin", MappingProxyType(self.begin))
 
     @cached_property
     def targets(self):

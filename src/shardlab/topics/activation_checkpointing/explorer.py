@@ -1,7 +1,5 @@
 """The explorer of chapter 10: what layers keep and what they are computed again for, by policy."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, Part, StreamsPicture
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
@@ -46,27 +44,24 @@ RECOMPUTE = Explorer(
         ),
         ControlGroup("Host", ("pcie_bytes_per_second",), folded=True),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(
-            model="Llama 7B",
-            residual_element_bytes=2,
-            compute_element_bytes=2,
-            parameter_element_bytes=2,
-            gpu="A100 SXM 80GB",
-            recompute_policy=3,
-            recompute_every=1,
-            microbatch=4,
-            sequence=2048,
-            tensor_parallel=1,
-            tensor_rank=0,
-            sequence_parallel=1,
-            regather=1,
-            fused_attention=1,
-            dropout=0,
-            pcie_bytes_per_second=31e9,
-            utilisation=0.4,
-        )
+    begin=dict(
+        model="Llama 7B",
+        residual_element_bytes=2,
+        compute_element_bytes=2,
+        parameter_element_bytes=2,
+        gpu="A100 SXM 80GB",
+        recompute_policy=3,
+        recompute_every=1,
+        microbatch=4,
+        sequence=2048,
+        tensor_parallel=1,
+        tensor_rank=0,
+        sequence_parallel=1,
+        regather=1,
+        fused_attention=1,
+        dropout=0,
+        pcie_bytes_per_second=31e9,
+        utilisation=0.4,
     ),
     pictures=(
         MemoryBar(

@@ -1,7 +1,5 @@
 """The explorer of chapter "collectives": what an all-reduce costs."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
@@ -32,18 +30,15 @@ COLLECTIVE_COST = Explorer(
         ControlGroup("Nodes", ("ranks_per_node", "network_cards_per_node")),
         ControlGroup("A network card", ("latency_seconds", "link_bytes_per_second"), folded=True),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(
-            link="network, 400 Gbit/s",
-            node_link="NVLink 4 (H100)",
-            message_bytes=64 * MIB,
-            ranks=32,
-            ranks_per_node=8,
-            network_cards_per_node=8,
-            base_latency_seconds=0,
-            carried_share=1,
-        )
+    begin=dict(
+        link="network, 400 Gbit/s",
+        node_link="NVLink 4 (H100)",
+        message_bytes=64 * MIB,
+        ranks=32,
+        ranks_per_node=8,
+        network_cards_per_node=8,
+        base_latency_seconds=0,
+        carried_share=1,
     ),
     pictures=(
         Curves(

@@ -1,8 +1,6 @@
 """The explorer of chapter 5: how long a data-parallel step takes, by the size of its buckets and by
 the number of its ranks."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line, StreamsPicture
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import GIB, KIB, MIB, powers_of_two, spread, steps_of_ten
@@ -35,20 +33,17 @@ STEP_TIME = Explorer(
         ControlGroup("One GPU", ("forward_seconds", "backward_seconds"), folded=True),
         ControlGroup("Link", ("latency_seconds", "link_bytes_per_second"), folded=True),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(
-            model="GPT-2 124M",
-            link="network, 100 Gbit/s",
-            gradient_element_bytes=4,
-            strong_scaling=0,
-            bucket_bytes=25 * MIB,
-            data_parallel=8,
-            forward_seconds=0.08,
-            backward_seconds=0.16,
-            update_seconds=0.01,
-            sequence=1024,
-        )
+    begin=dict(
+        model="GPT-2 124M",
+        link="network, 100 Gbit/s",
+        gradient_element_bytes=4,
+        strong_scaling=0,
+        bucket_bytes=25 * MIB,
+        data_parallel=8,
+        forward_seconds=0.08,
+        backward_seconds=0.16,
+        update_seconds=0.01,
+        sequence=1024,
     ),
     pictures=(
         StreamsPicture("A step: what computes, what travels", STEP, COLOURS),

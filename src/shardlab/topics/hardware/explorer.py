@@ -1,7 +1,5 @@
 """The explorer of chapter "hardware": the roofline."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
@@ -29,10 +27,7 @@ ROOFLINE = Explorer(
         ),
         ControlGroup("Chip", ("flops_per_second", "memory_bytes_per_second"), folded=True),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(gpu="H100 SXM 80GB", operation="square product", operation_element_bytes=2)
-    ),
+    begin=dict(gpu="H100 SXM 80GB", operation="square product", operation_element_bytes=2),
     pictures=(
         Curves(
             title="The roof over all operations",

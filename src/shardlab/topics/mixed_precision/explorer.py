@@ -5,7 +5,6 @@ The page computes the same in JavaScript (``bookkit/static/bits.js``); tests com
 
 import math
 from decimal import ROUND_HALF_UP, Decimal
-from types import MappingProxyType
 from typing import NamedTuple
 
 from shardlab.show.pictures import CurveAxis, Curves, Line
@@ -173,10 +172,7 @@ LOSS_SCALE = Explorer(
         Control("loss_scale", "loss scale", powers_of_two(1, 2**32)),
         Control("largest_gradient", "largest gradient", LARGEST_GRADIENTS, "number"),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(number_format="fp16", accumulation_steps=2048, loss_scale=1, largest_gradient=1e-2)
-    ),
+    begin=dict(number_format="fp16", accumulation_steps=2048, loss_scale=1, largest_gradient=1e-2),
     pictures=(
         Curves(
             title="The largest gradient of a microbatch that becomes zero, by the loss scale",

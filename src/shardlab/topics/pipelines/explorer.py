@@ -1,7 +1,5 @@
 """The explorer of chapter 8: a schedule drawn live, how long ranks are idle, what each holds."""
 
-from types import MappingProxyType
-
 from shardlab.show.schedule_pictures import SchedulePicture
 from shardlab.show.spec import (
     Choice,
@@ -48,16 +46,14 @@ SCHEDULE = Explorer(
         ),
     ),
     links=(Multiple("microbatches", "pipeline_parallel", when=(("pipeline_schedule", 4),)),),
-    begin=MappingProxyType(
-        dict(
-            schedule="1F1B",
-            stage_seconds="1 : 1 : 1, products with weights",
-            pipeline_parallel=4,
-            microbatches=8,
-            pipeline_rank=0,
-            transfer_seconds=0,
-            last_rank_share=1,
-        )
+    begin=dict(
+        schedule="1F1B",
+        stage_seconds="1 : 1 : 1, products with weights",
+        pipeline_parallel=4,
+        microbatches=8,
+        pipeline_rank=0,
+        transfer_seconds=0,
+        last_rank_share=1,
     ),
     pictures=(
         SchedulePicture(

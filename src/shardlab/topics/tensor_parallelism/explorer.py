@@ -1,7 +1,5 @@
 """The explorer of chapter 7: what a rank of a tensor-parallel group keeps, sends and waits for."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, memory_parts
 from shardlab.show.spec import (
     AtLeast,
@@ -57,27 +55,25 @@ TENSOR_PARALLEL = Explorer(
         ControlGroup("Node", ("ranks_per_node", "link_bytes_per_second")),
     ),
     links=(AtMost("regather", "sequence_parallel"), AtLeast("max_sequence", "sequence")),
-    begin=MappingProxyType(
-        dict(
-            model="Llama 7B",
-            recipe="bf16 + fp32 master",
-            gpu="A100 SXM 80GB",
-            node_link="NVLink 3 (A100)",
-            link="network, 400 Gbit/s",
-            tensor_parallel=4,
-            sequence_parallel=0,
-            regather=0,
-            ranks_per_node=8,
-            microbatch=16,
-            sequence=1024,
-            accumulation_steps=1,
-            tensor_rank=0,
-            dropout=0,
-            fused_attention=1,
-            first_step=0,
-            optimizer_mode=0,
-            utilisation=0.5,
-        )
+    begin=dict(
+        model="Llama 7B",
+        recipe="bf16 + fp32 master",
+        gpu="A100 SXM 80GB",
+        node_link="NVLink 3 (A100)",
+        link="network, 400 Gbit/s",
+        tensor_parallel=4,
+        sequence_parallel=0,
+        regather=0,
+        ranks_per_node=8,
+        microbatch=16,
+        sequence=1024,
+        accumulation_steps=1,
+        tensor_rank=0,
+        dropout=0,
+        fused_attention=1,
+        first_step=0,
+        optimizer_mode=0,
+        utilisation=0.5,
     ),
     pictures=(
         MemoryBar(

@@ -1,8 +1,6 @@
 """The explorers of chapter "where the memory goes": the peak of a step, and the bytes of one
 parameter."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import Column, MemoryBar, Part, TimelinePicture, memory_parts
 from shardlab.show.spec import (
     AtLeast,
@@ -73,19 +71,17 @@ WHERE_THE_MEMORY_GOES = Explorer(
         Ratio("key_value_heads", "heads"),
         AtLeast("max_sequence", "sequence"),
     ),
-    begin=MappingProxyType(
-        dict(
-            model="GPT-2 1.5B",
-            recipe="fp32 Adam",
-            gpu="A100 SXM 80GB",
-            microbatch=8,
-            sequence=1024,
-            accumulation_steps=1,
-            fused_attention=1,
-            dropout=0,
-            optimizer_mode=0,
-            first_step=0,
-        )
+    begin=dict(
+        model="GPT-2 1.5B",
+        recipe="fp32 Adam",
+        gpu="A100 SXM 80GB",
+        microbatch=8,
+        sequence=1024,
+        accumulation_steps=1,
+        fused_attention=1,
+        dropout=0,
+        optimizer_mode=0,
+        first_step=0,
     ),
     pictures=(
         MemoryBar(
@@ -197,8 +193,7 @@ BYTES_PER_PARAMETER = Explorer(
         Choice("optimizer_moments", "moments", ((0, "none"), (1, "one"), (2, "two"))),
         Choice("moment_element_bytes", "each moment", ((1, "1 B"), (2, "2 B"), (4, "4 B"))),
     ),
-    links=(),
-    begin=MappingProxyType(dict(recipe="bf16 + fp32 master")),
+    begin=dict(recipe="bf16 + fp32 master"),
     pictures=(
         MemoryBar(
             "The bytes of one parameter, tensor by tensor",

@@ -1,7 +1,5 @@
 """The explorers of chapter "why one GPU": does a model fit, and how long does it train."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import MemoryBar, Part, TimeAxis
 from shardlab.show.spec import Control, Explorer, ExplorerTable, Menu, Product, Ratio, Say
 from shardlab.show.stops import HEADS, HIDDEN_SIZES, powers_of_two, steps_of_ten
@@ -58,9 +56,7 @@ DOES_IT_FIT = Explorer(
         Control("gpus_per_copy", "GPUs that share one copy", powers_of_two(1, 1024)),
     ),
     links=(Ratio("feed_forward", "hidden"), Ratio("key_value_heads", "heads")),
-    begin=MappingProxyType(
-        dict(model="Llama 7B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", gpus_per_copy=1)
-    ),
+    begin=dict(model="Llama 7B", recipe="bf16 + fp32 master", gpu="A100 SXM 80GB", gpus_per_copy=1),
     pictures=(STATES_OF_ONE_GPU,),
     sentence=STATES_IN_WORDS,
     detail=(
@@ -100,17 +96,15 @@ FITS_AND_HOW_LONG = Explorer(
         Control("utilisation", "utilisation", tuple(k / 100 for k in range(1, 101)), "percent"),
     ),
     links=(Product("gpus", "data_parallel", "gpus_per_copy"),),
-    begin=MappingProxyType(
-        dict(
-            model="GPT-3 175B",
-            recipe="bf16 + fp32 master",
-            gpu="A100 SXM 80GB",
-            tokens=300_000_000_000,
-            gpus=1024,
-            data_parallel=128,
-            gpus_per_copy=8,
-            utilisation=0.4,
-        )
+    begin=dict(
+        model="GPT-3 175B",
+        recipe="bf16 + fp32 master",
+        gpu="A100 SXM 80GB",
+        tokens=300_000_000_000,
+        gpus=1024,
+        data_parallel=128,
+        gpus_per_copy=8,
+        utilisation=0.4,
     ),
     pictures=(STATES_OF_ONE_GPU, TimeAxis("Training time", "training_seconds")),
     sentence=(

@@ -1,7 +1,5 @@
 """The explorer of chapter 6: what each rank keeps, sends and waits for, by stage of ZeRO."""
 
-from types import MappingProxyType
-
 from shardlab.show.pictures import CurveAxis, Curves, Line, MemoryBar, StreamsPicture, memory_parts
 from shardlab.show.spec import Choice, Control, ControlGroup, Explorer, ExplorerTable, Menu, Say
 from shardlab.show.stops import powers_of_two, steps_of_ten
@@ -34,24 +32,21 @@ ZERO = Explorer(
         ),
         ControlGroup("Link", ("link_bytes_per_second",), folded=True),
     ),
-    links=(),
-    begin=MappingProxyType(
-        dict(
-            model="Llama 7B",
-            recipe="bf16 + fp32 master",
-            gpu="A100 SXM 80GB",
-            link="network, 400 Gbit/s",
-            zero_stage=1,
-            data_parallel=16,
-            accumulation_steps=1,
-            rank=0,
-            zero_flat_tensors=32,
-            microbatch_tokens=2048,
-            gather_ahead=1,
-            reduce_early=1,
-            utilisation=0.4,
-            contention=0,
-        )
+    begin=dict(
+        model="Llama 7B",
+        recipe="bf16 + fp32 master",
+        gpu="A100 SXM 80GB",
+        link="network, 400 Gbit/s",
+        zero_stage=1,
+        data_parallel=16,
+        accumulation_steps=1,
+        rank=0,
+        zero_flat_tensors=32,
+        microbatch_tokens=2048,
+        gather_ahead=1,
+        reduce_early=1,
+        utilisation=0.4,
+        contention=0,
     ),
     pictures=(
         MemoryBar(
