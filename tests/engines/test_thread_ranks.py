@@ -10,7 +10,7 @@ import torch
 from shardlab import collectives
 from shardlab.exercises import thread_ranks as thread_ranks
 from shardlab.exercises.checker import judge
-from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads
+from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
 from shardlab.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
@@ -162,6 +162,22 @@ def test_a_rank_that_raises_is_named():
             2, lambda dist: dist.recv(torch.empty(1), 1 - dist.get_rank())
         ).startswith("Stuck: rank 0 waits")
     assert answer_of_ranks(2, lambda dist: dist.get_rank() / ...) is ...
+
+
+def test_a_rank_that_hands_back_nothing():
+    """None is an answer where ranks need not hand anything back, and all that a check needs where
+    they must.
+
+    Must catch: a blank, or nothing, of one rank hidden among the answers of the others; None taken
+    for a blank by answer_of_ranks; a failure looked through letter by letter; an error over a
+    blank."""
+    nobody_at_1 = [5, None, 7]
+    assert answer_of_ranks(3, lambda dist: nobody_at_1[dist.get_rank()]) == nobody_at_1
+    assert value_of_ranks(3, lambda dist: nobody_at_1[dist.get_rank()]) is None
+    assert value_of_ranks(2, lambda dist: [5, ...][dist.get_rank()]) is ...
+    assert value_of_ranks(2, lambda dist: dist.get_rank() / ...) is ...
+    assert value_of_ranks(2, lambda dist: 1 / 0) == "ZeroDivisionError: division by zero"
+    assert value_of_ranks(2, lambda dist: dist.get_rank()) == [0, 1]
 
 
 def test_what_torch_lets_one_say():

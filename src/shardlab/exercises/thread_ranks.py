@@ -21,6 +21,7 @@ from typing import Any
 import torch.distributed
 from torch import Tensor
 
+from shardlab.exercises.answers import unless_blank
 from shardlab.exercises.checker import Failure, OfRanks, is_blank
 from shardlab.exercises.patience import RunsOn, stop
 
@@ -253,6 +254,13 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
             else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
         )
     return OfRanks(sheet.results)
+
+
+def value_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
+    """The same where every rank must hand back a value: None, or a blank, of one rank is the answer
+    of all."""
+    found = answer_of_ranks(n, work)
+    return unless_blank(found) if isinstance(found, OfRanks) else found
 
 
 def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:

@@ -8,14 +8,10 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from shardlab.exercises.answers import nine_digits
 from shardlab.exercises.checker import Exercise, Failure, Misconception, is_blank
 from shardlab.gpt import Dropout
 from shardlab.measure.ledger import Ledger
-
-
-def _digits(tensor):
-    return [round(value, 9) for value in tensor.detach().flatten().tolist()]
-
 
 # --- how many layers in a checkpoint --------------------------------------------------------------
 
@@ -263,7 +259,7 @@ def _dropped(solution, p, after):
         torch.rand(after)  # the rest of the model draws as well
         layer.zero_grad()
         (y * y).sum().backward()
-        gradients.append(_digits(own.grad) + _digits(layer[0].weight.grad))
+        gradients.append(nine_digits(own.grad) + nine_digits(layer[0].weight.grad))
         drawn.append(torch.rand(1).item())
     return gradients[0] == gradients[1], drawn[0] == drawn[1]
 

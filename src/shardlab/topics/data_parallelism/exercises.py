@@ -9,13 +9,9 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from shardlab.exercises.answers import nine_digits, unless_blank
 from shardlab.exercises.checker import Exercise, Misconception
-from shardlab.exercises.thread_ranks import answer_of_ranks
-
-
-def _digits(tensor):
-    return [round(value, 9) for value in tensor.flatten().tolist()]
-
+from shardlab.exercises.thread_ranks import answer_of_ranks, value_of_ranks
 
 # --- the mean of the gradients --------------------------------------------------------------------
 
@@ -35,12 +31,14 @@ def _averaged(solution, n, without):
                 parameter.grad = torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * (rank + 1)
         reduced = _watched(dist, parameters)
         solution(parameters, dist)
-        found = [(_digits(p), None if p.grad is None else _digits(p.grad)) for p in parameters]
+        found = [
+            (nine_digits(p), None if p.grad is None else nine_digits(p.grad)) for p in parameters
+        ]
         return found, [] if [grad for _, grad in found] == means else reduced
 
     sums = [sum(rank + 1 for rank in range(n) if number or rank != without) for number in (0, 1)]
     means = [
-        _digits(torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * sums[number] / n)
+        nine_digits(torch.tensor([3.0, 4.0 + number], dtype=torch.float64) * sums[number] / n)
         for number in (0, 1)
     ]
     return answer_of_ranks(n, work)
@@ -553,7 +551,7 @@ def _sent_bucket(solution, n, shapes):
             start += size
         given = list(bucket)
         solution(bucket, dist)
-        return OneMessage(dist._reductions, [_digits(gradient) for gradient in given])
+        return OneMessage(dist._reductions, [nine_digits(gradient) for gradient in given])
 
     return answer_of_ranks(n, work)
 
@@ -706,8 +704,7 @@ def _losses(solution, n):
         result.sum().backward()
         return round(result.item(), 9), round(losses.grad.item(), 9)
 
-    found = answer_of_ranks(n, work)
-    return next((result for result in found if result is None or result is ...), found)
+    return value_of_ranks(n, work)
 
 
 def _of_all(tokens, dist):
@@ -830,7 +827,9 @@ def _started(solution, n, seed):
 
     def work(dist):
         solution(nets[dist.get_rank()], saved if dist.get_rank() == 0 else None, dist)
-        return {name: _digits(value) for name, value in nets[dist.get_rank()].state_dict().items()}
+        return {
+            name: nine_digits(value) for name, value in nets[dist.get_rank()].state_dict().items()
+        }
 
     return answer_of_ranks(n, work)
 
@@ -912,8 +911,7 @@ def _orders(solution, n, examples, epochs):
     def sampler(rank):
         return DistributedSampler(range(examples), num_replicas=n, rank=rank, shuffle=True, seed=7)
 
-    seen = [solution(sampler(rank), epochs) for rank in range(n)]
-    return next((orders for orders in seen if orders is None or orders is ...), seen)
+    return unless_blank([solution(sampler(rank), epochs) for rank in range(n)])
 
 
 def _epochs(number, after=False):

@@ -4,16 +4,12 @@ ranks: no check can hang."""
 import torch
 from torch import nn
 
+from shardlab.exercises.answers import drawn, nine_digits
 from shardlab.exercises.checker import Exercise, Failure, Misconception, is_blank
 from shardlab.exercises.thread_ranks import answer_of_ranks
 from shardlab.pipelines.partition import check_order_of_messages
 from shardlab.pipelines.schedules import Action, Kind, all_of, one_f_one_b, schedule, whole
 from shardlab.pipelines.simulation import Costs, in_flight, simulate, validate_schedule
-
-
-def _nine_digits(tensor):
-    return [round(value, 9) for value in tensor.flatten().tolist()]
-
 
 # --- the warm-up of 1F1B --------------------------------------------------------------------------
 
@@ -253,7 +249,7 @@ _WIDTH = 3
 def _stages_at_work(solution, ranks, microbatches):
     """On each rank: the gradients of its layer, the most microbatches held at a time, and those
     left in the end; on the last the losses, too."""
-    inputs, targets = (_drawn(seed, microbatches, 2, _WIDTH) for seed in (0, 1))
+    inputs, targets = (drawn(seed, (microbatches, 2, _WIDTH))[0] for seed in (0, 1))
 
     def work(dist):
         rank = dist.get_rank()
@@ -288,7 +284,7 @@ def _stages_at_work(solution, ranks, microbatches):
         for now in one_f_one_b(ranks, microbatches)[rank]:
             solution(now, run, held, receive, send)
             most = max(most, len(held))
-        gradients = [_nine_digits(p.grad) if p.grad is not None else None for p in layer]
+        gradients = [nine_digits(p.grad) if p.grad is not None else None for p in layer]
         return gradients, [round(loss, 9) for loss in losses], most, len(held)
 
     return answer_of_ranks(ranks, work)
@@ -303,13 +299,9 @@ class _Layer(list):
 
 
 def _layer_of(rank):
-    weight, bias = _drawn(10 + rank, _WIDTH + 1, _WIDTH).split([_WIDTH, 1])
+    (both,) = drawn(10 + rank, (_WIDTH + 1, _WIDTH))
+    weight, bias = both.split([_WIDTH, 1])
     return _Layer(tensor.clone().requires_grad_() for tensor in (weight, bias[0]))
-
-
-def _drawn(seed, *shape):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 def _perform(
@@ -454,7 +446,7 @@ def _trained(solution, microbatches):
     inputs = torch.randn(microbatches, 4, 3, dtype=torch.float64)
     targets = torch.randn(microbatches, 4, 2, dtype=torch.float64)
     solution(model, list(zip(inputs, targets)), nn.functional.mse_loss, optimizer)
-    return _nine_digits(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    return nine_digits(torch.cat([p.detach().flatten() for p in model.parameters()]))
 
 
 def _step(
@@ -567,7 +559,7 @@ def _tied(solution, n):
         own = {0: [1.0, 2.0], n - 1: [10.0, 20.0]}.get(rank)
         gradient = None if own is None else torch.tensor(own, dtype=torch.float64)
         solution(gradient, dist)
-        return None if gradient is None else _nine_digits(gradient)
+        return None if gradient is None else nine_digits(gradient)
 
     return answer_of_ranks(n, work)
 

@@ -8,18 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import flop_registry
 
+from shardlab.exercises.answers import drawn, nine_digits
 from shardlab.exercises.checker import Exercise, Misconception
-from shardlab.exercises.thread_ranks import answer_of_ranks
+from shardlab.exercises.thread_ranks import value_of_ranks
 from shardlab.torch_internals import TorchDispatchMode
-
-
-def _digits(tensor):
-    return [round(value, 9) for value in tensor.detach().flatten().tolist()]
-
-
-def _drawn(seed, *shapes):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
 
 
 def _pairs(dist):
@@ -55,14 +47,6 @@ def _pairs(dist):
     return Enter.apply, Leave.apply, sent
 
 
-def _on_ranks(n, work):
-    """What each rank answers; a blank that one of them left as a blank."""
-    found = answer_of_ranks(n, work)
-    if isinstance(found, list):
-        return next((answer for answer in found if answer is None or answer is ...), found)
-    return found
-
-
 # --- an MLP on several ranks ----------------------------------------------------------------------
 
 
@@ -91,7 +75,7 @@ def _mlp_of_ranks(solution, n, hidden, inner):
     """What each rank has after the MLP, the elements of each term that was summed for it, and how
     much of the products it made."""
     tokens = 2
-    x, up, down = _drawn(n, (tokens, hidden), (inner, hidden), (hidden, inner))
+    x, up, down = drawn(n, (tokens, hidden), (inner, hidden), (hidden, inner))
     whole_product = 2 * tokens * hidden * inner
 
     def made(flops):
@@ -111,9 +95,9 @@ def _mlp_of_ranks(solution, n, hidden, inner):
             y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
         if not isinstance(y, torch.Tensor):
             return y
-        return _digits(y), summed, made(products.flops)
+        return nine_digits(y), summed, made(products.flops)
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _mlp_by_rows_first(x, up, down, leave, rank, ranks):
@@ -292,7 +276,7 @@ mlp_on_ranks = Exercise(
 def _entered(solution, n):
     """The output, the gradient of x, and that of a neighbour to which autograd hands the same
     gradient, on each rank."""
-    x, *weights = _drawn(n, (2, 3), *[(2, 3)] * n)
+    x, *weights = drawn(n, (2, 3), *[(2, 3)] * n)
 
     if not hasattr(solution, "apply"):
         raise TypeError("the check wants the class, a torch.autograd.Function.")
@@ -304,14 +288,18 @@ def _entered(solution, n):
         if not isinstance(y, torch.Tensor):
             return y
         ((y + beside) * weights[dist.get_rank()]).sum().backward()
-        return _digits(y), None if own.grad is None else _digits(own.grad), _digits(neighbour.grad)
+        return (
+            nine_digits(y),
+            None if own.grad is None else nine_digits(own.grad),
+            nine_digits(neighbour.grad),
+        )
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _left(solution, n):
     """The output, the gradient of each rank's term, and how many messages both took."""
-    weight, *terms = _drawn(n, (2, 3), *[(2, 3)] * n)
+    weight, *terms = drawn(n, (2, 3), *[(2, 3)] * n)
 
     if not hasattr(solution, "apply"):
         raise TypeError("the check wants the class, a torch.autograd.Function.")
@@ -324,10 +312,10 @@ def _left(solution, n):
             return y
         as_it_was = torch.equal(term, own)
         (y * weight).sum().backward()
-        gradient = None if own.grad is None else _digits(own.grad)
-        return _digits(y), gradient, dist._reductions, as_it_was
+        gradient = None if own.grad is None else nine_digits(own.grad)
+        return nine_digits(y), gradient, dist._reductions, as_it_was
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _sent_by(dist, x, scale=1.0):
@@ -556,7 +544,7 @@ leave_rows = Exercise(
 
 def _row_of_ranks(solution, n, with_bias):
     """Output and gradient of the bias, on each rank."""
-    x, weight, bias = _drawn(n, (3, 2 * n), (4, 2 * n), (4,))
+    x, weight, bias = drawn(n, (3, 2 * n), (4, 2 * n), (4,))
 
     def work(dist):
         rank, (_, leave, _) = dist.get_rank(), _pairs(dist)
@@ -567,9 +555,9 @@ def _row_of_ranks(solution, n, with_bias):
         if not isinstance(y, torch.Tensor):
             return y
         y.pow(2).sum().backward()
-        return _digits(y), _digits(torch.zeros_like(own) if own.grad is None else own.grad)
+        return nine_digits(y), nine_digits(torch.zeros_like(own) if own.grad is None else own.grad)
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 row_layer = Exercise(
@@ -668,14 +656,14 @@ row_layer = Exercise(
 
 def _embedded(solution, vocabulary, n):
     """The sum over ranks of what each has of the vectors of all tokens."""
-    (weight,) = _drawn(vocabulary, (vocabulary, 2))
+    (weight,) = drawn(vocabulary, (vocabulary, 2))
     tokens, total, begin = torch.arange(vocabulary), 0, 0
     for part in weight.tensor_split(n):
         own = solution(tokens.clone(), part.clone(), begin, begin + len(part))
         if not isinstance(own, torch.Tensor):
             return own
         total, begin = total + own, begin + len(part)
-    return _digits(total)
+    return nine_digits(total)
 
 
 def _own_vectors(own, rows=None, masked=True):
@@ -734,7 +722,7 @@ own_vectors = Exercise(
 def _loss_of_ranks(solution, n, vocabulary, largest):
     """The loss that each rank has, and how many messages it took. A target has two scores of
     `largest`, on two ranks."""
-    (scores,) = _drawn(vocabulary, (4, vocabulary))
+    (scores,) = drawn(vocabulary, (4, vocabulary))
     scores[1, 0] = scores[1, vocabulary // 2] = scores[2, 0] = largest
     targets = torch.tensor([0, vocabulary // 2, vocabulary - 1, vocabulary // n])
 
@@ -753,7 +741,7 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
         value = float(f"{loss.item():.9g}")
         return value if math.isfinite(value) else str(value), dist._reductions
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _part_of_loss(
@@ -990,7 +978,7 @@ loss_of_cut_scores = Exercise(
 
 def _gated_of_ranks(solution, n):
     """Output and gradient of x, and the sums made forward and backward, on each rank."""
-    x, gate, up, down = _drawn(n, (2, 4), (2 * n, 4), (2 * n, 4), (4, 2 * n))
+    x, gate, up, down = drawn(n, (2, 4), (2 * n, 4), (2 * n, 4), (4, 2 * n))
 
     def work(dist):
         rank, (enter, leave, sent) = dist.get_rank(), _pairs(dist)
@@ -1000,9 +988,9 @@ def _gated_of_ranks(solution, n):
         if not isinstance(y, torch.Tensor):
             return y
         y.pow(2).sum().backward()
-        return _digits(y), _digits(own.grad), sent.forward, sent.backward
+        return nine_digits(y), nine_digits(own.grad), sent.forward, sent.backward
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _apart(x, gate, up, down, enter, leave):
@@ -1067,12 +1055,12 @@ def _summed_of_ranks(solution, n):
 
     def work(dist):
         rank = dist.get_rank()
-        gradients = dict(zip(_NAMES, _drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
+        gradients = dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
         if solution(gradients, set(_CUT), dist) is ...:
             return ...
-        return [_digits(gradients[name]) for name in _NAMES], dist._reductions
+        return [nine_digits(gradients[name]) for name in _NAMES], dist._reductions
 
-    return _on_ranks(n, work)
+    return value_of_ranks(n, work)
 
 
 def _sum_of(chosen, flat=True, share=lambda n: 1.0):

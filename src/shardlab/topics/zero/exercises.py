@@ -7,13 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from shardlab.exercises.answers import nine_digits
 from shardlab.exercises.checker import Exercise, Failure, Misconception
 from shardlab.exercises.thread_ranks import answer_of_ranks
-
-
-def _digits(tensor):
-    return [round(value, 9) for value in tensor.flatten().tolist()]
-
 
 # --- whose elements -------------------------------------------------------------------------------
 
@@ -254,7 +250,7 @@ def _stepped(solution, n, elements):
         gradients = torch.arange(elements, dtype=torch.float64).sub(1.5) * (1 + rank) ** 2
         memory = parameters.view(-1)  # whatever becomes of the name
         solution(parameters, gradients, update, rank, n, reduce_scatter, all_gather)
-        return StageStep(_digits(memory), *counted.values())
+        return StageStep(nine_digits(memory), *counted.values())
 
     return answer_of_ranks(n, work)
 
@@ -621,7 +617,7 @@ def _resumed(solution, saved, ranks):
             return Failure.of(error)
         if not isinstance(result, torch.Tensor):
             return result
-        found.append(_digits(result))
+        found.append(nine_digits(result))
     return found
 
 
