@@ -84,3 +84,16 @@ def batches(
             yield chosen[:, :-1].contiguous(), chosen[:, 1:].contiguous()
 
     return windows()
+
+
+def vocabulary_of_text() -> int:
+    """How many different characters the text has."""
+    return CharTokenizer(load_text()).vocabulary
+
+
+def windows_of_text(batch: int, sequence: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (inputs, targets) as batches() gives them, from the whole text: the same for equal
+    seeds."""
+    text = load_text()
+    tokens = CharTokenizer(text).encode(text)
+    return batches(tokens, batch, sequence, torch.Generator().manual_seed(seed))

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from shardlab.text import CharTokenizer, InvalidBatch, UnknownToken, batches, load_text
+from shardlab.text import (
+    CharTokenizer,
+    InvalidBatch,
+    UnknownToken,
+    batches,
+    load_text,
+    vocabulary_of_text,
+    windows_of_text,
+)
 
 
 def test_text_is_the_book_alone():
@@ -87,3 +95,15 @@ def test_bad_input_is_refused():
                 **{"batch": 2, "sequence": 5, name: value},
                 generator=torch.Generator(),
             )
+
+
+def test_windows_of_the_text():
+    """Must catch: a seed that does not arrive; windows of a part of the text, or numbered by
+    another alphabet than the model's."""
+    text = load_text()
+    tokens = CharTokenizer(text).encode(text)
+    want = batches(tokens, 3, 1000, torch.Generator().manual_seed(5))
+    found = windows_of_text(3, 1000, seed=5)
+    for _ in range(3):
+        assert all(map(torch.equal, next(found), next(want)))
+    assert vocabulary_of_text() == 1 + tokens.max()

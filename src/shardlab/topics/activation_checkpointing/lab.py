@@ -27,7 +27,7 @@ from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.recompute.selective import checkpoint_selective
 from shardlab.show.tables import Table
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
-from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.text import vocabulary_of_text, windows_of_text
 from shardlab.topics.activation_checkpointing.exercises import (
     blocks_for_a_budget,
     forgetful_checkpoint,
@@ -51,14 +51,12 @@ DROPPED_STEPS, AVERAGED_STEPS = 150, 20
 def build_model(sizes: Mapping = SIZES) -> GPT:
     """The same GPT each time, for the characters of the book's text."""
     torch.manual_seed(0)
-    return GPT(GPTConfig(**sizes, vocabulary=CharTokenizer(load_text()).vocabulary))
+    return GPT(GPTConfig(**sizes, vocabulary=vocabulary_of_text()))
 
 
 def batches_of_book(sequences: int = WINDOWS_IN_BATCH, tokens: int = WINDOW_LENGTH):
     """Endless (inputs, targets), both [8, 64], the same each time."""
-    text = load_text()
-    draw = torch.Generator().manual_seed(0)
-    return batches(CharTokenizer(text).encode(text), sequences, tokens, draw)
+    return windows_of_text(sequences, tokens)
 
 
 def in_vectors(nbytes: float) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
-from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.text import vocabulary_of_text, windows_of_text
 
 WINDOWS, WINDOW_TOKENS = 8, 32
 ACCUMULATED = 2048  # of WINDOWS x WINDOW_TOKENS tokens: 0.5 million tokens a step, as GPT-2 had
@@ -28,10 +28,7 @@ SCALE = 2.0**24  # no step overflows with it, and none of the lab's gradients be
 
 def training_data(seed: int) -> tuple[int, Iterator[tuple[Tensor, Tensor]]]:
     """(vocabulary, batches without end)"""
-    text = load_text()
-    tokenizer = CharTokenizer(text)
-    draw = torch.Generator().manual_seed(seed)
-    return tokenizer.vocabulary, batches(tokenizer.encode(text), WINDOWS, WINDOW_TOKENS, draw)
+    return vocabulary_of_text(), windows_of_text(WINDOWS, WINDOW_TOKENS, seed)
 
 
 def build_model(vocabulary: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> GPT:

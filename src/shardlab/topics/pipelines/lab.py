@@ -24,7 +24,7 @@ from shardlab.ranks import RankError, ranks
 from shardlab.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, legend_below, new_figure, round_up
 from shardlab.show.palette import TIMELINE
 from shardlab.show.tables import Table, in_words
-from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.text import vocabulary_of_text, windows_of_text
 from shardlab.topics.pipelines.exercises import (
     actions_of_a_stage,
     one_f_one_b_of_a_rank,
@@ -188,8 +188,7 @@ def milliseconds(spans: Sequence[Sequence[Span]]) -> int:
 def build_model(dtype: torch.dtype = torch.float64, sizes: Mapping[str, int] = SIZES) -> GPT:
     """The same GPT on every rank, for the characters of the book's text."""
     torch.manual_seed(0)
-    vocabulary = CharTokenizer(load_text()).vocabulary
-    return GPT(GPTConfig(**sizes, vocabulary=vocabulary, tied_head=0)).to(dtype)
+    return GPT(GPTConfig(**sizes, vocabulary=vocabulary_of_text(), tied_head=0)).to(dtype)
 
 
 def layers_of(model: GPT) -> list:
@@ -198,9 +197,7 @@ def layers_of(model: GPT) -> list:
 
 def batches_of_text(sequence: int = SIZES["max_sequence"], each: int = 1):
     """Endless (inputs, targets) of eight microbatches, the same on every rank."""
-    text = load_text()
-    tokens = CharTokenizer(text).encode(text)
-    return batches(tokens, LAB_MICROBATCHES * each, sequence, torch.Generator().manual_seed(0))
+    return windows_of_text(LAB_MICROBATCHES * each, sequence)
 
 
 class StepOfPlain(NamedTuple):

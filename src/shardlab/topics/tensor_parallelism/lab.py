@@ -29,7 +29,7 @@ from shardlab.tensor_parallel import (
 )
 from shardlab.tensor_parallel.full_parameters import cuts_of
 from shardlab.tensor_parallel.layers import TokenEmbedding
-from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.text import vocabulary_of_text, windows_of_text
 from shardlab.topics.tensor_parallelism.exercises import (
     enter_columns,
     leave_rows,
@@ -252,19 +252,17 @@ LAYOUTS = {
 def build_model(dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> GPT:
     """The same GPT of three blocks on every rank, for the characters of the book's text."""
     torch.manual_seed(0)
-    vocabulary = CharTokenizer(load_text()).vocabulary
-    model = GPT(GPTConfig(**SIZES, vocabulary=vocabulary, dropout=dropout)).to(dtype)
+    config = GPTConfig(**SIZES, vocabulary=vocabulary_of_text(), dropout=dropout)
+    model = GPT(config).to(dtype)
     for parameter in model.parameters():
         if parameter.ndim == 1:  # biases begin at zero, which would hide what they do
             nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.02)
     return model
 
 
-def text_batches(seed: int = 0):
+def text_batches():
     """Endless (inputs, targets), both [4, 32], the same on every rank."""
-    text = load_text()
-    tokens = CharTokenizer(text).encode(text)
-    return batches(tokens, SEQUENCES, TOKENS, torch.Generator().manual_seed(seed))
+    return windows_of_text(SEQUENCES, TOKENS)
 
 
 def split_loss(model: GPT, inputs: Tensor, targets: Tensor) -> Tensor:

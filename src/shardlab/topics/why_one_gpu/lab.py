@@ -16,7 +16,7 @@ from shardlab.measure.clock import median_seconds, say_if_busy
 from shardlab.show.figures import Bytes, loss_figure, memory_figure, states_figure
 from shardlab.show.format import format_as
 from shardlab.show.tables import Table
-from shardlab.text import CharTokenizer, batches, load_text
+from shardlab.text import CharTokenizer, load_text, windows_of_text
 from shardlab.topics.why_one_gpu.exercises import (
     KindsOfStates,
     states_kind_by_kind,
@@ -54,8 +54,7 @@ def tokens_of_text() -> torch.Tensor:
 
 def stream_of_batches(device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Inputs and targets, 8 windows of 64 characters at a time, forever."""
-    generator = torch.Generator().manual_seed(0)
-    stream = batches(tokens_of_text(), _BATCH, config().max_sequence, generator)
+    stream = windows_of_text(_BATCH, config().max_sequence)
     return ((inputs.to(device), targets.to(device)) for inputs, targets in stream)
 
 
