@@ -20,10 +20,10 @@ FAKE_GIB = 1
 FAKE_STEP = """
 import json, resource, sys, time
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from shardlab.formulas import quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
+from shardlab.torch_internals import FakeTensorMode
 started = time.perf_counter()
 with FakeTensorMode():
     model = GPT(GPTConfig(**quantities(model=sys.argv[1])))
@@ -56,10 +56,10 @@ def measure_overhead() -> list[Result]:
     """A step with the ledger over one without, pair by pair; and a step without over another one,
     which is the noise."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
 
     from shardlab.gpt import GPT, GPTConfig, next_token_loss
     from shardlab.measure.ledger import Ledger
+    from shardlab.torch_internals import TorchDispatchMode
 
     class Nothing(TorchDispatchMode):
         """The least that watching every operation costs."""

@@ -5,6 +5,7 @@ import ast
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from textwrap import dedent
 
 
 def is_private(name: str) -> bool:
@@ -19,10 +20,12 @@ class Source:
     imports: list[ast.Import | ast.ImportFrom] = field(default_factory=list)
     # the classes, functions and constants at its top level
     public: set[str] = field(default_factory=set)
-    # whatever it defines or assigns anywhere, attributes too
+    # whatever it defines or assigns anywhere, attributes of self and cls too
     defines: set[str] = field(default_factory=set)
     # `a._b`, and all of getattr(a, "b") and setattr(a, "b", c)
     reaches: list[ast.Attribute | ast.Call] = field(default_factory=list)
+    # Python in a text that imports torch, such as what another process runs
+    scripts: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, text: str) -> "Source":
@@ -36,13 +39,20 @@ class Source:
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 found.defines.add(node.id)
             elif isinstance(node, ast.Attribute):
-                if isinstance(node.ctx, ast.Store):
+                if isinstance(node.ctx, ast.Store) and getattr(node.value, "id", "") in (
+                    "self",
+                    "cls",
+                ):
                     found.defines.add(node.attr)
                 if is_private(node.attr):
                     found.reaches.append(node)
             elif isinstance(node, ast.Call):
-                if getattr(node.func, "id", "") in ("getattr", "setattr"):
+                called = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                if called in ("getattr", "setattr", "delattr", "hasattr") and len(node.args) > 1:
                     found.reaches.append(node)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if "import torch" in node.value or "from torch" in node.value:
+                    found.scripts += [dedent(node.value)] * is_python(node.value)
         return found
 
 
@@ -63,6 +73,13 @@ def walk(tree: ast.AST):
                 left.append(value)
             elif isinstance(value, list):
                 left += [part for part in value if isinstance(part, ast.AST)]
+
+
+def is_python(text: str) -> bool:
+    try:
+        return bool(ast.parse(dedent(text)).body)
+    except SyntaxError:
+        return False
 
 
 def public_names(module: ast.Module) -> set[str]:

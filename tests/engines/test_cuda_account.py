@@ -18,6 +18,7 @@ from shardlab.measure.cuda import (
     account_rows,
 )
 from shardlab.measure.ledger import Ledger
+from shardlab.torch_internals import current_backward, storage_key
 
 # --- the model of the allocator against what was printed ------------------------------------------
 
@@ -182,9 +183,9 @@ class OnAGpu(Ledger):
         self.gpu, self.held = gpu, {}
 
     def _enter(self, storage, *rest):
-        self.held[storage._cdata] = self.gpu.there.pop(storage._cdata, None) or self.gpu.allocate(
-            storage.nbytes()
-        )
+        self.held[storage_key(storage)] = self.gpu.there.pop(
+            storage_key(storage), None
+        ) or self.gpu.allocate(storage.nbytes())
         super()._enter(storage, *rest)
 
     def _forget(self, key):
@@ -194,7 +195,7 @@ class OnAGpu(Ledger):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         if "mm" in function.overloadpacket.__name__:
             self.gpu.workspace(
-                "forward" if torch._C._current_graph_task_id() == -1 else "backward",
+                "forward" if current_backward() is None else "backward",
                 self.workspace_bytes,
             )
         if "_log_softmax" in function.overloadpacket.__name__:
@@ -209,7 +210,8 @@ class Known(Simulator):
     def __init__(self, tensors, **settings):
         super().__init__(**settings)
         self.there = {
-            t.untyped_storage()._cdata: self.allocate(t.untyped_storage().nbytes()) for t in tensors
+            storage_key(t.untyped_storage()): self.allocate(t.untyped_storage().nbytes())
+            for t in tensors
         }
 
 

@@ -94,8 +94,8 @@ class ThreadRank:
     ReduceOp = torch.distributed.ReduceOp
 
     def __init__(self, sheet: Sheet, rank: int):
-        self._sheet, self._rank, self._reductions = sheet, rank, 0
-        self.messages_sent, self.elements_sent = 0, 0
+        self._sheet, self._rank = sheet, rank
+        self.messages_sent, self.elements_sent, self.reductions = 0, 0, 0
         self.isends: list[Later] = []
 
     def __getattr__(self, name: str):
@@ -174,12 +174,12 @@ class ThreadRank:
             )
         if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG, self.ReduceOp.MAX):
             raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM, an AVG or a MAX.")
-        self._reductions += 1
+        self.reductions += 1
         with self._sheet.changed:
-            brought = self._sheet.brought[self._reductions]
+            brought = self._sheet.brought[self.reductions]
             brought[self._rank] = tensor.detach().clone()
             self._sheet.changed.notify_all()
-        number = self._reductions
+        number = self.reductions
         later = Later(lambda: self._reduce(tensor, op, brought, number))
         return later if async_op else later.wait()
 

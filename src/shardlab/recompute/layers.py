@@ -80,7 +80,7 @@ class LayersTogether:
 
 class InGroups:
     def __iter__(self) -> Iterator[Callable]:
-        layers, begins = list(self._modules.values()), {group[0]: group for group in self.groups}
+        layers, begins = list(super().__iter__()), {group[0]: group for group in self.groups}
         number = 0
         while number < len(layers):
             group = begins.get(number)

@@ -551,7 +551,7 @@ def _sent_bucket(solution, n, shapes):
             start += size
         given = list(bucket)
         solution(bucket, dist)
-        return OneMessage(dist._reductions, [nine_digits(gradient) for gradient in given])
+        return OneMessage(dist.reductions, [nine_digits(gradient) for gradient in given])
 
     return answer_of_ranks(n, work)
 

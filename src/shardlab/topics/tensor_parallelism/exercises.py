@@ -313,7 +313,7 @@ def _left(solution, n):
         as_it_was = torch.equal(term, own)
         (y * weight).sum().backward()
         gradient = None if own.grad is None else nine_digits(own.grad)
-        return nine_digits(y), gradient, dist._reductions, as_it_was
+        return nine_digits(y), gradient, dist.reductions, as_it_was
 
     return value_of_ranks(n, work)
 
@@ -739,7 +739,7 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
                 else loss
             )
         value = float(f"{loss.item():.9g}")
-        return value if math.isfinite(value) else str(value), dist._reductions
+        return value if math.isfinite(value) else str(value), dist.reductions
 
     return value_of_ranks(n, work)
 
@@ -1058,7 +1058,7 @@ def _summed_of_ranks(solution, n):
         gradients = dict(zip(_NAMES, drawn(100 + rank, *[(3,), (2, 2), (4,)] * 2)))
         if solution(gradients, set(_CUT), dist) is ...:
             return ...
-        return [nine_digits(gradients[name]) for name in _NAMES], dist._reductions
+        return [nine_digits(gradients[name]) for name in _NAMES], dist.reductions
 
     return value_of_ranks(n, work)
 
