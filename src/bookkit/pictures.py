@@ -17,7 +17,7 @@ from docutils import nodes
 
 from bookkit.cards import CardDirective
 from shardlab import topics
-from shardlab.show.drawing import COLOURS, LETTER_UNITS, LOOKS
+from shardlab.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS
 from shardlab.show.palette import MEMORY
 
 SHEET = "pictures.css"
@@ -44,7 +44,7 @@ def style_sheet():
     memory = {name.replace("_", "-") for name in MEMORY}
     # a line does not fill, whatever its colour, and has the colour that outlines
     rules.append(f".line{{{LOOKS['line']}}}")
-    for name in COLOURS:
+    for name in COLOUR_WORDS:
         colour = f"--{'memory' if name in memory else 'timeline'}-{name}"
         rules.append(f".{name}{{fill:var({colour});stroke:var({colour}-line)}}")
     rules += [

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from shardlab.formulas import InvalidQuantity, evaluate, quantities
-from shardlab.formulas.events import end_seconds, operations, run
+from shardlab.formulas.events import end_seconds, operations, play
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
@@ -449,7 +449,7 @@ def test_offload_is_what_is_simulated():
         )
         given["layers"] = draw.choice([1, 2, 12, 40])
         found = ask(*names, **given)
-        ran = run(operations(OFFLOADED_STEP, {**given, **found}))
+        ran = play(operations(OFFLOADED_STEP, {**given, **found}))
         whole = found["offloaded_forward_seconds"] + found["offloaded_backward_seconds"]
         assert math.isclose(end_seconds(ran), whole, rel_tol=1e-9)
         computes = given["layers"] * (

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from shardlab.formulas import BOOK, InvalidQuantity
-from shardlab.formulas.events import COMPUTE, LINK, operations, run, waiting
+from shardlab.formulas.events import COMPUTE, LINK, operations, play, waiting
 from shardlab.formulas.registry import show
 from shardlab.pipelines.schedules import Kind
 from shardlab.pipelines.simulation import in_flight
@@ -235,7 +235,7 @@ PLAY = """([name, place, configurations]) => {
   const card = document.getElementById("explorer-" + name), events = BOOK.events;
   const spec = JSON.parse(card.querySelector("script[type='application/json']").textContent);
   return configurations.map(values => {
-    const ran = events.run(events.operations(spec.pictures[place].step, values));
+    const ran = events.play(events.operations(spec.pictures[place].step, values));
     return [ran.map(one => [one.name, one.stream, one.phase, one.start, one.end]),
       events.waiting(ran)];
   });
@@ -266,7 +266,7 @@ def test_the_events_of_streams(open_page, name, place):
             continue
     got = ask(open_page(name, "file"), PLAY, name, place, configurations)
     for configuration, (played, idle) in zip(configurations, got, strict=True):
-        ran = run(operations(step, configuration))
+        ran = play(operations(step, configuration))
         assert [tuple(one) for one in played] == [
             (one.name, [COMPUTE, LINK].index(one.stream), one.phase, one.start, one.end)
             for one in ran

@@ -10,10 +10,10 @@ from shardlab.formulas import MODELS, evaluate, quantities
 from shardlab.formulas.events import (
     Operation,
     end_seconds,
-    exposed_seconds,
+    exposed_phase_seconds,
     operations,
+    play,
     quantities_of,
-    run,
 )
 from shardlab.topics.data_parallelism.timeline import STEP, bucket_list, gradient_tensors
 
@@ -66,8 +66,8 @@ def test_closed_form_is_the_simulation():
     ]
     for _ in range(200):
         found = evaluate(names, allow_unused=True, **random_step(draw))
-        ran = run(operations(STEP, found))
-        by_phase = exposed_seconds(ran)
+        ran = play(operations(STEP, found))
+        by_phase = exposed_phase_seconds(ran)
         near = dict(rel=1e-9, abs=1e-12)
         assert sum(by_phase.values()) == pytest.approx(found["exposed_seconds"], **near)
         assert by_phase["forward"] == by_phase["update"] == 0
@@ -155,7 +155,7 @@ def exposed_of_the_list(given, found):
         played.append(Operation("bucket", "link", "backward", seconds, (len(played) - 1,)))
         now = max(now, ready)
     played.append(Operation("backward", "compute", "backward", backward - now, ()))
-    return exposed_seconds(run(played))["backward"]
+    return exposed_phase_seconds(play(played))["backward"]
 
 
 def test_the_bucket_that_nobody_can_hide():

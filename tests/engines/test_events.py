@@ -11,10 +11,10 @@ from shardlab.formulas.events import (
     Phase,
     Repeat,
     end_seconds,
-    exposed_seconds,
+    exposed_phase_seconds,
     operations,
+    play,
     quantities_of,
-    run,
     waiting,
 )
 
@@ -41,7 +41,7 @@ def test_a_step_that_fits_on_paper():
     Must catch: a message that leaves before its gradients, two messages at once, a phase that does
     not wait for the link, a count without `less`, a condition ignored."""
     values = dict(f=2.0, b=3.0, m=4.0, t=5.0, u=1.0, n=4, tied=1)
-    ran = run(operations(TINY, values))
+    ran = play(operations(TINY, values))
     assert [(one.name, one.start, one.end) for one in ran] == [
         ("forward", 0, 2),
         ("piece", 2, 5),
@@ -53,9 +53,9 @@ def test_a_step_that_fits_on_paper():
         ("table", 17, 22),
         ("update", 22, 23),
     ]
-    assert exposed_seconds(ran) == dict(forward=0, backward=11, update=0)
+    assert exposed_phase_seconds(ran) == dict(forward=0, backward=11, update=0)
     assert list(waiting(ran)) == [("backward", 11, 22)] and end_seconds(ran) == 23
-    assert [one.name for one in run(operations(TINY, {**values, "tied": 0}))][-2] == "other"
+    assert [one.name for one in play(operations(TINY, {**values, "tied": 0}))][-2] == "other"
     assert quantities_of(TINY) == ["f", "n", "b", "m", "tied", "t", "u"]
 
 
@@ -75,14 +75,14 @@ def test_waiting_inside_a_phase():
             ),
         ),
     )
-    ran = run(operations(step, dict(g=2.0, w=3.0)))
+    ran = play(operations(step, dict(g=2.0, w=3.0)))
     assert list(waiting(ran)) == [("forward", 0, 2), ("forward", 5, 7)]
-    assert exposed_seconds(ran) == dict(forward=4) and end_seconds(ran) == 10
+    assert exposed_phase_seconds(ran) == dict(forward=4) and end_seconds(ran) == 10
 
 
 def test_an_empty_step_takes_no_time():
     """Must catch: max() of nothing."""
-    assert run([]) == [] and end_seconds([]) == 0 and exposed_seconds([]) == {}
+    assert play([]) == [] and end_seconds([]) == 0 and exposed_phase_seconds([]) == {}
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -106,6 +106,6 @@ def test_any_list(ahead):
             step.append(Event(f"first{k}", streams[0], f"a{k}"))
         step += [Event(f"second{k}", streams[1], f"b{k}", (f"first{k}",)) for k in range(n)]
         want = max(sum(first[: k + 1]) + sum(second[k:]) for k in range(n))
-        assert end_seconds(run(operations((Phase("one", tuple(step)),), values))) == pytest.approx(
+        assert end_seconds(play(operations((Phase("one", tuple(step)),), values))) == pytest.approx(
             want, rel=1e-9
         )

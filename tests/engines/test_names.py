@@ -1,6 +1,7 @@
 """A public name of the package names one thing."""
 
 from collections import defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 
 from sources import source
@@ -9,81 +10,149 @@ import shardlab
 
 PACKAGE = Path(shardlab.__file__).parent
 
-# Names that several modules define by design: the same role in each of them, and why.
+# Names that several modules define by design: why, and which modules may, as patterns under the
+# package. Another module that takes such a name is a second thing.
+LABS, RUNS_OF, STEPS = "topics/*/lab.py", "topics/*/runs.py", "topics/*/steps.py"
 A_ROLE_IN_EVERY_TOPIC = {
-    "PICTURES": "the still pictures of a topic, by name",
-    "ASSIGNMENT": "what is built in a topic, and its trials",
-    "RUNS": "what `make gpu` measures of a topic",
-    "BENCHES": "what `make bench` races of a topic",
-    "WAYS": "what a topic's races compare",
-    "race": "a topic's race",
-    "on_ranks": "a topic's rows of one number of ranks",
-    "formula": "the decorator of a module of formulas, which knows the module's chapter",
-    "SIZES": "the sizes of a topic's GPT",
-    "build_model": "the model of a lab",
-    "count_sent": "what a rank of a lab sends",
-    "given_to_explorer": "where the explorer of a lab begins",
-    "recorded_predictions": "what was recorded on a GPU, by the names of a lab's predictions",
-    "warm_up": "a first step of a lab's ranks, which loads what PyTorch needs",
-    "COLOURS": "the colours of what a timeline shows",
-    "RANKS": "how many ranks a stepper can show",
-    "Step": "what a stepper shows of one step",
-    "sentence": "what a step does, in words",
-    "detail": "what is sent and held so far, in words",
-    "encode": "a step in few letters, for the page",
-    "page_data": "what a stepper's page needs",
+    "PICTURES": ("the still pictures of a topic, by name", "topics/*/pictures.py"),
+    "ASSIGNMENT": ("what is built in a topic, and its trials", "topics/*/assignment*"),
+    "RUNS": ("what `make gpu` measures of a topic", RUNS_OF),
+    "BENCHES": ("what `make bench` races of a topic", RUNS_OF),
+    "WAYS": ("what a topic's races compare", RUNS_OF, LABS),
+    "race": ("a topic's race", RUNS_OF, "topics/zero/deepspeed.py"),
+    "on_ranks": ("a topic's rows of one number of ranks", RUNS_OF),
+    "formula": (
+        "the decorator of a module of formulas, which knows the module's chapter",
+        "topics/*/formulas*",
+    ),
+    "SIZES": ("the sizes of a topic's GPT", LABS, RUNS_OF, "topics/*/assignment/*"),
+    "build_model": ("the model of a lab", LABS, "topics/mixed_precision/trainings.py"),
+    "count_sent": ("what a rank of a lab sends", LABS),
+    "given_to_explorer": ("where the explorer of a lab begins", LABS),
+    "recorded_predictions": (
+        "what was recorded on a GPU, by the names of a lab's predictions",
+        LABS,
+    ),
+    "warm_up": ("a first step of a lab's ranks, which loads what PyTorch needs", LABS),
+    "COLOURS": ("the colours of what a timeline shows", "topics/*/timeline.py", LABS),
+    "RANKS": ("how many ranks a stepper can show", STEPS),
+    "Step": ("what a stepper shows of one step", STEPS),
+    "sentence": ("what a step does, in words", STEPS, "topics/*/explorer.py"),
+    "detail": ("what is sent and held so far, in words", STEPS),
+    "encode": ("a step in few letters, for the page", STEPS),
+    "page_data": ("what a stepper's page needs", STEPS),
 }
+OF_A_STEP = "a place of formulas, which the registry reads and nobody imports; and a name beside it"
+A_COLLECTIVE = ("a collective, and the plan that it runs", "collectives.py", "collective_plans.py")
+ITS_FUNCTION = "; and the autograd function of it, whose backward is its opposite"
+FAST = "readable in one file and fast in another, behind the same interface"
+FAST_COLLECTIVES = (FAST, "collectives.py", "collectives_fast.py")
+FAST_PRECISION = (FAST, "mixed_precision*")
 THE_SAME_IN_ANOTHER_WAY = {
+    **dict.fromkeys(("all_gather", "all_reduce", "run", "Chunks"), FAST_COLLECTIVES),
+    "reduce_scatter": (FAST + ITS_FUNCTION, *FAST_COLLECTIVES[1:], "tensor_parallel/pairs.py"),
+    "PIECE_BYTES": (FAST, "collectives_fast.py", "zero/*"),
+    "Ring": (FAST, "zero/*"),
+    **dict.fromkeys(("LossScaler", "MasterWeights"), FAST_PRECISION),
+    **dict.fromkeys(("all_to_all", "barrier"), A_COLLECTIVE),
     **dict.fromkeys(
-        (
-            "all_gather",
-            "all_reduce",
-            "reduce_scatter",
-            "run",
-            "Chunks",
-            "PIECE_BYTES",
-            "Ring",
-            "LossScaler",
-            "MasterWeights",
-        ),
-        "readable in one file and fast in another, behind the same interface",
+        ("gather", "scatter"),
+        (A_COLLECTIVE[0] + ITS_FUNCTION, *A_COLLECTIVE[1:], "tensor_parallel/pairs.py"),
     ),
     **dict.fromkeys(
-        ("all_to_all", "barrier", "gather", "scatter"), "a collective, and the plan that it runs"
+        ("equal", "where"),
+        ("of numbers, and as SymPy writes it", "formulas/subset.py", "formulas/symbols.py"),
     ),
-    **dict.fromkeys(("equal", "where"), "of numbers, and as SymPy writes it"),
-    "ShardedOptimizer": "of stage 1, and its subclass of stage 2",
-    "BUCKET_BYTES": "the default of replicas and of stages 1 and 2, which are compared",
-    "UNIT_BITS": "how a message's tag names a unit; ranks read tags without loading ZeRO",
-    "main": "a command",
+    "ShardedOptimizer": ("of stage 1, and its subclass of stage 2", "zero/stage?.py"),
+    "BUCKET_BYTES": (
+        "the default of replicas and of stages 1 and 2, which are compared",
+        "data_parallel.py",
+        "zero/*",
+        LABS,
+    ),
+    "UNIT_BITS": (
+        "how a message's tag names a unit; ranks read tags without loading ZeRO",
+        "ranks/calls.py",
+        "zero/*",
+    ),
+    "start": (OF_A_STEP, "topics/*/formulas/step.py", "ranks/server.py"),
+    "saved": (OF_A_STEP, "topics/*/formulas/step.py", "zero/*"),
+    "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
+    "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
+    "main": ("a command", "__main__.py", "measure/record.py", "topics/*/smallest.py"),
 }
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
 
-def is_registered(path: Path) -> bool:
+def kind(path: Path) -> str:
     """A topic's formulas: functions are quantities and their places, read by the registry and
-    imported from nowhere else. So are the trials of an assignment, which the grader reads."""
-    registered = {"formulas", "assignment"}
-    return "topics" in path.parts and not registered.isdisjoint((path.stem, path.parent.name))
+    imported from nowhere else, and the registry refuses a second quantity of one name. So are the
+    trials of an assignment, which the grader reads."""
+    registered = [name for name in ("formulas", "assignment") if name in (path.stem, *path.parts)]
+    return registered[0] if "topics" in path.parts and registered else "imported"
 
 
-def defined_more_than_once(package: Path) -> dict[str, list[str]]:
-    """Public name -> the modules that define it, where they are several."""
+def defined_more_than_once(package: Path, by_design=BY_DESIGN) -> dict[str, list[str]]:
+    """Public name -> the modules that define it, where they are several and one of them is imported
+    by name. Trials of an assignment count where the name is shared by design."""
     modules = defaultdict(list)
     for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package)
         for name in source(path).public:
-            if not is_registered(path.relative_to(package)) or name in BY_DESIGN:
-                modules[name].append(path.relative_to(package).as_posix())
-    return {name: paths for name, paths in modules.items() if len(paths) > 1}
+            if kind(inside) != "assignment" or name in by_design:
+                modules[name].append(inside)
+    return {
+        name: [path.as_posix() for path in paths]
+        for name, paths in modules.items()
+        if len(paths) > 1 and (name in by_design or {*map(kind, paths)} != {"formulas"})
+    }
+
+
+def doubles(found: dict[str, list[str]], by_design=BY_DESIGN) -> dict[str, list[str]]:
+    """Of those the modules that may not share the name."""
+    patterns = {name: by_design[name][1:] if name in by_design else () for name in found}
+    outside = {
+        name: [path for path in paths if not any(fnmatch(path, one) for one in patterns[name])]
+        for name, paths in found.items()
+    }
+    return {name: paths for name, paths in outside.items() if paths}
 
 
 def test_no_public_name_for_two_things():
-    """Must catch: a second class Row; a constant SECONDS in two modules; a name in the list above
-    that is defined only once, so that the list hides nothing."""
+    """Must catch: a second class Row; a constant SECONDS in two modules; a function `run` or `race`
+    of an engine, beside those that share the name by design; a function of an engine with the name
+    of a formula; a name or a pattern in the list above that nothing fits, so that the list hides
+    nothing."""
     found = defined_more_than_once(PACKAGE)
-    twice = {name: paths for name, paths in found.items() if name not in BY_DESIGN}
+    twice = doubles(found)
     assert not twice, f"one name, several things: {twice}; the most general one keeps the name"
     assert set(BY_DESIGN) == set(found), f"defined once: {sorted(set(BY_DESIGN) - set(found))}"
+    unused = {
+        name: pattern
+        for name, (_, *patterns) in BY_DESIGN.items()
+        for pattern in patterns
+        if not any(fnmatch(path, pattern) for path in found[name])
+    }
+    assert not unused, f"no such module defines the name: {unused}"
+
+
+def test_a_name_is_shared_by_the_named_modules_only(tmp_path):
+    """Must catch: a list of names without their modules, which hides a third thing of that name; a
+    formula beside an engine's function; a new topic that needs a line of its own."""
+    for name, text in {
+        "formulas/events.py": "def race(): pass\ndef wait_seconds(): pass\n",
+        "topics/new/formulas.py": "def peak(): pass\n",
+        "topics/new/runs.py": "def race(): pass\n",
+        "topics/one/formulas.py": "def peak(): pass\ndef wait_seconds(): pass\n",
+        "topics/one/runs.py": "def race(): pass\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    by_design = {"race": ("a topic's race", RUNS_OF)}
+    found = defined_more_than_once(tmp_path, by_design)
+    both = ["formulas/events.py", "topics/one/formulas.py"]
+    expected = {"race": ["formulas/events.py"], "wait_seconds": both}
+    assert doubles(found, by_design) == expected
 
 
 def test_a_second_definition_is_found(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from bookkit.pictures import pictures, style_sheet
 from shardlab.show.drawing import (
-    COLOURS,
+    COLOUR_WORDS,
     LETTER_UNITS,
     LOOKS,
     PICTURE_WIDTH,
@@ -69,7 +69,7 @@ def test_letters_are_large_enough_on_a_phone():
 def test_every_look_has_a_rule():
     """Must catch: a look that draws and that no page knows."""
     css = style_sheet()
-    for look in (*COLOURS, *(look for look, declarations in LOOKS.items() if declarations)):
+    for look in (*COLOUR_WORDS, *(look for look, declarations in LOOKS.items() if declarations)):
         assert f".picture .{look}{{" in css, look
     assert css.count("{") == css.count("}")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardlab.formulas.events import COMPUTE, operations, run, waiting
+from shardlab.formulas.events import COMPUTE, operations, play, waiting
 from shardlab.pipelines.simulation import in_flight
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as
@@ -216,7 +216,7 @@ def test_streams_are_the_events(name, place):
     simulator's."""
     spec, shown, roots = drawn(name)
     root = roots[place]
-    ran = run(operations(spec.pictures[place].step, shown))
+    ran = play(operations(spec.pictures[place].step, shown))
     wanted = [(one.stream != COMPUTE, one.start, one.end) for one in ran if one.end > one.start]
     found = [(top > 40, left, left + width) for _, left, top, width, _ in boxes(root, " on")]
     assert len(found) == len(wanted)

@@ -273,7 +273,7 @@ WRONG = {
         "GPipe does all forwards, then all backwards",
     ),
     "the same warm-up on all ranks": (
-        "microbatches_in_flight_of_one_f_one_b",
+        "microbatches_held_at_once_of_one_f_one_b",
         "bytes",
         ("            ranks - 1 - r,\n", "            ranks - 1,\n"),
         "holds 4 microbatches at once, and 3 are enough",

@@ -6,7 +6,13 @@ import random
 import pytest
 
 from shardlab.formulas import evaluate, quantities
-from shardlab.formulas.events import end_seconds, exposed_seconds, operations, quantities_of, run
+from shardlab.formulas.events import (
+    end_seconds,
+    exposed_phase_seconds,
+    operations,
+    play,
+    quantities_of,
+)
 from shardlab.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
 
 FIVE = quantities(
@@ -66,8 +72,8 @@ def test_closed_forms_are_the_simulation():
         given = random_step(draw)
         found = evaluate(names, allow_unused=True, **given)
         near = dict(rel=1e-9, abs=1e-12 + 1e-9 * found["zero_step_seconds"])
-        forward = end_seconds(run(operations((FORWARD,), found)))
-        backward = end_seconds(run(operations((BACKWARD,), found)))
+        forward = end_seconds(play(operations((FORWARD,), found)))
+        backward = end_seconds(play(operations((BACKWARD,), found)))
         if given["zero_stage"]:
             assert forward == pytest.approx(found["zero_gathered_forward_seconds"], **near)
         assert backward == pytest.approx(found["zero_reducing_backward_seconds"], **near)
@@ -76,7 +82,7 @@ def test_closed_forms_are_the_simulation():
             found["unit_backward_seconds"]
             + given.get("contention", 0) * (found["unit_backward_gather_seconds"])
         )
-        quiet = end_seconds(run(operations((BACKWARD,), quiet)))
+        quiet = end_seconds(play(operations((BACKWARD,), quiet)))
         assert quiet == pytest.approx(found["zero_quiet_backward_seconds"], **near)
         k = given["accumulation_steps"]
         gathering, reducing = found["zero_forward_gatherings"], found["zero_reductions"]
@@ -84,7 +90,7 @@ def test_closed_forms_are_the_simulation():
         step = gathering * forward + (k - gathering) * plain
         step += reducing * backward + (k - reducing) * quiet
         assert found["zero_step_seconds"] == pytest.approx(step, **near)
-        exposed = exposed_seconds(run(operations(MICROBATCH, found)))
+        exposed = exposed_phase_seconds(play(operations(MICROBATCH, found)))
         if k == 1 and not given.get("contention") and given.get("gradient_sync", 1):
             assert found["zero_exposed_seconds"] == pytest.approx(sum(exposed.values()), **near)
 

@@ -33,7 +33,7 @@
     return found;
   }
 
-  function run(issued) {
+  function play(issued) {
     let free = [0, 0], phase = null;
     const ran = [];
     issued.forEach(one => {
@@ -92,7 +92,7 @@
     ["computing", "link"].forEach((words, row) => write(draw(svg, "text", { class: "name", x: 0, y: ROWS[row] + BAR / 2 + 4 }), words));
     let before = null;
 
-    const played = values => run(operations(spec.step, values));
+    const played = values => play(operations(spec.step, values));
     const endOf = ran => ran.reduce((end, one) => Math.max(end, one.end), 0);
 
     return {
@@ -132,6 +132,6 @@
     };
   }
 
-  BOOK.events = { operations, run, waiting };
+  BOOK.events = { operations, play, waiting };
   BOOK.pictures.streams = streams;
 })();

@@ -17,8 +17,8 @@ wrong (on_a_rank.py):
         expect("x after all_reduce", x, 4 * torch.arange(7.0))
 
 The reference is held to the same trials. Four groups: parity, bytes, faults and speed, whose trials
-return the seconds of both (`race`) and never fail. A part whose code is not written, does not end
-or takes the ranks with it is not tried again.
+return the seconds of both (`race_of_two`) and never fail. A part whose code is not written, does
+not end or takes the ranks with it is not tried again.
 
 grading_text.py looks at the file before it runs, grading_command.py is the command.
 """

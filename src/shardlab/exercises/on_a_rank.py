@@ -233,7 +233,7 @@ def groups(*sizes: int) -> list[Here]:
     return new_groups(*(GROUPS_OF_RANKS[size] for size in sizes))
 
 
-def race(mine: Callable, reference: Callable) -> tuple[float, float]:
+def race_of_two(mine: Callable, reference: Callable) -> tuple[float, float]:
     """(seconds of mine, seconds of the reference): medians of interleaved calls."""
     times: tuple[list, list] = ([], [])
     for _ in range(PAIRS + 1):

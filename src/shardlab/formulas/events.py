@@ -9,8 +9,8 @@ Every time of the book is checked against this simulator, and explorers draw wha
             )),
         )),
     )
-    ran = run(operations(STEP, values))     # values: quantity -> number, as evaluate() returns them
-    exposed_seconds(ran)                    # {"backward": 0.0264}
+    ran = play(operations(STEP, values))    # values: quantity -> number, as evaluate() returns them
+    exposed_phase_seconds(ran)              # {"backward": 0.0264}
 
 Two streams, computing and the link. Each does one thing at a time, in the order of issue: a
 communicator of NCCL is one queue. A message has a length (its quantity of seconds), the earliest
@@ -111,7 +111,7 @@ def holds(entry: Event | Repeat | Phase, values: Mapping[str, float]) -> bool:
     )
 
 
-def run(issued: Iterable[Operation]) -> list[Ran]:
+def play(issued: Iterable[Operation]) -> list[Ran]:
     """When each operation starts and ends. A new phase begins when both streams are done."""
     free, ran, phase = {COMPUTE: 0.0, LINK: 0.0}, [], None
     for operation in issued:
@@ -146,7 +146,7 @@ def waiting(ran: list[Ran]) -> Iterator[tuple[str, float, float]]:
             done = max(done, end)
 
 
-def exposed_seconds(ran: list[Ran]) -> dict[str, float]:
+def exposed_phase_seconds(ran: list[Ran]) -> dict[str, float]:
     """Phase -> seconds in which nothing computes; a step of several microbatches has the sum."""
     found = {one.phase: 0.0 for one in ran}
     for phase, start, end in waiting(ran):

@@ -19,7 +19,7 @@ from .palette import MEMORY, TIMELINE
 
 PICTURE_WIDTH = 400
 LETTER_UNITS, SMALL_LETTER_UNITS = 14, 13  # at a phone's 350 px of column, 13 units are 11 px
-COLOURS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
+COLOUR_WORDS = tuple(name.replace("_", "-") for name in (*MEMORY, *TIMELINE))
 # word -> its declarations; a text is black on a light page and white on a dark one unless it lies
 # on a fill
 LOOKS = {
@@ -86,7 +86,7 @@ class Drawing:
             (back_x + 4 * down, back_y - 4 * across),
         )
         points = "L".join(f"{_short(a)} {_short(b)}" for a, b in ((to_x, to_y), *corners))
-        head = " ".join(word for word in looks.split() if word in COLOURS)
+        head = " ".join(word for word in looks.split() if word in COLOUR_WORDS)
         shaft = f"M{_short(x)} {_short(y)}L{_short(back_x)} {_short(back_y)}"
         self.path(shaft, looks if "line" in looks.split() else f"line {looks}")
         self.path(f"M{points}z", head)
@@ -114,7 +114,7 @@ class Drawing:
 
 
 def _looks(words):
-    unknown = set(words.split()) - {*COLOURS, *LOOKS}
+    unknown = set(words.split()) - {*COLOUR_WORDS, *LOOKS}
     if unknown:
         raise ValueError(f"{', '.join(sorted(unknown))}: a look is one of LOOKS or of a palette.")
     return f' class="{words}"' if words else ""

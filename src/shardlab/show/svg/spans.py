@@ -4,7 +4,7 @@ schedules.js draw them on the pages."""
 
 import math
 
-from shardlab.formulas.events import COMPUTE, end_seconds, operations, run, waiting
+from shardlab.formulas.events import COMPUTE, end_seconds, operations, play, waiting
 from shardlab.pipelines.schedules import Kind
 from shardlab.pipelines.simulation import in_flight
 from shardlab.show.format import format_as
@@ -60,7 +60,7 @@ def duration_svg(picture, values, measured):
 def streams_svg(picture, values, measured):
     """Computing and the link, and hatched what is exposed; nothing measured is drawn in this
     picture."""
-    ran = run(operations(picture.step, values))
+    ran = play(operations(picture.step, values))
     idle, end = list(waiting(ran)), end_seconds(ran)
     canvas = Canvas(picture.title, AXIS_AT + 40 + 3 * KEY_ROW)
     most = round_up(end or 1)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from shardlab import recompute
 from shardlab.exercises.grading import Assignment
-from shardlab.exercises.on_a_rank import Wrong, demand, expect, race
+from shardlab.exercises.on_a_rank import Wrong, demand, expect, race_of_two
 from shardlab.measure.ledger import Ledger
 
 ASSIGNMENT = Assignment(
@@ -327,4 +327,4 @@ def seconds_of_a_checkpoint(call, name):
     def step(by):
         by(layers, x).sum().backward()
 
-    return race(lambda: step(call), lambda: step(ASSIGNMENT.reference[name]))
+    return race_of_two(lambda: step(call), lambda: step(ASSIGNMENT.reference[name]))

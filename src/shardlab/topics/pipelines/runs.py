@@ -29,8 +29,8 @@ from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.topics.pipelines.peers import TorchPipeline
 from shardlab.topics.pipelines.sleeping import (
+    measured_message_seconds,
     measured_spans,
-    message_seconds,
     seconds_of,
     sleeping_plan,
 )
@@ -266,7 +266,7 @@ def beside_simulation(
             ranks(2, device="cpu", hosts=hosts, announce=False) as world,
         ):
             costs = Costs(2 * seconds, 2 * seconds, 2 * seconds)
-            costs = costs._replace(transfer=world.run(message_seconds, message_bytes)[0])
+            costs = costs._replace(transfer=world.run(measured_message_seconds, message_bytes)[0])
             for name in ("GPipe", "1F1B", "eager 1F1B"):
                 plan = sleeping_plan(schedule(name, 2, RACE_MICROBATCHES), costs, message_bytes)
                 on = f"2 ranks, {megabits_per_second} Mbit/s between them"

@@ -101,7 +101,7 @@ def seconds_of(spans: list[list[Span]]) -> float:
     return max(span.end for span in every) - min(span.begin for span in every)
 
 
-def message_seconds(message_bytes: int, turns: int = 7) -> float:
+def measured_message_seconds(message_bytes: int, turns: int = 7) -> float:
     """On ranks 0 and 1: the median time of such a message from one to the other, with its answer of
     one element, after a pause in which the link is empty."""
     message = torch.ones(message_bytes // 4, dtype=torch.float32)

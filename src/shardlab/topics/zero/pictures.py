@@ -5,7 +5,7 @@ from itertools import accumulate
 from math import prod
 
 from shardlab.formulas import evaluate, quantities
-from shardlab.formulas.events import operations, quantities_of, run
+from shardlab.formulas.events import operations, play, quantities_of
 from shardlab.show.drawing import Drawing
 from shardlab.show.drawing import decimal_bytes as said
 from shardlab.topics.zero.timeline import MICROBATCH
@@ -103,7 +103,7 @@ def stage_3_step():
     names = [*quantities_of(MICROBATCH), "zero_states_bytes", "zero_shard_parameters"]
     values = {**given, **evaluate(names, allow_unused=True, **given)}
     units, seen, found = values["zero_flat_tensors"], {}, []
-    for one in run(operations(MICROBATCH, values)):
+    for one in play(operations(MICROBATCH, values)):
         if one.name == "begin":
             continue
         place = seen.get((one.name, one.phase), 0)

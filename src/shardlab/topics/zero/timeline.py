@@ -10,7 +10,7 @@ EARLY, LATE = ("reduce_early", 1), ("reduce_early", 0)
 NOTHING_GATHERED, KEPT = ("zero_stage", 0), ("zero_backward_gatherings", 0)
 
 
-def gather(seconds, *after):
+def gathering(seconds, *after):
     return Event("gather", LINK, seconds, after)
 
 
@@ -25,9 +25,9 @@ def ahead(name, busy, alone, seconds, begins_after, reduce=()):
     """Each unit asks for the next one when it begins; the last has none to ask for."""
     begin = Event("begin", COMPUTE, after=begins_after)
     return (
-        gather(seconds),
+        gathering(seconds),
         Repeat(
-            TIMELINE_UNITS, (begin, gather(seconds, "begin"), work(name, busy), *reduce), less=1
+            TIMELINE_UNITS, (begin, gathering(seconds, "begin"), work(name, busy), *reduce), less=1
         ),
         begin,
         work(name, alone),
@@ -44,7 +44,7 @@ FORWARD = Phase(
         Repeat(
             TIMELINE_UNITS,
             (
-                gather("unit_gather_seconds", "forward"),
+                gathering("unit_gather_seconds", "forward"),
                 work("forward", "unit_forward_seconds", "gather"),
             ),
             when=(WAITS,),
@@ -77,7 +77,7 @@ BACKWARD = Phase(
         Repeat(
             TIMELINE_UNITS,
             (
-                gather("unit_gather_seconds", "backward"),
+                gathering("unit_gather_seconds", "backward"),
                 work("backward", "unit_backward_seconds", "gather"),
                 REDUCE,
             ),

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shardlab.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race, refuses
+from shardlab.exercises.on_a_rank import Here, Wrong, demand, expect, groups, race_of_two, refuses
 
 from .given import ASSIGNMENT, RACED, brought_by, sum_of_ranks, two_nodes
 
@@ -132,7 +132,7 @@ def _strange(all_reduce: Callable, name: str, sizes: tuple[int, ...] = (3, 4)):
 
 def _race(mine: Callable, name: str) -> tuple[float, float]:
     tensor = torch.ones(RACED)
-    return race(lambda: mine(tensor), lambda: ASSIGNMENT.reference[name](tensor))
+    return race_of_two(lambda: mine(tensor), lambda: ASSIGNMENT.reference[name](tensor))
 
 
 @ASSIGNMENT.trial("speed", "all_reduce")

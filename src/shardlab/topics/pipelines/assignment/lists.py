@@ -7,7 +7,7 @@ from shardlab.pipelines.simulation import home_of, in_flight, simulate, validate
 
 from .given import ASSIGNMENT, plan_of
 
-SCHEDULES = ("gpipe", "one_f_one_b", "interleaved")
+ASKED_SCHEDULES = ("gpipe", "one_f_one_b", "interleaved")
 
 
 def _sizes(name: str) -> list[tuple[int, ...]]:
@@ -25,7 +25,7 @@ def _made(function, name: str, sizes: tuple[int, ...]) -> tuple[str, Schedule, S
     return what, plan, plan_of(what, ASSIGNMENT.reference[name](*sizes))
 
 
-@ASSIGNMENT.trial_of_each("parity", *SCHEDULES)
+@ASSIGNMENT.trial_of_each("parity", *ASKED_SCHEDULES)
 def lists_that_run(function, name):
     """each stage on its rank does each microbatch once, and no rank waits forever"""
     for sizes in _sizes(name):
@@ -59,7 +59,7 @@ def forwards_first(mine):
 
 
 @ASSIGNMENT.trial_of_each("bytes", "one_f_one_b", "interleaved")
-def microbatches_in_flight(function, name):
+def microbatches_held_at_once(function, name):
     """no rank holds more microbatches at once than it must"""
     for sizes in _sizes(name):
         what, plan, right = _made(function, name, sizes)
@@ -73,7 +73,7 @@ def microbatches_in_flight(function, name):
             )
 
 
-@ASSIGNMENT.trial_of_each("bytes", *SCHEDULES)
+@ASSIGNMENT.trial_of_each("bytes", *ASKED_SCHEDULES)
 def idle_time(function, name):
     """where a backward takes twice a forward, the step is as short as the reference's"""
     for sizes in _sizes(name):
@@ -89,7 +89,7 @@ def idle_time(function, name):
         )
 
 
-@ASSIGNMENT.trial_of_each("faults", *SCHEDULES)
+@ASSIGNMENT.trial_of_each("faults", *ASKED_SCHEDULES)
 def sizes_that_cannot_be(function, name):
     """no ranks, no microbatches, microbatches that are no multiple where stages interleave"""
     wrong = [(0, 4), (2, 0), (2, -1)]
@@ -106,7 +106,7 @@ def what_can_run(mine):
     odd = [["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"], ["1F0", "1B0", "1F1", "1F2", "1B1", "1B2"]]
     backwards = [["0F1", "0F0", "0B0", "0B1"], ["1F1", "1F0", "1B0", "1B1"]]
     cases = [("an odd one", odd, 3), ("one that begins with microbatch 1", backwards, 2)]
-    for name in SCHEDULES:
+    for name in ASKED_SCHEDULES:
         cases += [
             (f"{name}{sizes}", ASSIGNMENT.reference[name](*sizes), sizes[1])
             for sizes in _sizes(name)

@@ -4,7 +4,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardlab.exercises.on_a_rank import Here, demand, expect, groups, race, refuses, sent_at_best
+from shardlab.exercises.on_a_rank import (
+    Here,
+    demand,
+    expect,
+    groups,
+    race_of_two,
+    refuses,
+    sent_at_best,
+)
 from shardlab.gpt import Block, GPTConfig
 from shardlab.measure.communication import CommunicationLog
 
@@ -148,4 +156,4 @@ def seconds_of_a_block(mine):
         block = split(Block(config), None)
         return lambda: block(x).sum().backward()
 
-    return race(stepper(mine.split_block), stepper(ASSIGNMENT.reference[BLOCK]))
+    return race_of_two(stepper(mine.split_block), stepper(ASSIGNMENT.reference[BLOCK]))

@@ -12,7 +12,7 @@ from shardlab.exercises.on_a_rank import (
     demand,
     expect,
     groups,
-    race,
+    race_of_two,
     refuses,
     sent_at_best,
 )
@@ -339,6 +339,6 @@ def seconds_of_a_loss(mine):
     def step(loss):
         loss(scores, targets, 8000).backward()
 
-    return race(
+    return race_of_two(
         partial(step, mine.vocabulary_parallel_loss), partial(step, ASSIGNMENT.reference[LOSS])
     )
