@@ -3,12 +3,14 @@
 from dataclasses import replace
 from pathlib import Path
 
-from shardlab.exercises.grading import assignment, grade
+from shardlab.exercises.grading import TRIAL_SECONDS, assignment, grade
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def results(world, topic: str, source: str | None, *works: str) -> list:
+def results(
+    world, topic: str, source: str | None, *works: str, trial_seconds: float = TRIAL_SECONDS
+) -> list:
     """The results of the trials with these names, by default of all but the speeds."""
     asked = assignment(topic)
     chosen = [
@@ -17,7 +19,8 @@ def results(world, topic: str, source: str | None, *works: str) -> list:
         if (trial.work.__name__ in works if works else trial.group != "speed")
     ]
     assert len(chosen) == len(works) or not works
-    return list(grade(replace(asked, trials=chosen), source, f"{topic}.py", world))
+    chosen = replace(asked, trials=chosen)
+    return list(grade(chosen, source, f"{topic}.py", world, trial_seconds))
 
 
 def skeleton(topic: str) -> str:
@@ -39,9 +42,11 @@ def check_todos(world, topic: str, parts: int):
     assert sum("not written yet" in r.sentence for r in found) == parts
 
 
-def check_sentence(world, topic: str, solution: str, wrong: tuple):
+def check_sentence(
+    world, topic: str, solution: str, wrong: tuple, trial_seconds: float = TRIAL_SECONDS
+):
     """`wrong`: (trial, group, changes of the solution, part of the sentence that they get)."""
     work, group, changes, sentence = wrong
-    [found] = results(world, topic, mutated(solution, *changes), work)
+    [found] = results(world, topic, mutated(solution, *changes), work, trial_seconds=trial_seconds)
     assert (found.said, found.trial.group) == ("not yet", group)
     assert sentence in found.sentence

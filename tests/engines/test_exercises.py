@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from shardlab import topics
-from shardlab.exercises import Exercise, Misconception, Predictions, check, checker, hint
-from shardlab.exercises.checker import judge
+from shardlab.exercises import Exercise, Misconception, Predictions, check, hint
+from shardlab.exercises.checker import LIMIT_SECONDS, judge
 from shardlab.exercises.going_on import must_be_right
 from shardlab.exercises.predictions import NotYet
 from shardlab.gpt import next_token_loss
@@ -152,7 +152,7 @@ def test_what_a_solution_does_to_its_arguments_stays_there():
 
 
 @pytest.mark.slow
-def test_a_check_ends(monkeypatch):
+def test_a_check_ends():
     """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps
     the end away; the limit that goes on after the check, into the next cell."""
 
@@ -165,12 +165,11 @@ def test_a_check_ends(monkeypatch):
                 pass
 
     assert check(TWICE, TWICE.reference)  # the fork server runs
-    monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.2)
     assert (
-        repr(judge(TWICE, forever))  # where there is no process to be had
+        repr(judge(TWICE, forever, seconds=0.2))  # where there is no process to be had
         == "not yet: forever(a=3) raised TimeoutError: it had not ended after 0.2 s."
     )
-    assert judge(TWICE, TWICE.reference)
+    assert judge(TWICE, TWICE.reference, seconds=0.2)
     time.sleep(0.4)  # nothing comes
 
 
@@ -204,12 +203,11 @@ def nested():
     ],
 )
 @pytest.mark.slow
-def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said, monkeypatch):
+def test_nothing_that_a_reader_writes_makes_check_raise_or_hang(solution, said):
     """Must catch: loops in C, which neither a thread nor a signal stops; exits that only
     BaseException catches; values that cannot be printed or compared."""
-    if "0.3 s" in said:
-        monkeypatch.setattr(checker, "LIMIT_SECONDS", 0.3)
-    assert said in check(TWICE, solution).sentence
+    seconds = 0.3 if "0.3 s" in said else LIMIT_SECONDS
+    assert said in check(TWICE, solution, seconds).sentence
     assert not [child for child in multiprocessing.active_children() if "rank" not in child.name]
 
 

@@ -111,13 +111,12 @@ def test_no_fault_hangs(work, error, sentence):
         on_threads(2, work)
 
 
-def test_what_runs_on_and_on_is_stopped(monkeypatch):
+def test_what_runs_on_and_on_is_stopped():
     """The ranks that are busy are named, and not those that wait for them; none of them runs on
     beside the next cell, whatever it catches.
 
     Mutations: a join without a limit; a rank that is left to itself; the one that waits named,
     too."""
-    monkeypatch.setattr(thread_ranks, "WORK_SECONDS", 0.1)
     threads = threading.active_count()
 
     def work(dist):
@@ -132,7 +131,7 @@ def test_what_runs_on_and_on_is_stopped(monkeypatch):
     with pytest.raises(
         TimeoutError, match="^rank 1 had not ended after 0.1 s, and did not wait for another.$"
     ):
-        on_threads(2, work)
+        on_threads(2, work, seconds=0.1)
     assert threading.active_count() == threads
     with pytest.raises(TimeoutError, match="^ranks 0, 2 had not ended"):
         on_threads(3, lambda dist: [None for _ in iter(int, 1)] if dist.get_rank() != 1 else None)

@@ -55,8 +55,7 @@ def test_link():
     """Mutation: the bandwidth of the small message, or the latency not taken off."""
 
     def with_a_known_link():
-        links.time_message = lambda nbytes, *_: 1e-5 + nbytes / 2e9
-        return links.measure_link()
+        return links.measure_link(timed=lambda nbytes, *_: 1e-5 + nbytes / 2e9)
 
     with ranks(1, device="cpu", announce=False) as world:
         link = world.run(with_a_known_link)[0]

@@ -156,7 +156,7 @@ def _is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def check(exercise: Exercise, solution: Callable) -> Verdict:
+def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
     """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
     server. Never raises for an error in the solution, which is part of the verdict, and returns
     within the limit. The stop button ends the check at once."""
@@ -165,18 +165,18 @@ def check(exercise: Exercise, solution: Callable) -> Verdict:
             False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
         )
     try:
-        return apart(judge, exercise, solution, seconds=LIMIT_SECONDS)
+        return apart(judge, exercise, solution, seconds, seconds=seconds)
     except CannotGoApart:
-        return judge(exercise, solution)
+        return judge(exercise, solution, seconds)
     except (TimeoutError, Ended) as error:
         return Verdict(False, f"{exercise.name}: {error}")
 
 
-def judge(exercise: Exercise, solution: Callable) -> Verdict:
+def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
     """The verdict of check, in this process."""
     given = []
     try:
-        with at_most(LIMIT_SECONDS):
+        with at_most(seconds):
             for number in range(len(exercise.cases)):
                 given.append(exercise.tried(solution, number))
     except KeyboardInterrupt:

@@ -115,7 +115,13 @@ def assignment(topic: str) -> Assignment:
 # --- grading --------------------------------------------------------------------------------------
 
 
-def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[TrialResult]:
+def grade(
+    asked: Assignment,
+    source: str | None,
+    path: str,
+    world,
+    trial_seconds: float = TRIAL_SECONDS,
+) -> Iterator[TrialResult]:
     """The result of each trial, group by group, on the world's ranks. `source` None is the
     reference. Never raises for an error in the source."""
     from . import on_a_rank  # loads torch
@@ -143,7 +149,7 @@ def grade(asked: Assignment, source: str | None, path: str, world) -> Iterator[T
                         load,
                         path,
                         number,
-                        limit_seconds=TRIAL_SECONDS,
+                        limit_seconds=trial_seconds,
                     )
                 said, sentence = ("measured", _ratio(found)) if group == "speed" else ("right", "")
             except RankError as error:

@@ -229,10 +229,10 @@ class Later:
             rest()
 
 
-def on_threads(n: int, work: Callable[[ThreadRank], Any]) -> list:
+def on_threads(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> list:
     """The results of work(dist) on n ranks. Raises the error of a rank, Stuck if all ranks wait,
     TimeoutError if the work does not end."""
-    sheet = _followed(n, work)
+    sheet = _followed(n, work, seconds)
     error, _ = sheet.verdict()
     if error is not None:
         raise error
@@ -263,7 +263,7 @@ def value_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
     return unless_blank(found) if isinstance(found, OfRanks) else found
 
 
-def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:
+def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> Sheet:
     """The sheet when all ranks have ended."""
     sheet = Sheet(n)
 
@@ -280,12 +280,12 @@ def _followed(n: int, work: Callable[[ThreadRank], Any]) -> Sheet:
         thread.start()
     try:
         for thread in threads:
-            thread.join(WORK_SECONDS)
+            thread.join(seconds)
             if thread.is_alive():
                 with sheet.changed:
                     busy = sheet.running - set(sheet.waiting)
                     sheet.trouble = sheet.trouble or TimeoutError(
-                        f"{_ranks(busy)} had not ended after {WORK_SECONDS:g} s, and did not wait"
+                        f"{_ranks(busy)} had not ended after {seconds:g} s, and did not wait"
                         " for another."
                     )
                 break

@@ -73,11 +73,12 @@ def measure_link(
     there: int = 1,
     group: dist.ProcessGroup | None = None,
     device: str | torch.device = "cpu",
+    timed: Callable = time_message,
 ) -> Link:
     """Latency and bandwidth of the link between two ranks; tensors must be where the backend can
-    send them."""
+    send them. `timed` takes what time_message takes."""
     latency, large = (
-        time_message(nbytes, here, there, group, device)
+        timed(nbytes, here, there, group, device)
         for nbytes in (SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES)
     )
     return Link(latency, LARGE_MESSAGE_BYTES / max(large - latency, 1e-9))
