@@ -7,7 +7,10 @@ import pytest
 from shardlab.exercises import Predictions
 from shardlab.exercises.predictions import NoNumber
 from shardlab.formulas import InvalidQuantity, evaluate, quantities
+from shardlab.measure import record
+from shardlab.measure.doctor import DamagedLab, Lab, labs_in
 from shardlab.measure.recordings import InvalidRecording, nearby, read_recording
+from shardlab.show.widgets import explorer
 
 STEP = dict(
     microbatch=2,
@@ -84,9 +87,6 @@ def test_predictions_of_two_kernels(tmp_path, capsys):
 
 def test_the_doctor_reports_what_it_can(tmp_path):
     """Must catch: a damaged notebook that hides the rest of the report."""
-    pytest.importorskip("torch")
-    from shardlab.measure.doctor import DamagedLab, Lab, labs_in
-
     (tmp_path / "01-good.ipynb").write_text('{"metadata": {"shardlab": {"ranks": 4}}}')
     (tmp_path / "02-cut.ipynb").write_text('{"metadata": {')
     (tmp_path / "03-other.ipynb").write_text('{"metadata": {"shardlab": ["ranks"]}}')
@@ -98,9 +98,6 @@ def test_the_doctor_reports_what_it_can(tmp_path):
 
 def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
     """Must catch: a traceback after minutes of measuring."""
-    pytest.importorskip("torch")
-    from shardlab.measure import record
-
     (tmp_path / "file").write_text("")
     with pytest.raises(SystemExit):
         record.main(["--cpu", str(tmp_path / "file" / "folder")])
@@ -110,9 +107,6 @@ def test_a_recording_into_a_folder_that_cannot_be_made(tmp_path, capsys):
 def test_a_box_with_a_word_beside_shown_python():
     """Must catch: `abc` written as a number in the Python that an explorer shows; a made-up
     measurement."""
-    pytest.importorskip("ipywidgets")
-    from shardlab.show.widgets import explorer
-
     shown = explorer("does-it-fit")
     shown._toggle_python()
     shown._reader_moves("layers", "abc")

@@ -392,14 +392,16 @@ def test_surroundings_in_which_ranks_work(tmp_path, options):
             "There must be a folder for temporary files: set TMPDIR to one.",
         ),
         (
-            dict(before="import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir('../' + "
-                 "os.path.basename(os.getcwd()))\n"),
+            dict(
+                before="import os, tempfile\nos.chdir(tempfile.mkdtemp())\nos.rmdir('../' + "
+                "os.path.basename(os.getcwd()))\n"
+            ),
             "",
             "The current folder was deleted: change to one that is there.",
         ),
     ],
     ids=["torch.py", "queue.py", "cloudpickle.py", "too few files", "no TMPDIR", "no folder"],
-)  # fmt: skip
+)
 def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
     """Must catch: an exit code, "unexpected EOF" or a file that was not found, and nothing else."""
     if file:

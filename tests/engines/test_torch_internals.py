@@ -33,10 +33,6 @@ BESIDE_THE_DOOR = {
         "_execution_engine": OF_A_READER,
     },
     "tests/data_parallelism/test_data_parallel.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
-    "tests/engines/test_bad_input.py": {
-        "_reader_moves": "of our explorers, which the file does not import by a name of its own",
-        "_toggle_python": "of our explorers, as the entry above",
-    },
     "tests/engines/test_communication.py": {
         "_functional_collectives": "a peer, whose messages are logged too",
     },
@@ -49,7 +45,7 @@ BESIDE_THE_DOOR = {
     },
     "tests/engines/test_measuring_changes_nothing.py": {"_post_accumulate_grad_hooks": HOOKS_LEFT},
     "tests/engines/test_peer_mem_tracker.py": {"_tools": "a peer: PyTorch's account of memory"},
-    "tests/engines/test_ranks.py": {"_world": "groups whose abort() fails, in the place of NCCL's"},
+    "tests/engines/test_ranks.py": {"_world": "groups whose abort() fails, instead of NCCL's"},
     "tests/mixed_precision/test_gradient_histogram.py": {"_forward_hooks": HOOKS_LEFT},
     "tests/pipelines/test_schedules.py": {
         "_Action": "a peer: a schedule in PyTorch's words",
@@ -67,7 +63,8 @@ BESIDE_THE_DOOR = {
 
 def private_names(file: Source) -> list[str]:
     """Private names that a file takes from PyTorch: by import, by attribute, by getattr; in text
-    that is Python, too. What the file defines itself, and what modules of ours define, is ours."""
+    that is Python, too. What the file defines itself,
+    and what modules of this repository define, is not PyTorch's."""
     found, ours = [], file.defines.union(OF_NAMED_TUPLES, OF_NOTEBOOKS)
     not_torch = {*OTHER_PACKAGES}
     for node in file.imports:
@@ -102,7 +99,7 @@ def files() -> dict[str, Source]:
 
 def test_one_file_names_what_is_private_in_pytorch():
     """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py;
-    `self._modules` in recompute_layers.py, while another file of ours assigns a `_modules`;
+    `self._modules` in recompute_layers.py, while another file assigns a `_modules`;
     `torch._C` in bench/ or in a test; a peer above that no test uses any more."""
     found = {name: set(private_names(file)) for name, file in files().items()}
     allowed = {name: set(reasons) for name, reasons in BESIDE_THE_DOOR.items()}
@@ -120,7 +117,7 @@ def test_one_file_names_what_is_private_in_pytorch():
         "tensor.untyped_storage()._cdata",
         "getattr(tensor, '_local_tensor')",
         "monkeypatch.setattr(dist.distributed_c10d, '_world', None)",
-        "class Ours(nn.ModuleList):\n    def names(self): return list(self._modules)",
+        "class Pair(nn.ModuleList):\n    def names(self): return list(self._modules)",
         "tensor._version = 2",
         "SCRIPT = 'import torch\\ntorch._C'",
         "from shardlab import address\nmodel._modules",
@@ -135,12 +132,12 @@ def test_each_way_to_a_private_name_is_seen(line):
 @pytest.mark.parametrize(
     "line",
     [
-        "class Ours:\n    def __init__(self): self._left = 0\nours._left",
+        "class Pair:\n    def __init__(self): self._left = 0\npair._left",
         "from shardlab.formulas import render\nrender._letters",
         "pair._replace(left=1)",
     ],
 )
-def test_what_is_ours_is_not_pytorchs(line):
+def test_what_the_repository_defines_is_not_pytorchs(line):
     """Must catch: a check that refuses every private name."""
     assert not private_names(Source.of(line))
 

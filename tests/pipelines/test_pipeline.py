@@ -95,8 +95,18 @@ def traps():
     unused = nn.Sequential(Turned())
     unused.extra = nn.Parameter(torch.empty(3))
     unused.forward = lambda x: unused[0](x)
-    return [frozen, nn.Linear(7, 7), shared, Turned(), unused, shared, Turned(), nn.LayerNorm(7),
-            shared, nn.Linear(7, 3)]  # fmt: skip
+    return [
+        frozen,
+        nn.Linear(7, 7),
+        shared,
+        Turned(),
+        unused,
+        shared,
+        Turned(),
+        nn.LayerNorm(7),
+        shared,
+        nn.Linear(7, 3),
+    ]
 
 
 MODELS = {

@@ -126,7 +126,8 @@ def test_interleaved_takes_the_chunks_in_groups():
 
 
 def test_interleaved_is_ordered_as_megatron_core_orders_it():
-    """The same against the peer itself, where it is installed.
+    """The same against the peer itself, where it is installed: megatron-core is no dependency of
+    tests, so this is skipped, and the test above has its rule.
 
     Must catch: what the test above would miss if its rule were wrong."""
     peer = pytest.importorskip("megatron.core.pipeline_parallel.schedules")
