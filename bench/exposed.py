@@ -27,9 +27,8 @@ from shardlab.measure.links import Link, fit_link
 from shardlab.measure.races import Result
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.zero import stage1, stage2
+from shardlab.zero import shard
 from shardlab.zero.prefetch import Prefetch
-from shardlab.zero.stage3 import fully_shard
 from shardlab.zero.torch_collectives import best_collectives
 
 MEGABITS = 200  # a second
@@ -92,19 +91,8 @@ def replicas(net, group, cls, **options):
     return model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def sharded_optimizer(net, group, stage):
-    optimizer = stage.ShardedOptimizer(
-        net.parameters(), torch.optim.SGD, group, lr=0.1, bucket_bytes=UNIT_BYTES
-    )
-    return net, optimizer
-
-
-def sharded_units(net, group, ahead):
-    fully_shard(net, units=list(net), group=group)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    if ahead and group is None:
-        net.prefetch = Prefetch(net)  # lives as long as the model
-    return net, optimizer
+def sharded(net, group, stage, **options):
+    return shard(net, torch.optim.SGD, stage=stage, group=group, lr=0.1, **options)
 
 
 def per_tensor(net, group):
@@ -120,19 +108,22 @@ def overlapped(net, group):
 
 
 def first_stage(net, group):
-    return sharded_optimizer(net, group, stage1)
+    return sharded(net, group, 1, bucket_bytes=UNIT_BYTES)
 
 
 def second_stage(net, group):
-    return sharded_optimizer(net, group, stage2)
+    return sharded(net, group, 2, bucket_bytes=UNIT_BYTES)
 
 
 def third_stage(net, group):
-    return sharded_units(net, group, ahead=False)
+    return sharded(net, group, 3)
 
 
 def third_stage_ahead(net, group):
-    return sharded_units(net, group, ahead=True)
+    net, optimizer = sharded(net, group, 3)
+    if group is None:
+        net.prefetch = Prefetch(net)  # lives as long as the model
+    return net, optimizer
 
 
 def exposed(step, **given):

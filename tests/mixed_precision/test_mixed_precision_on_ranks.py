@@ -206,23 +206,15 @@ def pairs_of_ranks(how, dtype):
         for parameter in model.parameters():
             nn.init.normal_(parameter)
     scaler = LossScaler(2.0**8)
-    if how == "replicas":
-        model = DistributedDataParallel(model.to(dtype), group=group)
-        optimizer = MasterWeights(model.parameters(), torch.optim.AdamW, lr=LR)
-    elif how == "stage 3":
+    if how == "stage 3":
         model.to(dtype).float()  # what masters begin with
-        units = [model[0], model[2], model[4]]
-        fully_shard(model, units, group=group, compute_dtype=dtype)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+        rule = torch.optim.AdamW
+        options = dict(units=[model[0], model[2], model[4]], compute_dtype=dtype)
     else:
-        model, optimizer = zero.shard(
-            model.to(dtype),
-            MasterWeights,
-            stage=int(how[-1]),
-            group=group,
-            of=torch.optim.AdamW,
-            lr=LR,
-        )
+        model.to(dtype)
+        rule, options = MasterWeights, dict(of=torch.optim.AdamW)
+    stage = 0 if how == "replicas" else int(how[-1])
+    model, optimizer = zero.shard(model, rule, stage=stage, group=group, lr=LR, **options)
     for step in range(STEPS):
         optimizer.zero_grad()
         scaler.scale(loss_of(model, part(mesh.dp.rank, step), dtype)).backward()

@@ -77,7 +77,10 @@ def training(
         _, optimizer = zero.shard(model, rule, stage=3, units=units, lr=0.1)
     elif stage == 0:
         optimizer = rule(parts, lr=0.1)
-    else:
+    elif not groups:
+        options = dict(bucket_bytes=300, collectives=collectives, lr=0.1)
+        _, optimizer = zero.shard(model, rule, stage=stage, **options)
+    else:  # the door takes all parameters with the same settings
         optimizer = (stage1, stage2)[stage - 1].ShardedOptimizer(
             parts, rule, bucket_bytes=300, collectives=collectives, lr=0.1
         )
