@@ -232,7 +232,7 @@ def _visit_link(writer, node):
         writer.body.append("<span>")
         writer.context.append("</span>")
     else:
-        writer.body.append(f'<a class="reference internal" href="{escape(address)}">')
+        writer.body.append(f'<a href="{escape(address)}">')
         writer.context.append("</a>")
 
 

@@ -83,17 +83,12 @@ def _icon(*names):
     return Markup("")
 
 
-# In the contents a link has no look of its own by these classes, unless it has entries under it.
-PLAIN_ENTRY = re.compile(r'(<li class="toctree-l\d">)<a class="reference internal"')
-
-
 def with_sections(contents, sections):
     """The book's contents, with the sections of the page one is on under its entry; both are HTML
     of Sphinx's making.
 
     (The theme shows a page's sections in the right margin, which here belongs to notes.)
     """
-    contents = PLAIN_ENTRY.sub(r"\1<a", contents)
     current = re.search(
         r'<a class="current reference internal" href="#">.*?</a>', contents, flags=re.DOTALL
     )
@@ -110,22 +105,6 @@ def _without_roles(body):
     return re.sub(r'(<div class="citation" id="[^"]*") role="doc-biblioentry">', r"\1>", body)
 
 
-# What no rule of a style sheet shows: spaces, signs and names of code have the colour of text, and
-# words of inline code that of the code. Inline code is an element of its own, links within the book
-# look like any link, and book.css hides sphinx-design's mark of a folded box.
-UNSEEN = re.compile(
-    r'<span class="(?:[nopw]|nn|bp|pre)">([^<]*)</span>'
-    r'|(<a) class="reference internal"(?= href=)'
-    r'|(<code class=")docutils literal (?=notranslate")'
-    r'|<span class="sd-summary-state-marker[^>]*>\s*<svg\b.*?</svg>\s*</span>',
-    re.DOTALL,
-)
-
-
-def _without_unseen(body):
-    return UNSEEN.sub(lambda found: found[1] or found[2] or found[3] or "", body)
-
-
 def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_icon"] = _icon
     context["bookkit_contents"] = with_sections
@@ -133,7 +112,7 @@ def _page_context(app, pagename, templatename, context, doctree):
     context["bookkit_font_script"] = font_script(context.get("body", ""))
     if "body" in context:
         context["body"] = MATH_AND_MARK.sub(
-            r'<span class="kept">\g<0></span>', _without_unseen(_without_roles(context["body"]))
+            r'<span class="kept">\g<0></span>', _without_roles(context["body"])
         )
         if re.search(r'class="[^"]*\b(?:cell|plotly-figure|needs-kernel)\b', context["body"]):
             app.add_css_file("cells.css", priority=802)

@@ -296,7 +296,7 @@ def test_an_equation_with_its_meaning(book):
         and 'href="#equation-eq-training-flops"' in page
         and 'id="equation-eq-training-flops"' in page
     )
-    assert re.findall(r'<a class="reference internal" href="(sheet\.html#[^"]*)">', page) == [
+    assert re.findall(r'<a href="(sheet\.html#[^"]*)">', page) == [
         "sheet.html#formula-training-flops",
         "sheet.html#formula-achieved-flops-per-second",
         "sheet.html#formula-training-seconds",

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from pygments.token import STANDARD_TYPES
 from sphinx.errors import ExtensionError
 
 from bookkit import offline
 from bookkit.build import BuildFailed, build_book
+from bookkit.unseen import FOLD_MARK, PLAIN_CODE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,10 +40,17 @@ DeepSpeed calls it the same.
 A note.
 ```
 
+(here)=
 ## A section
 
+Read [this](here), `in two words`.
+
 ```python
-print("code")
+print("code", *self.names)
+```
+
+```{dropdown} More
+Folded.
 ```
 
 | a | b |
@@ -367,21 +376,38 @@ def test_a_bibliography_is_no_list_without_items():
     )
 
 
-def test_what_nobody_sees_is_not_sent():
-    """Must catch: marks that book.css hides; code whose words lose their colours; a folded box
-    without its words."""
-    from bookkit.look import _without_unseen
+@pytest.mark.slow
+def test_what_nobody_sees_is_not_written(book):
+    """Must catch: spans around plain words of code, which are most of its bytes; a function's name
+    without its colour; classes of links and inline code, and sphinx-design's mark of a fold; the
+    entry of the page one is on, which stands out in the contents, without its classes."""
+    page = pages(book)["chapters/chapter.html"]
+    assert (
+        '<pre><span></span><span class="nb">print</span>(<span class="s2">"code"</span>,'
+        " *self.names)\n</pre>"
+    ) in page
+    assert re.search('Read <a href="#here"><span class="[^"]*">this</span></a>', page)
+    assert '<code class="notranslate">in two words</code>' in page
+    assert re.search(
+        r"<summary[^>]*>\s*<span class=\"sd-summary-text\">More</span></summary>", page
+    )
+    assert '<a class="current reference internal" href="#">' in page
 
-    body = (
-        '<summary>More<span class="sd-summary-state-marker right">\n<svg><path d="M1"></path></svg>'
-        '</span></summary><pre><span class="k">del</span> <span class="n">f</span><span class="p">('
-        '</span><span class="p">)</span></pre><a class="reference internal" href="b.html">b</a>'
-        '<code class="docutils literal notranslate">c</code>'
-    )
-    assert _without_unseen(body) == (
-        '<summary>More</summary><pre><span class="k">del</span> f()</pre><a href="b.html">b</a>'
-        '<code class="notranslate">c</code>'
-    )
+
+def test_no_rule_asks_for_what_is_not_written():
+    """Must catch: a rule of a style sheet of the book that shows nothing, as its class is left
+    out: `.highlight .n { color: red }`."""
+    kinds = {STANDARD_TYPES[kind] for kind in PLAIN_CODE}
+    unseen = {"n", "nn", "bp", "o", "p", "w"}
+    assert kinds == unseen
+    unseen |= {"pre", "docutils", "literal", "reference", "internal", FOLD_MARK}
+    asked = {
+        (sheet.name, name)
+        for sheet in offline.OURS.glob("*.css")
+        for name in re.findall(r"\.([a-z][\w-]*)", sheet.read_text(encoding="utf-8"))
+    }
+    assert ("book.css", "kept") in asked
+    assert {(sheet, name) for sheet, name in asked if name in unseen} == set()
 
 
 OUTSIDE = [
