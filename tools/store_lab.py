@@ -77,14 +77,20 @@ def copy_place(path: Path, folder: Path) -> Path:
     return place
 
 
-def store(path: Path) -> None:
-    """Execute the lab at `path` in a copy of its folder and write it back. Raises
-    CellExecutionError when a cell fails."""
-    notebook = nbformat.read(path, as_version=4)
+def renew_install_cell(notebook: nbformat.NotebookNode) -> None:
+    """Write today's install cell into `notebook`, in place. The cell shows nothing where shardlab
+    is installed, so stored outputs stay as they are."""
     for cell in notebook.cells:
         if has_tag(cell, "install"):
             cell.source = INSTALL_CELL
             cell.metadata["tags"] = ["install", "hide-input"]  # folded in the book
+
+
+def store(path: Path) -> None:
+    """Execute the lab at `path` in a copy of its folder and write it back. Raises
+    CellExecutionError when a cell fails."""
+    notebook = nbformat.read(path, as_version=4)
+    renew_install_cell(notebook)
     # Not with store_widget_state=False: then nbclient fails on an Output widget. normalise drops
     # the state.
     with TemporaryDirectory() as folder:
