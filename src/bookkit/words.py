@@ -10,6 +10,7 @@ from pathlib import Path
 
 FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})(.*)$")
 # What holds text that somebody reads. In all other directives the body is data, code or a formula.
+# Kinds that belong together share a line: MyST's and sphinx-design's, boxes, cards.
 TEXT = {
     "container", "dropdown", "grid", "grid-item", "grid-item-card", "tip", "note", "margin",
     "predict", "measured", "which-number", "wild", "glossary",
