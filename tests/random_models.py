@@ -73,7 +73,7 @@ class Case(NamedTuple):
     scaler: str  # of the loss: "none", "fine", or "overflow" of rank 0's gradients in step 0
 
 
-class Moment(NamedTuple):
+class Point(NamedTuple):
     """All ranks know it."""
 
     step: int
@@ -117,7 +117,7 @@ class Layer(nn.Module):
         super().__init__()
         self.linear = nn.Linear(width, width)
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return torch.tanh(self.linear(x))
 
 
@@ -138,23 +138,23 @@ class Scale(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(()))
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return x * self.scale
 
 
 class Norm(nn.LayerNorm):
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return super().forward(x)
 
 
 class Twice(Layer):
-    def forward(self, x, moment):
-        return super().forward(super().forward(x, moment), moment)
+    def forward(self, x, point):
+        return super().forward(super().forward(x, point), point)
 
 
 class Residual(Layer):
-    def forward(self, x, moment):
-        return x + super().forward(x, moment)
+    def forward(self, x, point):
+        return x + super().forward(x, point)
 
 
 class Checkpointed(nn.Module):
@@ -162,8 +162,8 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.inside, self.reentrant = Layer(width), reentrant
 
-    def forward(self, x, moment):
-        return checkpoint(self.inside, x, moment, use_reentrant=self.reentrant)
+    def forward(self, x, point):
+        return checkpoint(self.inside, x, point, use_reentrant=self.reentrant)
 
 
 class ByStep(nn.Module):
@@ -173,8 +173,8 @@ class ByStep(nn.Module):
         super().__init__()
         self.even, self.odd = Layer(width), Layer(width)
 
-    def forward(self, x, moment):
-        return (self.odd if moment.step % 2 else self.even)(x, moment)
+    def forward(self, x, point):
+        return (self.odd if point.step % 2 else self.even)(x, point)
 
 
 class ByData(nn.Module):
@@ -184,8 +184,8 @@ class ByData(nn.Module):
         super().__init__()
         self.sometimes = Layer(width)
 
-    def forward(self, x, moment):
-        return self.sometimes(x, moment) if x.detach().sum() > 0 else x
+    def forward(self, x, point):
+        return self.sometimes(x, point) if x.detach().sum() > 0 else x
 
 
 class EitherByData(nn.Module):
@@ -195,8 +195,8 @@ class EitherByData(nn.Module):
         super().__init__()
         self.above, self.below = Layer(width), Residual(width)
 
-    def forward(self, x, moment):
-        return (self.above if x.detach().sum() > 0 else self.below)(x, moment)
+    def forward(self, x, point):
+        return (self.above if x.detach().sum() > 0 else self.below)(x, point)
 
 
 class ByMicrobatch(nn.Module):
@@ -206,15 +206,15 @@ class ByMicrobatch(nn.Module):
         super().__init__()
         self.even, self.odd = Layer(width), Residual(width)
 
-    def forward(self, x, moment):
-        return (self.odd if moment.microbatch % 2 else self.even)(x, moment)
+    def forward(self, x, point):
+        return (self.odd if point.microbatch % 2 else self.even)(x, point)
 
 
 class Dropped(Layer):
     """LayerDrop: in a half of all microbatches it is not called, on all ranks alike."""
 
-    def is_dropped(self, moment):
-        return random.Random(f"{moment} {self.linear.in_features}").random() < 0.5
+    def is_dropped(self, point):
+        return random.Random(f"{point} {self.linear.in_features}").random() < 0.5
 
 
 class Recomputed(Layer):
@@ -228,7 +228,7 @@ class Recomputed(Layer):
 class WeightNorm(nn.Linear):
     """A weight computed from two parameters by a hook before forward."""
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return torch.tanh(super().forward(x))
 
 
@@ -253,12 +253,12 @@ class UsedByAnother(nn.Module):
         super().__init__()
         self.first = [first]  # not registered
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return nn.functional.linear(x, self.first[0].linear.weight)
 
 
 class OtherMethod(Layer):
-    def encode(self, x, moment):
+    def encode(self, x, point):
         return torch.tanh(self.linear(x))
 
 
@@ -267,8 +267,8 @@ class Buffer(Layer):
         super().__init__(width)
         self.register_buffer("shift", torch.full((1,), 0.3).expand(width))
 
-    def forward(self, x, moment):
-        return super().forward(x, moment) + self.shift
+    def forward(self, x, point):
+        return super().forward(x, point) + self.shift
 
 
 class SinglePrecision(Layer):
@@ -276,8 +276,8 @@ class SinglePrecision(Layer):
         super().__init__(width)
         self.linear.float()
 
-    def forward(self, x, moment):
-        return super().forward(x.float(), moment).to(x.dtype)
+    def forward(self, x, point):
+        return super().forward(x.float(), point).to(x.dtype)
 
 
 class Table(nn.Module):
@@ -287,7 +287,7 @@ class Table(nn.Module):
         super().__init__()
         self.rows = nn.Parameter(torch.empty(3, width))
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         return self.rows[1:2]
 
 
@@ -296,9 +296,9 @@ class Nested(nn.Module):
         super().__init__()
         self.inner = nn.ModuleList([Layer(width), Residual(width)])
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         for layer in self.inner:
-            x = layer(x, moment)
+            x = layer(x, point)
         return x
 
 
@@ -370,18 +370,18 @@ class Model(nn.Module):
         if case.unused:
             self.unused = nn.Linear(case.width, 2)
 
-    def forward(self, x, moment):
+    def forward(self, x, point):
         for each in self.pieces:
             if isinstance(each, OtherMethod):
-                x = each.encode(x, moment)
-            elif isinstance(each, Dropped) and each.is_dropped(moment):
+                x = each.encode(x, point)
+            elif isinstance(each, Dropped) and each.is_dropped(point):
                 continue
             elif isinstance(each, Recomputed):
-                x = checkpoint(each, x, moment, use_reentrant=each.reentrant)
+                x = checkpoint(each, x, point, use_reentrant=each.reentrant)
             elif isinstance(each, Table):
-                x = x + each(x, moment)
+                x = x + each(x, point)
             else:
-                x = each(x, moment)
+                x = each(x, point)
         return self.packed(x)
 
     def packed(self, x):
@@ -501,18 +501,18 @@ def trained(case: Case) -> str:
     ]
     for step in range(case.steps):
         for number in range(case.microbatches):
-            parts, moment = inputs_of(case, 10 * step + number), Moment(step, number)
+            parts, point = inputs_of(case, 10 * step + number), Point(step, number)
             if case.scaler == "overflow" and step == 0:
                 parts[0][0, 0] = float("inf")
             last = number == case.microbatches - 1
             quiet = case.technique in LADDER and case.no_sync and not last
             with model.no_sync() if quiet else nullcontext():
-                output = model(parts[me], moment)
+                output = model(parts[me], point)
                 loss = loss_of(case, ours, output) / case.microbatches
                 scalers[0].scale(loss).backward()
             losses = []
             for rank, part in enumerate(parts):
-                theirs = plain(part, moment)
+                theirs = plain(part, point)
                 losses.append(loss_of(case, plain, theirs) / case.microbatches)
                 if rank == me:
                     pairs = zip(values_of(output), values_of(theirs))

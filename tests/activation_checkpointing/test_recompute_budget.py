@@ -49,8 +49,8 @@ def test_the_best_of_all_combinations(alike):
     """At every budget that changes anything, with gradients and a loss: not within some percent of
     the best, but the best.
 
-    Must catch: a layer's moment that counts itself twice, or layers that are done; a choice dropped
-    because it costs more, although it keeps less; the loss's moment left out."""
+    Must catch: a layer's backward that counts the layer twice, or layers that are done; a choice
+    dropped because it costs more, although it keeps less; the loss left out."""
     draw = random.Random(4)
     for _ in range(4):
         layers = layers_of(draw, draw.randint(1, 4), alike)

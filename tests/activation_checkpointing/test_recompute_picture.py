@@ -19,10 +19,10 @@ def test_the_outline_is_the_formulas(name):
     given = quantities(**pictures.CHECKPOINTED_STEP, **POLICIES[name])
     names = ("rank_layers_kept_bytes", "rank_layers_bytes", "step_flops", "recomputed_flops")
     kept, most, work, twice = evaluate(names, allow_unused=True, **given).values()
-    assert max(moment.kept for moment in step.moments) == kept
-    assert max(map(pictures.alive, step.moments)) == most
-    assert step.moments[-1] == (pytest.approx(work + twice, rel=1e-12), 0, 0)
-    assert min(min(moment) for moment in step.moments) == 0
+    assert max(point.kept for point in step.points) == kept
+    assert max(map(pictures.alive, step.points)) == most
+    assert step.points[-1] == (pytest.approx(work + twice, rel=1e-12), 0, 0)
+    assert min(min(point) for point in step.points) == 0
     shown = pictures.draw_steps()
     assert (
         f"{decimal_bytes(most)}</text>" in shown and f"forward keeps {decimal_bytes(kept)}" in shown
@@ -37,7 +37,7 @@ def test_a_tooth_for_each_checkpoint():
         ("each layer in a checkpoint", 32),
         ("eight layers in each", 4),
     ):
-        again = [moment.again for moment in pictures.layers_over_step(**POLICIES[name]).moments]
+        again = [point.again for point in pictures.layers_over_step(**POLICIES[name]).points]
         rises = sum(before == 0 < after for before, after in zip(again, again[1:]))
         falls = sum(before > 0 == after for before, after in zip(again, again[1:]))
         assert rises == falls == teeth
@@ -52,8 +52,8 @@ def test_outlines_have_one_scale():
         points = [tuple(map(float, point.split())) for point in path.split("L")]
         high = max(y for _, y in points) - min(y for _, y in points)
         wide = max(x for x, _ in points) - min(x for x, _ in points)
-        most = max(map(pictures.alive, step.moments))
+        most = max(map(pictures.alive, step.points))
         if step is steps[0]:
-            unit, pace = high / most, wide / step.moments[-1].operations
+            unit, pace = high / most, wide / step.points[-1].operations
         assert high == pytest.approx(most * unit, abs=0.2)
-        assert wide == pytest.approx(step.moments[-1].operations * pace, abs=0.4)
+        assert wide == pytest.approx(step.points[-1].operations * pace, abs=0.4)

@@ -36,7 +36,7 @@ def on_a_real_rank(recompute):
     steps = [sharded_step(SMALL, recompute=recompute, collectives=Native()) for _ in range(3)]
     return steps[0]._replace(
         resting=min((step.resting for step in steps), key=lambda counts: counts.total),
-        peak=min((step.peak for step in steps), key=lambda moment: moment.bytes.total),
+        peak=min((step.peak for step in steps), key=lambda point: point.bytes.total),
     )
 
 

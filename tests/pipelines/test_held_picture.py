@@ -20,7 +20,7 @@ RANKS, MICROBATCHES = (
 def test_peaks_are_the_formulas(name):
     """Must catch: the layers of the whole model on each rank; another schedule's list."""
     held, _ = pictures.microbatches_over_time(name)
-    peaks = [max(count for _, count in moments) for moments in held]
+    peaks = [max(count for _, count in points) for points in held]
     assert peaks == in_flight(schedule(name, ranks=RANKS, microbatches=MICROBATCHES))
     for rank, peak in enumerate(peaks):
         given = quantities(
@@ -38,9 +38,9 @@ def test_an_outline_is_as_high_as_its_peak():
     svg = pictures.draw_held()
     paths = re.findall(r'<path d="M[\d.]+ ([\d.]+)([^"]*)z" class="activations"', svg)
     peaks = [
-        max(count for _, count in moments)
+        max(count for _, count in points)
         for name in pictures.HELD_SCHEDULES
-        for moments in pictures.microbatches_over_time(name)[0]
+        for points in pictures.microbatches_over_time(name)[0]
     ]
     highs = [
         float(floor) - min(map(float, re.findall(r"V([\d.]+)", steps))) for floor, steps in paths
@@ -53,6 +53,6 @@ def test_all_is_released():
     ends."""
     for name in pictures.HELD_SCHEDULES:
         held, seconds = pictures.microbatches_over_time(name)
-        assert all(moments[-1][1] == 0 and moments[-1][0] <= seconds for moments in held)
+        assert all(points[-1][1] == 0 and points[-1][0] <= seconds for points in held)
         assert held[0][-1] == (seconds, 0)  # the first rank ends last
-        assert all(min(count for _, count in moments) == 0 for moments in held)
+        assert all(min(count for _, count in points) == 0 for points in held)

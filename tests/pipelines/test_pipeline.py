@@ -384,7 +384,7 @@ def weighed(plan):
     pipeline = Pipeline(layers, plan, next_token_loss)
     with Ledger(pipeline) as ledger, CommunicationLog() as log:
         pipeline.step(inputs, targets)
-    kept = max(moment.bytes.activations for moment in ledger.timeline)
+    kept = max(point.bytes.activations for point in ledger.timeline)
     parameters = sum(p.numel() for p in pipeline.parameters())
     torch.set_default_dtype(torch.float64)
     return parameters, kept, log.totals()["send"]

@@ -261,8 +261,8 @@ def saves_again(folder, number):
 
 @WITHOUT_GROUPS
 def test_killed_while_overwriting(worlds, tmp_path):
-    """torch.save over the old file, killed at eight moments: eight times nothing can be read.
-    save(), killed at eight moments: the old one can be, eight times. torch.distributed.checkpoint
+    """torch.save over the old file, killed at eight points: eight times nothing can be read.
+    save(), killed at eight points: the old one can be, eight times. torch.distributed.checkpoint
     over the old folder: nothing can be read. The chapter says so.
 
     Mutation: one of them killed before it begins or after it is done, which proves nothing."""

@@ -1,4 +1,4 @@
-"""The pictures of Saving: what the code leaves at each moment, and which rank reads which
+"""The pictures of Saving: what the code leaves at each phase, and which rank reads which
 elements."""
 
 import pytest
@@ -17,8 +17,8 @@ class Killed(Exception):
     """Stands for the end of the process."""
 
 
-def save_until(folder, moment):
-    """On a rank: save step 1 whole, then step 2 until `moment`, a place in SAVE_MOMENTS, begins;
+def save_until(folder, phase):
+    """On a rank: save step 1 whole, then step 2 until `phase`, a number in SAVE_PHASES, begins;
     the newest save that is there afterwards."""
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -37,13 +37,13 @@ def save_until(folder, moment):
 
     rename, remove = checkpoint.os.rename, checkpoint.shutil.rmtree
     try:
-        if moment == 0:
+        if phase == 0:
             checkpoint.write = stop
-        elif moment == 1:
+        elif phase == 1:
             checkpoint.write_json = stop
-        elif moment == 2:
+        elif phase == 2:
             checkpoint.os.rename = stop
-        elif moment == 3:
+        elif phase == 3:
             checkpoint.flush_folder = second_flush
         else:
             checkpoint.shutil.rmtree = stop
@@ -58,11 +58,11 @@ def save_until(folder, moment):
     return saves(folder)[0].name
 
 
-def test_what_can_be_read_after_each_moment(worlds, tmp_path):
+def test_what_can_be_read_after_each_phase(worlds, tmp_path):
     """Must catch: the rename before the manifest; the old save removed before the new one has its
     name."""
-    for moment, (_, found) in enumerate(pictures.SAVE_MOMENTS):
-        (newest,) = worlds(1).run(save_until, tmp_path / str(moment), moment)
+    for phase, (_, found) in enumerate(pictures.SAVE_PHASES):
+        (newest,) = worlds(1).run(save_until, tmp_path / str(phase), phase)
         assert newest == {pictures.OLD_SAVE: "step-1", pictures.NEW_SAVE: "step-2"}[found]
 
 

@@ -158,7 +158,7 @@ SHAPES = {
 @pytest.mark.parametrize("recipe", ("fp32 Adam", "bf16, no master"))
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peak_of_a_rank(shape, recipe):
-    """The fullest moment of a later step, within a fifth of a percent; which place it is at differs
+    """The fullest point of a later step, within a fifth of a percent; which place it is at differs
     from shape to shape and from way to way.
 
     Must catch: scores that outlive the loss; a whole input held by a name or by a hook; a gradient

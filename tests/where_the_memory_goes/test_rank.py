@@ -18,7 +18,7 @@ from shardlab.zero.torch_collectives import Native
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def fullest_moment(config: GPTConfig, given: dict) -> TimelinePoint:
+def fullest_point(config: GPTConfig, given: dict) -> TimelinePoint:
     """Of a step that is not the first, on rank 0 of ranks that do not exist."""
     stage = given["zero_stage"]
     with fake_ranks(given["data_parallel"]):
@@ -86,7 +86,7 @@ def test_peak_of_a_rank(stage, monkeypatch):
     generator, misses = random.Random(7), []
     for _ in range(8):
         config, given = draw(generator, stage)
-        peak = fullest_moment(config, given).bytes.total
+        peak = fullest_point(config, given).bytes.total
         wanted = rank_peak_bytes(
             allow_unused=True, **config.quantities(), **RECIPES["fp32 Adam"].quantities, **given
         )

@@ -1,5 +1,5 @@
 """A rank of a layout of data, tensor and pipeline parallelism with ZeRO: its parameters, and its
-fullest moment by the byte ledger, on ranks that run and on one of ranks that do not exist."""
+fullest point by the byte ledger, on ranks that run and on one of ranks that do not exist."""
 
 import sys
 from collections.abc import Iterator
@@ -221,7 +221,7 @@ class Rank:
 
 
 def fullest(layout: Layout) -> int:
-    """Bytes of this rank at the fullest moment of its second step."""
+    """Bytes of this rank at the fullest point of its second step."""
     torch.set_num_threads(1)
     rank = Rank(layout)
     rank.step()
@@ -292,7 +292,7 @@ def test_ranks_of_published_models():
         assert together == parts[0]["parameters"], name
 
 
-# --- the fullest moment ---------------------------------------------------------------------------
+# --- the fullest point ----------------------------------------------------------------------------
 
 WAYS = (dict(), dict(sequence=True), dict(sequence=True, regather=True))
 IDS = ("tensor", "sequence", "again")
@@ -414,7 +414,7 @@ def test_random_layouts():
     and where it is more than half a percent, within one bucket.
 
     Must catch: a place of the cut layers that none of the tests above makes the fullest; in stage 1
-    a large table whose reduction is the fullest moment."""
+    a large table whose reduction is the fullest point."""
     draw, misses = Random(1), []
     for _ in range(30):
         t, p = draw.choice([(1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])

@@ -14,7 +14,7 @@ Every time of the book is checked against this simulator, and explorers draw wha
 
 Two streams, computing and the link. Each does one thing at a time, in the order of issue: a
 communicator of NCCL is one queue. A message has a length (its quantity of seconds), the earliest
-moment at which it can start (`after`), the link, and a deadline: the event that names it in its own
+time at which it can start (`after`), the link, and a deadline: the event that names it in its own
 `after`, or else the end of the phase, where everybody waits for everything. What a phase takes
 beyond its computing is exposed.
 
@@ -29,7 +29,7 @@ COMPUTE, LINK = "compute", "link"
 
 class Event(NamedTuple):
     """Something that occupies a stream for a quantity of seconds; without a quantity it is only a
-    moment. It starts when its stream is free and the latest event of each name in `after` is done.
+    point. It starts when its stream is free and the latest event of each name in `after` is done.
     It is there when all of `when` holds and none of `unless`, which are pairs (quantity, value)."""
 
     name: str
@@ -70,7 +70,7 @@ class Operation(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """An operation with its moments, in seconds from the start of the step."""
+    """An operation with its times, in seconds from the start of the step."""
 
     name: str
     stream: str

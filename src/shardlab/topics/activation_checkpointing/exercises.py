@@ -705,14 +705,14 @@ def peak_of_blocks(recomputed, layers, kept, kept_input, work, loss):
     """Most that is there at a time, if these of equal blocks are recomputed: at the loss beside all
     that is kept; in a block's backward beside what the blocks before it keep."""
     sizes = [kept_input if number in recomputed else kept for number in range(layers)]
-    moments = [sum(sizes[:number]) + work for number in range(layers)]
-    return max(*moments, sum(sizes) + loss)
+    points = [sum(sizes[:number]) + work for number in range(layers)]
+    return max(*points, sum(sizes) + loss)
 
 
 def _blocks(
     order=range,
     every=None,
-    moment=peak_of_blocks,
+    peak=peak_of_blocks,
     fits=operator.le,
     given=lambda blocks, layers: blocks,
 ):
@@ -722,7 +722,7 @@ def _blocks(
         counts = range(layers + 1) if every is None else (0, layers)
         for count in counts:
             blocks = list(order(layers))[:count]
-            if fits(moment(blocks, layers, kept, kept_input, work, loss), budget):
+            if fits(peak(blocks, layers, kept, kept_input, work, loss), budget):
                 return given(blocks, layers)
         return list(range(layers))
 
@@ -754,8 +754,8 @@ def _plan_of(solution, layers, kept, kept_input, work, loss, budget):
 _BLOCK = dict(kept=16, kept_input=1)
 
 
-def _moments(together, inputs=True):
-    """What readers take for the peak of all moments."""
+def _points(together, inputs=True):
+    """What readers take for the peak of all points."""
 
     def peak(recomputed, layers, kept, kept_input, work, loss):
         own = kept_input if inputs else 0
@@ -786,7 +786,7 @@ blocks_for_a_budget = Exercise(
     ),
     answer=_plan_of,
     hint="Backward goes from the last block to the first. At each block, what do those"
-    " before it keep, and what is at work? One more moment is the loss.",
+    " before it keep, and what is at work? One more point is the loss.",
     misconceptions=(
         Misconception(
             _blocks(order=lambda layers: range(layers)[::-1]),
@@ -805,16 +805,16 @@ blocks_for_a_budget = Exercise(
         ),
         Misconception(
             _blocks(
-                moment=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
+                peak=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
                     blocks, layers, kept, kept_input, work, 0
                 )
             ),
             "in the middle of backward these fit. When it begins, everything is kept and the loss"
-            " is at work: count that moment, too.",
+            " is at work: count that point, too.",
         ),
         Misconception(
             _blocks(
-                moment=lambda blocks, layers, kept, kept_input, work, loss: (
+                peak=lambda blocks, layers, kept, kept_input, work, loss: (
                     len(blocks) * kept_input + (layers - len(blocks)) * kept + max(work, loss)
                 )
             ),
@@ -838,12 +838,12 @@ blocks_for_a_budget = Exercise(
             "those are the blocks to keep; return the blocks to recompute.",
         ),
         Misconception(
-            _blocks(moment=_moments(max, inputs=False)),
+            _blocks(peak=_points(max, inputs=False)),
             "a block that is recomputed keeps its input still, kept_input.",
         ),
         Misconception(
             _blocks(
-                moment=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
+                peak=lambda blocks, layers, kept, kept_input, work, loss: peak_of_blocks(
                     blocks, layers, kept, kept_input, 0, loss
                 )
             ),
@@ -852,16 +852,16 @@ blocks_for_a_budget = Exercise(
         ),
         Misconception(
             _blocks(
-                moment=lambda blocks, layers, kept, kept_input, work, loss: (
+                peak=lambda blocks, layers, kept, kept_input, work, loss: (
                     len(blocks) * kept_input + (layers - len(blocks)) * kept + loss + work
                 )
             ),
             "work and loss are never there together: the loss is over when the first block's"
-            " backward is at work. The peak is the larger of the two moments.",
+            " backward is at work. The peak is the larger of the two points.",
         ),
         Misconception(
-            _blocks(moment=_moments(lambda moments: sum(moments) / len(moments))),
-            "that is the mean of the moments. What fits is decided by the fullest moment: max.",
+            _blocks(peak=_points(lambda points: sum(points) / len(points))),
+            "that is the mean of the points. What fits is decided by the fullest point: max.",
         ),
         Misconception(
             lambda layers, *_: range(layers),
@@ -871,8 +871,8 @@ blocks_for_a_budget = Exercise(
         Misconception(
             lambda layers, *_: [],
             "nothing is recomputed: that fits only where there is more than enough. The fullest"
-            " moment decides, not the emptiest: max.",
+            " point decides, not the emptiest: max.",
         ),
     ),
-    right="the first blocks, and no more of them than the fullest moment asks for.",
+    right="the first blocks, and no more of them than the fullest point asks for.",
 )

@@ -27,7 +27,7 @@ DRAWN_POLICIES = {
 }
 
 
-class Moment(NamedTuple):
+class StepPoint(NamedTuple):
     """So many operations after the step's begin, bytes that forward has kept and bytes that were
     computed again."""
 
@@ -37,10 +37,10 @@ class Moment(NamedTuple):
 
 
 class DrawnStep(NamedTuple):
-    """A step, moment by moment: in between, bytes grow and shrink evenly. `forward` and `backward`
+    """A step, point by point: in between, bytes grow and shrink evenly. `forward` and `backward`
     are the operations after which the layers' forward ends and their backward begins."""
 
-    moments: list[Moment]
+    points: list[StepPoint]
     forward: float
     backward: float
     share: float  # of the operations of a step, done twice
@@ -64,11 +64,11 @@ def layers_over_step(**policy):
     work, layers = found["layer_forward_flops"], found["layers"]
     every = found["recompute_every"] if found["recompute_policy"] else 0
     groups = [min(every, layers - first) for first in range(0, layers, every or layers)]
-    moments = [Moment(0, 0, 0)]
+    points = [StepPoint(0, 0, 0)]
 
     def goes_on(operations, kept=0, again=0):
-        last = moments[-1]
-        moments.append(Moment(last.operations + operations, last.kept + kept, last.again + again))
+        last = points[-1]
+        points.append(StepPoint(last.operations + operations, last.kept + kept, last.again + again))
 
     if every:
         for count in groups:
@@ -76,9 +76,9 @@ def layers_over_step(**policy):
             goes_on(count * work)
     else:
         goes_on(layers * work, layers * layer)
-    forward = moments[-1].operations
+    forward = points[-1].operations
     goes_on(found["step_flops"] - 3 * found["layers_forward_flops"])  # the head, both ways
-    backward = moments[-1].operations
+    backward = points[-1].operations
     if every:
         for count in reversed(groups):
             made = count * layer - one_input  # beside the input, which is there
@@ -87,21 +87,21 @@ def layers_over_step(**policy):
             goes_on(0, -one_input)
     else:
         goes_on(layers * 2 * work, -layers * layer)
-    return DrawnStep(moments, forward, backward, found["recomputed_share"])
+    return DrawnStep(points, forward, backward, found["recomputed_share"])
 
 
 def draw_steps():
     steps = {name: layers_over_step(**policy) for name, policy in DRAWN_POLICIES.items()}
     first = next(iter(steps.values()))
-    end = max(step.moments[-1].operations for step in steps.values())
+    end = max(step.points[-1].operations for step in steps.values())
     drawing = Drawing("recompute-steps", "The layers' activations over a step, in three ways")
     left, right, tall = 2, 398, 150
     x = lambda operations: left + (right - left) * operations / end
-    unit, floor, heard = tall / max(map(alive, first.moments)), 20, []
+    unit, floor, heard = tall / max(map(alive, first.points)), 20, []
     drawing.text(x(first.forward / 2), 13, "forward", "middle small")
     drawing.text(x((first.backward + end) / 2), 13, "backward", "middle small")
     for name, step in steps.items():
-        peak = max(step.moments, key=alive)
+        peak = max(step.points, key=alive)
         title = floor + 20
         floor = title + 22 + unit * alive(peak)
         y = lambda nbytes, floor=floor: floor - nbytes * unit
@@ -110,14 +110,14 @@ def draw_steps():
             more = f"+{format_as(step.share, 'percent')} operations"
             drawing.text(right, title, more, "small end")
         for size, look in ((alive, "activations pale"), (forward_kept, "activations")):
-            edge = "L".join(f"{x(m.operations):.1f} {y(size(m)):.1f}" for m in step.moments)
+            edge = "L".join(f"{x(m.operations):.1f} {y(size(m)):.1f}" for m in step.points)
             drawing.path(f"M{edge}z", look)
         drawing.path(f"M{left} {floor:.1f}H{right}")
         ends = f"M{x(step.forward):.1f} {floor:.1f}V{y(alive(peak)):.1f}"
         drawing.path(ends, "line dashed")
         words = said(alive(peak))
         drawing.text(x(peak.operations), y(alive(peak)) - 5, words, "middle small bold")
-        most = said(max(moment.kept for moment in step.moments))
+        most = said(max(point.kept for point in step.points))
         heard.append(
             f"{name}: forward keeps {most}, at most {words} are alive, and a step has"
             f" {format_as(step.share, 'percent')} more operations"
@@ -138,12 +138,12 @@ def draw_steps():
     return drawing.svg(floor + 26, words)
 
 
-def alive(moment):
-    return moment.kept + moment.again
+def alive(point):
+    return point.kept + point.again
 
 
-def forward_kept(moment):
-    return moment.kept
+def forward_kept(point):
+    return point.kept
 
 
 PICTURES = {"recompute-steps": draw_steps}

@@ -241,8 +241,8 @@ def bucket_backward_seconds(rank_backward_seconds, head_backward_seconds, equal_
 
 @formula(r"\tau_\text{ready}", "seconds")
 def first_ready_seconds(head_backward_seconds, bucket_backward_seconds):
-    """moment of backward at which the first equal bucket is ready; the last one is ready when
-    backward ends"""
+    """time from the beginning of backward until the first equal bucket is ready; the last one is
+    ready when backward ends"""
     return head_backward_seconds + bucket_backward_seconds
 
 
@@ -298,7 +298,7 @@ def reduced_at_seconds(
     equal_bucket_seconds,
     last_buckets_seconds,
 ):
-    """moment, from the beginning of backward, at which the last bucket has arrived. One bucket
+    """time from the beginning of backward until the last bucket has arrived. One bucket
     finds the link free, and all later buckets follow without a gap: that bucket is the last equal
     bucket, the first, or the head's"""
     return last_buckets_seconds + maximum(

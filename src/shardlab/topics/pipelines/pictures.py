@@ -56,17 +56,17 @@ def draw_held():
         x = lambda at, left=left, end=end: left + 168 * at / end
         drawing.text(left, 14, name, "bold")
         peaks = []
-        for rank, moments in enumerate(ranks):
+        for rank, points in enumerate(ranks):
             floor = top + pitch * rank + tall + 14
             if left == 52:
                 drawing.text(0, floor - 2, f"rank {rank}", "small")
-            steps = f"M{x(moments[0][0]):.1f} {floor}"
-            for at, count in moments:
+            steps = f"M{x(points[0][0]):.1f} {floor}"
+            for at, count in points:
                 steps += f"H{x(at):.1f}V{floor - unit * count:.1f}"
             drawing.path(f"{steps}z", "activations")
             drawing.path(f"M{left} {floor}h168")
-            most = max(count for _, count in moments)
-            at = next(at for at, count in moments if count == most)
+            most = max(count for _, count in points)
+            at = next(at for at, count in points if count == most)
             peaks.append(format_as(most * one, "bytes"))
             drawing.text(x(at), floor - unit * most - 5, peaks[-1], "small bold")
         drawing.text(left, floor + 18, f"a step of {end} units", "small")

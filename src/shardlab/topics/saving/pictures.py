@@ -7,7 +7,7 @@ from shardlab.show.drawing import Drawing
 # --- what a crash leaves --------------------------------------------------------------------------
 
 
-class SaveMoment(NamedTuple):
+class SavePhase(NamedTuple):
     """What a save does, and what can be read if it is killed while it does so."""
 
     does: str
@@ -15,16 +15,16 @@ class SaveMoment(NamedTuple):
 
 
 OLD_SAVE, NEW_SAVE, NO_SAVE = "the old save", "the new save", "nothing"
-SAVE_MOMENTS = (
-    SaveMoment("all ranks write, flush", OLD_SAVE),
-    SaveMoment("manifest", OLD_SAVE),
-    SaveMoment("rename", OLD_SAVE),
-    SaveMoment("flush", NEW_SAVE),
-    SaveMoment("oldest goes", NEW_SAVE),
+SAVE_PHASES = (
+    SavePhase("all ranks write, flush", OLD_SAVE),
+    SavePhase("manifest", OLD_SAVE),
+    SavePhase("rename", OLD_SAVE),
+    SavePhase("flush", NEW_SAVE),
+    SavePhase("oldest goes", NEW_SAVE),
 )
-OVERWRITE_MOMENTS = (
-    SaveMoment("opens the old file, empties it", NO_SAVE),
-    SaveMoment("writes", NO_SAVE),
+OVERWRITE_PHASES = (
+    SavePhase("opens the old file, empties it", NO_SAVE),
+    SavePhase("writes", NO_SAVE),
 )
 FOUND_LOOKS = {
     OLD_SAVE: "quiet",
@@ -33,39 +33,39 @@ FOUND_LOOKS = {
 }
 
 
-def found_in_a_row(moments):
-    """(what is found, its first moment, the moment after its last) of moments in a row."""
+def found_in_a_row(phases):
+    """(what is found, its first phase, the phase after its last) of phases in a row."""
     found = []
-    for number, moment in enumerate(moments):
-        if found and found[-1][0] == moment.found:
+    for number, phase in enumerate(phases):
+        if found and found[-1][0] == phase.found:
             found[-1][2] = number + 1
         else:
-            found.append([moment.found, number, number + 1])
+            found.append([phase.found, number, number + 1])
     return found
 
 
 def draw_crash_points():
-    drawing = Drawing("crash-points", "What can be read after a crash, moment by moment")
+    drawing = Drawing("crash-points", "What can be read after a crash, phase by phase")
     rows = (
-        (0, "torch.save over the old file", OVERWRITE_MOMENTS, (0, 212, 396)),
-        (124, "save, as in this book", SAVE_MOMENTS, (0, 142, 208, 264, 308, 396)),
+        (0, "torch.save over the old file", OVERWRITE_PHASES, (0, 212, 396)),
+        (124, "save, as in this book", SAVE_PHASES, (0, 142, 208, 264, 308, 396)),
     )
     said = []
-    for top, title, moments, edges in rows:
+    for top, title, phases, edges in rows:
         drawing.text(0, top + 16, title, "bold")
-        for moment, begin, end in zip(moments, edges, edges[1:]):
+        for phase, begin, end in zip(phases, edges, edges[1:]):
             drawing.box(begin + 2, top + 26, end - begin - 3, 28, "frame", 4)
             middle = (begin + end) / 2
-            lines = [moment.does] if end - begin > 7.2 * len(moment.does) else moment.does.split()
+            lines = [phase.does] if end - begin > 7.2 * len(phase.does) else phase.does.split()
             if len(lines) > 2:
                 lines = [" ".join(lines[:-1]), lines[-1]]
             drawing.text(middle, top + 45, " ".join(lines), "middle small")
         drawing.text(0, top + 76, "killed there, you can read", "small soft")
-        for found, begin, end in found_in_a_row(moments):
+        for found, begin, end in found_in_a_row(phases):
             x, wide = edges[begin] + 2, edges[end] - edges[begin] - 3
             drawing.box(x, top + 82, wide, 26, FOUND_LOOKS[found], 4)
             drawing.text(x + wide / 2, top + 100, found, "middle small bold")
-        said.append(f"{title}: " + "; ".join(f"killed at '{m.does}', {m.found}" for m in moments))
+        said.append(f"{title}: " + "; ".join(f"killed at '{m.does}', {m.found}" for m in phases))
     words = (
         "Two rows of boxes from left to right, and beneath each what can be read if the run is"
         f" killed there. {'. '.join(said)}."
