@@ -181,7 +181,7 @@ def zero(stage, ahead):
             unit_reduce_seconds=seconds(times["reduce-scatter"], UNIT_BYTES),
             unit_forward_seconds=FORWARD,
             unit_backward_seconds=backward,
-            gather_ahead=ahead,
+            prefetch_units=ahead,
             reduce_early=0,
         )
 

@@ -25,8 +25,8 @@ FIVE = quantities(
     zero_flat_tensors=32,
     utilisation=0.4,
 )
-AS_SHOWN = dict(gather_ahead=0, reduce_early=0)
-HIDDEN = dict(gather_ahead=1, reduce_early=1)
+AS_SHOWN = dict(prefetch_units=0, reduce_early=0)
+HIDDEN = dict(prefetch_units=1, reduce_early=1)
 
 
 def random_step(draw):
@@ -43,7 +43,7 @@ def random_step(draw):
         flops_per_second=10 ** draw.uniform(11, 16),
         latency_seconds=draw.choice([0, 1e-5]),
         link_bytes_per_second=10 ** draw.uniform(8, 12),
-        gather_ahead=draw.randrange(2),
+        prefetch_units=draw.randrange(2),
         reduce_early=draw.randrange(2),
     )
     if draw.randrange(2):
@@ -106,7 +106,7 @@ def test_the_depth_of_prefetch_changes_nothing():
         names = ["zero_gathered_forward_seconds"]
         found = evaluate(
             names,
-            gather_ahead=1,
+            prefetch_units=1,
             zero_flat_tensors=units,
             unit_gather_seconds=gather,
             unit_forward_seconds=work,
@@ -198,7 +198,7 @@ def test_what_the_chapter_prints():
         ways = [(0, HIDDEN)] + [(stage, how) for stage in (1, 2, 3) for how in (AS_SHOWN, HIDDEN)]
         found = [exposed(tokens, stage, k, **how) for stage, how in ways]
         assert found == pytest.approx(row, abs=0.51), (tokens, k)
-    first_only = dict(gather_ahead=0, reduce_early=1)
+    first_only = dict(prefetch_units=0, reduce_early=1)
     assert exposed(4096, 1, **first_only) == pytest.approx(193, abs=0.51)
     assert exposed(1024, 1, **first_only) == pytest.approx(216, abs=0.51)
     stage_1 = dict(reshard_after_forward=0, reshard_after_backward=0, gradient_sync=0)

@@ -22,8 +22,8 @@ zero_unit_parameters | \Psi_\text{unit} | parameters | parameters of the largest
     gathers
 zero_root_parameters | \Psi_\text{root} | parameters, from 0 | parameters of stage 3's root, which
     stay whole while units come and go
-gather_ahead | 1_\text{ahead} | count, from 0 to 1, usually 1 | 1 if a unit's parameters travel
-    while earlier units compute, 0 if the unit waits for its parameters
+prefetch_units | n_\text{pre} | count, from 0 to 1, usually 1 | units whose parameters travel while
+    an earlier unit computes: 1, the next unit, or 0, if each unit waits for its parameters
 reduce_early | 1_\text{early} | count, from 0 to 1, usually 1 | 1 if gradients travel while backward
     continues, 0 if backward or the step waits for the gradients
 pcie_bytes_per_second | B_\text{PCIe} | bytes/s, above 0 | bandwidth between a GPU and its host,
@@ -383,7 +383,7 @@ def unit_busy_backward_seconds(
 
 @formula(r"\tau_\text{gather}", "seconds")
 def zero_gathered_forward_seconds(
-    gather_ahead,
+    prefetch_units,
     zero_flat_tensors,
     unit_gather_seconds,
     unit_forward_seconds,
@@ -392,7 +392,7 @@ def zero_gathered_forward_seconds(
     """time of a forward that gathers: the first unit waits, the others only where gathering takes
     longer than computing; asking further ahead changes nothing"""
     return where(
-        gather_ahead < 1,
+        prefetch_units < 1,
         zero_flat_tensors * (unit_gather_seconds + unit_forward_seconds),
         unit_gather_seconds
         + (zero_flat_tensors - 1) * maximum(unit_gather_seconds, unit_busy_forward_seconds)
@@ -402,7 +402,7 @@ def zero_gathered_forward_seconds(
 
 @formula(r"\tau_\text{both}", "seconds")
 def zero_gathering_backward_seconds(
-    gather_ahead,
+    prefetch_units,
     reduce_early,
     zero_flat_tensors,
     unit_gather_seconds,
@@ -413,7 +413,7 @@ def zero_gathering_backward_seconds(
     """time of a backward that gathers each unit and reduces its gradients, on one link. Reductions
     that leave early gain nothing where each gathering waits behind them"""
     return where(
-        gather_ahead < 1,
+        prefetch_units < 1,
         zero_flat_tensors * (unit_gather_seconds + unit_backward_seconds + unit_reduce_seconds),
         where(
             reduce_early < 1,
@@ -462,11 +462,15 @@ def zero_reducing_backward_seconds(
 
 @formula(r"\tau_\text{quiet}", "seconds")
 def zero_quiet_backward_seconds(
-    gather_ahead, zero_flat_tensors, unit_backward_gather_seconds, unit_backward_seconds, contention
+    prefetch_units,
+    zero_flat_tensors,
+    unit_backward_gather_seconds,
+    unit_backward_seconds,
+    contention,
 ):
     """time of a backward that only adds up gradients"""
     return where(
-        gather_ahead < 1,
+        prefetch_units < 1,
         zero_flat_tensors * (unit_backward_gather_seconds + unit_backward_seconds),
         unit_backward_gather_seconds
         + (zero_flat_tensors - 1)

@@ -85,7 +85,7 @@ STAGE_3 = dict(
     utilisation=0.4,
     latency_seconds=0,
     microbatch_tokens=4096,
-    gather_ahead=1,
+    prefetch_units=1,
     reduce_early=1,
 )
 STEP_LOOKS = {

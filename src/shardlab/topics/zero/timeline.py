@@ -5,7 +5,7 @@ that gathers, the backward one that reduces; shardlab/formulas/events.py plays t
 from shardlab.formulas.events import COMPUTE, LINK, Event, Phase, Repeat
 
 TIMELINE_UNITS = "zero_flat_tensors"
-AHEAD, WAITS = ("gather_ahead", 1), ("gather_ahead", 0)
+AHEAD, WAITS = ("prefetch_units", 1), ("prefetch_units", 0)
 EARLY, LATE = ("reduce_early", 1), ("reduce_early", 0)
 NOTHING_GATHERED, KEPT = ("zero_stage", 0), ("zero_backward_gatherings", 0)
 
