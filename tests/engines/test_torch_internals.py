@@ -99,7 +99,7 @@ def files() -> dict[str, Source]:
 
 def test_one_file_names_what_is_private_in_pytorch():
     """Must catch: `storage._cdata` or `torch._C._current_graph_task_id()` in measure/ledger.py;
-    `self._modules` in recompute_layers.py, while another file assigns a `_modules`;
+    `self._modules` in recompute/layers.py, while another file assigns a `_modules`;
     `torch._C` in bench/ or in a test; a peer above that no test uses any more."""
     found = {name: set(private_names(file)) for name, file in files().items()}
     allowed = {name: set(reasons) for name, reasons in BESIDE_THE_DOOR.items()}
