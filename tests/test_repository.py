@@ -320,7 +320,9 @@ def described() -> set[str]:
         for name in re.findall(r"`([^`\s<>*:]+)`", line):
             of_package = package and name.endswith(".py") and "/" not in name
             found.add(package[1] + name if of_package else name)
-    return {name for name in found if name.endswith((".py", "/")) or name.startswith("shardlab.")}
+    made = {line.strip("/") + "/" for line in (ROOT / ".gitignore").read_text().splitlines()}
+    named = {name for name in found if name.endswith((".py", "/")) or name.startswith("shardlab.")}
+    return named - made
 
 
 def exists(name: str) -> bool:
