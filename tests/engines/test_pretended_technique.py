@@ -128,7 +128,7 @@ def test_engines_find_it(repository):
 def test_its_run_is_recorded(repository):
     """`make gpu` has its group, and records the rows that its tests list, as test_record.py asks of
     all topics. Must catch: a list of groups in record.py; a row that only the schema refuses."""
-    only = ("--cpu", "--quick", "--only", "pretending", "build/run")
+    only = ("build/run", "--cpu", "--quick", "--only", "pretending")
     in_copy(repository, "-m", "shardlab.measure.record", *only)
     (recording,) = read_all(repository / "build" / "run")
     listed = (repository / "tests" / "pretended" / "recorded.txt").read_text("utf-8").split()
