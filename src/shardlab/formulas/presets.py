@@ -125,10 +125,10 @@ bf16 + fp32 gradients | 2 4 4 2 4 0 2 2 | Megatron-LM, distributed optimizer | 1
 fp16 + fp32 gradients | 2 2 8 2 4 0 2 2 | Megatron-LM, distributed optimizer | 16-bit parameters and
     gradients; the optimizer keeps an fp32 copy of the gradient beside the fp32 master copy, 4 + 4
     bytes that are sharded with it, and fp32 moments | copies
-bf16 + fp32 master, bf16 moments | 2 2 4 2 2 0 2 2 | shardlab.mixed_precision.optimizer_states | the
-    moments are in bf16 between updates | copies
-bf16, stochastic rounding | 2 2 0 2 4 0 2 2 | shardlab.mixed_precision.stochastic_rounding | no
-    master copy: weights are rounded up or down at random, right on average; moments in fp32 |
+bf16 + fp32 master, bf16 moments | 2 2 4 2 2 0 2 2 | optimizer_states of shardlab.mixed_precision |
+    the moments are in bf16 between updates | copies
+bf16, stochastic rounding | 2 2 0 2 4 0 2 2 | stochastic_rounding of shardlab.mixed_precision |
+    no master copy: weights are rounded up or down at random, right on average; moments in fp32 |
     copies
 fp32 SGD momentum | 4 4 0 1 4 0 4 4 | torch.optim.SGD(momentum=...) | one fp32 tensor of momentum |
     run
