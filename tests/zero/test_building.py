@@ -7,6 +7,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from torch_has import needs_fully_shard
 
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.ranks import ranks
@@ -54,7 +55,12 @@ def built(build, config, path, tokens):
 
 
 @pytest.mark.parametrize(
-    "build, tied", [(build_sharded, True), (build_sharded, False), (build_with_fsdp2, False)]
+    "build, tied",
+    [
+        (build_sharded, True),
+        (build_sharded, False),
+        pytest.param(build_with_fsdp2, False, marks=needs_fully_shard),
+    ],
 )
 def test_a_model_from_the_meta_device(three, saved, build, tied):
     """Every rank computes the plain model's logits, and keeps about a third of its bytes: FSDP2

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch_has import needs_fully_shard
 
 from shardlab.ranks import RankDied, RankError, ranks
 from shardlab.topics.zero import lab
@@ -51,6 +52,7 @@ def said(function, *args) -> str:
         return f"{type(error).__name__}: {error}"
 
 
+@needs_fully_shard
 def test_what_fsdp2_refuses(pair):
     """A list as a unit, a deep copy, a weight outside of its unit, gradients of gradients.
 
@@ -78,6 +80,7 @@ def test_what_fsdp2_refuses(pair):
         assert "setStorage" in found["penalty"]
 
 
+@needs_fully_shard
 def test_what_fsdp2_allows(pair):
     """Initialisation after sharding, another method than forward by its name, old weight_norm on a
     unit. Must catch: the same."""
@@ -110,6 +113,7 @@ class Clamped(nn.Linear):
         return super().forward(x)
 
 
+@needs_fully_shard
 def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
     """Stage 3 refuses it. Must catch: the same."""
 
@@ -123,6 +127,7 @@ def test_a_parameter_that_forward_changes_is_forgotten_by_fsdp2(pair):
     assert pair.run(clamped) == [True] * 2
 
 
+@needs_fully_shard
 def test_loss_scaling_is_agreed_on_by_both(pair):
     """An infinity in one rank's shard: no rank steps, and both scales are halved.
 
@@ -154,6 +159,7 @@ def test_loss_scaling_is_agreed_on_by_both(pair):
     assert [scale for scale, _ in ours[0]] == [1024.0, 512.0, 512.0]
 
 
+@needs_fully_shard
 def test_clipping_by_torch_is_alike(pair):
     """Must catch: a norm of stage 3's own."""
 
@@ -170,6 +176,7 @@ def test_clipping_by_torch_is_alike(pair):
     assert ours[0] == pytest.approx([18**0.5, 1.0], rel=1e-5)
 
 
+@needs_fully_shard
 def test_different_units_on_different_ranks(pair):
     """FSDP2 gathers units of one size crosswise, without a word: the outputs are of neither.
 
@@ -207,7 +214,10 @@ class Branches(nn.Module):
         return self.last(self.maybe(self.first(x), used)).pow(2).sum()
 
 
-def test_a_unit_that_one_rank_does_not_use(pair):
+@pytest.mark.parametrize(
+    "shard", [pytest.param(fsdp2, marks=needs_fully_shard), stage3.fully_shard]
+)
+def test_a_unit_that_one_rank_does_not_use(pair, shard):
     """Both call it, and the data of rank 1 leave its parameters out: its gradient is missing, in
     FSDP2 and in stage 3. The board names it. A unit that no rank uses has none.
 
@@ -219,11 +229,10 @@ def test_a_unit_that_one_rank_does_not_use(pair):
         model(torch.ones(1, 8), used(dist.get_rank())).backward()
         return [p.grad is not None for p in model.maybe.parameters()]
 
-    for shard in (fsdp2, stage3.fully_shard):
-        for found in pair.run(step, shard, lambda rank: False):
-            assert not any(found)
-        with pytest.raises(RankError, match="disagree|wait for each other|ended without"):
-            pair.run(step, shard, lambda rank: rank == 0)
+    for found in pair.run(step, shard, lambda rank: False):
+        assert not any(found)
+    with pytest.raises(RankError, match="disagree|wait for each other|ended without"):
+        pair.run(step, shard, lambda rank: rank == 0)
 
 
 class Table(nn.Module):
@@ -244,6 +253,7 @@ class Positions(nn.Module):
         return self.layer(x + self.table(3)).sum()
 
 
+@needs_fully_shard
 def test_a_returned_parameter_ends_fsdp2(pair):
     """Its memory is given back. Stage 3 copies it: test_defects_stage3.py.
 
@@ -258,6 +268,7 @@ def test_a_returned_parameter_ends_fsdp2(pair):
         pair.run(step)
 
 
+@needs_fully_shard
 def test_a_peak_is_not_of_a_copy_that_gloo_lets_go_of_late(pair):
     """gloo reduces a copy of a unit's gradients. Held until the next gather, as gloo's thread
     sometimes holds it, the copy raises the peak of a step under FSDP2. The lab's peak is that of a
