@@ -82,7 +82,8 @@ def checkpoint(function, *args, **named):
     slots = list(range(len(args))) + list(named)
     values = [*args, *named.values()]
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
-    node = Keep.apply(torch.zeros(0, requires_grad=True), *tensors).grad_fn
+    # the output lives on: in PyTorch 2.6 what its node keeps goes with it
+    keeper = Keep.apply(torch.zeros(0, requires_grad=True), *tensors)
     values = [None if isinstance(v, torch.Tensor) else v for v in values]
     is_tensor = [v is None for v in values]
     count, again = 0, {}
@@ -99,7 +100,7 @@ def checkpoint(function, *args, **named):
 
     def run():
         again.clear()
-        saved = iter(node.saved_tensors)
+        saved = iter(keeper.grad_fn.saved_tensors)
         found = []
         for value, tensor in zip(values, is_tensor):
             if tensor:
