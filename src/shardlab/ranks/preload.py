@@ -7,11 +7,16 @@ objects are frozen out of collection.
 """
 
 import gc
+from contextlib import suppress
 
 gc.disable()
 
 import torch  # noqa: E402
-import torch.utils.serialization  # noqa: E402  what torch.load imports when it first loads
+
+# What torch.load imports when it first loads. PyTorch 2.6 has no such module, and a fork server
+# says nothing of an import that fails here: each rank would import torch for itself.
+with suppress(ImportError):
+    import torch.utils.serialization
 
 from ..exercises import apart  # noqa: E402, F401
 from . import worker  # noqa: E402, F401
