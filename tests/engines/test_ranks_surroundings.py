@@ -91,6 +91,8 @@ def test_threads_that_move_messages_wait_for_their_turn(two):
         threads = Path("/proc/self/task").iterdir()
         names = {int(thread.name): (thread / "comm").read_text() for thread in threads}
         movers = [thread for thread, name in names.items() if name.startswith("gloo_tcp_loop")]
+        # in PyTorch 2.6 gloo gives no names: its threads are those that Python has not started
+        movers = movers or names.keys() - {thread.native_id for thread in threading.enumerate()}
         assert len(movers) >= 1 + later
         return {os.sched_getscheduler(mover) for mover in movers}, os.sched_getscheduler(0)
 
