@@ -6,6 +6,7 @@ from itertools import product
 
 import pytest
 import torch
+from torch_has import needs_fused_groups
 
 from shardlab import collective_plans as plans
 from shardlab.formulas import InvalidQuantity, evaluate, quantities
@@ -172,7 +173,11 @@ def test_peak_of_a_rank(shape, recipe):
 
 
 @one_of_many
-@pytest.mark.parametrize("kind", (dict(), dict(fused_attention=False)), ids=("fused", "unfused"))
+@pytest.mark.parametrize(
+    "kind",
+    (pytest.param(dict(), marks=needs_fused_groups), dict(fused_attention=False)),
+    ids=("fused", "unfused"),
+)
 def test_saved_activations_of_grouped_queries(kind):
     """Where the ranks leave one key-value head to each, PyTorch need not copy the queries.
 
