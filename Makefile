@@ -5,9 +5,10 @@ PYTHON ?= python3
 # More arguments for pip, such as an index that holds PyTorch's CPU build: see README.md, "On a laptop".
 PIP_ARGS ?=
 PORT ?= 8000
-# Two test files at a time, in the order of tests/conftest.py; the tests of one file stay together, as they share ranks and
-# pages. Those of `make check` share less: whoever is done takes over from the other. A third would load PyTorch once more.
-WORKERS ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Three test files at a time, in the order of tests/conftest.py, keep two cores busy: labs wait for their links, tests of
+# ranks for a rank that stays out. The tests of one file stay together, as they share ranks and pages. Those of `make check`
+# share less and wait for nothing: two at a time, and whoever is done takes over from the other.
+WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 CHECKERS ?= -n 2 --dist worksteal
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=

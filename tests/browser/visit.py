@@ -376,8 +376,12 @@ def drawing_processes() -> list:
 
 
 def scroll_through(page) -> None:
-    """Come past everything."""
+    """Come past everything, in a window that is high meanwhile: few long pictures are drawn sooner
+    than many short ones."""
+    window = page.viewport_size
+    page.set_viewport_size({**window, "height": 3200})
     frames(page, SCROLL_THROUGH)
+    page.set_viewport_size(window)
 
 
 def shift_of_load(page, address: str, width: int) -> float:
