@@ -231,6 +231,36 @@ def test_losses_and_gradients(worlds, n, name):
         agrees([f[1] for f in found], gradients, gradients)
 
 
+def add_up(name, plan):
+    """(gradients after an evaluation, gradients after two steps with an evaluation between)"""
+    pipeline = Pipeline(built(name), plan, batch_of(name)[2])
+
+    def evaluate():
+        with torch.no_grad():
+            pipeline.step(*batch_of(name)[:2])
+
+    evaluate()
+    nothing = [parameter.grad for parameter in pipeline.parameters()]
+    pipeline.step(*batch_of(name)[:2])
+    evaluate()
+    pipeline.step(*batch_of(name)[:2])
+    gradients = pipeline.layers.named_parameters(remove_duplicate=False)
+    return nothing, {key: parameter.grad for key, parameter in gradients}
+
+
+@pytest.mark.parametrize("name", ("tied", "traps"))
+def test_steps_that_add_up(worlds, name):
+    """Two steps without zero_grad() give the sum of their gradients; an evaluation gives none.
+
+    Must catch: the sum of the first step added up over ranks once more, for a tied weight; zeros as
+    its gradient after a step under no_grad."""
+    _, once = plain(name, steps=1)
+    found = worlds(3).run(add_up, name, plan_of(name, "1F1B", 3))
+    assert all(gradient is None for nothing, _ in found for gradient in nothing)
+    want = {key: None if gradient is None else 2 * gradient for key, gradient in once.items()}
+    agrees([gradients for _, gradients in found], want, want)
+
+
 def test_three_stages_on_each_of_two_ranks(worlds):
     """Messages of both kinds in both directions between the same two ranks; and one rank with all
     stages, which sends none.

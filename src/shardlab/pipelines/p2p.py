@@ -17,7 +17,8 @@ last backward each of these ranks adds up all their gradients, in the same order
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -136,9 +137,18 @@ class TiedWeights:
         for parameter, ranks in self.shared:
             parameter.copy_(self.exchange(parameter.detach(), ranks)[0])
 
-    @torch.no_grad()
-    def add_gradients(self):
-        for parameter, ranks in self.shared:
-            if parameter.requires_grad:
+    @contextmanager
+    def added_up(self) -> Iterator[None]:
+        """The gradients that come within are added up over ranks. Those from before, which are sums
+        already, are set aside meanwhile."""
+        tied = [(p, p.grad, ranks) for p, ranks in self.shared if p.requires_grad]
+        if not torch.is_grad_enabled():
+            tied = []
+        for parameter, *_ in tied:
+            parameter.grad = None
+        yield
+        with torch.no_grad():
+            for parameter, before, ranks in tied:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = sum(self.exchange(own, ranks))
+                total = sum(self.exchange(own, ranks))
+                parameter.grad = total if before is None else before.add_(total)

@@ -94,13 +94,12 @@ class Pipeline(nn.Module):
         the loss of each microbatch, [m] on the rank of the last stage and [0] on the others."""
         self.begin(batch, targets)
         actions = self.plan.schedule[self.rank]
-        with as_one_backward(self.parameters()):
+        with as_one_backward(self.parameters()), self.tied.added_up():
             for action, following in zip(actions, [*actions[1:], None]):
                 self.wire.post(action)
                 self.wire.post(following)
                 self.perform(action)
             self.wire.settle()
-            self.tied.add_gradients()
         return torch.stack(self.losses) if self.losses else torch.empty(0)
 
     def begin(self, batch: Tensor, targets: Tensor):
