@@ -1,8 +1,7 @@
 """Clipping by the norm of all gradients, however the model is laid out: ZeRO, tensor parallelism,
 pipelines, data parallelism, and any of them together.
 
-    clip_gradients(optimizer, 1.0)                         between backward and step()
-    clip_gradients(optimizer, 1.0, stages=mesh.pp.group)   on every rank of a pipeline
+    clip_gradients(optimizer, 1.0)             between backward and step(), on every rank
 
 PyTorch's own functions are in torch_clip_and_scale.py.
 """
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .shards import Groups, groups_of, updated_by
+from .shards import Groups, groups_of, stages_of, updated_by
 
 
 @torch.no_grad()
@@ -22,13 +21,16 @@ def clip_gradients(
     before.
 
     Shards count over their ranks, whole gradients (all gradients in data parallelism) count once;
-    parts of tensor parallelism count over its ranks, too. All ranks call it, between backward and
-    step(). `stages` are ranks that have other parameters altogether: a pipeline's.
+    parts of tensor parallelism and stages of a Pipeline count over its ranks, too. All ranks call
+    it, between backward and step(). `stages` are ranks that have other parameters altogether: those
+    of a pipeline made by hand.
     """
     if not max_norm > 0:
         raise ValueError(f"max_norm = {max_norm!r}: it must be above 0.")
     updated = updated_by(optimizer)
     squares = sum(squares_by_groups(updated).values())
+    if pipeline := next(filter(None, map(stages_of, updated)), None):
+        stages = pipeline.group or dist.group.WORLD
     if stages is not None:
         dist.all_reduce(squares, group=stages)
     norm = squares.sqrt()
@@ -41,14 +43,15 @@ def clip_gradients(
 
 def squares_by_groups(updated: list[Tensor]) -> dict[Groups, Tensor]:
     """The sum of the squares of all gradients, of parts over the ranks of their groups; () is what
-    every rank has whole."""
+    every rank has whole. A tied weight counts on the first of the stages that have it."""
     found: dict[Groups, Tensor] = {}
     for parameter in updated:
         groups, gradient = groups_of(parameter), parameter.grad
         if groups not in found:
             wide = torch.promote_types(parameter.dtype.to_real(), torch.float32)
             found[groups] = torch.zeros((), dtype=wide, device=updated[0].device)
-        if gradient is not None:
+        stages = stages_of(parameter)
+        if gradient is not None and (stages is None or stages.counts):
             gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
             found[groups] = (
                 found[groups] + torch.linalg.vector_norm(gradient).to(found[groups]) ** 2

@@ -35,10 +35,12 @@ def groups_of(tensor: Tensor) -> Groups:
 
 
 class Stages(NamedTuple):
-    """The ranks of a pipeline, None for the world, and whether this one computes the loss."""
+    """The ranks of a pipeline, None for the world; whether this one computes the loss, and whether
+    it counts the parameter in a norm: of the ranks that have a tied weight, the first does."""
 
     group: dist.ProcessGroup | None
     has_loss: bool
+    counts: bool = True
 
 
 # parameter, its shard or its copy -> the pipeline that it is part of

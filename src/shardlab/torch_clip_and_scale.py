@@ -6,7 +6,8 @@
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                                                          the norm of all shards, in stage 3. Stages
                                                          1 and 2 refuse it: gradients of parameters
-                                                         are this rank's own, or gone
+                                                         are this rank's own, or gone. So do
+                                                         pipelines: ranks have other parameters
     torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
                                                          the mean gradients of this rank's shards,
                                                          in all stages
@@ -134,6 +135,11 @@ def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
 
 
 def refuse_clipping(parameters: list[Tensor]):
+    if any(map(stages_of, parameters)):
+        raise CannotShard(
+            "torch.nn.utils.clip_grad_norm_ knows the gradients of this rank's stages alone: call"
+            " gradient_clipping.clip_gradients(optimizer, max_norm) on all ranks of the pipeline."
+        )
     for parameter in parameters:
         optimizer = holder_of(parameter)
         if optimizer is not None and (why_not := optimizer.why_not_clip(parameter)):

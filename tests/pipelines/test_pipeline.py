@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
@@ -37,12 +38,14 @@ from shardlab.pipelines.schedules import (
 )
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
 from shardlab.ranks import RankAbsent, RankDied, ranks
+from shardlab.shards import CannotShard
 from shardlab.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab.zero import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 NUMBER = {name: number for number, name in enumerate(SCHEDULES, 1)}
 M = 8  # microbatches
+CLIP = 0.1  # below every norm
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -291,13 +294,16 @@ def train_replicas(how, kind):
         optimizer = how.ShardedOptimizer(
             pipeline.parameters(), torch.optim.SGD, group=mesh.dp.group, lr=0.1
         )
-    losses = []
+    losses, norms = [], []
     for _ in range(3):
         optimizer.zero_grad()
         losses.append(pipeline.step(inputs, targets).tolist())
+        with pytest.raises(CannotShard, match="this rank's stages alone"):
+            nn.utils.clip_grad_norm_(pipeline.parameters(), CLIP)
+        norms.append(clip_gradients(optimizer, CLIP).item())
         optimizer.step()
     parameters = pipeline.layers.named_parameters(remove_duplicate=False)
-    return losses, {key: parameter.detach().clone() for key, parameter in parameters}
+    return losses, {key: p.detach().clone() for key, p in parameters}, norms
 
 
 @pytest.mark.parametrize("kind", ("1F1B", "zero-bubble H1"))
@@ -305,17 +311,18 @@ def train_replicas(how, kind):
     "how", (PerTensor, Bucketed, DistributedDataParallel, stage1, stage2), ids=lambda h: h.__name__
 )
 def test_with_data_parallelism_and_zero(worlds, how, kind):
-    """dp 2 x pp 2, three steps, the replicas begun with different values: losses and parameters
-    of one process that sees both parts.
+    """dp 2 x pp 2, three steps, the replicas begun with different values: losses, norms of clipped
+    gradients and parameters of one process that sees both parts.
 
     Must catch: means that are taken after each microbatch; weights whose gradients W has made and
-    nobody has averaged; tied gradients added after those of one end were averaged."""
+    nobody has averaged; tied gradients added after those of one end were averaged; a tied weight
+    counted twice in the norm; a norm of one rank's stages, by clip_gradients or by PyTorch."""
     found = worlds(4).run(train_replicas, how, kind)
     layers = built("tied")
     parameters = list(dict.fromkeys(named(layers).values()))
     optimizer = torch.optim.SGD(parameters, lr=0.1)
     parts = [batch_of("tied", part) for part in (0, 1)]
-    losses = []
+    losses, norms = [], []
     for _ in range(3):
         optimizer.zero_grad()
         losses.append([])
@@ -328,7 +335,9 @@ def test_with_data_parallelism_and_zero(worlds, how, kind):
                 (loss / (2 * M)).backward()
                 of_part.append(loss.item())
             losses[-1].append(of_part)
+        norms.append(nn.utils.clip_grad_norm_(parameters, CLIP).item())
         optimizer.step()
+    assert all(each == pytest.approx(norms, rel=1e-12) for *_, each in found)
     for part, rank in ((0, 1), (1, 3)):  # the last stages
         for step in range(3):
             assert found[rank][0][step] == pytest.approx(losses[step][part], rel=1e-12)

@@ -78,6 +78,8 @@ class Pipeline(nn.Module):
         self.wire = Wire(plan, group, next(self.parameters()).device)
         self.tied = TiedWeights(layers, plan, group)
         self.tied.hand_out()
+        elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
+        stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
         self.later = split_backward.WeightGradientsLater(self) if splits else None
         self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch

@@ -8,7 +8,7 @@ from torch.autograd.graph import increment_version
 
 from ..agreement import hand_out
 from ..backward import check_gradient
-from ..shards import CannotShard, as_shard, groups_of
+from ..shards import CannotShard, as_shard, groups_of, stages_of
 from ..torch_internals import storage_key, version
 from .flat import Group, Ring, filled, flattened, own_chunk
 
@@ -93,14 +93,15 @@ def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
 ) -> list[Bucket]:
     """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters;
-    what other groups have cut is apart from what is whole there. Frozen parameters stay out, but
-    get rank 0's values as well."""
+    what other groups have cut is apart from what is whole there, and what other stages of a
+    pipeline count in a norm is apart from what this one counts. Frozen parameters stay out, but get
+    rank 0's values as well."""
     piles: dict[tuple, list[list[nn.Parameter]]] = {}
     for parameter in parameters:
         if not parameter.requires_grad:
             hand_out([parameter], group)
             continue
-        kind = parameter.dtype, parameter.device, groups_of(parameter)
+        kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
         pile = piles.setdefault(kind, [[]])
         if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
             pile.append([])
