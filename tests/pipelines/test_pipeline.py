@@ -264,6 +264,39 @@ def test_steps_that_add_up(worlds, name):
     agrees([gradients for _, gradients in found], want, want)
 
 
+def in_several_pipelines(name, plans):
+    """Gradients by the first pipeline, the last, and then by the layers themselves, of which each
+    rank has all: a microbatch at a time."""
+    layers = built(name)
+    inputs, targets, loss_of = batch_of(name)
+    pipelines, found = [Pipeline(layers, plan, loss_of) for plan in plans], []
+    for pipeline in (pipelines[0], pipelines[-1]):
+        pipeline.zero_grad()
+        pipeline.step(inputs, targets)
+        gradients = pipeline.layers.named_parameters(remove_duplicate=False)
+        found.append({key: parameter.grad for key, parameter in gradients})
+    parameters = named(layers)
+    for parameter in parameters.values():
+        parameter.grad = None
+    for x, target in zip(inputs.chunk(M), targets.chunk(M)):
+        for layer in layers:
+            x = layer(x)
+        (loss_of(x, target) / M).backward()
+    return [*found, {key: parameter.grad for key, parameter in parameters.items()}]
+
+
+@pytest.mark.parametrize("last", ("1F1B", "zero-bubble H2"))
+def test_layers_in_several_pipelines(worlds, last):
+    """The same layers in a pipeline whose schedule divides backward, then in another.
+
+    Must catch: weights without a gradient, since their products wait for a pipeline that is not at
+    work."""
+    _, gradients = plain("tied", steps=1)
+    plans = [plan_of("tied", kind, 2) for kind in ("zero-bubble H1", last)]
+    for found in zip(*worlds(2).run(in_several_pipelines, "tied", plans)):
+        agrees(found, gradients, gradients)
+
+
 def test_three_stages_on_each_of_two_ranks(worlds):
     """Messages of both kinds in both directions between the same two ranks; and one rank with all
     stages, which sends none.

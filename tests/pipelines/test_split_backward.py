@@ -198,6 +198,27 @@ def test_evaluation_puts_nothing_off():
     assert later.products == []
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+def test_weights_that_cannot_wait():
+    """A weight with a hook on its gradient, and one that is computed from two others.
+
+    Must catch: a hook that finds no gradient, or is not called; the product added to .grad of a
+    tensor that is computed, so that the two others have none."""
+
+    def trained(split):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.utils.weight_norm(nn.Linear(6, 2)))
+        model[0].weight.register_hook(lambda gradient: 2 * gradient)
+        later = WeightGradientsLater(model) if split else None
+        model(torch.randn(3, 4)).sum().backward()
+        if split:
+            make_weight_gradients(later.take())
+        return [parameter.grad for parameter in model.parameters()]
+
+    for one, other in zip(trained(False), trained(True)):
+        assert torch.equal(one, other)
+
+
 def test_autocast():
     """16-bit products, fp32 parameters: the gradients that autocast gives the undivided layer.
 

@@ -22,7 +22,8 @@ partition.py cuts the model and says what is wrong with it before a rank waits, 
 receives, split_backward.py divides a backward into I and W.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -82,6 +83,8 @@ class Pipeline(nn.Module):
         stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
         self.later = split_backward.WeightGradientsLater(self) if splits else None
+        if self.later is not None:
+            self.later.at_work = False
         self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
         self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
@@ -96,13 +99,25 @@ class Pipeline(nn.Module):
         the loss of each microbatch, [m] on the rank of the last stage and [0] on the others."""
         self.begin(batch, targets)
         actions = self.plan.schedule[self.rank]
-        with as_one_backward(self.parameters()), self.tied.added_up():
+        with as_one_backward(self.parameters()), self.tied.added_up(), self.in_halves():
             for action, following in zip(actions, [*actions[1:], None]):
                 self.wire.post(action)
                 self.wire.post(following)
                 self.perform(action)
             self.wire.settle()
         return torch.stack(self.losses) if self.losses else torch.empty(0)
+
+    @contextmanager
+    def in_halves(self) -> Iterator[None]:
+        """Within, backward is divided, if the schedule does so."""
+        if self.later is None:
+            yield
+            return
+        self.later.at_work = True
+        try:
+            yield
+        finally:
+            self.later.at_work = False
 
     def begin(self, batch: Tensor, targets: Tensor):
         m = self.plan.microbatches

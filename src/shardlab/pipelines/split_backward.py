@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..tensor_parallel.layers import CutLinear
+from ..torch_internals import hooks_of_others
 
 
 class PutOff(NamedTuple):
@@ -38,7 +39,10 @@ class PutOff(NamedTuple):
 
 class WeightGradientsLater:
     """Puts off the weight gradients of all linear layers in a module, and of a rank's parts of
-    them."""
+    them. Backward is undivided for what runs while `at_work` is False: layers outlive a pipeline,
+    and may be in several."""
+
+    at_work = True
 
     def __init__(self, module: nn.Module):
         self.products: list[PutOff] = []
@@ -52,7 +56,7 @@ class WeightGradientsLater:
         return self.product(x, layer.weight, layer.bias)
 
     def product(self, x: Tensor, weight: nn.Parameter, bias: Tensor | None = None) -> Tensor:
-        if weight.requires_grad and torch.is_grad_enabled():
+        if self.at_work and torch.is_grad_enabled() and can_wait(weight):
             return LinearInTwoHalves.apply(x, weight, bias, self)
         return F.linear(x, weight, bias)
 
@@ -60,6 +64,11 @@ class WeightGradientsLater:
         """The products so far; the next backward begins with none."""
         products, self.products = self.products, []
         return products
+
+
+def can_wait(weight: Tensor) -> bool:
+    """Whether autograd itself would do no more than add to weight.grad."""
+    return weight.requires_grad and weight.is_leaf and not hooks_of_others(weight)
 
 
 class LinearInTwoHalves(torch.autograd.Function):
