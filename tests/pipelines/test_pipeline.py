@@ -6,6 +6,7 @@ microbatch as a pipeline does, so only the tied weight's sum has another order, 
 equality.
 """
 
+import copy
 import os
 import signal
 import sys
@@ -37,7 +38,8 @@ from shardlab.pipelines.schedules import (
     schedule,
 )
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
-from shardlab.ranks import RankAbsent, RankDied, ranks
+from shardlab.ranks import RankAbsent, RankDied, RankRaised, ranks
+from shardlab.recompute.layers import checkpoint_every
 from shardlab.shards import CannotShard
 from shardlab.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab.zero import stage1, stage2
@@ -625,8 +627,16 @@ LINEAR = [nn.Linear(3, 3) for _ in range(4)]
             None,
             "stage 0 (Linear, Two) returns 2 things, a tuple: a stage hands one tensor to the",
         ),
-        ([LINEAR[0], Two()], gpipe(2, 8), 8, None, "stage 1 (Two) returns 2 things"),
-        ([Counts(), LINEAR[0]], gpipe(2, 8), 8, None, "returns torch.int64, through which no"),
+        ([*LINEAR[:2], Two()], gpipe(2, 8), 8, [1, 2], "stage 1 (Linear, Two) returns 2 things"),
+        ([LINEAR[0], Counts(), LINEAR[1]], gpipe(2, 8), 8, None, "returns torch.int64, through"),
+        (LINEAR[:1] + [nn.Tanh()], gpipe(2, 8), 8, None, "the layers of rank 1 (Tanh) have no"),
+        (
+            [*checkpoint_every(nn.Sequential(*LINEAR), 2)],
+            gpipe(2, 8),
+            8,
+            None,
+            "layer 0 is a Layer",
+        ),
         (LINEAR, [[*gpipe(2, 2)[0]], []], 8, None, "at least one action"),
     ],
 )
@@ -652,19 +662,28 @@ def test_messages_in_another_order_are_refused():
         plan_pipeline(LINEAR, lists, torch.ones(6, 3))
 
 
-def refused_on_a_rank(plan, others, size):
+def refused_on_a_rank(plan, others, size, change=None):
     layers = built("tied")
     inputs, targets, loss_of = batch_of("tied", size=size)
     plan = others if dist.get_rank() else plan
     try:
-        Pipeline(layers, plan, loss_of).step(inputs, targets)
+        pipeline = Pipeline(layers, plan, loss_of)
+        if change is not None:
+            change(pipeline)
+        pipeline.step(inputs, targets)
     except CannotPipeline as error:
         return str(error)
 
 
+def replace_parameters(pipeline):
+    states = {name: tensor.clone() for name, tensor in pipeline.state_dict().items()}
+    pipeline.load_state_dict(states, assign=True)
+
+
 def test_ranks_that_disagree_refuse_together(worlds):
     """Must catch: a rank that raises while the others wait: plans that differ, a plan for another
-    number of ranks, a batch of another size than was planned."""
+    number of ranks, a batch of another size than was planned, which other ranks receive in part;
+    tied weights that were replaced, and are no longer added up; a copy that shares messages."""
     one, two = plan_of("tied", "1F1B", 2), plan_of("tied", "GPipe", 2)
     world = worlds(2)
     [said, again] = world.run(refused_on_a_rank, one, two, M)
@@ -674,3 +693,23 @@ def test_ranks_that_disagree_refuse_together(worlds):
         assert "the schedule is for 3 ranks, and the group has 2." in said
     for said in world.run(refused_on_a_rank, one, one, M + 1):
         assert f"a batch of {M + 1} with targets of {M + 1}: both have the same number" in said
+    for said in world.run(refused_on_a_rank, one, one, 2 * M):
+        assert f"a batch of [{2 * M}, 5], and the plan is for [{M}, 5]" in said
+    for said in world.run(refused_on_a_rank, one, one, M, replace_parameters):
+        assert "parameters were replaced since this pipeline was made" in said
+    for said in world.run(refused_on_a_rank, one, one, M, copy.deepcopy):
+        assert "process groups of its own" in said
+
+
+def step_in_another_dtype(plan):
+    inputs, targets, loss_of = batch_of("traps")
+    layers = [layer.float() for layer in built("traps")]
+    Pipeline(layers, plan, loss_of).step(inputs.float(), targets.float())
+
+
+def test_messages_of_another_dtype(impatient):
+    """Must catch: a stage that sends fp32 where the next expects fp64, as after a plan of other
+    layers, or outside of autocast."""
+    said = r"Rank 0 raised CannotPipeline: stage 0 makes \[1, 7\] of torch.float32, and the plan"
+    with pytest.raises(RankRaised, match=said):
+        impatient.run(step_in_another_dtype, plan_of("traps", "1F1B", 3))

@@ -38,6 +38,7 @@ class PipelinePlan(NamedTuple):
     home: dict[int, int]  # stage -> its rank
     cuts: list[tuple[int, int]]
     outputs: list[StageOutput]
+    microbatch: tuple[int, ...]  # [B/m, ...], the shape that the first stage takes
 
     @property
     def last(self) -> int:
@@ -70,8 +71,10 @@ def plan_pipeline(
             f"a batch of {batch.shape[0]} cannot be cut into microbatches = {microbatches} of one"
             " size: take a batch that is a multiple."
         )
+    check_layers(layers, cuts, home)
     example = batch[: batch.shape[0] // microbatches]
-    return PipelinePlan(schedule, microbatches, home, cuts, outputs_of(layers, cuts, example))
+    outputs = outputs_of(layers, cuts, example)
+    return PipelinePlan(schedule, microbatches, home, cuts, outputs, tuple(example.shape))
 
 
 def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> list[tuple[int, int]]:
@@ -89,6 +92,24 @@ def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> lis
         )
     ends = [sum(counts[: stage + 1]) for stage in range(stages)]
     return list(zip([0, *ends], ends))
+
+
+def check_layers(layers: Sequence[nn.Module], cuts: list[tuple[int, int]], home: dict[int, int]):
+    """Each layer is a module, and each rank has something to train."""
+    for number, layer in enumerate(layers):
+        if not isinstance(layer, nn.Module):
+            raise CannotPipeline(
+                f"layer {number} is a {type(layer).__name__}, and a pipeline takes modules: put"
+                " them into checkpoints by checkpoint_modules(), which leaves them what they are."
+            )
+    for rank in set(home.values()):
+        own = [layers[n] for s, cut in enumerate(cuts) if home[s] == rank for n in range(*cut)]
+        if not any(True for layer in own for _ in layer.parameters()):
+            names = ", ".join(type(layer).__name__ for layer in own)
+            raise CannotPipeline(
+                f"the layers of rank {rank} ({names}) have no parameters, so it would have nothing"
+                " to train: give it others by layers_of_stages."
+            )
 
 
 def outputs_of(
@@ -114,6 +135,16 @@ def outputs_of(
             )
         found.append(StageOutput(tuple(x.shape), x.dtype))
     return found
+
+
+def check_output(plan: PipelinePlan, stage: int, y: Tensor):
+    shape, dtype = plan.outputs[stage]
+    if (y.shape, y.dtype) != (shape, dtype):
+        raise CannotPipeline(
+            f"stage {stage} makes {list(y.shape)} of {y.dtype}, and the plan says {list(shape)} of"
+            f" {dtype}: make the plan of the same layers, in their dtype and under the same"
+            " autocast."
+        )
 
 
 # --- messages -------------------------------------------------------------------------------------

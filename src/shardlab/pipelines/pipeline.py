@@ -36,7 +36,7 @@ from ..shards import Stages, stages_of_parameters
 from ..torch_clip_and_scale import watch_steps
 from . import split_backward
 from .p2p import TiedWeights, Wire
-from .partition import CannotPipeline, PipelinePlan
+from .partition import CannotPipeline, PipelinePlan, check_output
 from .schedules import Action, Kind
 
 
@@ -77,6 +77,7 @@ class Pipeline(nn.Module):
         stages_of_parameters.update({parameter: stages for parameter in self.parameters()})
         watch_steps()
         self.wire = Wire(plan, group, next(self.parameters()).device)
+        self.known = set(self.parameters())
         self.tied = TiedWeights(layers, plan, group)
         self.tied.hand_out()
         elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
@@ -120,12 +121,14 @@ class Pipeline(nn.Module):
             self.later.at_work = False
 
     def begin(self, batch: Tensor, targets: Tensor):
-        m = self.plan.microbatches
-        if len(batch) % m or len(batch) != len(targets):
+        check_batch(self.plan, batch, targets)
+        if set(self.parameters()) != self.known:
             raise CannotPipeline(
-                f"a batch of {len(batch)} with targets of {len(targets)}: both have the same number"
-                f" of sequences, a multiple of microbatches = {m}."
+                "parameters were replaced since this pipeline was made, as by"
+                " load_state_dict(assign=True): ranks with a tied weight would no longer add up its"
+                " gradients; make the pipeline anew."
             )
+        m = self.plan.microbatches
         self.batch, self.targets = batch.chunk(m), targets.chunk(m)
         self.losses: list[Tensor] = []
 
@@ -141,6 +144,7 @@ class Pipeline(nn.Module):
         for number in range(*self.plan.cuts[stage]):
             y = self.layers[str(number)](y)
         if stage < self.plan.last:
+            check_output(self.plan, stage, y)
             sent = self.wire.give(action, y.detach())
         else:
             loss = self.loss(y, self.targets[microbatch])
@@ -166,6 +170,12 @@ class Pipeline(nn.Module):
     def weight_gradients_of(self, action: Action):
         split_backward.make_weight_gradients(self.put_off.pop((action.stage, action.microbatch)))
 
+    def __getstate__(self):
+        raise CannotPipeline(
+            "a pipeline has process groups of its own, which are not copied or pickled: save its"
+            " state_dict(), and make another pipeline of a copy of the layers."
+        )
+
 
 def check_ranks(plan: PipelinePlan, group: dist.ProcessGroup | None):
     size, wanted = dist.get_world_size(group), len(plan.schedule)
@@ -173,3 +183,17 @@ def check_ranks(plan: PipelinePlan, group: dist.ProcessGroup | None):
     facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
     rule = "all ranks run the same plan"
     agree(facts, group, CannotPipeline, rule, wrong if size != wanted else "")
+
+
+def check_batch(plan: PipelinePlan, batch: Tensor, targets: Tensor):
+    m, (one, *others) = plan.microbatches, plan.microbatch
+    if len(batch) % m or len(batch) != len(targets):
+        raise CannotPipeline(
+            f"a batch of {len(batch)} with targets of {len(targets)}: both have the same number"
+            f" of sequences, a multiple of microbatches = {m}."
+        )
+    if list(batch.shape) != [m * one, *others]:
+        raise CannotPipeline(
+            f"a batch of {list(batch.shape)}, and the plan is for {[m * one, *others]}: the ranks"
+            " expect messages of its size; make another plan for this batch."
+        )
