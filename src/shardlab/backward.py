@@ -71,6 +71,9 @@ class BackwardListener:
             if parameter in owners and owners[parameter]() is self:
                 put_hook_last(parameter, handles[parameter])
 
+    def check_hooks(self):
+        """Raise an error unless the listener still listens to all that it should."""
+
     @property
     def in_backward(self) -> bool:
         return self._running is not None and self._running() is not None
@@ -170,6 +173,8 @@ def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
         listener = owners[parameter]() if parameter in owners else None
         if listener is not None and listener.listening:
             told.setdefault(listener, []).append(parameter)
+    for listener in told:
+        listener.check_hooks()
     for listener in told:
         listener.listening = False
     try:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.agreement import CannotReplicate
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -378,6 +379,30 @@ def test_with_data_parallelism_and_zero(worlds, how, kind):
             assert found[rank][0][step] == pytest.approx(losses[step][part], rel=1e-12)
     want = {key: parameter.detach() for key, parameter in named(layers).items()}
     agrees([f[1] for f in found], want, want)
+
+
+def trained_later():
+    """What each rank is told if a layer of it was frozen when the replicas were made."""
+    layers, mesh = built("tied"), Mesh(dp=2, pp=2)
+    inputs, targets, loss_of = batch_of("tied", mesh.dp.rank)
+    for layer in (layers[1], layers[-2]):
+        layer.requires_grad_(False)
+    plan = plan_pipeline(layers, one_f_one_b(2, M), inputs)
+    pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
+    replicas = DistributedDataParallel(pipeline, group=mesh.dp.group)
+    replicas.requires_grad_(True)
+    try:
+        pipeline.step(inputs, targets)
+    except CannotReplicate as error:
+        return str(error)
+
+
+def test_a_layer_that_is_trained_later(worlds):
+    """The step belongs to the pipeline, so the replicas are not called.
+
+    Must catch: gradients of each replica's own, without a word."""
+    for said in worlds(4).run(trained_later):
+        assert "is trained, and was frozen or another parameter" in said
 
 
 # --- what ranks do, hold and send, against lists and formulas -------------------------------------
