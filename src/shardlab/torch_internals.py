@@ -43,6 +43,7 @@ __all__ = [
     "in_plain_backward",
     "is_our_hook",
     "local_tensor",
+    "module_hooks_of_others",
     "never_compiled",
     "note_hooks",
     "note_reductions",
@@ -127,6 +128,14 @@ def hooks_of_others(parameter: Tensor) -> bool:
     it, hooks are lost without a word where a parameter becomes part of a shard."""
     kinds = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     return not all(is_our_hook(hook) for hooks in kinds for hook in (hooks or {}).values())
+
+
+def module_hooks_of_others(module: nn.Module) -> bool:
+    """Whether someone else than shardlab has registered a hook on the module. Without it, hooks are
+    lost without a word where a part takes the module's place."""
+    forward = module._forward_hooks, module._forward_pre_hooks
+    backward = module._backward_hooks, module._backward_pre_hooks
+    return not all(is_our_hook(hook) for hooks in (*forward, *backward) for hook in hooks.values())
 
 
 def is_our_hook(hook: Callable) -> bool:

@@ -40,7 +40,7 @@ from shardlab.tensor_parallel.full_parameters import (
     whole_state_dict,
 )
 from shardlab.tensor_parallel.pairs import enter
-from shardlab.tensor_parallel.plan import Columns, Tokens, Whole
+from shardlab.tensor_parallel.plan import Around, Columns, Rows, Tokens, Whole
 from shardlab.topics.tensor_parallelism import runs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -413,6 +413,124 @@ def test_copies(worlds, way):
         for sentence in two.run(copied, config, way, saved_and_loaded, True):
             assert "has a process group of its own, which is not pickled: save whole" in sentence
     assert two.run(copied, llama(2), way, filled_anew, True) == [True, True]
+
+
+# --- models of the reader's own -------------------------------------------------------------------
+
+
+class Inner(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 11), nn.Linear(11, 6)
+
+    def forward(self, x):
+        return self.down(torch.tanh(self.up(x)))
+
+
+class Small(nn.Module):
+    """An embedding with a row for padding, PyTorch's dropout, and a pair of linear layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(11, 6, padding_idx=7)
+        self.drop = nn.Dropout(0.4)
+        self.inner = Inner()
+
+    def forward(self, tokens):
+        return self.inner(self.drop(self.tokens(tokens)))
+
+
+SMALL = {
+    "tokens": Tokens(),
+    "drop": Whole(),
+    "inner": Around(),
+    "inner.up": Columns(11),
+    "inner.down": Rows(11),
+}
+
+
+def small():
+    torch.manual_seed(4)
+    return Small().double()
+
+
+def trained_small(way):
+    """On a rank: how far outputs and gradients are from the plain model's, and outputs in eval."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    plan = SMALL if way == "tensor" else sequence_parallel(SMALL, regather="again" in way)
+    tokens = torch.arange(2 * 2 * n).view(2, 2 * n) % 11
+    found = {}
+    for training in (True, False):
+        plain, model = small().train(training), small().train(training)
+        apply_tensor_parallel(model, plan)
+        torch.manual_seed(5)
+        y = plain(tokens)
+        torch.manual_seed(5)
+        ours = model(tokens)
+        weights = torch.randn_like(y)
+        own = slice(None) if way == "tensor" else slice(2 * me, 2 * me + 2)
+        (y * weights).sum().backward()
+        (ours * weights[:, own]).sum().backward()
+        if way != "tensor":
+            sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
+        found[f"y, {training = }"] = far(ours.detach(), y[:, own].detach())
+        cuts, expected = (
+            {name: cut for name, cut, _ in cuts_of(model)},
+            dict(plain.named_parameters()),
+        )
+        for name, parameter in model.named_parameters():
+            gradient = expected[name].grad
+            gradient = cuts[name].part(gradient, me, n) if name in cuts else gradient
+            found[f"{name}, {training = }"] = far(parameter.grad, gradient)
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_small_model(worlds, way):
+    """Padding, nn.Dropout, and a model that is cut in eval: as the plain model.
+
+    Must catch: a gradient of the row for padding; the mask of the first tokens for all ranks'; parts
+    that drop elements because they are new, and new modules train."""
+    assert all(map(close, worlds(3).run(trained_small, way)))
+
+
+class Scaled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def with_hook(register):
+    register(lambda *_: None)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda m: setattr(m.tokens, "max_norm", 0.5), "tokens: max_norm = 0.5, which looks at"),
+        (lambda m: setattr(m.tokens, "sparse", True), "tokens: sparse = True, which looks at"),
+        (lambda m: setattr(m.inner, "up", Scaled(6, 11)), "up: a Scaled with a forward of its own"),
+        (
+            lambda m: nn.utils.weight_norm(m.inner.up),
+            "inner.up: a Linear with the parameters bias, weight_g, weight_v, which a part has not",
+        ),
+        (lambda m: with_hook(m.inner.up.register_forward_hook), "inner.up: a Linear with hooks"),
+        (lambda m: with_hook(m.inner.up.weight.register_hook), "inner.up: a Linear with hooks"),
+        (
+            lambda m: setattr(m.drop, "again", m.inner.up),
+            "drop.again and inner.up are one module, of which only the first would be cut",
+        ),
+    ],
+)
+def test_modules_that_a_part_cannot_replace(change, message):
+    """Must catch: each of these lost without a word, where a plain layer takes the module's place,
+    or the first of its places."""
+    model, plan = small(), dict(SMALL)
+    change(model)
+    if hasattr(model.drop, "again"):
+        plan["drop.again"] = plan.pop("inner.up")
+    with pytest.raises(CannotSplit, match=re.escape(message)):
+        check_plan(model, plan, 2)
 
 
 # --- what is sent ---------------------------------------------------------------------------------

@@ -36,7 +36,10 @@ def apply_tensor_parallel(
     parts = Parts(group)
     for name, entry in matches(model, plan):
         for each in entry:
-            model.set_submodule(name, each.split(model.get_submodule(name), parts))
+            module = model.get_submodule(name)
+            part = each.split(module, parts)
+            part.training = module.training
+            model.set_submodule(name, part)
     return model
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..cross_node_warning import CrossesNodes
 from ..gpt import Dropout
+from ..torch_internals import hooks_of_others, module_hooks_of_others
 from .layers import Cut
 from .plan import TensorPlan, Whole
 
@@ -38,6 +39,8 @@ def plan_complaint(model: nn.Module, plan: TensorPlan, ranks: int) -> str:
             return f"{name} is named twice in the plan: each module is cut in one way."
         if wrong := next(filter(None, (e.complaint(named[name], ranks) for e in entry)), ""):
             return f"{name}: {wrong}"
+        if any(e.cuts(named[name]) for e in entry) and (wrong := would_lose(named[name])):
+            return f"{name}: a {type(named[name]).__name__} with {wrong}, which a part has not."
     for name, module in named.items():
         own = [key for key, _ in module.named_parameters(recurse=False)]
         if name not in names and (own or isinstance(module, Dropout | nn.Dropout)):
@@ -46,7 +49,35 @@ def plan_complaint(model: nn.Module, plan: TensorPlan, ranks: int) -> str:
                 f"the plan leaves out {name or 'the model itself'}, which {has}: name it, as"
                 " Whole() if it is not cut."
             )
-    return untied(model, dict(found))
+    return in_two_places(model, dict(found)) or untied(model, dict(found))
+
+
+def would_lose(module: nn.Module) -> str:
+    """What a module has that its part would not have: its place is taken by a plain layer. Empty if
+    nothing."""
+    usual = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Embedding.forward
+    own = {name for name, _ in module.named_parameters(recurse=False)}
+    if type(module).forward is not usual or "forward" in vars(module):
+        return "a forward of its own"
+    if "weight" not in own or own - {"weight", "bias"}:
+        return f"the parameters {', '.join(sorted(own))}"
+    if module_hooks_of_others(module) or any(map(hooks_of_others, module.parameters())):
+        return "hooks"
+    return ""
+
+
+def in_two_places(model: nn.Module, entries: dict[str, tuple[Whole, ...]]) -> str:
+    """A module of two others is cut in one of them alone."""
+    first = {module: name for name, module in model.named_modules()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        there = first[module]
+        around, around_there = (model.get_submodule(n.rpartition(".")[0]) for n in (name, there))
+        if around is not around_there and any(e.cuts(module) for e in entries.get(there, ())):
+            return (
+                f"{there} and {name} are one module, of which only the first would be cut: take two"
+                " modules that share a weight."
+            )
+    return ""
 
 
 def untied(model: nn.Module, entries: dict[str, tuple[Whole, ...]]) -> str:

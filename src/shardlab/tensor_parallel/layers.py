@@ -148,6 +148,9 @@ class TokenEmbedding(CutModule):
         self.weight, self.join = parts(embedding.weight, self.cuts["weight"]), join
         n, me = place(parts.group)
         self.begin, self.end = self.cuts["weight"].bounds(self.num_embeddings, me, n)
+        padding = embedding.padding_idx
+        own = padding is not None and self.begin <= padding < self.end
+        self.padding_idx = padding - self.begin if own else None  # this row gets no gradient
 
     @staticmethod
     def cuts_of(pieces: int) -> dict[str, Cut]:
@@ -157,7 +160,7 @@ class TokenEmbedding(CutModule):
         check_range(tokens, self.num_embeddings)
         own = (tokens >= self.begin) & (tokens < self.end)
         rows = (tokens - self.begin).masked_fill_(~own, 0)
-        x = F.embedding(rows, self.weight).masked_fill(~own.unsqueeze(-1), 0)
+        x = F.embedding(rows, self.weight, self.padding_idx).masked_fill(~own.unsqueeze(-1), 0)
         return self.join(x, group=self.group)  # [B, S, H]
 
 

@@ -89,6 +89,9 @@ class Tokens(Whole):
     def complaint(self, module: nn.Module, ranks: int) -> str:
         if not isinstance(module, nn.Embedding):
             return f"a {type(module).__name__}, and only nn.Embedding is cut by tokens."
+        for option in ("max_norm", "scale_grad_by_freq", "sparse"):
+            if value := getattr(module, option):
+                return f"{option} = {value}, which looks at rows of all ranks: build it without."
         return uneven_parts(module.num_embeddings, module.num_embeddings, "", ranks)
 
     def cuts(self, module: nn.Embedding) -> dict[str, Cut]:

@@ -60,7 +60,7 @@ class OwnTokens(Whole):
     """Computes with own tokens. Most modules need no change for it."""
 
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
-        if isinstance(module, Dropout):
+        if isinstance(module, Dropout | nn.Dropout):
             return OwnDropout(module.p, 1, parts.group)  # of [B, S/t, H]
         return OwnRows(parts.group) if isinstance(module, PositionIds) else module
 
