@@ -47,6 +47,10 @@ class NotOurGradient(RuntimeError):
     """A gradient that a technique cannot average: one sentence."""
 
 
+class NoSecondGradient(RuntimeError):
+    """Gradients of gradients cannot pass something: one sentence."""
+
+
 class BackwardListener:
     """Is called in each backward that reaches its parameters. A subclass defines the three methods;
     autograd records none of their operations."""

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab.backward import NoSecondGradient
 from shardlab.cross_node_warning import CrossesNodes
 from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
@@ -489,9 +490,51 @@ def trained_small(way):
 def test_a_small_model(worlds, way):
     """Padding, nn.Dropout, and a model that is cut in eval: as the plain model.
 
-    Must catch: a gradient of the row for padding; the mask of the first tokens for all ranks'; parts
-    that drop elements because they are new, and new modules train."""
+    Must catch: a gradient of the row for padding; the mask of the first tokens for those of all
+    ranks; parts that drop elements because they are new, and new modules train."""
     assert all(map(close, worlds(3).run(trained_small, way)))
+
+
+def penalized(way):
+    """On a rank: how far the gradients of a penalty on gradients are from the plain model's; what
+    the loss says of such a penalty."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    plan = SMALL if way == "tensor" else sequence_parallel(SMALL, regather="again" in way)
+    plain, model = small().eval(), small().eval()
+    apply_tensor_parallel(model, plan)
+    tokens, own = torch.arange(2 * 2 * n).view(2, 2 * n) % 11, slice(2 * me, 2 * me + 2)
+    for net in (plain, model):
+        vectors = []
+        net.tokens.register_forward_hook(lambda _module, _inputs, x, v=vectors: v.append(x))
+        y = net(tokens)
+        y = y * weights_of(slice(0, 2 * n) if y.shape[1] == 2 * n else own)
+        (gradient,) = torch.autograd.grad(y.pow(2).sum(), vectors, create_graph=True)
+        gradient.pow(2).sum().backward()
+    if way != "tensor":
+        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
+    cuts, found = {name: cut for name, cut, _ in cuts_of(model)}, {}
+    for name, expected in plain.named_parameters():
+        gradient = cuts[name].part(expected.grad, me, n) if name in cuts else expected.grad
+        found[name] = far(model.get_parameter(name).grad, gradient)
+    scores = torch.ones(1, 2, 2, requires_grad=True)
+    try:
+        loss = vocabulary_parallel_loss(scores, tokens[:1, :2], 2 * n)
+        torch.autograd.grad(loss, scores, create_graph=True)
+    except NoSecondGradient as error:
+        return found, str(error)
+
+
+def weights_of(own):
+    """A weight for each of these tokens."""
+    return torch.arange(float(own.start), float(own.stop))[:, None]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_gradients(worlds, way):
+    """Must catch: sums over ranks that autograd does not see within backward; a loss whose gradient
+    it takes for a constant."""
+    for found, said in worlds(3).run(penalized, way):
+        assert close(found) and said.startswith("create_graph=True: vocabulary_parallel_loss keeps")
 
 
 class Scaled(nn.Linear):

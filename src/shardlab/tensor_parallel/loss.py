@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..backward import NoSecondGradient
 from ..collective_wire import Group, place
 from .layers import Cut, check_range
 
@@ -56,6 +57,11 @@ class Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        if torch.is_grad_enabled():
+            raise NoSecondGradient(
+                "create_graph=True: vocabulary_parallel_loss keeps no scores for gradients of"
+                " gradients; gather the scores, and take next_token_loss."
+            )
         softmax, place_of_target, own = ctx.saved_tensors
         each = gradient / own.numel()
         # in the memory of the softmax: a second backward through here raises

@@ -21,6 +21,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .. import collectives_fast
 from ..collective_wire import (
@@ -68,18 +69,19 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return summed(gradient.clone(), ctx.group), None  # others may use this gradient as it is
+        return leave(gradient.clone(), ctx.group), None  # others may use this gradient as it is
 
 
 class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, group):
+        ctx.group = group
         ctx.mark_dirty(x)
         return summed(x, group)
 
     @staticmethod
     def backward(ctx, gradient):
-        return gradient, None
+        return enter(gradient, ctx.group), None
 
 
 class _Gather(torch.autograd.Function):
@@ -90,7 +92,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return reduce_scattered(gradient, ctx.dim, ctx.group), None, None
+        return reduce_scatter(gradient, ctx.dim, ctx.group), None, None
 
 
 class _ReduceScatter(torch.autograd.Function):
@@ -101,7 +103,7 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        return all_gathered(gradient, ctx.dim, ctx.group), None, None
+        return gather(gradient, ctx.dim, ctx.group), None, None
 
 
 class _Scatter(torch.autograd.Function):
@@ -111,6 +113,7 @@ class _Scatter(torch.autograd.Function):
         return own_slice(x, dim, group).clone()  # so that the whole can go
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, gradient):
         return all_gathered(gradient, ctx.dim, ctx.group), None, None
 

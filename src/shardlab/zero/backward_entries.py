@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..backward import NoSecondGradient
 from ..torch_internals import (
     current_backward,
     hooks_of_saved_tensors,
@@ -29,11 +30,6 @@ from ..torch_internals import (
     tree_map,
     version,
 )
-
-
-class NoSecondGradient(RuntimeError):
-    """Gradients of gradients cannot pass a unit: one sentence."""
-
 
 # --- what autograd keeps --------------------------------------------------------------------------
 
