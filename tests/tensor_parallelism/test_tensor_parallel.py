@@ -384,6 +384,13 @@ def clipped_steps(model, config, way, group):
     return norms, list(model.parameters())
 
 
+def assigned(model):
+    states = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(states, assign=True)
+    return twin
+
+
 def copied(config, way, how, in_a_group):
     """On a rank: whether a copy trains as the original does; or what it says instead."""
     torch.set_default_dtype(torch.float64)
@@ -400,8 +407,8 @@ def copied(config, way, how, in_a_group):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_copies(worlds, way):
-    """A deep copy, a loaded one and one that was filled from the meta device train as the original
-    does, to the bit. A process group cannot be written to a file.
+    """A deep copy, a loaded one, one with other parameters and one that was filled from the meta
+    device train as the original does, to the bit. A process group cannot be written to a file.
 
     Must catch: parts of a copy that are taken for whole, so that clipping counts one rank's and
     sum_gradients adds different tokens' rows; memory or forward of the original; PyTorch's own
@@ -413,6 +420,7 @@ def test_copies(worlds, way):
         assert two.run(copied, config, way, copy.deepcopy, True) == [True, True]
         for sentence in two.run(copied, config, way, saved_and_loaded, True):
             assert "has a process group of its own, which is not pickled: save whole" in sentence
+    assert two.run(copied, llama(2), way, assigned, True) == [True, True]
     assert two.run(copied, llama(2), way, filled_anew, True) == [True, True]
 
 

@@ -67,6 +67,7 @@ class CutModule(ConvertedModule):
     def __init__(self, group: Group, cuts: dict[str, Cut]):
         super().__init__()
         self.group, self.cuts = group, cuts
+        self.register_load_state_dict_post_hook(know_parts)
 
     def converted(self):
         """What PyTorch has put where a part was is a part."""
@@ -95,6 +96,11 @@ class CutModule(ConvertedModule):
     def extra_repr(self) -> str:
         shapes = [f"{name} {list(p.shape)}" for name, p in self.named_parameters(recurse=False)]
         return ", ".join([*shapes, f"1 of {dist.get_world_size(self.group)} ranks"])
+
+
+def know_parts(module: CutModule, _):
+    """load_state_dict(assign=True) gives the module other parameters, which are parts, too."""
+    module.converted()
 
 
 class CutLinear(CutModule):
