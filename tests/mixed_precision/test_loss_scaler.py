@@ -189,7 +189,8 @@ def test_overflow_on_every_step():
 
 def test_what_is_refused():
     """Must catch: fp16 gradients divided in fp16, where they are zero again; a loss in fp16, whose
-    gradient would be the infinite scale; settings that make no scale."""
+    gradient would be the infinite scale; settings that make no scale; a step with the scaled
+    gradients of a closure."""
     half = nn.Parameter(torch.ones(3, dtype=torch.float16))
     optimizer = torch.optim.SGD([half], lr=0.1)
     half.grad = torch.ones_like(half)
@@ -197,6 +198,8 @@ def test_what_is_refused():
         LossScaler().step(optimizer)
     with pytest.raises(CannotScale, match="logits.float"):
         LossScaler().scale(half.sum())
+    with pytest.raises(CannotScale, match="step\\(\\) with a closure"):
+        LossScaler().step(optimizer, lambda: half.sum())
     sparse = nn.Embedding(4, 2, sparse=True)
     sparse(torch.tensor([1])).sum().backward()
     with pytest.raises(CannotScale, match="sparse=False"):

@@ -1,5 +1,6 @@
 """Master weights beside the same thing written by hand and beside torch.amp; their bytes."""
 
+import copy
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 from shardlab import mixed_precision
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import LossScaler, MasterWeights, fast
@@ -195,6 +197,26 @@ def test_accumulation_in_fp32():
     assert optimizer.pairs[0][1].item() == -511
 
 
+def test_gradients_that_come_late():
+    """Two microbatches are taken and the last one is not; then gradients are set to zero, not None.
+
+    Must catch: a gradient that is left out because its master has one, or zeros, already."""
+    weight = nn.Parameter(torch.zeros((), dtype=torch.bfloat16))
+    optimizer = MasterWeights([weight], torch.optim.SGD, lr=1.0)
+    for step in (1, 2):
+        for factor in (256, 1, 4):
+            (weight * factor).backward()
+            if factor != 4:
+                optimizer.take_gradients()
+        optimizer.step()
+        assert optimizer.pairs[0][1].item() == -261 * step
+        assert optimizer.pairs[0][1].grad == 257 and weight.grad == 4
+        optimizer.zero_grad(set_to_none=False)
+    weight.backward()
+    optimizer.step()
+    assert optimizer.pairs[0][1].item() == -523
+
+
 @pytest.mark.parametrize("kind", [MasterWeights, Bf16Moments, EightBitMoments])
 def test_a_run_that_is_continued(kind):
     """State to a file and back into a model that began otherwise: the following steps are the same
@@ -250,7 +272,8 @@ def test_groups_schedulers_and_closures():
 
 
 def test_what_is_refused():
-    """Must catch: an optimizer that looks at everything, updated pile by pile."""
+    """Must catch: an optimizer that looks at everything, updated pile by pile; a parameter that is
+    trained later and has no copy; a copy of the optimizer that has lost its pairs."""
     weight = nn.Parameter(torch.ones(2, dtype=torch.float16))
     with pytest.raises(CannotCopy, match="all parameters at once"):
         MasterWeights([weight], torch.optim.LBFGS)
@@ -265,8 +288,22 @@ def test_what_is_refused():
     optimizer = MasterWeights([weight], torch.optim.SGD, lr=0.1)
     with pytest.raises(CannotCopy, match="has no master"):
         optimizer.load_state_dict(torch.optim.SGD([weight], lr=0.1).state_dict())
+    with pytest.raises(CannotCopy, match="not copied or pickled"):
+        copy.deepcopy(optimizer)
+    frozen = nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
+    optimizer = MasterWeights([("head", frozen), ("body", weight)], torch.optim.SGD, lr=0.1)
+    frozen.requires_grad_()
+    with pytest.raises(CannotCopy, match=r"head of shape \[3\] was frozen when the optimizer was"):
+        optimizer.step()
+    optimizer.add_param_group({"params": [("head", frozen)]})
+    frozen.grad = torch.ones_like(frozen)
+    optimizer.step()
+    assert frozen[0].item() < 1
     with pytest.raises(TypeError, match="bf16"):
         StochasticRounding([weight], torch.optim.SGD, lr=0.1)
+    optimizer = StochasticRounding([weight.detach().bfloat16().requires_grad_()], torch.optim.SGD)
+    with pytest.raises(CannotCopy, match="no copies between steps"):
+        clip_gradients(optimizer, 1.0)
 
 
 # --- bytes ----------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class LossScaler:
     def step(self, optimizer: torch.optim.Optimizer, *args, **named):
         """optimizer.step(), unless a gradient has overflowed. Returns its result, or None."""
         checks.check_not_stepped(self, optimizer)
+        checks.check_no_closure([*args, *named.values()])
         if optimizer not in self.overflown:
             self.unscale_(optimizer)
         self.stepped.add(optimizer)

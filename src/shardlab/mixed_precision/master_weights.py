@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_internals import version
-from .optimizer_wrapper import OptimizerOfCopies
+from .optimizer_wrapper import OptimizerOfCopies, check_still_frozen
 
 
 class MasterWeights(OptimizerOfCopies):
@@ -48,6 +48,7 @@ class MasterWeights(OptimizerOfCopies):
     def step(self, closure: Callable[[], Tensor] | None = None):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
         one pile of masters after another, and few gradients exist twice at a time."""
+        check_still_frozen(self.frozen)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -59,8 +60,9 @@ class MasterWeights(OptimizerOfCopies):
             for parameter, master in pile:
                 self.before_update(parameter, master)
                 master.grad = taken[master]
-                if master.grad is None and parameter.grad is not None:
-                    master.grad = self.in_fp32(parameter)
+                if parameter is not master and parameter.grad is not None:  # came since then
+                    late = self.in_fp32(parameter)
+                    master.grad = late if master.grad is None else master.grad + late
             self.inner.step()
             for parameter, master in pile:
                 self.after_update(parameter, master)

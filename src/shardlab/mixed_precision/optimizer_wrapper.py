@@ -31,6 +31,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         check_optimizer(of, at_once_bytes)
         self.of, self.settings, self.at_once_bytes = of, settings, at_once_bytes
         self.pairs: list[CopiedPair] = []
+        self.frozen: list[tuple[str | None, nn.Parameter]] = []
         self.versions: dict[nn.Parameter, int] = {}  # of a parameter when it was its copy
         self.inner: torch.optim.Optimizer | None = None
         super().__init__(params, settings)  # calls add_param_group
@@ -42,6 +43,9 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         named = [each if isinstance(each, tuple) else (None, each) for each in given]
         check_copied(named, {parameter for parameter, _ in self.pairs})
         made = [(name, (p, self.copy_of(p))) for name, p in named if p.requires_grad]
+        added = {parameter for _, parameter in named}
+        self.frozen = [(name, p) for name, p in self.frozen if p not in added]
+        self.frozen += [(name, p) for name, p in named if not p.requires_grad]
         masters = [master if name is None else (name, master) for name, (_, master) in made]
         if self.inner is None:
             self.inner = self.of([{**param_group, "params": masters}], **self.settings)
@@ -105,6 +109,12 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         self.inner.load_state_dict({**state_dict, "state": states})
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
+    def __getstate__(self):
+        raise CannotCopy(
+            f"a {type(self).__name__} is not copied or pickled, for its copies belong to one model:"
+            " make another one of the other model, and load state_dict()."
+        )
+
     def __repr__(self):
         return f"{type(self).__name__}({self.inner!r})"
 
@@ -138,6 +148,16 @@ def check_copied(named: list[tuple], known: set[nn.Parameter]):
         if parameter in known:
             raise CannotCopy(f"{called} is given twice: each belongs to one group, once.")
         known.add(parameter)
+
+
+def check_still_frozen(frozen: list[tuple[str | None, nn.Parameter]]):
+    for name, parameter in frozen:
+        if parameter.requires_grad:
+            raise CannotCopy(
+                f"{name or 'a parameter'} of shape {list(parameter.shape)} was frozen when the"
+                " optimizer was made, and is trained now: make the optimizer anew, or give it the"
+                " parameter by add_param_group once it is trained."
+            )
 
 
 def check_saved(saved: Tensor | None, master: Tensor, number: int):

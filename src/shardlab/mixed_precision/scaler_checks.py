@@ -105,6 +105,14 @@ def check_not_stepped(scaler, optimizer: torch.optim.Optimizer):
         raise WrongOrder("step() a second time since the last update(): call update() after each.")
 
 
+def check_no_closure(arguments: list):
+    if any(map(callable, arguments)):
+        raise CannotScale(
+            "step() with a closure: its gradients would still have the scale when the optimizer"
+            " takes them; run backward first, and step without a closure."
+        )
+
+
 def check_unscaled(scaler):
     if not scaler.overflown:
         raise WrongOrder("update() without step() or unscale_(): no gradient has been looked at.")

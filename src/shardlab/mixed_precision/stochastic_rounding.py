@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .master_weights import MasterWeights
+from .optimizer_wrapper import CannotCopy
 
 LOW_BITS = 0xFFFF  # of an fp32: the bits that bf16 does not have
 
@@ -49,6 +50,12 @@ class StochasticRounding(MasterWeights):
         master = super().copy_of(parameter)
         master.data = master.new_empty(0)
         return master
+
+    def take_gradients(self):
+        raise CannotCopy(
+            "StochasticRounding has no copies between steps that could have fp32 gradients: clip"
+            " and look at the gradients of the parameters, as torch.nn.utils.clip_grad_norm_ does."
+        )
 
     def before_update(self, parameter: nn.Parameter, master: nn.Parameter):
         master.data = parameter.detach().float()
