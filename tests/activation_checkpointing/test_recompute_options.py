@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint as torchs
 
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
-from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules, checkpoint_some
 from shardlab.recompute.offload import Copies, offload_activations
 from shardlab.recompute.selective import EXPENSIVE, PRODUCTS, checkpoint_selective
@@ -131,6 +131,28 @@ def test_selective_inside_a_checkpoint_keeps_nothing():
     x = x_of()
     checkpoint(lambda x: checkpoint_selective(function, x), x).sum().backward()
     assert torch.equal(x.grad, torch.autograd.grad(function(x).sum(), x)[0])
+
+
+def test_a_backward_inside_of_the_function():
+    """Forces are gradients of an energy. checkpoint() repeats that; checkpoint_selective() refuses.
+
+    Must catch: a second run within the first, whose products are counted as the first run's, so
+    that gradients are made with others."""
+    layer, x = nn.Linear(6, 6), torch.randn(4, 6)
+
+    def force(x):
+        z = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(layer(z).pow(3).sum(), z, create_graph=True)
+        return layer(x).tanh() + gradient.sin()
+
+    gradients = []
+    for call in (force, partial(checkpoint, force)):
+        layer.zero_grad()
+        call(x).sum().backward()
+        gradients.append(layer.weight.grad)
+    assert torch.equal(*gradients)
+    with pytest.raises(CheckpointError, match="the function goes backward itself"):
+        checkpoint_selective(force, x)
 
 
 @pytest.mark.parametrize(

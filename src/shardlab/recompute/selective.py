@@ -29,7 +29,7 @@ from ..torch_internals import (
     tree_leaves,
 )
 from .checkpointing import Recomputation
-from .determinism import InANode
+from .determinism import CheckpointError, InANode
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm)  # linear layers
 EXPENSIVE = PRODUCTS + FUSED_ATTENTION
@@ -67,7 +67,7 @@ class Selective(Recomputation):
     def __init__(self, function: Callable, keep: Collection, same: bool):
         super().__init__(function, same)
         self.keep = check_policy(keep)
-        self.kept: dict[int, KeptCall] = {}
+        self.kept: dict[int, KeptCall] | None = None  # None: the first run goes on
 
     def first_run(self, args: tuple, named: dict):
         with PutAside(self.keep) as aside:
@@ -77,6 +77,12 @@ class Selective(Recomputation):
         return output
 
     def run_again(self):
+        if self.kept is None:  # the second run would count on in the first
+            raise CheckpointError(
+                "the function goes backward itself, as by autograd.grad(), for which"
+                " checkpoint_selective() would run it again within its first run: take"
+                " checkpoint()."
+            )
         # All at once and before the mode is on: what an outer checkpoint dropped, it makes now.
         outputs, self.kept = {number: call.take() for number, call in self.kept.items()}, {}
         with TakeInstead(self.keep, outputs):
