@@ -689,3 +689,17 @@ def test_names_and_order_of_parameters():
         "head.norm.weight",
         "head.norm.bias",
     ]
+
+
+def test_rms_norm_backward_twice():
+    """Against differences, in float64. Must catch: a scale that the second backward takes for a
+    constant, so that a penalty on gradients has a part of its own gradient only."""
+    torch.manual_seed(0)
+    norm = RMSNorm(6).double()
+    x, weight = (torch.randn(*shape, 6, dtype=torch.float64) for shape in ((3,), ()))
+    x, weight = x.requires_grad_(), weight.requires_grad_()
+
+    def normalized(x, weight):
+        return torch.func.functional_call(norm, {"weight": weight}, (x,))
+
+    assert torch.autograd.gradgradcheck(normalized, (x, weight))

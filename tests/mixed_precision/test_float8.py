@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from shardlab.backward import NoSecondGradient
 from shardlab.mixed_precision.float8 import (
     Float8Linear,
     Float8Recipe,
@@ -125,6 +126,14 @@ def test_products_forward_and_backward(recipe):
     for name, (found, exact) in wanted.items():
         scale = exact.abs().max()
         assert (found.double() - exact).abs().max() <= 16 * 2.0**-24 * scale * 15, name
+
+
+def test_gradients_of_gradients_are_refused():
+    """Must catch: a penalty on gradients from which the layers in 8 bits are missing."""
+    emulated = use_float8(nn.Sequential(nn.Linear(4, 4)))
+    x = torch.randn(2, 4, requires_grad=True)
+    with pytest.raises(NoSecondGradient, match="rounding to 8 bits has no gradient"):
+        torch.autograd.grad(emulated(x).pow(2).sum() + x.pow(3).sum(), x, create_graph=True)
 
 
 def test_the_same_as_a_scaled_product():

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..backward import NoSecondGradient
+
 LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
 
 
@@ -93,6 +95,11 @@ class Float8Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dy: Tensor):
+        if torch.is_grad_enabled():
+            raise NoSecondGradient(
+                "create_graph=True: rounding to 8 bits has no gradient, so gradients of gradients"
+                " end there; compute such a penalty without use_float8."
+            )
         x8, w8 = ctx.saved_tensors
         dy8 = ctx.recipe.rounded(dy, ctx.recipe.gradients)
         dx = dy8 @ w8
