@@ -471,7 +471,7 @@ def run_moves(moves: Callable[[int, int], list], count: int = 2) -> str:
     patience = dict(patience_seconds=PATIENCE_SECONDS, announce=False)
     with ranks(count, device="cpu", **patience) as world:
         try:
-            arrived = world.run(moves_on_rank, moves)
+            arrived = world.run(moves_on_rank, moves, limit_seconds=PATIENCE_SECONDS)
         except RankError as error:
             lines = str(error).splitlines()[: count + 1]
             return "\n".join(line.strip() for line in lines)
