@@ -158,6 +158,11 @@ one_f_one_b_of_a_rank = Exercise(
             " needs one more for each rank after it: p - r - 1.",
         ),
         Misconception(
+            _list_of(warm=lambda r, p, m: min(m, p - r - 2)),
+            "one forward too few before the first pair, and on the last rank -1: forwards[:-1] are"
+            " all but the last. Rank r needs one for each rank after it: p - r - 1.",
+        ),
+        Misconception(
             _list_of(warm=lambda r, p, m: min(m, p - r)),
             "one forward too many before the first pair, which begins with a forward of its own."
             " The step takes as long, and every rank holds one microbatch more than it needs.",
@@ -222,6 +227,10 @@ one_f_one_b_of_a_rank = Exercise(
             " backwards[microbatches - warm_up:].",
         ),
         (
+            "microbatches go from 0 to 7",
+            "Microbatches are counted from 0: range(microbatches).",
+        ),
+        (
             "microbatches go from 0 to",
             "Where there are fewer microbatches than ranks, the warm-up is at most m:"
             " min(microbatches, ranks - rank - 1).",
@@ -232,9 +241,9 @@ one_f_one_b_of_a_rank = Exercise(
             " 0).",
         ),
         (
-            "missing 1 required positional",
-            "An action was taken apart: the list is one flat list of actions, so += [forward,"
-            " backward], and no append of a pair.",
+            r"Action\.__new__\(\)|and 'Action'",
+            "Something in the list is no action: the list is one flat list of this rank's actions,"
+            " so += [forward, backward], and no append of a pair.",
         ),
     ),
     right="warm-up, pairs, cool-down: every rank is at work as soon as anything has reached it.",
@@ -424,6 +433,15 @@ actions_of_a_stage = Exercise(
             "second time",
             "Several microbatches are in hand at a time, and each needs a place of its own:"
             " held[action.microbatch].",
+        ),
+        (
+            "cannot be converted to Scalar",
+            "On the last rank y is the loss, and the loss is sent: send(y.detach()), not x.",
+        ),
+        (
+            "unsupported operand.*NoneType",
+            "In backward receive() gives None on the last rank, because a loss needs no gradient"
+            " from elsewhere: hand it on as it is, y.backward(receive()).",
         ),
         (
             "implicitly created only",
