@@ -254,6 +254,7 @@ def _dropped(solution, p, after):
     gradients, drawn = [], []
     for checkpointed in (False, True):
         torch.manual_seed(8)
+        torch.rand(3)  # so does what comes before: the state is not that of the seed any more
         own = x.clone().requires_grad_()
         y = solution.apply(layer, own) if checkpointed else layer(own)
         torch.rand(after)  # the rest of the model draws as well
@@ -542,8 +543,9 @@ own_checkpoint = Exercise(
         ),
         Misconception(
             _plain_checkpoint(records=False),
-            "autograd records nothing in a backward either, so the second run has no graph to go"
-            " back through. Run it inside torch.enable_grad().",
+            "autograd records nothing in a backward either, so what you call backward on has no"
+            " graph. Run the function inside torch.enable_grad(), and call y.backward(gradient) on"
+            " its result, not on a sum made outside.",
         ),
         Misconception(
             _plain_checkpoint(cut=False),
@@ -558,8 +560,9 @@ own_checkpoint = Exercise(
         ),
         Misconception(
             _plain_checkpoint(back=lambda x, gradient: gradient),
-            "that is the gradient of y, or none at all. Layers before this one want that of x,"
-            " which the second backward leaves in x.grad, if x is x.detach().requires_grad_().",
+            "that is not the gradient of x, but that of y, say, or none at all. Layers before this"
+            " one want that of x, which the second backward leaves in x.grad, if x is"
+            " x.detach().requires_grad_().",
         ),
         Misconception(
             lambda *_: None, "the check wants the class Checkpoint, a torch.autograd.Function."
@@ -650,7 +653,8 @@ own_hooks = Exercise(
         Misconception(
             _forgetting(cut=False),
             "the gradients are right, and after backward the memory does not come back: an"
-            " activation with its graph keeps itself alive. keep wants activation.detach().",
+            " activation with its graph keeps itself alive. keep wants activation.detach(), and"
+            " does not return the activation: what it returns is kept, too.",
         ),
         Misconception(
             _forgetting(records=False),
@@ -687,7 +691,15 @@ own_hooks = Exercise(
             "Backward asks from the last number to the first, so a pop moves the places of the"
             " others: again[number].",
         ),
-        ("only integer tensors", "pack and unpack are exchanged: pack comes first."),
+        (
+            "only integer tensors",
+            "unpack was given an activation instead of its number: pack returns next(numbers), and"
+            " in saved_tensors_hooks pack comes before unpack.",
+        ),
+        (
+            "list indices must be integers or slices, not NoneType",
+            "pack returns nothing: return next(numbers).",
+        ),
         (
             "list indices must be integers",
             "That is the iterator itself: next(numbers) is the next number.",
@@ -775,6 +787,7 @@ blocks_for_a_budget = Exercise(
         dict(layers=6, kept=16, kept_input=6, work=26, loss=4, budget=97),
         dict(layers=4, **_BLOCK, work=26, loss=4, budget=500),
         dict(layers=8, **_BLOCK, work=26, loss=4, budget=93),
+        dict(layers=4, **_BLOCK, work=20, loss=60, budget=70),
     ),
     words=(
         "8 blocks, 100 vectors",
@@ -783,6 +796,7 @@ blocks_for_a_budget = Exercise(
         "6 blocks with products kept, 97 vectors",
         "4 blocks, more than enough",
         "8 blocks, 93 vectors, which three of them fit exactly",
+        "4 blocks, a large loss, 70 vectors, which only all four fit",
     ),
     answer=_plan_of,
     hint="Backward goes from the last block to the first. At each block, what do those"
