@@ -129,8 +129,8 @@ scaler_step_of_a_loop = Exercise(
         Misconception(
             _scaler(unscale=lambda g, scale: g.div(scale)),
             "the update sees gradients that are still multiplied by the scale. With SGD that is a"
-            " learning rate of 65,536 times yours. Divide in place, g.div_(scale): g / scale is a"
-            " new tensor, which nobody reads.",
+            " learning rate of 65,536 times yours. Divide before update(), and in place,"
+            " g.div_(scale): g / scale is a new tensor, which nobody reads.",
         ),
         Misconception(
             _scaler(unscale=lambda g, scale: g.mul_(scale)),

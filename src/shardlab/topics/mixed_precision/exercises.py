@@ -234,12 +234,14 @@ found_on_one_rank = Exercise(
         ),
         Misconception(
             lambda gradient, dist: False,
-            "no step is ever made: where all gradients are finite, make the step.",
+            "no step is ever made: where all gradients are finite, make the step. (all_reduce"
+            " returns nothing: after flag = dist.all_reduce(flag) the flag is None, and None is not"
+            " 0.)",
         ),
         Misconception(
             _most_of_them,
-            "it skips only if more than half of the ranks have found an overflow, and one is"
-            " enough.",
+            "it skips only if more than one rank, or more than half of them, has found an"
+            " overflow, and one is enough.",
         ),
         Misconception(
             _of_rank_0,
