@@ -95,6 +95,8 @@ def _mlp_of_ranks(solution, n, hidden, inner):
             y = solution(x.clone(), up, down, noted, dist.get_rank(), n)
         if not isinstance(y, torch.Tensor):
             return y
+        if y.shape != x.shape:
+            raise ValueError(f"y is {list(y.shape)}: as large as x is wanted, {list(x.shape)}.")
         return nine_digits(y), summed, made(products.flops)
 
     return value_of_ranks(n, work)
@@ -117,6 +119,13 @@ def _mlp_of_rank_0(x, up, down, leave, rank, ranks):
 def _mlp_summed_twice(x, up, down, leave, rank, ranks):
     up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
     return leave(leave(F.gelu(x @ up.T) @ down.T))
+
+
+def _mlp_sum_unused(x, up, down, leave, rank, ranks):
+    up, down = up.tensor_split(ranks, 0)[rank], down.tensor_split(ranks, 1)[rank]
+    term = F.gelu(x @ up.T) @ down.T
+    leave(term)
+    return term
 
 
 def _mlp_not_transposed(x, up, down, leave, rank, ranks):
@@ -258,6 +267,10 @@ mlp_on_ranks = Exercise(
             " many y as there are ranks.",
         ),
         Misconception(
+            _mlp_sum_unused,
+            "leave hands back the sum, and your term stays what it was: return leave(term).",
+        ),
+        Misconception(
             _mlp_not_transposed,
             "PyTorch's weight has a row for each number that comes out: x @ part.T, for both"
             " products.",
@@ -348,6 +361,10 @@ def _of_rank_0(dist, x):
 
 def _none(dist, x):
     return None
+
+
+def _none_in_its_memory(dist, x):
+    dist.all_reduce(x)
 
 
 def _sent_copy(dist, x):
@@ -448,6 +465,11 @@ enter_columns = Exercise(
             _function(_nothing, _none),
             "no gradient comes back. If you return what all_reduce returns: it returns nothing,"
             " and works in place.",
+        ),
+        Misconception(
+            _function(_nothing, _none_in_its_memory),
+            "no gradient comes back: all_reduce returns nothing. The sum is made in the memory of"
+            " the gradient that autograd gave you: sum a clone, and return the clone.",
         ),
     ),
     errors=(
@@ -912,6 +934,10 @@ loss_of_cut_scores = Exercise(
         Misconception(
             _part_of_loss(finish=lambda total, target: (total.log() - target).sum()),
             "that is the sum over the tokens; the mean over the tokens is wanted.",
+        ),
+        Misconception(
+            _part_of_loss(finish=lambda total, target: (total.log() - target).mean().item()),
+            "the number is right, and has no gradient: return the tensor, without .item().",
         ),
         Misconception(
             _part_of_loss(finish=lambda total, target: total.log() - target),
