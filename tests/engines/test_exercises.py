@@ -151,10 +151,17 @@ def test_what_a_solution_does_to_its_arguments_stays_there():
     )
 
 
+def test_what_is_no_exercise():
+    """Must catch: the arguments of a check exchanged, and an AttributeError about a name."""
+    with pytest.raises(TypeError, match="wants an exercise and then your function; the first is a"):
+        check(TWICE.reference, TWICE)
+
+
 @pytest.mark.slow
 def test_a_check_ends():
     """Mutations: a loop that has no end left to itself; a reader's `except Exception` that keeps
-    the end away; the limit that goes on after the check, into the next cell."""
+    the end away; the limit that goes on after the check, into the next cell; the exercise's name,
+    which the reader has not written, instead of the function's."""
 
     def forever(a):
         while True:
@@ -165,6 +172,9 @@ def test_a_check_ends():
                 pass
 
     assert check(TWICE, TWICE.reference)  # the fork server runs
+    assert repr(check(TWICE, forever, seconds=0.3)) == (
+        "not yet: forever: it had not ended after 0.3 s."
+    )
     assert (
         repr(judge(TWICE, forever, seconds=0.2))  # where there is no process to be had
         == "not yet: forever(a=3) raised TimeoutError: it had not ended after 0.2 s."

@@ -159,7 +159,12 @@ def _is_number(value) -> bool:
 def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
     """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
     server. Never raises for an error in the solution, which is part of the verdict, and returns
-    within the limit. The stop button ends the check at once."""
+    within the limit. The stop button ends the check at once. TypeError for what is no exercise."""
+    if not isinstance(exercise, Exercise):
+        raise TypeError(
+            f"check wants an exercise and then your function; the first is a"
+            f" {type(exercise).__name__}: check(the_exercise, your_function)."
+        )
     if not callable(solution):
         return Verdict(
             False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
@@ -169,7 +174,7 @@ def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS
     except CannotGoApart:
         return judge(exercise, solution, seconds)
     except (TimeoutError, Ended) as error:
-        return Verdict(False, f"{exercise.name}: {error}")
+        return Verdict(False, f"{own_name(solution, exercise.name)}: {error}")
 
 
 def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
