@@ -349,8 +349,8 @@ one_place_around_the_ring = Exercise(
         ),
         Misconception(
             lambda outgoing, room, dist: dist.recv(torch.empty_like(room), dist.get_rank() - 1),
-            "you receive before anybody has sent, and recv waits: all ranks wait for each other."
-            " isend first, which returns at once; and rank 0's left neighbour is rank n - 1.",
+            "rank 0's left neighbour is rank n - 1, and rank 0 is the right neighbour of that one:"
+            " (me - 1) % n and (me + 1) % n. And isend comes before recv, which waits.",
         ),
         Misconception(
             lambda outgoing, room, dist: dist.recv(

@@ -214,6 +214,11 @@ mean_of_the_gradients = Exercise(
             " no parameter has: store the zeros in p.grad before the all-reduce.",
         ),
         Misconception(
+            _filled(lambda p, dist: setattr(p, "grad", dist.all_reduce(p.grad))),
+            "all_reduce returns nothing, so after p.grad = dist.all_reduce(p.grad) the gradient is"
+            " None. The sum is in the tensor that it is given: call it, and divide p.grad.",
+        ),
+        Misconception(
             _filled(_only_divided),
             "divided, and nothing was sent: dist.all_reduce(p.grad) makes the sum first.",
         ),
