@@ -676,6 +676,7 @@ class Kept(NamedTuple):
     after_forward_bytes: int
     most_bytes: int
     after_backward_bytes: int
+    gatherings_in_forward: int
     gatherings: int
     gradients_right: bool
 
@@ -716,7 +717,7 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
     try:
         for shard in shards:
             x = function.apply(x, shard, gather, scatter)
-        after_forward = live()
+        after_forward, in_forward = live(), len(watched)
         x.pow(2).sum().backward()
     except Exception as error:
         return Failure.of(error)
@@ -730,7 +731,7 @@ def watch_gathered_weights(function, layers, width) -> Kept | str:
         and torch.allclose(shard.grad, 2 * weight.grad[: width // 2], rtol=1e-9)
         for shard, weight in zip(shards, plain)
     )
-    return Kept(after_forward, most, live(), len(watched), right)
+    return Kept(after_forward, most, live(), in_forward, len(watched), right)
 
 
 def _sharded_linear(
@@ -746,9 +747,9 @@ def _sharded_linear(
     class ShardedLinear(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, shard, gather, scatter):
-            weight = whole(shard, gather)
             for _ in range(more[0]):
                 gather(shard)
+            weight = whole(shard, gather)
             ctx.save_for_backward(
                 x, shard, *([weight.clone() if copied else weight] if keep_weight else [])
             )
@@ -806,6 +807,11 @@ weights_that_stay = Exercise(
             _sharded_linear(keep_weight=True, again=False, copied=True),
             "a copy of every gathered weight is kept: after forward the whole model is there, as"
             " copies. Save the shard, and gather again in backward.",
+        ),
+        Misconception(
+            _sharded_linear(keep_weight=True, again=False, copied=True, more=(1, 0)),
+            "a copy of every gathered weight is kept: after forward the whole model is there, as"
+            " copies, and forward gathers twice. Save the shard, and gather again in backward.",
         ),
         Misconception(
             _sharded_linear(more=(1, 0)),
