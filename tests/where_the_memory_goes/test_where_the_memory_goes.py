@@ -8,6 +8,7 @@ from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import weigh
+from shardlab.topics.where_the_memory_goes import lab
 from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
@@ -166,3 +167,21 @@ def test_relu_keeps_one_inner_tensor_where_gelu_keeps_two(in_place):
         return sum(line.activations for line in weigh(layers, torch.zeros(64, 256)))
 
     assert kept(torch.nn.GELU()) - kept(torch.nn.ReLU(inplace=in_place)) == inner
+
+
+def test_a_loop_of_the_bug_hunt_that_never_ends(monkeypatch):
+    """Must catch: a cell that hangs, because the check has a limit and the table after it none."""
+    monkeypatch.setattr(lab, "LIMIT_SECONDS", 0.5)
+
+    def forever(model, optimizer, pairs):
+        while True:
+            pass
+
+    with pytest.raises(TimeoutError, match="had not ended after 0.5 s"):
+        lab.table_of_what_is_left(forever)
+
+
+def test_a_loop_of_the_bug_hunt_that_returns_nothing(capsys):
+    """Must catch: an error about the length of None, below a check that has said what is wrong."""
+    lab.table_of_what_is_left(lambda model, optimizer, pairs: None)
+    assert capsys.readouterr().out.startswith("losses: 0;")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import torch
 
+from shardlab.exercises.checker import LIMIT_SECONDS
+from shardlab.exercises.patience import at_most
 from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.capabilities import find_device
@@ -297,12 +299,14 @@ def weigh_accumulation() -> Accumulated:
 
 
 def table_of_what_is_left(train: Callable, steps: int = 3) -> Table:
-    """The modules that made most of what the reader's loop leaves behind."""
+    """The modules that made most of what the reader's loop leaves behind. Raises TimeoutError for a
+    loop that does not end."""
     model = GPT(exercises.CONFIG)
     optimizer = torch.optim.AdamW(model.parameters())
-    with Ledger(model, optimizer) as ledger:
+    with Ledger(model, optimizer) as ledger, at_most(LIMIT_SECONDS):
         losses = train(model, optimizer, exercises.pairs(steps))
-    print(f"losses: {len(losses)}; activations left: {ledger.bytes.activations:,} bytes")
+    count = len(losses) if isinstance(losses, (list, tuple)) else 0
+    print(f"losses: {count}; activations left: {ledger.bytes.activations:,} bytes")
     made = sorted(ledger.by_module("activations").items(), key=lambda item: -item[1])
     return Table(["made by", "bytes left"], made[:4] or [["nobody", 0]])
 
