@@ -256,6 +256,8 @@ def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
         first = next(n for n, pair in enumerate(zip(given, wanted)) if not same(*pair))
         if isinstance(given, OfRanks):
             where = f" on rank {first}"
+        elif hasattr(wanted, "_fields"):
+            where += f" for the {wanted._fields[first].replace('_', ' ')}"
         elif len(given) > 1:
             places.append(str(first))
         wanted, given = wanted[first], given[first]

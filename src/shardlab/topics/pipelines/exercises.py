@@ -1,6 +1,8 @@
 """Chapter 8: pipelines. What readers write makes schedules, which are simulated, or runs on thread
 ranks: no check can hang."""
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 
@@ -255,6 +257,13 @@ one_f_one_b_of_a_rank = Exercise(
 _WIDTH = 3
 
 
+class _Done(NamedTuple):
+    gradients_of_the_layers: list
+    losses: list
+    most_held_at_a_time: int
+    held_in_the_end: int
+
+
 def _stages_at_work(solution, ranks, microbatches):
     """On each rank: the gradients of its layer, the most microbatches held at a time, and those
     left in the end; on the last the losses, too."""
@@ -294,7 +303,7 @@ def _stages_at_work(solution, ranks, microbatches):
             solution(now, run, held, receive, send)
             most = max(most, len(held))
         gradients = [nine_digits(p.grad) if p.grad is not None else None for p in layer]
-        return gradients, [round(loss, 9) for loss in losses], most, len(held)
+        return _Done(gradients, [round(loss, 9) for loss in losses], most, len(held))
 
     return answer_of_ranks(ranks, work)
 

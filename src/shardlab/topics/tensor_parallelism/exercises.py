@@ -3,6 +3,7 @@ hang."""
 
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -71,6 +72,12 @@ class _Products(TorchDispatchMode):
         return result
 
 
+class _Made(NamedTuple):
+    output: list
+    size_of_each_sum: list
+    work: str
+
+
 def _mlp_of_ranks(solution, n, hidden, inner):
     """What each rank has after the MLP, the elements of each term that was summed for it, and how
     much of the products it made."""
@@ -97,7 +104,7 @@ def _mlp_of_ranks(solution, n, hidden, inner):
             return y
         if y.shape != x.shape:
             raise ValueError(f"y is {list(y.shape)}: as large as x is wanted, {list(x.shape)}.")
-        return nine_digits(y), summed, made(products.flops)
+        return _Made(nine_digits(y), summed, made(products.flops))
 
     return value_of_ranks(n, work)
 
@@ -286,6 +293,19 @@ mlp_on_ranks = Exercise(
 # --- enter and leave ------------------------------------------------------------------------------
 
 
+class _Entered(NamedTuple):
+    output: list
+    gradient_of_x: list | None
+    gradient_of_a_neighbour: list
+
+
+class _Left(NamedTuple):
+    output: list
+    gradient_of_the_term: list | None
+    number_of_messages: int
+    input_as_it_was: bool
+
+
 def _entered(solution, n):
     """The output, the gradient of x, and that of a neighbour to which autograd hands the same
     gradient, on each rank."""
@@ -301,7 +321,7 @@ def _entered(solution, n):
         if not isinstance(y, torch.Tensor):
             return y
         ((y + beside) * weights[dist.get_rank()]).sum().backward()
-        return (
+        return _Entered(
             nine_digits(y),
             None if own.grad is None else nine_digits(own.grad),
             nine_digits(neighbour.grad),
@@ -326,7 +346,7 @@ def _left(solution, n):
         as_it_was = torch.equal(term, own)
         (y * weight).sum().backward()
         gradient = None if own.grad is None else nine_digits(own.grad)
-        return nine_digits(y), gradient, dist.reductions, as_it_was
+        return _Left(nine_digits(y), gradient, dist.reductions, as_it_was)
 
     return value_of_ranks(n, work)
 
@@ -564,6 +584,11 @@ leave_rows = Exercise(
 # --- bug hunt: a bias in a sum --------------------------------------------------------------------
 
 
+class _Row(NamedTuple):
+    output: list
+    gradient_of_the_bias: list
+
+
 def _row_of_ranks(solution, n, with_bias):
     """Output and gradient of the bias, on each rank."""
     x, weight, bias = drawn(n, (3, 2 * n), (4, 2 * n), (4,))
@@ -577,7 +602,8 @@ def _row_of_ranks(solution, n, with_bias):
         if not isinstance(y, torch.Tensor):
             return y
         y.pow(2).sum().backward()
-        return nine_digits(y), nine_digits(torch.zeros_like(own) if own.grad is None else own.grad)
+        gradient = torch.zeros_like(own) if own.grad is None else own.grad
+        return _Row(nine_digits(y), nine_digits(gradient))
 
     return value_of_ranks(n, work)
 
@@ -741,6 +767,11 @@ own_vectors = Exercise(
 # --- the loss of scores that are cut --------------------------------------------------------------
 
 
+class _Lost(NamedTuple):
+    loss: float | str
+    number_of_messages: int
+
+
 def _loss_of_ranks(solution, n, vocabulary, largest):
     """The loss that each rank has, and how many messages it took. A target has two scores of
     `largest`, on two ranks."""
@@ -761,7 +792,7 @@ def _loss_of_ranks(solution, n, vocabulary, largest):
                 else loss
             )
         value = float(f"{loss.item():.9g}")
-        return value if math.isfinite(value) else str(value), dist.reductions
+        return _Lost(value if math.isfinite(value) else str(value), dist.reductions)
 
     return value_of_ranks(n, work)
 
