@@ -22,7 +22,10 @@
 
   function largestScale(sizes, kind, microbatches) { return greatest(kind) - (sizes.first + sizes.counts.length - 1) + microbatches; }
 
-  function percent(share) { return share ? written(share * 100, 3) + "%" : "none"; }
+  function percent(share) {
+    const text = share ? written(share * 100, 3) + "%" : "none";
+    return text === "100%" && share < 1 ? "over 99.9%" : text;
+  }
   function power(exponent) { return exponent === 0 ? "1" : "2^" + exponent; }
   function s(words) { return words === "none" ? "s" : ""; }
   function grouped(number) { return String(number).replace(/\B(?=(\d{3})+$)/g, ","); }

@@ -77,7 +77,9 @@ def largest_scale(sizes: Sizes, kind: ShownFormat, microbatches: int) -> int:
 
 
 def percent(share: float) -> str:
-    return f"{written(share * 100, 3)}%" if share else "none"
+    """Three digits; a share that is not whole is never rounded to 100%."""
+    text = f"{written(share * 100, 3)}%" if share else "none"
+    return "over 99.9%" if text == "100%" and share < 1 else text
 
 
 def share_sentence(sizes: Sizes, kind: ShownFormat, microbatches: int, scale: int) -> str:
