@@ -37,10 +37,9 @@ STATES_IN_WORDS = (
 
 PARTS_IN_WORDS = (
     Say("Parameters {parameter_bytes_per_gpu}, gradients {gradient_bytes_per_gpu}"),
-    Say(
-        ", the optimizer's master copy {master_bytes_per_gpu}",
-        unless=(("master_bytes_per_gpu", 0),),
-    ),
+    Say(", the optimizer's master copy", unless=(("master_bytes_per_gpu", 0),)),
+    Say(" and its copy of the gradients", when=(("master_element_bytes", 8),)),
+    Say(" {master_bytes_per_gpu}", unless=(("master_bytes_per_gpu", 0),)),
     Say(", the optimizer's moments {moment_bytes_per_gpu}", unless=(("moment_bytes_per_gpu", 0),)),
     Say("."),
 )
