@@ -177,7 +177,7 @@
     "bytes": function (value) { return scaled(value, BINARY); },
     "decimal bytes": function (value) { return scaled(value, DECIMAL); },
     "duration": function (value) { return formatDuration(value); },
-    "short duration": function (value) { return scaled(value, value ? SHORT_DURATIONS : SHORT_DURATIONS.slice(3)); },
+    "short duration": function (value) { return Math.abs(value) < 1e-15 ? "0 s" : scaled(value, SHORT_DURATIONS); },
     "rate": function (value) { return scaled(value, RATES); },
     "bandwidth": function (value) { return scaled(value, DECIMAL) + "/s"; }
   };

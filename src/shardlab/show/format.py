@@ -118,6 +118,12 @@ def format_duration(seconds, unit=None):
     return text if text.startswith("1 ") else text + "s"
 
 
+def format_short_duration(seconds):
+    """573 µs, 3.4 ms, 0 s. Less than a femtosecond is what a difference of two times leaves when
+    they are equal but for their last bits: 0 s."""
+    return _scaled(seconds, SHORT_DURATIONS) if abs(seconds) >= 1e-15 else "0 s"
+
+
 STYLES = {
     "exact": format_exact,
     "number": format_number,
@@ -133,9 +139,7 @@ STYLES = {
     },
     "duration": format_duration,
     **{f"{unit}s": lambda value, unit=unit: format_duration(value, unit) for unit, _ in DURATIONS},
-    "short duration": lambda value: _scaled(
-        value, SHORT_DURATIONS if value else SHORT_DURATIONS[-1:]
-    ),
+    "short duration": format_short_duration,
     "rate": lambda value: _scaled(value, RATES),
     "bandwidth": lambda value: _scaled(value, DECIMAL) + "/s",
 }
