@@ -1184,6 +1184,22 @@ def test_a_point_beyond_the_axis_is_an_arrow(open_card):
     assert drawn["arrow"] and drawn["point"][0] > inside and not card.errors
 
 
+def test_a_point_whose_lines_are_refused_has_its_axis(open_card):
+    """Numbers beyond 2^53 are refused at every place of the axis, but not where the reader is.
+
+    Mutation: an axis from 1 B to 10 B under a point of terabytes, with its words over the axis'."""
+    card = open_card("recompute")
+    values = card.spec.start()
+    most = dict(layers=128, microbatch=128, sequence=131_072, fused_attention=0, dropout=0.1)
+    for quantity, stop in most.items():
+        values = card.spec.move(values, quantity, stop)
+        card.slide(quantity, stop)
+    assert not places(card, values)[2]
+    drawing = card.find(".explorer-drawing").nth(first_curves(card.spec))
+    assert "500 TB" in [text for text, _ in drawing.evaluate(CURVES)["ticks"]]
+    assert not drawing.evaluate(CLASHES)
+
+
 def test_the_ghost_of_lines(open_card):
     """While the hand moves, lines and point are seen as they were, on the scales of now; a line
     that did not move has no ghost.
@@ -1357,6 +1373,39 @@ def test_on_a_phone(open_card, explorer_places, name):
         assert box["height"] >= 44 and box["width"] >= 44, control.evaluate(
             "node => node.outerHTML.slice(0, 80)"
         )
+
+
+# What is wider than the control that it belongs to.
+OUTSIDE = """root => [...root.querySelectorAll(".explorer-control")].flatMap(control => {
+  const edge = control.getBoundingClientRect();
+  return [...control.querySelectorAll("*")].filter(part => {
+    const box = part.getBoundingClientRect();
+    return box.width && (box.right > edge.right + 1 || box.left < edge.left - 1);
+  }).map(part => part.textContent); })"""
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_on_a_tablet(open_card, explorer_places, name):
+    """Where a page has no margin column yet, a picture has as much room as on a phone, and its
+    words and the options of a choice have it too.
+
+    Mutations: two columns in the width of the text; options beside their name in any case."""
+    card = open_card(name, places=explorer_places, viewport={"width": 700, "height": 900})
+    card.unfold()
+    for width in (700, 820, 992, 1100):
+        card.page.set_viewport_size({"width": width, "height": 900})
+        until(
+            card.page,
+            """id => [...document.querySelectorAll(id + " .explorer-drawing")].every(
+          place => +place.firstChild.getAttribute("width") === place.clientWidth)""",
+            arg=f"#explorer-{name}",
+        )
+        drawings = card.find(".explorer-drawing")
+        assert drawings.first.evaluate("place => place.clientWidth") >= 320, width
+        assert card.root.evaluate(OUTSIDE) == [], width
+        for drawing in drawings.all():
+            assert drawing.evaluate(CLASHES) == [], width
+        assert card.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_targets_with_a_pointer(card):

@@ -14,6 +14,7 @@ from shardlab.pipelines.simulation import in_flight
 from shardlab.show.explorers import EXPLORERS
 from shardlab.show.format import format_as
 from shardlab.show.palette import MEMORY
+from shardlab.show.spec import fill_in
 from shardlab.show.svg import drawings
 from shardlab.show.svg.canvas import SVG_WIDTH, Canvas, round_up
 from shardlab.show.svg.curves import Scale, curves_svg, range_of
@@ -348,6 +349,19 @@ def test_a_point_beyond_the_axis_is_an_arrow():
     shown = spec.compute(spec.move(spec.start(), "message_bytes", 2**45))
     (drawing,) = drawings(spec, shown)
     assert ElementTree.fromstring(drawing.svg("")).find(f"{SVG}circle") is None
+
+
+def test_a_point_whose_lines_are_refused_has_its_axis():
+    """Numbers beyond 2^53 are refused at every place of the axis, but not where the reader is.
+
+    Must catch: an axis from 1 B to 10 B under a point of terabytes."""
+    most = dict(layers=128, microbatch=128, sequence=131_072, fused_attention=0, dropout=0.1)
+    spec, shown, (_, root, _) = drawn("recompute", **most)
+    curves = spec.pictures[1]
+    assert not list(spec.swept(curves, shown)) and shown[curves.point] > 1e13
+    levels = {text.text: float(text.get("y")) for text in root.iter(f"{SVG}text") if text.text}
+    assert "500 TB" in levels and "10 B" not in levels
+    assert levels[fill_in(curves.words, shown)] > levels[curves.y.words] + 10
 
 
 def test_round_up_from_the_pictures():

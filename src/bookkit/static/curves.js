@@ -131,7 +131,8 @@
         const value = one[1].get(line);
         if (value > 0) { least = Math.min(least, value); most = Math.max(most, value); }
       })));
-      if (!most) return logY ? [1, 10] : [0, 1];
+      if (!most) least = most = looks[0].values[spec.point]; // the formulas refuse every place: the point is still to be seen
+      if (!(most > 0)) return logY ? [1, 10] : [0, 1];
       if (!logY) return [0, roundUp(most * (1 + (spec.above ? PAD / PLOT : 0.03)))];
       const pad = Math.max(Math.log10(most / least), 1) * PAD / PLOT; // room for the point's words; ends at half powers of ten
       const low = Math.log10(least) - (spec.above ? pad / 5 : pad), high = Math.log10(most) + (spec.above ? pad : pad / 5);

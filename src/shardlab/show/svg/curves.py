@@ -81,7 +81,10 @@ def curves_svg(curves, values, measured, spec):
 
     points = [pair for pairs in measured.values() for pair in pairs]
     sizes = [found[line.name] for _, found in swept for _, line in shown]
-    y_span = range_of(curves.y, sizes + [size for _, size in points], curves.above)
+    sizes += [size for _, size in points]
+    if not any(size > 0 for size in sizes):  # the formulas refuse every place
+        sizes = [values[curves.point]]
+    y_span = range_of(curves.y, sizes, curves.above)
     stops = [*curves.stops, *(place for place, _ in points if place > 0 or not log_x)]
     x_span = [min(stops) if log_x else 0, max(stops)]
     y = Scale(y_span, log_y, under, top)
