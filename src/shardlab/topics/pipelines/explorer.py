@@ -100,8 +100,8 @@ SCHEDULE = Explorer(
         Say(", in pieces of 1/v of a rank's layers. ", when=(("pipeline_schedule", 4),)),
         Say(". ", unless=(("pipeline_schedule", 4),)),
         Say(
-            "A black bar marks stages after a rank's first; microbatches pass in groups of"
-            " {pipeline_parallel:exact}, so their number is a multiple of it. ",
+            "A bar on top of a box marks stages after a rank's first; microbatches pass in groups"
+            " of {pipeline_parallel:exact}, so their number is a multiple of it. ",
             when=(("pipeline_schedule", 4),),
         ),
         Say("Idle times are means over the ranks."),
