@@ -32,7 +32,7 @@ PUBLISHED_MODELS = (
     PublishedModel("Llama 3", date(2024, 7, 1), 405_000_000_000, "grattafiori2024"),
     PublishedModel("DeepSeek-V3", date(2024, 12, 1), 671_000_000_000, "deepseek2024"),
 )
-# each had more memory than all before it; days of release by epoch2025, memory by hardware.csv
+# each had more memory than all before it in hardware.csv, which gives the memory; days by epoch2025
 GPU_RELEASES = {
     "V100 SXM2 32GB": date(2018, 3, 27),
     "A100 SXM 40GB": date(2020, 5, 14),
@@ -113,7 +113,8 @@ def draw_growth():
     )
     words = (
         f"Years from {FIRST_YEAR} to {FIRST_YEAR + YEARS - 1} to the right, bytes upwards, each"
-        " line ten times the one below. A low staircase is the largest memory of one GPU: "
+        " line ten times the one below. A low staircase is the largest memory of one of this book's"
+        " GPUs: "
         + ", ".join(f"{gpu} {said(nbytes)}" for gpu, nbytes in memory.items())
         + f". Points far above it are model states at 16 bytes a parameter: {each}."
     )
