@@ -80,8 +80,8 @@ ZERO = Explorer(
             x=CurveAxis("microbatches in a step, logarithmic", "exact", ticks=(1, 4, 16, 64)),
             y=CurveAxis("bytes sent in a step, logarithmic", "decimal bytes"),
             lines=tuple(
-                Line("zero_sent_bytes", words, given=(("zero_stage", stage),))
-                for stage, words in ((1, "stages 0 and 1"), (2, "stage 2"), (3, "stage 3"))
+                Line("zero_sent_bytes", f"stage {stage}", given=(("zero_stage", stage),))
+                for stage in range(4)
             ),
             point="zero_sent_bytes",
             words="{zero_sent_bytes}",
