@@ -54,6 +54,7 @@ __all__ = [
     "put_hook_last",
     "reduction_name",
     "scaled_product",
+    "step_without_hooks",
     "storage_key",
     "take_fake_tensors",
     "unscale_in_one_pass",
@@ -314,6 +315,13 @@ def never_compiled(function: Callable) -> Callable:
     torch.compiler.disable is the same and imports the compiler at once, which takes seconds.
     Without it, a compiled model of stage 3 fails with an internal error."""
     return torch._disable_dynamo(function)
+
+
+def step_without_hooks(optimizer: torch.optim.Optimizer):
+    """optimizer.step(), of which the hooks of all optimizers do not hear. Without it, a ledger
+    takes a trial step for one of the program."""
+    step = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
 
 def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:

@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from shardlab import mixed_precision
 from shardlab.formulas import RECIPES, evaluate
@@ -195,6 +196,45 @@ def test_accumulation_in_fp32():
     optimizer.take_gradients()
     optimizer.step()
     assert optimizer.pairs[0][1].item() == -511
+
+
+class Counting(torch.optim.Optimizer):
+    """Counts its steps in the group, as schedule-free optimizers do."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr, steps=0))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter -= group["lr"] / group["steps"] * parameter.grad
+
+
+@pytest.mark.parametrize("of", (Counting, torch.optim.NAdam), ids=lambda of: of.__name__)
+def test_a_step_is_counted_once(of):
+    """In a group or beside each parameter; hooks of all optimizers hear of no other step.
+
+    Must catch: a step that is counted once a pile; a trial that is heard of."""
+    heard = []
+    handle = register_optimizer_step_post_hook(lambda *_: heard.append(1))
+    plain = [nn.Parameter(torch.ones(4)) for _ in range(6)]
+    weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)) for _ in range(6)]
+    ours, theirs = MasterWeights(weights, of, lr=0.25), of(plain, lr=0.25)
+    handle.remove()
+    for _ in range(2):
+        for weight, like in zip(weights, plain):
+            weight.grad, like.grad = torch.ones_like(weight), torch.ones_like(like)
+        ours.step()
+        theirs.step()
+    assert not heard
+    assert all(torch.equal(master, like) for (_, master), like in zip(ours.pairs, plain))
+    if of is Counting:
+        assert ours.param_groups[0]["steps"] == 2
+    else:
+        assert len(list(ours.piles())) > 1
 
 
 def test_gradients_that_come_late():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import torch_clip_and_scale
 from ..shards import take_place
-from ..torch_internals import version
+from ..torch_internals import step_without_hooks, version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 LEAST_PILES = 3  # in a small model, of which that would be all
@@ -48,6 +48,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         self.frozen += [(name, p) for name, p in named if not p.requires_grad]
         masters = [master if name is None else (name, master) for name, (_, master) in made]
         if self.inner is None:
+            self.all_at_once = changes_groups(self.of, param_group, self.settings)
             self.inner = self.of([{**param_group, "params": masters}], **self.settings)
         else:
             self.inner.add_param_group({**param_group, "params": masters})
@@ -59,12 +60,13 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def piles(self) -> Iterator[list[CopiedPair]]:
-        """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least."""
+        """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least. All
+        are one pile if a step also changes the groups: each step does so once."""
         together = 4 * sum(parameter.numel() for parameter, _ in self.pairs)
         most = self.at_once_bytes or min(AT_ONCE_BYTES, together // LEAST_PILES)
         pile, elements = [], 0
         for pair in self.pairs:
-            if pile and 4 * (elements + pair[0].numel()) > most:
+            if pile and not self.all_at_once and 4 * (elements + pair[0].numel()) > most:
                 yield pile
                 pile, elements = [], 0
             pile.append(pair)
@@ -117,6 +119,21 @@ class OptimizerOfCopies(torch.optim.Optimizer):
 
     def __repr__(self):
         return f"{type(self).__name__}({self.inner!r})"
+
+
+def changes_groups(of: type, param_group: dict, settings: dict) -> bool:
+    """Whether step() changes its param_groups, as that of an optimizer that counts steps there. A
+    trial tells."""
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.zeros_like(parameter)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            trial = of([{**param_group, "params": [parameter]}], **settings)
+            before = str(trial)
+            step_without_hooks(trial)
+        except Exception:  # it wants other parameters than this one
+            return False
+    return str(trial) != before
 
 
 # --- refusals -------------------------------------------------------------------------------------
