@@ -154,9 +154,8 @@ class TokenEmbedding(CutModule):
         self.weight, self.join = parts(embedding.weight, self.cuts["weight"]), join
         n, me = place(parts.group)
         self.begin, self.end = self.cuts["weight"].bounds(self.num_embeddings, me, n)
-        padding = embedding.padding_idx
-        own = padding is not None and self.begin <= padding < self.end
-        self.padding_idx = padding - self.begin if own else None  # this row gets no gradient
+        padding, own = embedding.padding_idx, range(self.begin, self.end)
+        self.padding_idx = own.index(padding) if padding in own else None  # it gets no gradient
 
     @staticmethod
     def cuts_of(pieces: int) -> dict[str, Cut]:
