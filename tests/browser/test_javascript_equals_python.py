@@ -388,6 +388,8 @@ def numbers(chance):
         1e-7,
         1e-5,
         0.0001,
+        4.34e-19,  # a difference of equal times
+        1e-15,
     )
     for _ in range(1500):
         yield chance.randrange(2 ** chance.randint(1, 53))

@@ -233,6 +233,13 @@ def test_what_stands_in_a_box_can_be_typed_again():
     )
 
 
+def test_a_difference_of_equal_times_is_nothing():
+    """Must catch: 4.34e-10 ns, the rounding of a difference; a femtosecond that is printed as 0."""
+    for seconds, text in ((0, "0 s"), (4.34e-19, "0 s"), (-4.34e-19, "0 s")):
+        assert format_as(seconds, "short duration") == text
+    assert format_as(1.5e-15, "short duration") != "0 s"
+
+
 def test_every_style_prints_something_with_digits_or_words():
     """Mutation: a style that returns a number, or nothing."""
     for style in STYLES:

@@ -18,6 +18,7 @@ from shardlab.topics.mixed_precision.histogram import (
     WORDS_OF,
     Sizes,
     largest_scale,
+    percent,
     recorded_sizes,
     share_detail,
     share_sentence,
@@ -32,6 +33,16 @@ IN_TORCH = {
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
+
+
+def test_a_share_that_is_not_whole():
+    """Must catch: 100% of the gradients that become 0, beside others that do not."""
+    assert [percent(share) for share in (0.0, 0.5, 0.999713, 1.0)] == [
+        "none",
+        "50%",
+        "over 99.9%",
+        "100%",
+    ]
 
 
 def test_binades_count_every_element_once():

@@ -267,6 +267,23 @@ def test_steps_that_add_up(worlds, name):
     agrees([gradients for _, gradients in found], want, want)
 
 
+def stopped_midway(plan):
+    """On a rank: whether a step that raises leaves the gradients of tied weights from before."""
+    pipeline = Pipeline(built("tied"), plan, batch_of("tied")[2])
+    pipeline.step(*batch_of("tied")[:2])
+    before = [parameter.grad.clone() for parameter, _ in pipeline.tied.shared]
+    with pytest.raises(KeyboardInterrupt), pipeline.tied.added_up():
+        raise KeyboardInterrupt
+    after = [parameter.grad for parameter, _ in pipeline.tied.shared]
+    return len(before), all(map(torch.equal, before, after))
+
+
+def test_a_step_that_raises_loses_no_sum(worlds):
+    """Must catch: a gradient that was set aside, and is not put back."""
+    found = worlds(3).run(stopped_midway, plan_of("tied", "1F1B", 3))
+    assert [same for _, same in found] == [True] * 3 and sum(count for count, _ in found) > 1
+
+
 def in_several_pipelines(name, plans):
     """Gradients by the first pipeline, the last, and then by the layers themselves, of which each
     rank has all: a microbatch at a time."""

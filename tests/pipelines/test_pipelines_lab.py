@@ -61,13 +61,12 @@ def test_a_deadlock_names_both_ranks_within_the_patience():
 
 
 @pytest.mark.ranks
-def test_moves_that_never_end_are_stopped(monkeypatch):
+def test_moves_that_never_end_are_stopped():
     """Must catch: ranks that compute forever in the cell of the bug hunt, which nothing ends: the
     patience is that of a rank that waits."""
-    monkeypatch.setattr(lab, "PATIENCE_SECONDS", 3.0)
 
     def forever(rank, ranks):
         while True:
             pass
 
-    assert lab.run_moves(forever).startswith("After 3 s ranks 0 and 1 had not ended.")
+    assert lab.run_moves(forever, seconds=3.0).startswith("After 3 s ranks 0 and 1 had not ended.")

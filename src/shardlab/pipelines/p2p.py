@@ -146,7 +146,12 @@ class TiedWeights:
             tied = []
         for parameter, *_ in tied:
             parameter.grad = None
-        yield
+        try:
+            yield
+        except BaseException:  # nothing is added up, and no sum is lost
+            for parameter, before, _ in tied:
+                parameter.grad = before
+            raise
         with torch.no_grad():
             for parameter, before, ranks in tied:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -465,13 +465,14 @@ def last_loss_on_rank(lists: Schedule, of_weights: Callable, again: bool) -> flo
 # --- who waits for whom ---------------------------------------------------------------------------
 
 
-def run_moves(moves: Callable[[int, int], list], count: int = 2) -> str:
+def run_moves(
+    moves: Callable[[int, int], list], count: int = 2, seconds: float = PATIENCE_SECONDS
+) -> str:
     """moves(rank, ranks), a list of ("send" or "recv", peer), on ranks of their own: what became of
-    them, in a few lines."""
-    patience = dict(patience_seconds=PATIENCE_SECONDS, announce=False)
-    with ranks(count, device="cpu", **patience) as world:
+    them within so many seconds, in a few lines."""
+    with ranks(count, device="cpu", patience_seconds=seconds, announce=False) as world:
         try:
-            arrived = world.run(moves_on_rank, moves, limit_seconds=PATIENCE_SECONDS)
+            arrived = world.run(moves_on_rank, moves, limit_seconds=seconds)
         except RankError as error:
             lines = str(error).splitlines()[: count + 1]
             return "\n".join(line.strip() for line in lines)

@@ -298,12 +298,12 @@ def weigh_accumulation() -> Accumulated:
     return Accumulated(found)
 
 
-def table_of_what_is_left(train: Callable, steps: int = 3) -> Table:
+def table_of_what_is_left(train: Callable, steps: int = 3, seconds: float = LIMIT_SECONDS) -> Table:
     """The modules that made most of what the reader's loop leaves behind. Raises TimeoutError for a
     loop that does not end."""
     model = GPT(exercises.CONFIG)
     optimizer = torch.optim.AdamW(model.parameters())
-    with Ledger(model, optimizer) as ledger, at_most(LIMIT_SECONDS):
+    with Ledger(model, optimizer) as ledger, at_most(seconds):
         losses = train(model, optimizer, exercises.pairs(steps))
     count = len(losses) if isinstance(losses, (list, tuple)) else 0
     print(f"losses: {count}; activations left: {ledger.bytes.activations:,} bytes")
