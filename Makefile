@@ -10,6 +10,9 @@ PORT ?= 8000
 # share less and wait for nothing: two at a time, and whoever is done takes over from the other.
 WORKERS ?= -n 3 --dist loadfile --no-loadscope-reorder
 CHECKERS ?= -n 2 --dist worksteal
+# Of `make compose`: how many random compositions, and the seed of the first.
+N ?= 50
+SEED ?= 0
 # More arguments for pytest: `make test ARGS="tests/zero -x"` runs a part.
 ARGS ?=
 
@@ -28,7 +31,7 @@ SHARDLAB := $(shell find src/shardlab -type f ! -name '*.pyc') $(wildcard measur
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help book check format test serve lab bench gpu store lock clean
+.PHONY: help book check format test compose serve lab bench gpu store lock clean
 
 help:  ## what can be made (this text)
 	@echo "make <target>, where target is"
@@ -84,6 +87,9 @@ format:  ## lay out the Python code
 test: book $(VENV)/.labs  ## run every test: code, labs, pages in a browser; make test ARGS="-m labs" runs a part
 	@echo "test:   everything in tests/ (minutes)"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) $(ARGS) </dev/null
+
+compose: $(VENV)/.labs  ## train random compositions of techniques beside the plain model; make compose N=50 SEED=7
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/compositions.py --cases $(N) --seed $(SEED) </dev/null
 
 serve: book  ## serve the book on this machine only
 	@echo "serve:  http://127.0.0.1:$(PORT)/ (stop with Ctrl-C)"

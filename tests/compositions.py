@@ -1,0 +1,423 @@
+"""Random compositions of techniques, trained beside the plain model: do they come out alike?
+
+    python tests/compositions.py --cases 50 --seed 7        # `make compose N=50 SEED=7`
+    case = case_of(17)       # a layout, a model and a training: data, printable
+    outcome(case, worlds)    # "parity", or one line that says what differs
+
+A case has tensor, sequence and pipeline parallelism, ZeRO, recomputation, clipping, accumulation
+and a scaler at once, on 4 or 8 ranks. It is saved after two steps and resumed, on another number
+of ranks and in another stage, for two more. Losses, norms and all weights are the plain model's.
+
+Each mistake that its layout allows, such as a forgotten group, is made as well, and every rank
+refuses it with a typed error.
+"""
+
+import argparse
+import random
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from shardlab import recompute, zero
+from shardlab.agreement import CannotReplicate
+from shardlab.gpt import GPT, Block, GPTConfig, next_token_loss
+from shardlab.gradient_clipping import clip_gradients
+from shardlab.mesh import Mesh
+from shardlab.mixed_precision.loss_scaler import LossScaler
+from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import SCHEDULES, schedule
+from shardlab.ranks import ranks
+from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
+from shardlab.recompute.selective import checkpoint_selective
+from shardlab.saving import SaveFailed, resume, save
+from shardlab.shards import CannotShard
+from shardlab.tensor_parallel import (
+    CannotSplit,
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
+from shardlab.tensor_parallel.full_parameters import whole_state_dict
+from shardlab.zero.full_parameters import unsharded
+
+REFUSALS = CannotReplicate, CannotShard, CannotSplit, CannotPipeline, SaveFailed
+STEPS = 4  # the run is saved and resumed after half of them
+SEQUENCE = 8
+# An optimizer that divides by a root of squares turns noise of 1e-17 into a whole step where a
+# gradient is zero, as of a key's bias; an eps far above the noise keeps it noise.
+OPTIMIZERS = {
+    "SGD": (torch.optim.SGD, dict(lr=0.2, momentum=0.9)),
+    "AdamW": (torch.optim.AdamW, dict(lr=0.02, eps=1e-3)),
+    "Adagrad": (torch.optim.Adagrad, dict(lr=0.05, eps=1e-3)),
+}
+RECOMPUTE = {
+    "hooks": recompute.checkpoint,
+    "function": recompute.checkpoint_by_function,
+    "selective": checkpoint_selective,
+}
+CLOSE = 1e-9  # relative, in float64: sums over ranks are made in another order
+
+
+class Case(NamedTuple):
+    seed: int
+    pp: int
+    tp: int
+    sequence_parallel: bool
+    before: tuple[int, int]  # (data-parallel ranks, ZeRO stage) until the save
+    after: tuple[int, int]  # and from then on
+    schedule: str
+    microbatches: int  # of a pipeline
+    recompute: str
+    clip: float
+    accumulate: int
+    scaler: str
+    optimizer: str
+    sizes: dict  # of the GPT
+
+    @property
+    def misuses(self) -> list[str]:
+        """The mistakes that this layout allows."""
+        cut = self.pp * self.tp > 1
+        found = ["group forgotten", "saved without its group"] * cut
+        return found + ["optimizer made before"] * (self.tp > 1 or self.before[1] == 3)
+
+    def __str__(self):
+        (dp, stage), (dp_after, stage_after) = self.before, self.after
+        parts = [f"dp {dp} stage {stage} -> dp {dp_after} stage {stage_after}"]
+        parts += [f"tp {self.tp}" + " sp" * self.sequence_parallel] * (self.tp > 1)
+        parts += [f"pp {self.pp} {self.schedule} m {self.microbatches}"] * (self.pp > 1)
+        parts += [f"recompute {self.recompute}"] * bool(self.recompute)
+        parts += [f"clip {self.clip}"] * bool(self.clip)
+        parts += [f"k {self.accumulate}", self.scaler, self.optimizer]
+        parts += [f"{name} {size}" for name, size in self.sizes.items()]
+        return f"{self.seed}: " + ", ".join(part for part in parts if part)
+
+
+def case_of(seed: int) -> Case:
+    draw = random.Random(seed)
+    world = draw.choice((4, 4, 8))
+    tp = draw.choice((1, 2, 2, 4))
+    pp = draw.choice([size for size in (1, 2, 2, 4) if tp * size <= world])
+    other_world = draw.choice([size for size in (4, 8) if size >= tp * pp])
+    stages = (0, 1, 2) if pp > 1 else (0, 1, 2, 3)  # stage 3 inside a pipeline is refused
+    before, after = ((each // (tp * pp), draw.choice(stages)) for each in (world, other_world))
+    kind = draw.choice(list(SCHEDULES))
+    sizes = dict(
+        layers=draw.choice((2 * pp - 1, 2 * pp)) if pp > 1 else draw.choice((1, 2, 3)),
+        hidden=16,
+        heads=8,
+        key_value_heads=draw.choice([size for size in (4, 8) if size % tp == 0]),
+        feed_forward=draw.choice((29, 32)),
+        vocabulary=draw.choice((37, 40)),
+        max_sequence=SEQUENCE,
+        learned_positions=draw.choice((0, 1)),
+        biases=draw.choice((0, 1)),
+        gated_mlp=draw.choice((0, 1)),
+        tied_head=draw.choice((0, 1)),
+    )
+    return Case(
+        seed=seed,
+        pp=pp,
+        tp=tp,
+        sequence_parallel=tp > 1 and draw.random() < 0.5,
+        before=before,
+        after=after,
+        schedule=kind,
+        microbatches=draw.choice((4, 8)) if pp > 1 else 1,
+        recompute=draw.choice(("", *RECOMPUTE)),
+        clip=draw.choice((0, 0.5)),
+        accumulate=draw.choice((1, 1, 2)),
+        scaler=draw.choice(("", "LossScaler", "GradScaler")),
+        optimizer=draw.choice(list(OPTIMIZERS)),
+        sizes=sizes,
+    )
+
+
+def drawn(case: Case, seed: int) -> GPT:
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(**case.sizes)).double()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def batches(case: Case) -> Tensor:
+    """[STEPS, k, 2, sequences, S]: inputs and targets."""
+    sequences = max(case.before[0], case.after[0]) * case.microbatches
+    draw = torch.Generator().manual_seed(case.seed)
+    shape = STEPS, case.accumulate, 2, sequences, SEQUENCE
+    return torch.randint(case.sizes["vocabulary"], shape, generator=draw)
+
+
+def layers_of(model: GPT) -> list[nn.Module]:
+    return [model.embedding, *model.blocks, model.head]
+
+
+# --- one process ----------------------------------------------------------------------------------
+
+
+def trained_plainly(case: Case) -> tuple[list[float], list[float], dict[str, Tensor]]:
+    """(losses, norms, weights under their names in the model)"""
+    model = drawn(case, case.seed)
+    optimizer_cls, settings = OPTIMIZERS[case.optimizer]
+    optimizer = optimizer_cls(model.parameters(), **settings)
+    losses, norms = [], []
+    for step in batches(case):
+        total = 0.0
+        for inputs, targets in step:
+            loss = next_token_loss(model(inputs), targets) / case.accumulate
+            loss.backward()
+            total += loss.item()
+        losses.append(total)
+        if case.clip:
+            norms.append(clip_grad_norm_(model.parameters(), case.clip).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses, norms, model.state_dict()
+
+
+# --- on a rank ------------------------------------------------------------------------------------
+
+
+class Run:
+    """The composed training of a case on this rank, built in the documented order: tensor
+    parallelism, recomputation, pipeline, ZeRO."""
+
+    def __init__(self, case: Case, dp: int, stage: int, misuse: str = ""):
+        self.case, self.stage = case, stage
+        self.mesh = mesh = Mesh(dp=dp, pp=case.pp, tp=case.tp)
+        first = mesh.dp.rank == mesh.tp.rank == 0
+        self.model = model = drawn(case, case.seed if first else 1000 + dist.get_rank())
+        optimizer_cls, settings = OPTIMIZERS[case.optimizer]
+        before = optimizer_cls(model.parameters(), **settings)
+        layers, sample = layers_of(model), torch.zeros(self.sequences, SEQUENCE, dtype=torch.long)
+        plan = self.pipeline_plan(layers, sample) if case.pp > 1 else None
+        if case.tp > 1:
+            cut = gpt_plan(GPTConfig(**case.sizes))
+            cut = sequence_parallel(cut) if case.sequence_parallel else cut
+            apply_tensor_parallel(model, cut, mesh.tp.group)
+        by = RECOMPUTE.get(case.recompute)
+        if by and plan:
+            checkpoint_modules(model, Block, by)
+        elif by:
+            model.blocks = checkpoint_every(model.blocks, 1, by)
+        self.scaler = scaler_of(case)
+        self.net = Pipeline(layers_of(model), plan, self.loss, mesh.pp.group) if plan else model
+        self.called, self.optimizer = zero.shard(
+            self.net,
+            optimizer_cls,
+            stage=stage,
+            group=None if misuse == "group forgotten" else mesh.dp.group,
+            **settings,
+        )
+        if misuse == "optimizer made before":
+            self.optimizer = before
+
+    @property
+    def sequences(self) -> int:
+        """Of a data-parallel rank in one backward."""
+        return batches(self.case).shape[3] // self.mesh.dp.size
+
+    def pipeline_plan(self, layers: list[nn.Module], sample: Tensor):
+        case = self.case
+        lists = schedule(case.schedule, case.pp, case.microbatches)
+        plan = plan_pipeline(layers, lists, sample)
+        if case.sequence_parallel:  # between the stages, too, a rank has its own tokens alone
+            shapes = [(b, s // case.tp, *rest) for (b, s, *rest), _ in plan.outputs]
+            outputs = [o._replace(shape=shape) for o, shape in zip(plan.outputs, shapes)]
+            plan = plan._replace(outputs=outputs)
+        return plan
+
+    def loss(self, scores: Tensor, targets: Tensor) -> Tensor:
+        if self.case.tp > 1:
+            vocabulary = self.case.sizes["vocabulary"]
+            loss = vocabulary_parallel_loss(scores, targets, vocabulary, self.mesh.tp.group)
+        else:
+            loss = next_token_loss(scores, targets)
+        loss = loss / self.case.accumulate
+        return self.scaler.scale(loss) if self.scaler else loss
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> float | None:
+        """The rank's loss, None where a pipeline has none."""
+        scale = 1.0
+        if isinstance(self.scaler, LossScaler):
+            scale = self.scaler.factor.item()
+        elif self.scaler:
+            scale = self.scaler.get_scale()
+        if self.case.pp > 1:
+            losses = self.net.step(inputs, targets)
+            return losses.mean().item() / scale if len(losses) else None
+        loss = self.loss(self.called(inputs), targets)
+        loss.backward()
+        return loss.item() / scale
+
+    def step(self, step: Tensor) -> tuple[float | None, float | None]:
+        """(loss, norm)"""
+        case, mesh, losses = self.case, self.mesh, []
+        for number, pair in enumerate(step):
+            inputs, targets = pair.chunk(mesh.dp.size, dim=1)[mesh.dp.rank]
+            last = number == case.accumulate - 1
+            waits = self.stage == 0 and not last
+            with self.called.no_sync() if waits else nullcontext():
+                losses.append(self.backward(inputs, targets))
+        if case.sequence_parallel:
+            sum_gradients(self.optimizer, mesh.tp.group)
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+        norm = clip_gradients(self.optimizer, case.clip).item() if case.clip else None
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        return (None if None in losses else sum(losses)), norm
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """This rank's layers, joined, under their names in the plain model."""
+        with unsharded(self.net) if self.stage == 3 else nullcontext():
+            weights = whole_state_dict(self.net) if self.case.tp > 1 else self.net.state_dict()
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+        if self.case.pp == 1:
+            return weights
+        last = self.case.sizes["layers"] + 1
+
+        def plain_name(name: str) -> str:
+            _, number, rest = name.split(".", 2)
+            place = {"0": "embedding", str(last): "head"}.get(number, f"blocks.{int(number) - 1}")
+            return f"{place}.{rest}"
+
+        return {plain_name(name): tensor for name, tensor in weights.items()}
+
+    def folder(self, above: str) -> Path:
+        """Of the ranks that hold the same parts."""
+        return Path(above, f"pp-{self.mesh.pp.rank}-tp-{self.mesh.tp.rank}")
+
+
+def scaler_of(case: Case):
+    if case.scaler == "LossScaler":
+        return LossScaler(init_scale=2.0**10)
+    return torch.amp.GradScaler("cpu", init_scale=2.0**10) if case.scaler else None
+
+
+def first_half(case: Case, above: str) -> list[tuple]:
+    torch.set_num_threads(1)
+    run = Run(case, *case.before)
+    found = [run.step(step) for step in batches(case)[: STEPS // 2]]
+    save(run.folder(above), run.net, run.optimizer, STEPS // 2, group=run.mesh.dp.group)
+    return found
+
+
+def second_half(case: Case, above: str) -> tuple[list[tuple], dict[str, Tensor]]:
+    torch.set_num_threads(1)
+    run = Run(case, *case.after)
+    resume(run.folder(above), run.net, run.optimizer, group=run.mesh.dp.group)
+    return [run.step(step) for step in batches(case)[STEPS // 2 :]], run.whole_weights()
+
+
+def misused(case: Case, misuse: str, above: str) -> str:
+    """The sentence by which this rank refuses a misuse, or what happened instead."""
+    torch.set_num_threads(1)
+    try:
+        run = Run(case, *case.before, misuse)
+        run.step(batches(case)[0])
+        if misuse == "saved without its group":
+            save(above, run.net, run.optimizer, 1)
+    except REFUSALS as refusal:
+        return f"refused: {type(refusal).__name__}: {refusal}"
+    return f"{misuse}: accepted on rank {dist.get_rank()}"
+
+
+# --- the verdict ----------------------------------------------------------------------------------
+
+
+def outcome(case: Case, world_of) -> str:
+    """ "parity", or what differs. `world_of(n)` gives n ranks."""
+    losses, norms, weights = trained_plainly(case)
+    in_all = case.pp * case.tp
+    with tempfile.TemporaryDirectory() as above:
+        before = world_of(case.before[0] * in_all).run(first_half, case, above)
+        after = world_of(case.after[0] * in_all).run(second_half, case, above)
+    found = [[*steps] for steps in zip(*before)] + [
+        [*steps] for steps in zip(*(a for a, _ in after))
+    ]
+    for number, of_ranks in enumerate(found):
+        ranks_losses = [loss for loss, _ in of_ranks if loss is not None]
+        if difference := apart(sum(ranks_losses) / len(ranks_losses), losses[number]):
+            return f"the loss of step {number} is {difference:.1e} apart"
+        for rank, (_, norm) in enumerate(of_ranks if case.clip else []):
+            if difference := apart(norm, norms[number]):
+                return f"rank {rank}: the norm of step {number} is {difference:.1e} apart"
+    seen = set()
+    for rank, (_, own) in enumerate(after):
+        seen |= set(own)
+        for name, tensor in own.items():
+            want = weights[name]
+            difference = ((tensor - want).abs().max() / want.abs().max()).item()
+            if not difference <= CLOSE:
+                return f"rank {rank}: {name} is {difference:.1e} apart"
+    if seen != set(weights):
+        return f"no rank has {sorted(set(weights) - seen)}"
+    for misuse in case.misuses:
+        with tempfile.TemporaryDirectory() as above:
+            for told in world_of(case.before[0] * in_all).run(misused, case, misuse, above):
+                if not told.startswith("refused: "):
+                    return told
+    return "parity"
+
+
+def apart(found: float, want: float) -> float:
+    """The relative difference, or 0 if it is rounding."""
+    difference = abs(found - want) / abs(want)
+    return 0.0 if difference <= CLOSE else difference
+
+
+@contextmanager
+def worlds_of_ranks():
+    """world_of(n): n ranks, started once."""
+    with ExitStack() as stack:
+        started = {}
+
+        def world_of(n: int):
+            if n not in started:
+                started[n] = stack.enter_context(ranks(n, device="cpu", announce=False))
+            return started[n]
+
+        yield world_of
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description="Compare random compositions with the plain model."
+    )
+    parser.add_argument("--cases", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0, help="of the first case")
+    asked = parser.parse_args(arguments)
+    wrong = 0
+    with worlds_of_ranks() as world_of:
+        for seed in range(asked.seed, asked.seed + asked.cases):
+            case = case_of(seed)
+            try:
+                found = outcome(case, world_of)
+            except Exception as error:
+                found = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            wrong += found != "parity"
+            print(f"{'right' if found == 'parity' else 'WRONG'}  {case}", flush=True)
+            if found != "parity":
+                print(f"       {found}", flush=True)
+    print(f"{asked.cases - wrong} passed, {wrong} failed")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
