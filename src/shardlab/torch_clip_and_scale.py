@@ -23,22 +23,18 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from .optimizer_checks import gradient_is_with, holder_of, look, looked_at
 from .shards import CannotShard, Groups, groups_of, groups_of_shards, stages_of, updated_by
 from .torch_internals import watch_clipping, watch_unscaling, watch_value_clipping
 
-# parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
-# of copies
-gradient_is_with = WeakTensorKeyDictionary()
 
-
-@functools.cache
 def watch_steps():
-    """Watch from the first shard of this process on."""
-    watch_unscaling(updated_by, agree_on_infinities, loss_is_elsewhere)
-    watch_clipping(norm_over_ranks, refuse_clipping)
-    watch_value_clipping(with_shards)
+    """From the first shard of this process on, steps are watched; what has stepped is looked at
+    once more."""
+    looked_at.clear()
+    watch_once()
 
 
 def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
@@ -47,6 +43,14 @@ def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
     watch_steps()
     for parameter in parameters:
         gradient_is_with[parameter] = ref(optimizer)
+
+
+@functools.cache
+def watch_once():
+    register_optimizer_step_pre_hook(look)
+    watch_unscaling(updated_by, agree_on_infinities, loss_is_elsewhere)
+    watch_clipping(norm_over_ranks, refuse_clipping)
+    watch_value_clipping(with_shards)
 
 
 @torch.no_grad()
@@ -128,10 +132,6 @@ def with_shards(parameters: list[Tensor]) -> list[Tensor]:
     pairs = [pair for optimizer in copying for pair in getattr(optimizer, "pairs", ())]
     taken = {tensor: copy for tensor, copy in pairs if tensor.grad is None}
     return [taken.get(tensor, tensor) for tensor in found]
-
-
-def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
-    return gradient_is_with[parameter]() if parameter in gradient_is_with else None
 
 
 def refuse_clipping(parameters: list[Tensor]):

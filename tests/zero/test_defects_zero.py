@@ -13,18 +13,23 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import SGD
 
 from shardlab import zero
 from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import CannotReplicate, DistributedDataParallel
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mixed_precision import MasterWeights
+from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
 from shardlab.ranks import ranks
 from shardlab.shards import CannotShard
+from shardlab.tensor_parallel.apply import apply_tensor_parallel
+from shardlab.tensor_parallel.plan import Around, Columns, Rows
 from shardlab.zero import fast_ring, stage1, stage2
 from shardlab.zero.flat import Ring
 from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.offload import cpu_offload
+from shardlab.zero.stage3 import fully_shard
 from shardlab.zero.torch_collectives import Native
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -51,7 +56,7 @@ def said(work):
     """The sentence with which the work is refused, or its result."""
     try:
         return work()
-    except (CannotShard, CannotReplicate, NotOurGradient, TypeError) as error:
+    except (CannotShard, CannotReplicate, CannotCopy, NotOurGradient, TypeError) as error:
         return f"{type(error).__name__}: {error}"
 
 
@@ -100,6 +105,87 @@ def test_replicated_afterwards(two):
     """Must catch: a stage that steps with gradients which another one has averaged."""
     for sentence in two.run(replicated_afterwards):
         assert "CannotShard: a newer DistributedDataParallel averages gradients" in sentence
+
+
+# --- in which order -------------------------------------------------------------------------------
+
+
+def cut_afterwards(net, how):
+    """How a model is changed after an optimizer of its parameters was made; returns the model to
+    call and what steps."""
+    if how == "stage 3":
+        return zero.shard(net, SGD, stage=3, lr=1.0)
+    if how == "tensor parallelism":
+        plan = {"0": Around(), "0.0": Columns(6), "0.1": Rows(6)}
+        return apply_tensor_parallel(nn.Sequential(net), plan), None
+    if how == "replaced shards":
+        fully_shard(net, list(net))
+        states = {name: shard.detach().clone() for name, shard in net.state_dict().items()}
+        optimizer = SGD(net.parameters(), lr=1.0)
+        net.load_state_dict(states, assign=True)
+        return net, optimizer
+    if how == "16 bits":
+        return net.bfloat16(), None
+    if how.startswith("stage"):
+        return zero.shard(net, SGD, stage=int(how[6]), lr=1.0)
+    if how == "copies":
+        return net.bfloat16(), MasterWeights(net.parameters(), SGD, lr=1.0)
+
+
+def stepped_after_a_cut(make, how):
+    """The sentence of the first step of an optimizer that was made before the model was cut."""
+    net = layers(4, 6, 3)
+    for parameter in net.parameters() if how == "stage 1 of 16 bits" else ():
+        parameter.data = parameter.data.bfloat16()
+    former = make(net.parameters())
+    model, latter = cut_afterwards(net, how)
+    former = latter if how == "replaced shards" else former
+    halved = how == "copies" or how.endswith("16 bits")
+    model(own_input(4).to(torch.bfloat16 if halved else torch.float32)).sum().backward()
+    return said(former.step)
+
+
+MADE_BEFORE = "was made before"
+TAKES = "of these two optimizers let that one step alone"
+
+
+@pytest.mark.parametrize(
+    "how, make, sentence",
+    [
+        ("stage 3", "plain", f"SGD {MADE_BEFORE} fully_shard: its parameter of shape [6, 4]"),
+        ("stage 3", "of copies", f"MasterWeights {MADE_BEFORE} fully_shard: its parameter"),
+        ("stage 3", "offloaded", f"SGDOffloaded {MADE_BEFORE} fully_shard: its parameter"),
+        ("stage 3", "stage 2", f"ShardedOptimizer {MADE_BEFORE} fully_shard: its parameter"),
+        ("tensor parallelism", "plain", f"SGD {MADE_BEFORE} apply_tensor_parallel: its parameter"),
+        (
+            "tensor parallelism",
+            "stage 1",
+            f"ShardedOptimizer {MADE_BEFORE} apply_tensor_parallel: its",
+        ),
+        ("replaced shards", "plain", f"SGD {MADE_BEFORE} load_state_dict(assign=True): its"),
+        ("stage 1", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
+        ("stage 2", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
+        ("stage 1 of 16 bits", "of copies", f"gradient ShardedOptimizer takes: {TAKES}"),
+        ("copies", "plain", f"gradient MasterWeights takes: {TAKES}"),
+        ("16 bits", "of copies", "became torch.bfloat16 after the optimizer was made"),
+        ("16 bits", "stage 1", "a parameter was moved after the sharded optimizer was made"),
+        ("16 bits", "plain", None),
+    ],
+)
+def test_an_optimizer_that_was_made_before_the_cut(two, how, make, sentence):
+    """It would step with parameters that the model no longer has, or that another one averages.
+
+    Must catch: a step that moves nothing, or norms and biases only, without a word; a refusal of
+    what is right."""
+    makers = {
+        "plain": partial(SGD, lr=1.0),
+        "of copies": partial(MasterWeights, of=SGD, lr=1.0),
+        "offloaded": partial(cpu_offload(SGD), lr=1.0),
+        "stage 1": partial(stage1.ShardedOptimizer, optimizer_cls=SGD, lr=1.0),
+        "stage 2": partial(stage2.ShardedOptimizer, optimizer_cls=SGD, lr=1.0),
+    }
+    for found in two.run(stepped_after_a_cut, makers[make], how):
+        assert found is None if sentence is None else sentence in found, found
 
 
 # --- gradients ------------------------------------------------------------------------------------

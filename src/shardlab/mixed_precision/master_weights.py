@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..torch_internals import version
-from .optimizer_wrapper import OptimizerOfCopies, check_still_frozen
+from .optimizer_wrapper import OptimizerOfCopies, check_still_frozen, check_still_wide
 
 
 class MasterWeights(OptimizerOfCopies):
@@ -49,6 +49,7 @@ class MasterWeights(OptimizerOfCopies):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
         one pile of masters after another, and few gradients exist twice at a time."""
         check_still_frozen(self.frozen)
+        check_still_wide(self.pairs)
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from .. import torch_clip_and_scale
 from ..shards import take_place
+from ..torch_clip_and_scale import note
 from ..torch_internals import step_without_hooks, version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
@@ -56,7 +56,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         for _, (parameter, master) in made:
             self.versions[parameter] = version(parameter)
             take_place(master, [parameter])
-        torch_clip_and_scale.note([p for p, master in self.pairs if p is not master], self)
+        note([p for p, master in self.pairs if p is not master], self)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def piles(self) -> Iterator[list[CopiedPair]]:
@@ -174,6 +174,15 @@ def check_still_frozen(frozen: list[tuple[str | None, nn.Parameter]]):
                 f"{name or 'a parameter'} of shape {list(parameter.shape)} was frozen when the"
                 " optimizer was made, and is trained now: make the optimizer anew, or give it the"
                 " parameter by add_param_group once it is trained."
+            )
+
+
+def check_still_wide(pairs: list[CopiedPair]):
+    for parameter, master in pairs:
+        if parameter is master and parameter.element_size() < 4:
+            raise CannotCopy(
+                f"a parameter of shape {list(parameter.shape)} was its own master, and became"
+                f" {parameter.dtype} after the optimizer was made: convert the model first."
             )
 
 

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
+from ..optimizer_checks import replaced
 from ..torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .layers import Parts
@@ -40,6 +41,7 @@ def apply_tensor_parallel(
             part = each.split(module, parts)
             part.training = module.training
             model.set_submodule(name, part)
+    replaced(parts.made, by="apply_tensor_parallel")
     return model
 
 

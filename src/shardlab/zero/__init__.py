@@ -10,7 +10,7 @@ one file; the diff is the idea.
                   parameter_slots.py and placeholders.py are where parameters were while they are
                   gone, backward_entries.py lets backward in by any door, full_parameters.py has
                   parameters whole for a while, prefetch.py gathers the next unit while one
-                  computes, optimizer_checks.py tries an optimizer that steps on flat shards
+                  computes
     flat.py       the flat tensors that are cut, and the two collectives on them;
                   torch_collectives.py has PyTorch's, fast_ring.py a ring that is harder to read
     buckets.py    groups parameters for stages 1 and 2; checks.py says what cannot be sharded
@@ -18,7 +18,8 @@ one file; the diff is the idea.
     offload.py    optimizer states on the host
 
 Beside this folder: gradient_clipping.py clips by the norm of all shards, torch_clip_and_scale.py
-makes PyTorch's own clipping and loss scaling know them.
+makes PyTorch's own clipping and loss scaling know them, optimizer_checks.py tries an optimizer that
+steps on flat shards.
 
 Rajbhandari et al. 2020 (arXiv 1910.02054).
 """

@@ -7,9 +7,10 @@ from torch import nn
 
 from ..agreement import hand_out
 from ..data_parallel import DistributedDataParallel
+from ..optimizer_checks import check_elementwise
 from ..shards import CannotShard
 from . import stage1, stage2
-from .checks import check_arguments, check_elementwise
+from .checks import check_arguments
 from .offload import cpu_offload
 from .stage3 import fully_shard
 

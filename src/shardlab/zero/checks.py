@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..agreement import agree, fact
 from ..shards import CannotShard
-from .flat import Group, flattened
+from .flat import Group
 
 
 class Refusals:
@@ -99,40 +99,3 @@ def check_state(state_dict: dict, inner: torch.optim.Optimizer):
                     f" {shards[number].numel():,}: the state is another rank's, or of another"
                     " number of ranks; saving.resume takes any number."
                 )
-
-
-# --- optimizers that look at shapes ---------------------------------------------------------------
-
-
-def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
-    """Raise TypeError unless the optimizer treats each element by itself. This is tried with two
-    steps of a matrix, and of the same elements as two runs of unequal length."""
-    draw = torch.Generator().manual_seed(0)
-    values = torch.randn(3, 6, 5, generator=draw) * torch.logspace(-2, 2, 6).view(6, 1)
-    settings = {**settings, "lr": 0.1} if "lr" in settings else settings
-
-    def updated(cut) -> Tensor:
-        matrix, *gradients = values.to(like.device)
-        tensors = [nn.Parameter(part.clone()) for part in cut(matrix)]
-        optimizer = optimizer_cls([{"params": tensors}], **settings)
-        for gradient in gradients:
-            for tensor, part in zip(tensors, cut(gradient)):
-                tensor.grad = part.clone()
-            optimizer.step()
-        return flattened(tensors)
-
-    name = optimizer_cls.__name__
-    try:
-        whole = updated(lambda matrix: [matrix])
-        runs = updated(lambda matrix: matrix.view(-1).split([11, 19]))
-    except Exception as error:
-        raise TypeError(
-            f"optimizer_cls = {name}: it does not step with plain gradients of a shard"
-            f" ({type(error).__name__}: {str(error).splitlines()[0]}); take one that updates each"
-            " element by itself, such as SGD or AdamW."
-        ) from error
-    if not torch.allclose(whole, runs, rtol=1e-4, atol=1e-6):
-        raise TypeError(
-            f"optimizer_cls = {name}: it looks at more than one element at a time, and a shard is"
-            " not a matrix; take one that updates each element by itself, such as SGD or AdamW."
-        )

@@ -12,9 +12,11 @@ from functools import partial, update_wrapper
 import torch
 from torch import Tensor, nn
 
+from .. import optimizer_checks
 from ..shards import groups_of_shards
+from ..torch_clip_and_scale import watch_steps
 from ..torch_internals import CALL, never_compiled, own_parameters
-from . import optimizer_checks, placeholders
+from . import placeholders
 from .units import Site
 
 
@@ -27,6 +29,8 @@ class UnitSlots:
         order = [parameter for parameters in kinds.values() for parameter in parameters]
         numbers = {parameter: number for number, parameter in enumerate(order)}
         self.sites = [(place, name, numbers[parameter]) for place, name, parameter in sites]
+        optimizer_checks.replaced(order, by="fully_shard")
+        watch_steps()
         self.backward = None  # refers weakly to the backward that it is in
         self.entrances: set[str] = set()  # methods that were called from outside of the others
         self.placeholders = placeholders.of(self)
@@ -106,6 +110,9 @@ class UnitSlots:
                     " made: it can take other values and another dtype, not another shape."
                 )
             groups_of_shards[shard] = groups_of_shards[flat.shard]
+            if shard is not flat.shard:
+                optimizer_checks.replaced([flat.shard], by="load_state_dict(assign=True)")
+                watch_steps()
             flat.shard = shard
             optimizer_checks.watch(shard)
             flat.full = torch.empty_like(flat.full, dtype=flat.how.computes_in(shard.dtype))

@@ -24,14 +24,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import increment_version
 
-from .. import torch_clip_and_scale
 from ..backward import BackwardListener
+from ..optimizer_checks import check_elementwise
 from ..shards import CannotShard
+from ..torch_clip_and_scale import note
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
 from .checks import (
     Refusals,
     check_arguments,
-    check_elementwise,
     check_parameters,
     check_state,
     check_unfrozen,
@@ -85,7 +85,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         parameters = [parameter for _, parameter in named]
         buckets = into_buckets(parameters, self.group, self.bucket_bytes, self.collectives)
         self.buckets += buckets
-        torch_clip_and_scale.note(parameters, self)
+        note(parameters, self)
         self.frozen += [(name, p) for name, p in named if not p.requires_grad]
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:

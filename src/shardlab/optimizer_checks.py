@@ -1,0 +1,141 @@
+"""Checks of an optimizer when it steps: one of PyTorch's or a user's, made from model.parameters(),
+so an earlier check is impossible.
+
+    replaced(parameters, "fully_shard")    the model has parts instead of them; an optimizer that
+                                           was made before would update nothing, or nothing but the
+                                           parameters that are left
+    watch(shard)                           a flat shard of stage 3: an optimizer that looks at rows,
+                                           norms of a layer or a line search is found by trial
+
+Callers call torch_clip_and_scale.watch_steps(), from when on optimizers are looked at.
+"""
+
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .backward import owners
+from .shards import CannotShard, groups_of, stages_of
+
+# each element by itself, as the tests of stage 1 show; others are tried
+KNOWN = {
+    getattr(torch.optim, name)
+    for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
+}
+shards = WeakTensorKeyDictionary()  # of stage 3
+gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
+# parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
+# of copies
+gradient_is_with = WeakTensorKeyDictionary()
+looked_at: WeakKeyDictionary = WeakKeyDictionary()  # optimizer -> how many parameters it had
+
+
+def watch(shard: nn.Parameter):
+    shards[shard] = True
+
+
+def replaced(parameters: Iterable[Tensor], by: str):
+    """An optimizer that has these parameters refuses to step."""
+    for parameter in parameters:
+        gone[parameter] = list(parameter.shape), by
+
+
+def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
+    return gradient_is_with[parameter]() if parameter in gradient_is_with else None
+
+
+def look(optimizer: torch.optim.Optimizer, args, kwargs):
+    """Called before each step of any optimizer."""
+    count = sum(len(group["params"]) for group in optimizer.param_groups)
+    if looked_at.get(optimizer) == count:
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    look_at_order(optimizer, parameters)
+    if any(parameter in shards for parameter in parameters):
+        look_at_shards(optimizer, parameters)
+    looked_at[optimizer] = count
+
+
+def look_at_order(optimizer: torch.optim.Optimizer, parameters: list):
+    """Whether the model was cut after the optimizer was made, and whether another optimizer has the
+    gradients."""
+    name = type(optimizer).__name__
+    buckets = getattr(optimizer, "buckets", ())
+    copied = [*getattr(optimizer, "pairs", ())]
+    copied += [(p, bucket.shards[0]) for bucket in buckets for p in bucket.parameters]
+    for parameter in [*parameters, *(original for original, _ in copied)]:
+        if parameter in gone:
+            shape, by = gone[parameter]
+            raise CannotShard(
+                f"{name} was made before {by}: its parameter of shape {shape} is no longer the"
+                f" model's, which this step would not move; make the optimizer after {by}."
+            )
+        holder = None if buckets else holder_of(parameter)
+        if holder not in (None, optimizer):
+            raise CannotShard(
+                f"{name} steps with a parameter of shape {list(parameter.shape)} whose gradient"
+                f" {type(holder).__name__} takes: of these two optimizers let that one step alone."
+            )
+    counted_in_norms = copied if buckets or hasattr(optimizer, "take_gradients") else ()
+    if any(stages_of(original) and not stages_of(copy) for original, copy in counted_in_norms):
+        raise CannotShard(
+            f"{name} was made before Pipeline, and would clip by the norm of this rank's stages"
+            " alone: make the optimizer of pipeline.parameters() afterwards."
+        )
+
+
+def look_at_shards(optimizer: torch.optim.Optimizer, parameters: list):
+    for number, group in enumerate(optimizer.param_groups):
+        if not group["params"]:
+            raise CannotShard(
+                f"parameter group {number} of {type(optimizer).__name__} is empty: shards are flat,"
+                " and a rule by shape or name finds none. Cut them by that rule,"
+                " fully_shard(..., apart=lambda name, parameter: 'decay' if parameter.dim() > 1"
+                " else 'plain'), and choose groups by the names of the shards."
+            )
+    for parameter in parameters:
+        if parameter.requires_grad and not (groups_of(parameter) or parameter in owners):
+            raise CannotShard(
+                f"a parameter of shape {list(parameter.shape)} is trained beside shards, and its"
+                " gradient is this rank's own: add parameters to a model before fully_shard, or"
+                " make replicas of the module that has them, by DistributedDataParallel."
+            )
+    if type(optimizer) not in KNOWN:
+        check_elementwise(type(optimizer), optimizer.defaults, parameters[0])
+
+
+def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
+    """Raise TypeError unless the optimizer treats each element by itself. This is tried with two
+    steps of a matrix, and of the same elements as two runs of unequal length."""
+    draw = torch.Generator().manual_seed(0)
+    values = torch.randn(3, 6, 5, generator=draw) * torch.logspace(-2, 2, 6).view(6, 1)
+    settings = {**settings, "lr": 0.1} if "lr" in settings else settings
+
+    def updated(cut) -> Tensor:
+        matrix, *gradients = values.to(like.device)
+        tensors = [nn.Parameter(part.clone()) for part in cut(matrix)]
+        optimizer = optimizer_cls([{"params": tensors}], **settings)
+        for gradient in gradients:
+            for tensor, part in zip(tensors, cut(gradient)):
+                tensor.grad = part.clone()
+            optimizer.step()
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+    name = optimizer_cls.__name__
+    try:
+        whole = updated(lambda matrix: [matrix])
+        runs = updated(lambda matrix: matrix.view(-1).split([11, 19]))
+    except Exception as error:
+        raise TypeError(
+            f"optimizer_cls = {name}: it does not step with plain gradients of a shard"
+            f" ({type(error).__name__}: {str(error).splitlines()[0]}); take one that updates each"
+            " element by itself, such as SGD or AdamW."
+        ) from error
+    if not torch.allclose(whole, runs, rtol=1e-4, atol=1e-6):
+        raise TypeError(
+            f"optimizer_cls = {name}: it looks at more than one element at a time, and a shard is"
+            " not a matrix; take one that updates each element by itself, such as SGD or AdamW."
+        )
