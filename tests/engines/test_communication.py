@@ -2,6 +2,7 @@
 PyTorch's, on real and on fake ranks."""
 
 import sys
+from unittest.mock import patch
 
 import cloudpickle
 import pytest
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch_has import needs_fully_shard
 
+from shardlab.measure import communication
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
 
@@ -80,6 +82,26 @@ def test_every_collective(three):
     assert all(m.seconds > 0 for m in known) and [m.began_seconds for m in messages] == sorted(
         m.began_seconds for m in messages
     )
+
+
+def messages_of_nccl():
+    """Known seconds where NCCL plays the backend, and where a message of its batch has no work."""
+    x, found = torch.ones(3), []
+    for fake in (
+        patch.object(communication, "backend_for", lambda *_: "nccl"),
+        patch.object(dist.Work, "unbox", lambda work: None),
+    ):
+        with fake, CommunicationLog() as log:
+            dist.all_reduce(x, async_op=True).wait()
+            dist.all_reduce(x)
+        found += [(message.nbytes, message.seconds) for message in log.messages]
+    return found, log.totals()["all_reduce"].seconds
+
+
+def test_what_nccl_does_not_tell(three):
+    """Must catch: the time of enqueueing passed off as a message's; a message of a batch, which has
+    no work, that ends the program."""
+    assert three.run(messages_of_nccl) == [([(12, None)] * 4, 0.0)] * 3
 
 
 def every_reduction():

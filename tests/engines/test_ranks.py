@@ -308,8 +308,8 @@ def test_devices_and_backends():
         == "4 ranks on 2 GPUs, which they share; backend gloo"
     )
     assert (
-        announcement(["cuda:0"], "nccl", 1, 2)
-        == "1 rank on 1 GPU, one each; backend nccl; 2 rehearsed hosts"
+        announcement(["cuda:0", "cuda:1"], "gloo", 1, 2)
+        == "2 ranks on 2 GPUs, one each; backend gloo; 2 rehearsed hosts"
     )
 
 

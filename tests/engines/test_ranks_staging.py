@@ -67,7 +67,8 @@ def ring():
 
     rank, size = dist.get_rank(), dist.get_world_size()
     pattern = 10 * torch.arange(20.0).view(4, 5)
-    x, y, z = pattern + rank, torch.zeros(4, 5), torch.zeros(5, 4).t()
+    # PyTorch's pipelining receives into leaves that require grad
+    x, y, z = pattern + rank, torch.zeros(4, 5, requires_grad=True), torch.zeros(5, 4).t()
     with pretending() as staged, CommunicationLog() as log:
         work = dist.isend(x, (rank + 1) % size)
         x.add_(100)  # the message has left
@@ -89,8 +90,8 @@ def ring():
 
 def test_a_ring(three):
     """Mutations: the copy on the host dropped before it was received, or not copied back; a recv
-    that has returned before what it receives is there; strides lost; the log sees a message twice,
-    or none."""
+    that has returned before what it receives is there, or that refuses a leaf which requires grad;
+    strides lost; the log sees a message twice, or none."""
     for _ in range(5):
         for rank, (y, z, staged, log) in enumerate(three.run(ring)):
             assert (y, z) == ((rank - 1) % 3, (rank - 2) % 3)

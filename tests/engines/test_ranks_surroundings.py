@@ -21,6 +21,7 @@ from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, 
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.checks import Checks
 from shardlab.ranks.findings import disagreement, unfinished
+from shardlab.ranks.links import Host
 from shardlab.ranks.messages import Returned
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
 from shardlab.ranks.shared import SharedFile
@@ -475,6 +476,8 @@ def test_a_hang_under_torchrun(tmp_path, work, call):
 
 # --- what is asked for ----------------------------------------------------------------------------
 
+HOSTS = (Host("near", ()), Host("far", ()))
+
 
 @pytest.mark.parametrize(
     "options, error, sentence",
@@ -489,6 +492,8 @@ def test_a_hang_under_torchrun(tmp_path, work, call):
         (dict(threads=10**12), ValueError, "threads = 1000000000000: it must be a whole number"),
         (dict(hosts=5), TypeError, "hosts = 5: it must be the tuple of hosts that two_hosts gives"),
         (dict(device=["cpu"]), ValueError, "device = .'cpu'.: it must be cpu or cuda"),
+        (dict(hosts=HOSTS, backend="nccl"), ValueError, "'nccl': NCCL would go .* past the link"),
+        (dict(hosts=HOSTS, share_gpus=True), ValueError, "share_gpus = True: NCCL would go"),
     ],
 )
 def test_what_is_asked_for(options, error, sentence, monkeypatch):
@@ -498,6 +503,33 @@ def test_what_is_asked_for(options, error, sentence, monkeypatch):
     monkeypatch.setattr(server, "start", lambda *_: pytest.fail("a rank was started"))
     with pytest.raises(error, match=sentence):
         ranks(2, **options)
+
+
+def test_hosts_take_gloo(monkeypatch):
+    """Must catch: NCCL for ranks of two hosts on a machine with enough GPUs, which goes past the
+    link; hosts that nobody hears of under torchrun."""
+    from shardlab.ranks import launch
+
+    monkeypatch.setattr(launch, "World", lambda asked: asked.backend)
+    assert ranks(2, hosts=HOSTS) == ranks(2, hosts=HOSTS, device="cuda") == "gloo"
+    assert ranks(2) is None and ranks(2, backend="nccl") == "nccl"
+    monkeypatch.setattr(launch.torchrun, "started_us", lambda: True)
+    with pytest.raises(ValueError, match="torchrun has placed these ranks already. Leave hosts"):
+        ranks(2, hosts=HOSTS)
+
+
+def test_nccl_is_told_an_interface(two, monkeypatch):
+    """Must catch: NCCL left to find an interface, which a container may not have; the reader's own
+    choice overwritten."""
+
+    def interface():
+        return os.environ["NCCL_SOCKET_IFNAME"]
+
+    loopback = os.environ.get("NCCL_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    assert two.run(interface) == [loopback] * 2
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    with ranks(1, device="cpu", announce=False) as world:
+        assert world.run(interface) == ["eth7"]
 
 
 @pytest.mark.parametrize("limit, error", [("1", TypeError), (1e-9, ValueError), (True, TypeError)])

@@ -1,4 +1,5 @@
-"""The communication log: every message of this rank, with its logical bytes and its seconds.
+"""The communication log: every message of this rank, with its logical bytes, and its seconds where
+the backend tells them.
 
     with CommunicationLog() as log:
         loss.backward()
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ..collective_wire import backend_for
 from ..ranks.calls import CollectiveCall, listening
 from ..torch_internals import tree_leaves
 
@@ -43,7 +45,8 @@ class Message:
     # the tag of a send or recv: this package's rings number their chunks with it
     chunk: int
     began_seconds: float  # since the log began
-    # until the backend was done; None before, and for gloo's send and recv, which do not tell
+    # until the backend was done; None before, and where nobody tells: gloo's send and recv do not,
+    # and NCCL has only enqueued a message when its work says that it is done
     seconds: float | None
 
 
@@ -105,7 +108,10 @@ class CommunicationLog:
             )
             if work is None:  # the backend has waited itself
                 return stop()
-            work = dist.Work.unbox(work)
+            work = dist.Work.unbox(work)  # None for a message of NCCL's batch
+            by = backend_for(call.own[0].device.type, call.group) if call.own else ""
+            if work is None or by == "nccl":
+                return
             try:
                 work.get_future().add_done_callback(stop)
             except RuntimeError:  # gloo's reduce-scatter, send and recv have no future

@@ -57,6 +57,12 @@ def check_asked(asked: Asked):
             f"world_size = {asked.world_size}: {len(asked.hosts)} hosts want the same number of"
             " ranks each."
         )
+    if asked.hosts and (asked.backend == "nccl" or asked.share_gpus):
+        given = "backend = 'nccl'" if asked.backend == "nccl" else "share_gpus = True"
+        raise ValueError(
+            f"{given}: NCCL would go from GPU to GPU, past the link between rehearsed hosts. Leave"
+            " it away: there ranks take gloo."
+        )
 
 
 def check_limit(limit_seconds):

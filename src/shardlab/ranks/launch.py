@@ -31,7 +31,8 @@ def ranks(
     patience_seconds  how long ranks may wait in a collective for one that does not come
     threads           of PyTorch, for each rank
     forbid_nan        a rank that brings a NaN to a sum is an error
-    hosts             rehearsed hosts (see links.py) among which the ranks are divided
+    hosts             rehearsed hosts (see links.py) among which the ranks are divided; their
+                      backend is gloo, as NCCL would go past the link
     method            "forkserver" or "spawn"; by itself what this system can do
     announce          print one line that says what was started
 
@@ -52,6 +53,10 @@ def ranks(
     )
     check_asked(asked)
     if torchrun.started_us():
+        if hosts:
+            raise ValueError(
+                f"hosts = {hosts!r}: torchrun has placed these ranks already. Leave hosts away."
+            )
         return torchrun.Torchrun(
             world_size, device, backend, share_gpus, patience_seconds, forbid_nan
         )
@@ -59,4 +64,5 @@ def ranks(
     if loaded is not None and loaded.is_available() and loaded.is_initialized():
         here = f"rank {loaded.get_rank()} of {loaded.get_world_size()}"
         raise ValueError(f"this process is {here}: a rank cannot start a world of its own.")
-    return World(asked._replace(method=method or start_method()))
+    backend = "gloo" if hosts else backend
+    return World(asked._replace(method=method or start_method(), backend=backend))

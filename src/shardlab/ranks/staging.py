@@ -56,7 +56,8 @@ class Arriving(dist.Work):
         self.under_way.discard(self)
         self.work.wait(*timeout)
         while self.copies:
-            self.tensors[len(self.copies) - 1].copy_(self.copies.pop())
+            # a buffer may require grad, as those of PyTorch's pipelining do
+            self.tensors[len(self.copies) - 1].detach().copy_(self.copies.pop())
         return True
 
     def is_completed(self) -> bool:

@@ -178,8 +178,9 @@ class Rank:
                 place.rank, place.world_size, gpus, place.device, place.backend, place.share_gpus
             )
             loopback = "lo" if sys.platform == "linux" else "lo0"
-            # gloo can be told in no other way
+            # gloo and NCCL can be told in no other way
             os.environ["GLOO_SOCKET_IFNAME"] = place.interface or loopback
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
             self.store = dist.FileStore(place.store.path, place.world_size)
             self.store.set_timeout(timedelta(seconds=place.patience_seconds))
             vars(self.main).update(
