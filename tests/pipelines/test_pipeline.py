@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 import cloudpickle
 import pytest
@@ -27,6 +28,7 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.mesh import Mesh
+from shardlab.mixed_precision import MasterWeights
 from shardlab.pipelines.partition import CannotPipeline, plan_pipeline
 from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import (
@@ -235,6 +237,49 @@ def test_losses_and_gradients(worlds, n, name):
         assert bits.setdefault(tuple(plan.cuts), got) == got, kind
         assert all(step == [] for r, f in enumerate(found) if r != at for step in f[0])
         agrees([f[1] for f in found], gradients, gradients)
+
+
+class Copies(MasterWeights):
+    """Copies of float64, where MasterWeights would need none."""
+
+    def copy_of(self, parameter):
+        return nn.Parameter(parameter.detach().clone())
+
+
+def optimizer_made_before(plan, make):
+    """As `train`, with an optimizer of all layers."""
+    layers = built("tied")
+    parameters = [p for p in dict.fromkeys(named(layers).values()) if p.requires_grad]
+    optimizer = make(parameters)
+    inputs, targets, loss_of = batch_of("tied")
+    pipeline, losses = Pipeline(layers, plan, loss_of), []
+    for _ in range(2):
+        optimizer.zero_grad()
+        losses.append(pipeline.step(inputs, targets).tolist())
+        try:
+            optimizer.step()
+        except CannotShard as error:
+            return str(error)
+    gradients = pipeline.layers.named_parameters(remove_duplicate=False)
+    return losses, {key: parameter.grad for key, parameter in gradients}
+
+
+def test_an_optimizer_made_before_the_pipeline(worlds):
+    """PyTorch's own is right: what other ranks have gets no gradient. Shards and copies were made
+    without knowing of the pipeline, and a norm of them would be this rank's alone.
+
+    Must catch: a norm of one rank's stages; a refusal of what is right."""
+    plan = plan_of("tied", "1F1B", 2)
+    losses, gradients = plain("tied")
+    found = worlds(2).run(optimizer_made_before, plan, partial(torch.optim.SGD, lr=0.1))
+    assert found[1][0][1] == pytest.approx(losses[1], rel=1e-12, abs=0)
+    agrees([f[1] for f in found], gradients, gradients)
+    for make in (
+        lambda own: stage1.ShardedOptimizer(own, torch.optim.SGD, Mesh(dp=1, pp=2).dp.group),
+        lambda own: Copies(own, torch.optim.SGD, lr=0.1),
+    ):
+        for said in worlds(2).run(optimizer_made_before, plan, make):
+            assert "was made before Pipeline, and would clip by the norm of this rank's" in said
 
 
 def add_up(name, plan):

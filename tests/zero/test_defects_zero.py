@@ -374,22 +374,39 @@ def test_another_order_on_another_rank(two):
             assert "rank 1 has b.weight" in sentence
 
 
-def test_what_torch_refuses(two):
-    """A set has no order, and what is computed is not a leaf.
+def test_what_has_no_order_and_what_is_no_leaf(two):
+    """PyTorch makes a list of a bare set; the keys of a dictionary have an order.
 
-    Must catch: either taken for parameters."""
+    Must catch: values of one size swapped between parameters, because sets have another order on
+    another rank; a tensor that is computed, taken for a parameter."""
 
     def tried():
-        weight = nn.Parameter(torch.ones(3))
-        cls = stage1.ShardedOptimizer
+        net = layers(3, 3, 3)
+        every, head = set(net.parameters()), set(net[1].parameters())
+        make = partial(stage1.ShardedOptimizer, optimizer_cls=SGD)
         return [
-            said(lambda: cls([dict(params={weight})], torch.optim.SGD)),
-            said(lambda: cls([weight * 2], torch.optim.SGD)),
+            *(
+                said(partial(make, given))
+                for given in (
+                    every - head,
+                    frozenset(every),
+                    iter(every),
+                    (p for p in every),
+                    (p for p in (p for p in every) if p.requires_grad),
+                    [dict(params=every)],
+                    [dict(params=(p for p in every))],
+                )
+            ),
+            said(lambda: make([net[0].weight * 2])),
+            len(make(dict.fromkeys(net.parameters()).keys()).buckets),
+            len(make({name: p for name, p in net.named_parameters()}.values()).buckets),
+            len(make(p for p in net.parameters()).buckets),
         ]
 
-    for a_set, computed in two.run(tried):
-        assert a_set.startswith("TypeError: the parameters are a set")
+    for *sets, computed, keys, values, generator in two.run(tried):
+        assert all(each.startswith("TypeError: the parameters are a set") for each in sets), sets
         assert "is computed from other tensors: an optimizer takes leaves" in computed
+        assert keys == values == generator == 1
 
 
 def test_copies_are_refused(two):

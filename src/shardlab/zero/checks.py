@@ -1,6 +1,7 @@
 """Refusals of stages 1 and 2, before anything is moved or sent: one sentence each."""
 
 from collections.abc import Iterable
+from inspect import getgeneratorlocals, isgenerator
 
 import torch
 from torch import Tensor, nn
@@ -30,13 +31,20 @@ def check_arguments(optimizer_cls, bucket_bytes: int):
         raise CannotShard(f"bucket_bytes = {bucket_bytes!r}: it must be above 0.")
 
 
-def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
-    """(name, parameter), with a number for a missing name."""
-    if isinstance(parameters, (set, frozenset)):
+def refuse_sets(parameters):
+    """Raise TypeError for a set, or for a generator that goes through one."""
+    while isgenerator(parameters):
+        parameters = getgeneratorlocals(parameters).get(".0")
+    if isinstance(parameters, (set, frozenset, type(iter(set())))):
         raise TypeError(
             "the parameters are a set, whose order differs from rank to rank and from run to run:"
             " give a list."
         )
+
+
+def named_list(parameters: Tensor | Iterable) -> list[tuple[str, nn.Parameter]]:
+    """(name, parameter), with a number for a missing name."""
+    refuse_sets(parameters)
     given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     named = [p if isinstance(p, tuple) else (f"parameter {k}", p) for k, p in enumerate(given)]
     for name, parameter in named:

@@ -36,6 +36,7 @@ from .checks import (
     check_state,
     check_unfrozen,
     named_list,
+    refuse_sets,
 )
 from .torch_collectives import best_collectives
 
@@ -64,6 +65,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         **settings,
     ):
         check_arguments(optimizer_cls, bucket_bytes)
+        refuse_sets(params)  # of which torch makes a list
         self.optimizer_cls, self.settings, self.inner = optimizer_cls, settings, None
         self.group, self.world_size = group, dist.get_world_size(group)
         self.bucket_bytes, self.collectives = bucket_bytes, collectives
