@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from . import collectives
 from .backward import BackwardListener
+from .shards import would_mix
 
 
 class CannotReplicate(ValueError):
@@ -82,7 +83,9 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
     facts = [f"{name} = {value}" for name, value in options.items()]
     facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
     rule = "all ranks replicate the same module"
-    agree(facts, group, CannotReplicate, rule, complaint_of_rank(module, options))
+    complaint = complaint_of_rank(module, options)
+    complaint = complaint or would_mix(module.named_parameters(), group)
+    agree(facts, group, CannotReplicate, rule, complaint)
 
 
 def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:

@@ -3,6 +3,7 @@
     groups_of(tensor)            (), or the groups of which every rank has another part of it
     as_shard(tensor, group)      a part, as an optimizer takes it
     stages_of(tensor)            None, or the ranks that have other layers of the same model
+    would_mix(named, group)      why ranks of the group cannot replicate or shard what has a name
     CannotShard                  the error of what cannot be a part, or cannot be done with parts
 
 A rank of tensor parallelism has part of a weight: (tp,). ZeRO cuts that part once more, over the
@@ -11,7 +12,7 @@ it too: (dp,). A sum over all elements, as in clipping, is a sum over these grou
 element counts once, however the model is laid out.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -49,6 +50,39 @@ stages_of_parameters = WeakTensorKeyDictionary()
 
 def stages_of(tensor: Tensor) -> Stages | None:
     return stages_of_parameters.get(tensor)
+
+
+def cut_among(tensor: Tensor) -> Groups:
+    """The groups of which every rank has another part of the tensor, or other layers."""
+    stages = stages_of(tensor)
+    return groups_of(tensor) + ((stages.group or dist.group.WORLD,) if stages else ())
+
+
+def would_mix(
+    named: Iterable[tuple[str, Tensor]],
+    group: dist.ProcessGroup | None,
+    among: Callable[[Tensor], Groups] = cut_among,
+) -> str:
+    """Why ranks of the group cannot be given one value of each of these tensors, or shards of one:
+    two of them have other parts. Empty if all ranks have the same part."""
+    for name, tensor in named:
+        for other in among(tensor):
+            ranks = dist.get_process_group_ranks(other)
+            if shared := ranks_in_both(other, group):
+                return (
+                    f"{name} is in part {ranks.index(dist.get_rank()) + 1} of {len(ranks)} of a"
+                    f" model that is cut over ranks {ranks}, and the group has ranks {shared} of"
+                    " these: give the group of the ranks that have the same part, such as"
+                    " mesh.dp.group."
+                )
+    return ""
+
+
+def ranks_in_both(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> list[int]:
+    """The ranks that two groups share, if they are more than this one."""
+    members = dist.get_process_group_ranks(other or dist.group.WORLD)
+    shared = sorted(set(members).intersection(dist.get_process_group_ranks(one)))
+    return shared if len(shared) > 1 else []
 
 
 def take_place(copy: Tensor, of: Iterable[Tensor]):

@@ -157,11 +157,6 @@ TAKES = "of these two optimizers let that one step alone"
         ("stage 3", "offloaded", f"SGDOffloaded {MADE_BEFORE} fully_shard: its parameter"),
         ("stage 3", "stage 2", f"ShardedOptimizer {MADE_BEFORE} fully_shard: its parameter"),
         ("tensor parallelism", "plain", f"SGD {MADE_BEFORE} apply_tensor_parallel: its parameter"),
-        (
-            "tensor parallelism",
-            "stage 1",
-            f"ShardedOptimizer {MADE_BEFORE} apply_tensor_parallel: its",
-        ),
         ("replaced shards", "plain", f"SGD {MADE_BEFORE} load_state_dict(assign=True): its"),
         ("stage 1", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),
         ("stage 2", "plain", f"gradient ShardedOptimizer takes: {TAKES}"),

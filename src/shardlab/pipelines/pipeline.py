@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from ..agreement import agree
 from ..backward import as_one_backward
-from ..shards import Stages, stages_of_parameters
+from ..shards import Stages, groups_of, stages_of_parameters, would_mix
 from ..torch_clip_and_scale import watch_steps
 from . import split_backward
 from .p2p import TiedWeights, Wire
@@ -67,7 +67,7 @@ class Pipeline(nn.Module):
         group: dist.ProcessGroup | None = None,
     ):
         super().__init__()
-        check_ranks(plan, group)
+        check_ranks(layers, plan, group)
         self.plan, self.loss, self.rank = plan, loss, dist.get_rank(group)
         self.layers = nn.ModuleDict()
         for stage, (first, end) in enumerate(plan.cuts):
@@ -83,9 +83,7 @@ class Pipeline(nn.Module):
         elsewhere = [parameter for parameter, ranks in self.tied.shared if self.rank != ranks[0]]
         stages_of_parameters.update({p: stages._replace(counts=False) for p in elsewhere})
         splits = any(action.kind is Kind.WEIGHT for action in plan.schedule[self.rank])
-        self.later = split_backward.WeightGradientsLater(self) if splits else None
-        if self.later is not None:
-            self.later.at_work = False
+        self.later = split_backward.WeightGradientsLater(self, False) if splits else None
         self.held: dict[tuple[int, int], InFlight] = {}  # by stage and microbatch
         self.put_off: dict[tuple[int, int], list[split_backward.PutOff]] = {}
         self.methods = {
@@ -177,12 +175,14 @@ class Pipeline(nn.Module):
         )
 
 
-def check_ranks(plan: PipelinePlan, group: dist.ProcessGroup | None):
+def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None):
     size, wanted = dist.get_world_size(group), len(plan.schedule)
-    wrong = f"the schedule is for {wanted} ranks, and the group has {size}."
+    wrong = would_mix(nn.ModuleList(layers).named_parameters(), group, groups_of)
+    if size != wanted:
+        wrong = f"the schedule is for {wanted} ranks, and the group has {size}."
     facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
     rule = "all ranks run the same plan"
-    agree(facts, group, CannotPipeline, rule, wrong if size != wanted else "")
+    agree(facts, group, CannotPipeline, rule, wrong)
 
 
 def check_batch(plan: PipelinePlan, batch: Tensor, targets: Tensor):

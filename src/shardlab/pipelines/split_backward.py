@@ -42,10 +42,9 @@ class WeightGradientsLater:
     them. Backward is undivided for what runs while `at_work` is False: layers outlive a pipeline,
     and may be in several."""
 
-    at_work = True
-
-    def __init__(self, module: nn.Module):
+    def __init__(self, module: nn.Module, at_work: bool = True):
         self.products: list[PutOff] = []
+        self.at_work = at_work
         for layer in module.modules():
             if type(layer) is nn.Linear:
                 layer.forward = partial(self.forward_of, layer)

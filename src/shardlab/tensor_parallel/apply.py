@@ -8,7 +8,9 @@ import torch.distributed as dist
 from torch import nn
 
 from ..agreement import agree, fact, hand_out
-from ..optimizer_checks import replaced
+from ..backward import owners
+from ..optimizer_checks import holder_of, replaced
+from ..shards import cut_among
 from ..torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
 from .layers import Parts
@@ -49,10 +51,25 @@ def begin_alike(model: nn.Module, plan: TensorPlan, group):
     """All ranks can split the model, and have rank 0's values and random generators."""
     facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
     rule = "all ranks split the same model"
-    agree(facts, group, CannotSplit, rule, plan_complaint(model, plan, dist.get_world_size(group)))
+    complaint = taken(model) or plan_complaint(model, plan, dist.get_world_size(group))
+    agree(facts, group, CannotSplit, rule, complaint)
     if not any(parameter.is_meta for parameter in model.parameters()):
         hand_out([*model.parameters(), *model.buffers()], group)
         share_generators(next(model.parameters()).device, group)
+
+
+def taken(model: nn.Module) -> str:
+    """Why a part cannot take the place of a parameter: another technique knows it. Empty if none
+    does."""
+    for name, parameter in model.named_parameters():
+        averaged = parameter in owners and owners[parameter]() is not None
+        if averaged or cut_among(parameter) or holder_of(parameter) is not None:
+            return (
+                f"{name} is a part or a shard, or has replicas or copies, already: cut the plain"
+                " model, once, and make pipelines, replicas, shards and optimizers of it"
+                " afterwards."
+            )
+    return ""
 
 
 def share_generators(device: torch.device, group):

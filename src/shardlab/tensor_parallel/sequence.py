@@ -31,8 +31,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..collective_wire import place
 from ..gpt import Dropout, PositionIds
-from ..shards import groups_of, updated_by
+from ..shards import Groups, groups_of, groups_of_shards, ranks_in_both, updated_by
 from ..torch_internals import hooks_of_saved_tensors, storage_key, version
+from .checks import CannotSplit
 from .layers import CutModule, OwnDropout, Parts
 from .pairs import all_gathered, gather, reduce_scatter
 from .plan import Around, Rows, TensorPlan, Tokens, Whole
@@ -151,10 +152,12 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     one for each parameter would be mostly latency.
 
     Call it once a step, after the last backward and before clipping, on all ranks. The
-    optimizer may also be one of shards: ZeRO's gradients are summed as shards."""
-    group = group or dist.group.WORLD
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards. Raises CannotSplit
+    for another group than the one over which the model was cut."""
+    group, updated = group or dist.group.WORLD, updated_by(optimizer)
+    check_cut_over(group, set(map(groups_of, updated)))
     flats: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in updated_by(optimizer):
+    for parameter in updated:
         if parameter.grad is not None and group not in groups_of(parameter):
             flats.setdefault(parameter.grad.dtype, []).append(parameter.grad)
     for gradients in flats.values():
@@ -162,3 +165,17 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
         dist.all_reduce(flat, group=group)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
             gradient.copy_(part.view(gradient.shape))
+
+
+def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):
+    """Raise CannotSplit unless the group is the one over which a model was cut. ZeRO cuts a part
+    once more: its group is a later one."""
+    cut_over = {groups[0] for groups in cuts if groups}
+    others = [other for other in cut_over - {group} if ranks_in_both(other, group)]
+    known = group in cut_over or any(group in groups for groups in groups_of_shards.values())
+    if others or not known or any(group in groups[1:] for groups in cuts):
+        ranks = dist.get_process_group_ranks(group)
+        raise CannotSplit(
+            f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
+            " sum_gradients the group that apply_tensor_parallel had, such as mesh.tp.group."
+        )

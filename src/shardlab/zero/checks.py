@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import agree, fact
-from ..shards import CannotShard
+from ..shards import CannotShard, would_mix
 from .flat import Group
 
 
@@ -60,7 +60,8 @@ def check_parameters(
     optimizer already."""
     facts = [fact(name, parameter) for name, parameter in named]
     rule = "all ranks shard the same parameters, in the same order"
-    agree(facts, group, CannotShard, rule, complaint_of_group(named, others))
+    complaint = complaint_of_group(named, others) or would_mix(named, group)
+    agree(facts, group, CannotShard, rule, complaint)
 
 
 def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Parameter]) -> str:

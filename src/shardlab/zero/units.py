@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..agreement import agree, fact, hand_out
-from ..shards import CannotShard, groups_of
+from ..shards import CannotShard, groups_of, would_mix
 from ..torch_internals import hooks_of_others
 from .flat import first_rank, own_chunk
 from .torch_collectives import best_collectives
@@ -170,7 +170,8 @@ def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
     rule = "all ranks shard the same model in the same units"
-    agree(facts, group, CannotShard, rule, complaint_of_hooks(module))
+    complaint = complaint_of_hooks(module) or would_mix(module.named_parameters(), group)
+    agree(facts, group, CannotShard, rule, complaint)
 
 
 def complaint_of_hooks(module: nn.Module) -> str:
