@@ -18,7 +18,8 @@ import torch
 from shardlab import topics
 from shardlab.exercises import Exercise, Misconception, Predictions, check, hint
 from shardlab.exercises.checker import LIMIT_SECONDS, judge
-from shardlab.exercises.going_on import must_be_right
+from shardlab.exercises.going_on import gives_numbers, must_be_right
+from shardlab.exercises.numbers import plain_numbers
 from shardlab.exercises.predictions import NotYet
 from shardlab.gpt import next_token_loss
 from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
@@ -121,6 +122,17 @@ def test_a_cell_goes_on_with_right_answers_alone():
     for wrong in (lambda a: ..., lambda a: a * a, 6):
         with pytest.raises(NotYet, match="twice is not right yet"):
             must_be_right(TWICE, wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", (lambda a: torch.tensor([2.0 * a]), lambda a: np.int64(2 * a)))
+def test_a_cell_goes_on_with_plain_numbers(made):
+    """What a check calls right can be rounded, formatted and compared in the cells after it.
+
+    Must catch: the tensor or NumPy's number that the reader's function gave."""
+    found = gives_numbers(TWICE, made)(3)
+    assert type(found) in (int, float) and found == 6
+    assert plain_numbers(([made(1)], (made(2), "x"))) == ([2], (4, "x"))
 
 
 def test_what_a_solution_does_to_its_arguments_stays_there():

@@ -13,6 +13,7 @@ from shardlab.exercises.grading import CannotGrade, assignment
 from shardlab.exercises.grading_text import names_used, rules_broken
 
 RING = "sums_around_a_ring"
+SKELETONS = Path(__file__).resolve().parents[2].glob("assignments/*/README.md")
 
 
 def written(body: str) -> str:
@@ -96,6 +97,52 @@ def test_start_copies_what_a_learner_needs(tmp_path, monkeypatch, capsys):
     assert main(["grade", "collectives", "--start", "from_the_wheel"]) == 0
     assert main(["grade", "data_parallelism", "--start"]) == 2
     assert "no skeleton of data_parallelism" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("topic", sorted(path.parent.name for path in SKELETONS))
+def test_an_untouched_skeleton_starts_no_ranks(topic, monkeypatch, tmp_path, capsys):
+    """The first grading of a learner says of each part that it is not written, without what ranks
+    print when one of them ends while the others connect.
+
+    Must catch: ranks that are started for it; a trial of a part that is not written."""
+
+    def ranks(*_, **__):
+        raise AssertionError("ranks were started")
+
+    monkeypatch.setattr(grading_command, "ranks", ranks)
+    file = tmp_path / "mine.py"
+    file.write_text(skeleton(topic))
+    assert main(["grade", topic, str(file)]) == 1
+    said = capsys.readouterr().out
+    assert said.count("not written yet") == len({t.part for t in assignment(topic).trials})
+
+
+@pytest.mark.parametrize(
+    "source, parts",
+    [
+        ("def f():\n    'Doc.'\n    raise NotImplementedError", {"f": 3}),
+        ("def f(x):\n    y = x\n    raise NotImplementedError('a case')", {}),
+        ("def f():\n    raise ValueError", {}),
+        ("def f(): pass", {}),
+        ("class C:\n    def __init__(self):\n        raise NotImplementedError", {"C": 3}),
+        ("class C:\n    def step(self):\n        raise NotImplementedError", {}),
+        ("if True:\n    def f():\n        raise NotImplementedError", {}),
+    ],
+)
+def test_unwritten_parts(source, parts):
+    """Must catch: a part that is begun, and is not tried; a docstring taken for code."""
+    assert grading_text.unwritten(source) == parts
+
+
+@pytest.mark.ranks
+def test_a_line_that_fails_in_every_trial_is_told_once(worlds):
+    """Must catch: PyTorch's text about the address of a group, and the same text for each trial."""
+    source = "import torch.distributed as dist\n" + written("dist.isend(tensor, 9, group)")
+    ring, again = results(worlds(4), "collectives", source, RING, "bytes_of_a_ring")
+    assert "rank 9 of the world is not in this group" in ring.sentence
+    assert "get_global_rank" in ring.sentence and "object at" not in ring.sentence
+    assert "raised ValueError" in again.sentence
+    assert again.sentence.endswith(f"as in all_reduce: {ring.trial.title}.")
 
 
 @pytest.mark.ranks

@@ -8,17 +8,50 @@ from shardlab.measure.limit import (
     Attempt,
     attempt_each,
     cannot_try,
+    control_groups,
     free_bytes,
     try_within,
 )
 from shardlab.topics.where_the_memory_goes.lab import Tried
 
 CPU = torch.device("cpu")
-MIB = 2**20
+MIB, GIB = 2**20, 2**30
 can_limit = pytest.mark.skipif(
     bool(cannot_try(256 * MIB, CPU)),
     reason=cannot_try(256 * MIB, CPU) or "a CPU that can be limited",
 )
+
+
+def test_the_memory_of_a_container(tmp_path):
+    """Limits of control groups, as files: version 2 inside a service, version 1 inside a Slurm job
+    whose steps have no limit, a container that sees its own group as the root, and no limit at all.
+
+    Must catch: only the root's files read; a step without a limit that hides the job's; version 1's
+    huge number taken for a limit; pages of files counted as taken."""
+
+    def group(folder, most, used, files, names):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / names[0]).write_text(f"{most}\n")
+        (folder / names[1]).write_text(f"{used}\n")
+        (folder / "memory.stat").write_text(f"anon 5\n{names[2]} {files}\n")
+
+    def found(lines):
+        (tmp_path / "own").write_text(lines)
+        return list(control_groups(tmp_path / "own", tmp_path / "mounted"))
+
+    one, two = limit.VERSIONS[1], limit.VERSIONS[2]
+    slurm = tmp_path / "mounted" / "memory" / "slurm" / "job_7"
+    group(slurm, 4 * GIB, 3 * GIB, GIB, one)
+    group(slurm / "step_0", 2**63 - 4096, 2 * GIB, 0, one)
+    assert found("4:memory:/slurm/job_7/step_0\n3:cpu:/\n0::/\n") == [(4 * GIB, 2 * GIB)]
+    service = tmp_path / "mounted" / "a.slice" / "lab.service"
+    group(service, "max", GIB, 0, two)
+    group(service.parent, 2 * GIB, GIB, 2 * GIB, two)
+    assert found("0::/a.slice/lab.service\n") == [(2 * GIB, 0)]
+    assert found("0::/gone/since/then\n") == []
+    group(tmp_path / "mounted", 3 * GIB, GIB, 0, two)
+    assert found("0::/elsewhere/docker-1234.scope\n") == [(3 * GIB, GIB)]
+    assert list(control_groups(tmp_path / "nowhere")) == []
 
 
 @pytest.mark.slow
@@ -99,6 +132,7 @@ def test_a_container_has_no_more_than_its_limit(monkeypatch):
     missing or says "max" taken for an error."""
     files = {
         "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 8 kB\n",
+        "/proc/self/cgroup": "0::/\n",
         "/sys/fs/cgroup/memory.max": "5000",
         "/sys/fs/cgroup/memory.current": "2000",
     }

@@ -1,11 +1,13 @@
 """For a cell of a lab that goes on with what the reader wrote.
 
 must_be_right(exercise, solution)        # raises NotYet, one sentence, unless the check passes
+bytes_of = gives_numbers(exercise, solution)      # also, and its numbers are Python's
 """
 
 from collections.abc import Callable
 
 from .checker import Exercise, check, own_name
+from .numbers import plain_numbers
 from .predictions import NotYet
 
 
@@ -18,3 +20,10 @@ def must_be_right(exercise: Exercise, solution: Callable) -> None:
             " there, or take the solution from this lab's page in the book, then run this cell"
             " again."
         )
+
+
+def gives_numbers(exercise: Exercise, solution: Callable) -> Callable:
+    """The solution, whose numbers later cells can round, print and compare: a check takes NumPy's
+    numbers and tensors of one element as well. Raises NotYet unless the check passes."""
+    must_be_right(exercise, solution)
+    return lambda *given: plain_numbers(solution(*given))

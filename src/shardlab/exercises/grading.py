@@ -17,13 +17,15 @@ wrong (on_a_rank.py):
         expect("x after all_reduce", x, 4 * torch.arange(7.0))
 
 The reference is held to the same trials. Four groups: parity, bytes, faults and speed, whose trials
-return the seconds of both (`race_of_two`) and never fail. A part whose code is not written, does
-not end or takes the ranks with it is not tried again.
+return the seconds of both (`race_of_two`) and never fail. A part whose code is not written is never
+run; a part that does not end or takes the ranks with it is not tried again; a line that raises the
+same error in several trials is told once.
 
 grading_text.py looks at the file before it runs, grading_command.py is the command.
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
@@ -38,6 +40,7 @@ GROUPS = ("parity", "bytes", "faults", "speed")
 TRIAL_SECONDS = 30.0  # for one trial
 ABSENCE_SECONDS = 15.0  # for a rank that does not come to a collective
 OUTPUT_CHARACTERS = 1_000  # of what the learner's code prints in one trial
+LINE_AND_ERROR = re.compile(r".+? \([^()]+, line \d+: .*?\) raised \w+")  # on_a_rank.place_of
 
 
 class CannotGrade(ValueError):
@@ -121,9 +124,11 @@ def grade(
     path: str,
     world,
     trial_seconds: float = TRIAL_SECONDS,
+    todo: Mapping[str, int] | None = None,
 ) -> Iterator[TrialResult]:
     """The result of each trial, group by group, on the world's ranks. `source` None is the
-    reference. Never raises for an error in the source."""
+    reference, `todo` are the lines of parts that are not written. Never raises for an error in the
+    source. `world` may be None where no part is written."""
     from . import on_a_rank  # loads torch
 
     load = (
@@ -131,14 +136,21 @@ def grade(
         if source is not None
         else partial(_reference, asked.topic)
     )
-    world.run(_load_trials, asked.topic)  # before a trial's limit runs
+    if world is not None:
+        world.run(_load_trials, asked.topic)  # before a trial's limit runs
     given_up: dict[str, str] = {}  # part -> why
+    told: dict[str, Trial] = {}  # line and error -> the trial that told of it
     for group in GROUPS:
         for number, trial in enumerate(asked.trials):
             if trial.group != group:
                 continue
             if trial.part in given_up:
                 yield TrialResult(trial, "not yet", given_up[trial.part])
+                continue
+            if trial.part in (todo or {}):
+                given_up[trial.part] = f"not tried, because of {trial.part} above."
+                sentence = f"not written yet: line {todo[trial.part]} raises NotImplementedError."
+                yield TrialResult(trial, "not yet", sentence)
                 continue
             printed = io.StringIO()
             try:
@@ -158,6 +170,10 @@ def grade(
                     sentence = f"not written yet: {sentence}"
                 if not _went_on(error) or _kind(error) == on_a_rank.NotWritten.__name__:
                     given_up[trial.part] = f"not tried, because of {trial.part} above."
+                if cause := LINE_AND_ERROR.match(sentence):
+                    first = told.setdefault(cause[0], trial)
+                    if first is not trial:
+                        sentence = f"{cause[0]}, as in {first.part}: {first.title}."
             yield TrialResult(trial, said, sentence, _cut(printed.getvalue()))
 
 

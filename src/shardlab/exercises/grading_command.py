@@ -8,13 +8,14 @@ python -m shardlab grade TOPIC --reference         grade the reference on the sh
 import textwrap
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 from shutil import copyfile
 
 from shardlab.ranks import RankError, ranks
 
 from .grading import ABSENCE_SECONDS, CannotGrade, TrialResult, assignment, grade
-from .grading_text import read_source, rules_broken
+from .grading_text import read_source, rules_broken, unwritten
 
 REPORT_WIDTH = 100
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -108,12 +109,16 @@ def run_grade(asked) -> int:
         print(textwrap.fill(f"not yet   {sentence}", REPORT_WIDTH, initial_indent="    "))
     if broken:
         return 1
+    todo = {} if source is None else unwritten(source)
     begin = time.monotonic()
+    started = (
+        ranks(work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False)
+        if any(trial.part not in todo for trial in work.trials)
+        else nullcontext()
+    )
     try:
-        with ranks(
-            work.world_size, device="cpu", patience_seconds=ABSENCE_SECONDS, announce=False
-        ) as world:
-            right, count = show_results(grade(work, source, name, world))
+        with started as world:
+            right, count = show_results(grade(work, source, name, world, todo=todo))
     except RankError as error:  # ranks that do not start
         print(str(error).partition("\n")[0])
         return 2

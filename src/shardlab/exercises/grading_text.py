@@ -1,5 +1,5 @@
-"""What grading asks of the text of a learner's file before it runs: that it can be read, that it
-compiles, and that it does not import what it is to build."""
+"""Questions of grading to the text of a learner's file before it runs: whether it can be read and
+compiles, whether it imports what it is to build, and which parts are not written yet."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -39,6 +39,35 @@ def rules_broken(asked: Assignment, source: str, path: str) -> Iterator[str]:
         elif _within(name, ("shardlab",)) and not _within(name, asked.may_import):
             also = f" and {', '.join(asked.may_import)}" if asked.may_import else ""
             yield f"line {line} imports {name}: the file may import PyTorch{also}."
+
+
+def unwritten(source: str) -> dict[str, int]:
+    """Functions and classes that are as in the skeleton, each with the line of its
+    NotImplementedError: a function that raises nothing else, a class that no call can make."""
+    found = {}
+    for node in ast.parse(source).body:
+        body = node
+        if isinstance(node, ast.ClassDef):
+            methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            body = next((each for each in methods if each.name == "__init__"), None)
+        if isinstance(body, ast.FunctionDef) and (line := _line_of_todo(body)):
+            found[node.name] = line
+    return found
+
+
+def _line_of_todo(function: ast.FunctionDef) -> int:
+    """The line of `raise NotImplementedError` if the function does nothing else, or 0; a class of
+    PyTorch's has its super().__init__() before."""
+    docstring = ast.get_docstring(function, clean=False) is not None
+    statements = [
+        line for line in function.body[docstring:] if ast.unparse(line) != "super().__init__()"
+    ]
+    if len(statements) != 1 or not isinstance(statements[0], ast.Raise):
+        return 0
+    raised = statements[0].exc
+    raised = raised.func if isinstance(raised, ast.Call) else raised
+    is_todo = isinstance(raised, ast.Name) and raised.id == "NotImplementedError"
+    return statements[0].lineno if is_todo else 0
 
 
 def names_used(tree: ast.AST) -> Iterator[tuple[int, str]]:

@@ -1,6 +1,7 @@
 """A reader's number, whoever made it: 3, 3.0, NumPy's or a tensor of one element.
 
 plain_number(np.int64(3)), plain_number(torch.tensor([3.0]))      # 3, 3.0
+plain_numbers((np.int64(3), torch.tensor(3.0)))                   # (3, 3.0)
 """
 
 
@@ -12,3 +13,10 @@ def plain_number(value):
         return value.item()
     except (AttributeError, TypeError, ValueError, RuntimeError):
         return value
+
+
+def plain_numbers(result):
+    """The result of a reader's function with Python's numbers, also within tuples and lists."""
+    if type(result) in (tuple, list):
+        return type(result)(map(plain_numbers, result))
+    return plain_number(result)

@@ -9,6 +9,7 @@ A finding is raised: the other ranks, which may wait for this one, are then stop
 """
 
 import linecache
+import re
 import sys
 import time
 import traceback
@@ -74,7 +75,7 @@ def graded(work: Callable, load: Callable[[], Learners], path: str, seed: int):
         ) from error
     except Exception as error:
         where = place_of(error, path)
-        said = one_line(f"{type(error).__name__}: {text_of(error)}")
+        said = one_line(f"{type(error).__name__}: {about(error)}")
         raise Wrong(
             f"{where} raised {said}"
             if where
@@ -85,6 +86,18 @@ def graded(work: Callable, load: Callable[[], Learners], path: str, seed: int):
 def one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= SENTENCE_CHARACTERS else f"{line[:SENTENCE_CHARACTERS]} ..."
+
+
+def about(error: BaseException) -> str:
+    """The error's text, or a sentence instead of one that only says where PyTorch noticed."""
+    text = text_of(error)
+    if found := re.search(r"Global rank (\d+) is not part of group", text):
+        return (
+            f"rank {found[1]} of the world is not in this group: isend and irecv want the peer's"
+            " rank in the world, dist.get_global_rank(group, peer), or its rank in the group as"
+            " group_dst= and group_src=."
+        )
+    return text
 
 
 def text_of(error: BaseException) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from shardlab.measure.clock import leave_a_core_free
+from shardlab.measure.limit import control_groups
 from shardlab.measure.recordings import NOT_RECORDED, Recording
 
 
@@ -36,13 +37,15 @@ def find_device() -> tuple[torch.device, str]:
 
 
 def memory_bytes(device: torch.device) -> int | None:
-    """Memory of the device; on a CPU that of the machine, None where the system does not tell."""
+    """Memory of the device; on a CPU that of the machine, its container or its job, None where the
+    system does not tell."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):  # Windows has no sysconf
         return None
+    return min([installed, *(group.most for group in control_groups())])
 
 
 def multiplies_bf16(device: torch.device) -> bool:

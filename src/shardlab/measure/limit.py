@@ -14,13 +14,14 @@ import gc
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
 
+UNLIMITED = 2**60  # version 1 says 2**63 less a page
 SPARE = 2  # this many times the limit must be free before anything is tried
 CHILD_SECONDS = 300  # against a process that hangs
 
@@ -63,13 +64,59 @@ def free_bytes(device: torch.device) -> int | None:
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError):
         return None
+    return min([free, *(group.most - group.used for group in control_groups())])
+
+
+class ControlGroup(NamedTuple):
+    """Bytes that processes of a container, a job or a service may use together, and do use."""
+
+    most: int
+    used: int  # without pages of files, which the system takes back when memory is short
+
+
+# a control group's folder, by version: its files, and the line of memory.stat with pages of files
+VERSIONS = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def control_groups(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> Iterator[ControlGroup]:
+    """The control groups around this process that have a limit of memory: a container's, a Slurm
+    job's, a service's, of either version, and those around them. None where the system has no
+    control groups."""
     try:
-        most, used = (
-            Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current")
-        )
-        return free if most == "max" else min(free, int(most) - int(used))
-    except (OSError, ValueError):
-        return free  # no container with a limit of its own
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, place in lines:
+        version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
+        if not version:
+            continue
+        root = mounted / "memory" if version == 1 else mounted
+        inside = [
+            root / part for part in (Path(place.lstrip("/")), *Path(place.lstrip("/")).parents)
+        ]
+        for folder in dict.fromkeys([*inside, root]):  # a container sees its own as the root
+            if group := control_group(folder, version):
+                yield group
+
+
+def control_group(folder: Path, version: int) -> ControlGroup | None:
+    """The control group of a folder, None without a limit."""
+    most, used, files = VERSIONS[version]
+    try:
+        most, used = (int((folder / name).read_text()) for name in (most, used))
+    except (OSError, ValueError):  # "max", or a controller that is off here
+        return None
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used -= int(stat[files])
+    except (OSError, ValueError, KeyError):
+        pass
+    return ControlGroup(most, max(0, used)) if most < UNLIMITED else None
 
 
 def cannot_try(limit_bytes: int, device: torch.device) -> str:

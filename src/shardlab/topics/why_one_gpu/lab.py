@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from shardlab.exercises.going_on import must_be_right
+from shardlab.exercises.going_on import gives_numbers
 from shardlab.formulas import GPUS, RECIPES, evaluate, training_days
 from shardlab.gpt import GPTConfig
 from shardlab.measure.capabilities import find_device, memory_bytes
@@ -121,7 +121,7 @@ class WeighedStates(NamedTuple):
 def weigh_states(states_of: Callable, model, optimizer) -> WeighedStates:
     """By the reader's function. Raises NotYet unless its check passes, AssertionError if a kind
     differs from the formula by a byte."""
-    must_be_right(states_kind_by_kind, states_of)
+    states_of = gives_numbers(states_kind_by_kind, states_of)
     kinds = KindsOfStates(*states_of(model, optimizer))
     found = WeighedStates(kinds, sum(parameter.numel() for parameter in model.parameters()))
     assert found.in_names_of_formulas() == by_formulas(_KINDS.values()), found
@@ -183,7 +183,7 @@ class TimedStep(NamedTuple):
 
 def time_a_step(train_step: Callable, training_seconds: Callable, rate: float) -> TimedStep:
     """Raises NotYet unless the check of the reader's training_seconds passes."""
-    must_be_right(training_seconds_from_rate, training_seconds)
+    training_seconds = gives_numbers(training_seconds_from_rate, training_seconds)
     device, _ = find_device()
     sequence, tokens = config().max_sequence, _BATCH * config().max_sequence
     counts = evaluate(
