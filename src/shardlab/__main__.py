@@ -1,6 +1,6 @@
 """Four commands: doctor, grade, explain, fits.
 
-python -m shardlab doctor [FOLDER]
+python -m shardlab doctor [FOLDER] [--json]
     can this machine run the labs, and what to do if not
 python -m shardlab grade TOPIC [FILE]    or first --start [FOLDER]
     is right what you built for an assignment, and what is wrong if not
@@ -32,6 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_argument(
         "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
     )
+    doctor.add_argument("--json", action="store_true", help="print the findings for a program")
     doctor.set_defaults(run=examine_machine)
     add_grade(commands)
     command.add_explain(commands)
@@ -50,9 +51,9 @@ def examine_machine(asked) -> int:
     from shardlab.measure.doctor import examine  # here, so that --help needs no torch
 
     folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
-    report, fit = examine(folder)
-    print(report)
-    return 0 if fit else 1
+    found = examine(folder)
+    print(found.as_json() if asked.json else found.report(folder))
+    return 0 if found.fit else 1
 
 
 if __name__ == "__main__":

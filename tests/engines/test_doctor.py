@@ -62,8 +62,8 @@ def test_the_last_line_is_ready_or_what_to_do():
 
 
 def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
-    """Must catch: a full or closed disk called fine; a spread that is never compared; silence about
-    a front end that is missing."""
+    """Must catch: a full or closed disk called fine; a spread or a load that is never compared;
+    silence about a front end that is missing."""
     assert doctor.disk(tmp_path).do == "nothing to do"
     monkeypatch.setattr(doctor.os, "access", lambda place, how: False)
     assert (
@@ -72,15 +72,33 @@ def test_front_end_disk_and_clock_are_looked_at(monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setattr(doctor, "GB_OF_DISK", 1e9)
     assert doctor.disk(tmp_path).do.startswith("labs want")
-    for times, busy in (([1, 1, 1, 1], False), ([1, 1, 2, 2], True)):
+    monkeypatch.setattr(doctor, "cores", lambda: 2)
+    for times, load, advice in (
+        ([1, 1, 1, 1], 1.0, "nothing to do"),
+        ([1, 1, 2, 2], 1.0, "this machine is busy"),
+        ([1, 1, 1, 1], 58.0, "labs take about 29 times as long"),
+    ):
         monkeypatch.setattr(doctor, "median_seconds", lambda *_, t=times, **__: MedianSeconds(t))
-        assert ("busy" in doctor.clock().do) == busy
+        monkeypatch.setattr(doctor.os, "getloadavg", lambda load=load: (load, 0, 0))
+        assert doctor.clock().do.startswith(advice)
 
     def missing(name):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor, "version", missing)
     assert "pip install jupyterlab" in doctor.front_end().do and doctor.front_end().fit
+
+
+def test_the_findings_for_a_program(tmp_path):
+    """Must catch: "ready" where something is missing; a row that only the table has."""
+    old = Diagnosis("torch", "2.5.1", "pip install 'torch>=2.6'", False)
+    row = ("04-ranks", "cannot run", "see torch above")
+    found = json.loads(doctor.Examination([old], [row]).as_json())
+    assert found == {
+        "ready": False,
+        "findings": [old._asdict()],
+        "labs": [{"lab": "04-ranks", "here": "cannot run", "because": "see torch above"}],
+    }
 
 
 @pytest.mark.ranks
@@ -94,6 +112,8 @@ def test_ranks_that_do_not_start_are_one_line(monkeypatch):
     monkeypatch.setattr(doctor, "ranks", refuse)
     assert doctor.started_ranks()[:2] == ("4 ranks", "no room") and not doctor.started_ranks().fit
     monkeypatch.undo()
+    monkeypatch.setattr(doctor, "SLOW_START_SECONDS", 0.0)
+    assert "run it before the session begins" in doctor.started_ranks().do
     monkeypatch.setattr(doctor, "add_up", lambda: 7.0)
     assert doctor.started_ranks().here == "their sum is wrong: [7.0, 7.0, 7.0, 7.0]"
 

@@ -32,6 +32,8 @@ RANKS_TRIED = 4
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
 PYTHONS = ((3, 10), (3, 13))
 GB_OF_DISK = 1.0
+BUSY_LOAD = 1.5  # processes that want to run, for each core
+SLOW_START_SECONDS = 10.0  # of ranks; a quiet machine takes two to four
 ENOUGH = "nothing to do"
 
 
@@ -60,32 +62,44 @@ class DamagedLab(NamedTuple):
     problem: str
 
 
-def examine(folder: Path) -> tuple[str, bool]:
-    """(the report, whether the labs can run here). `folder` is where the labs are."""
+class Examination(NamedTuple):
+    """Every diagnosis, and for each lab its name, what it does here, and why."""
+
+    findings: list[Diagnosis]
+    labs: list[tuple[str, str, str]]
+
+    @property
+    def fit(self) -> bool:
+        return all(finding.fit for finding in self.findings)
+
+    def report(self, folder: Path) -> str:
+        """Two tables and a last line; `folder` is where the labs were looked for."""
+        heads = ["what", "on this machine", "what to do"]
+        lines = [repr(Table(heads, [finding[:3] for finding in self.findings])), ""]
+        lines.append(
+            repr(Table(["lab", "here it", "because"], self.labs))
+            if self.labs
+            else f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
+            " looks elsewhere."
+        )
+        return "\n".join([*lines, "", ready_or_not(self.findings)])
+
+    def as_json(self) -> str:
+        """The same for programs: ready, findings, labs."""
+        labs = [dict(zip(("lab", "here", "because"), row)) for row in self.labs]
+        findings = [finding._asdict() for finding in self.findings]
+        return json.dumps(dict(ready=self.fit, findings=findings, labs=labs), indent=1)
+
+
+def examine(folder: Path) -> Examination:
+    """Everything is tried once. `folder` is where the labs are."""
     findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
     findings += [started_ranks(), nccl(), links()]
-    report = [
-        repr(
-            Table(["what", "on this machine", "what to do"], [finding[:3] for finding in findings])
-        )
-    ]
     rows = [
         lab_row(lab, findings) if isinstance(lab, Lab) else (lab.name, "cannot run", lab.problem)
         for lab in labs_in(folder)
     ]
-    if rows:
-        report += ["", repr(Table(["lab", "here it", "because"], rows))]
-    else:
-        report += [
-            "",
-            (
-                f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
-                " looks elsewhere."
-            ),
-        ]
-    return "\n".join([*report, "", ready_or_not(findings)]), all(
-        finding.fit for finding in findings
-    )
+    return Examination(findings, rows)
 
 
 def ready_or_not(findings: list["Diagnosis"]) -> str:
@@ -155,12 +169,22 @@ def disk(folder: Path) -> Diagnosis:
 
 
 def clock() -> Diagnosis:
-    """How much the time of one product of matrices varies."""
+    """How much the time of one product of matrices varies, and how many want the cores."""
     a = torch.ones(256, 256)
     spread = median_seconds(lambda: a @ a, torch.device("cpu"), repeats=31).spread
-    calm = spread <= BUSY_SPREAD
-    advice = ENOUGH if calm else "this machine is busy: close other programs, or repeat a time"
-    return Diagnosis("clock", f"times of the same work differ by {spread:.0%}", advice)
+    here = f"times of the same work differ by {spread:.0%}"
+    advice = ENOUGH
+    if spread > BUSY_SPREAD:
+        advice = "this machine is busy: close other programs, or repeat a time"
+    if hasattr(os, "getloadavg"):  # not on Windows
+        load = os.getloadavg()[0] / cores()
+        here += f"; {load:.1f} processes want each core"
+        if load > BUSY_LOAD:
+            advice = (
+                f"labs take about {load:.0f} times as long as they say: run setup cells early, take"
+                " turns, or share fewer cores among fewer people"
+            )
+    return Diagnosis("clock", here, advice)
 
 
 def this_machine() -> Iterator[Diagnosis]:
@@ -214,10 +238,14 @@ def started_ranks() -> Diagnosis:
             "report this: its collectives err",
             fit=False,
         )
+    slow = (
+        "each lab's first cell with ranks waits as long: run it before the session begins, and"
+        " start fewer labs at a time"
+    )
     return Diagnosis(
         f"{RANKS_TRIED} ranks",
         f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
-        ENOUGH,
+        slow if seconds > SLOW_START_SECONDS else ENOUGH,
     )
 
 
