@@ -169,3 +169,7 @@ def test_what_each_lab_will_do(tmp_path, monkeypatch):
     assert [lab_row(lab, broken)[1] for lab in labs] == ["runs", "runs in part", "cannot run"]
     (tmp_path / "05-torn.ipynb").write_text('{"metadata":')
     assert [lab.name for lab in labs_in(tmp_path)][-1] == "05-torn"
+    for count in (0, -1, 2.5, 10**9, True, "4"):
+        metadata = {"shardlab": {"ranks": count}}
+        (tmp_path / "06-odd.ipynb").write_text(json.dumps({"metadata": metadata}))
+        assert f"ask for {count!r} ranks, not for 1 to 64" in list(labs_in(tmp_path))[-1].problem

@@ -536,6 +536,9 @@ def test_a_damaged_file_is_refused_and_kept(tmp_path):
     with pytest.raises(ValueError, match="is damaged"):
         Predictions("01-lab", tmp_path)
     assert path.read_text() == '{"peak": "ten"}'
+    path.write_text('{"peak": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=f"{path.name} is damaged"):
+        Predictions("01-lab", tmp_path)
 
 
 def test_a_number_is_a_number_whoever_made_it(tmp_path):

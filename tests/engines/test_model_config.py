@@ -74,12 +74,24 @@ def test_from_a_file(tmp_path):
 
 
 LLAMA = PUBLISHED["Llama 3 8B"]["config"]
+QWEN_MOE = next(m["config"] for m in PUBLISHED.values() if m["config"]["model_type"] == "qwen3_moe")
+
+
+def test_what_does_not_change_the_count():
+    """Must catch: a whole number refused because it is written with a point; fields without
+    consequence refused."""
+    more = {"architectures": ["LlamaForCausalLM"], "num_experts": 0, "quantization_config": None}
+    whole = {**LLAMA, "hidden_size": 4096.0, "num_key_value_heads": 8.0}
+    assert read_config({**whole, **more}) == read_config(LLAMA)
+    gpt2 = PUBLISHED["GPT-2 124M"]["config"]
+    assert read_config({**gpt2, "n_embd": 768.0}) == read_config(gpt2)
 
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("hello", "is not JSON: it is not the config.json of a model"),
+        ("hello", "is not JSON (line 1, column 1: Expecting value): it is not the config.json"),
+        ('{\n "model_type": "llama",\n}', "is not JSON (line "),
         ("[" * 100_000, "is not JSON"),
         ("[1, 2]", "holds a list, not an object with names"),
         ('{"do_lower_case": true}', "has no model_type: it is not the config.json of a model"),
@@ -100,6 +112,19 @@ LLAMA = PUBLISHED["Llama 3 8B"]["config"]
             json.dumps({**LLAMA, "attention_bias": True}),
             "attention_bias = true: the formulas know llama with false alone.",
         ),
+        *(
+            (json.dumps({**LLAMA, "tie_word_embeddings": tied}), "it is true, false or absent")
+            for tied in ("false", [0], 2, 1, 0.0)
+        ),
+        (json.dumps({**LLAMA, "tie_word_embeddings": float("nan")}), "true, false or absent"),
+        *(
+            (json.dumps({**LLAMA, "architectures": made}), "head over the vocabulary")
+            for made in (["LlamaModel"], ["LlamaForSequenceClassification"], "LlamaModel", 7)
+        ),
+        (json.dumps({**LLAMA, "quantization_config": {"bits": 4}}), "has a quantization_config"),
+        (json.dumps({**LLAMA, "num_local_experts": 8}), "the formulas know llama without it"),
+        (json.dumps({**QWEN_MOE, "shared_expert_intermediate_size": 9}), "qwen3_moe without it"),
+        (json.dumps({**LLAMA, "hidden_size": 768.5}), "hidden = 768.5"),
     ],
 )
 def test_what_is_no_model(content, sentence, tmp_path):

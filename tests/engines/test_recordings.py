@@ -1,6 +1,7 @@
 """Recordings are validated when they are written and when they are read."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -100,6 +101,9 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     "spoil, sentence",
     [
         (lambda r: r.update(schema=2), "schema = 2: this version reads schema 1"),
+        (lambda r: r.update(schema=True), "schema = True: this version reads schema 1"),
+        (lambda r: r.update(date="20261121"), "date = '20261121': a day as 2026-11-21"),
+        (lambda r: r.update(date="2026-W47-6"), "date = '2026-W47-6': a day as 2026-11-21"),
         (lambda r: r.update(date="21.11.2026"), "date = '21.11.2026': a day as 2026-11-21"),
         (
             lambda r: r["versions"].pop("torch"),
@@ -141,6 +145,18 @@ def test_a_truncated_file_is_refused_by_name(tmp_path):
     path.write_text(path.read_text()[:100])
     with pytest.raises(InvalidRecording, match="nvidia-h200-2026-11-21.json: "):
         read_recording(path)
+
+
+def test_a_lab_starts_beside_what_is_no_recording(tmp_path, capsys):
+    """Must catch: a link without a target, a folder or a pipe in measured/ that stops every lab, or
+    that a lab waits for."""
+    Recording(**GOOD).write(tmp_path / "measured")
+    (tmp_path / "measured" / "a.json").symlink_to("nowhere")
+    (tmp_path / "measured" / "b.json").mkdir()
+    os.mkfifo(tmp_path / "measured" / "c.json")
+    assert nearby(tmp_path) == [Recording(**GOOD)]
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3 and all(name in line for name, line in zip("abc", said))
 
 
 def test_here_or_from_a_recording():

@@ -69,12 +69,12 @@ class Predictions:
         self._locked, self._measured, self._kept = self._read(), {}, True
 
     def _read(self):
-        if not self.path.exists():
+        if not self.path.is_file():
             return {}
         try:
             read = json.loads(self.path.read_text(encoding="utf-8"))
             return {name: _number(name, value) for name, value in read.items()}
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError, OSError) as error:
             raise ValueError(
                 f"{self.path} is damaged ({error}): mend it, or delete it and predict again."
             ) from None

@@ -101,6 +101,7 @@ ARCHITECTURES = MappingProxyType(
         ),
     }
 )
+CAUSAL_MODELS = ("ForCausalLM", "LMHeadModel")
 OPTIONAL = ("key_value_heads", "head_size", "feed_forward")  # of these the formulas know a default
 
 
@@ -130,9 +131,12 @@ def _loaded(path):
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise InvalidModelConfig(f"{path} cannot be read: {error.strerror}.") from None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        place = ""
+        if isinstance(error, json.JSONDecodeError):
+            place = f" (line {error.lineno}, column {error.colno}: {error.msg})"
         raise InvalidModelConfig(
-            f"{path} is not JSON: it is not the config.json of a model on Hugging Face."
+            f"{path} is not JSON{place}: it is not the config.json of a model on Hugging Face."
         ) from None
     if not isinstance(config, dict):
         raise InvalidModelConfig(
@@ -142,7 +146,30 @@ def _loaded(path):
     return config, str(path)
 
 
+def _refuse_what_is_not_counted(config, architecture, name):
+    """What would change the bytes and is in no formula of the architecture."""
+    kind = config["model_type"]
+    made_for = config.get("architectures") or []
+    for made in made_for if isinstance(made_for, list) else [made_for]:
+        if not str(made).endswith(CAUSAL_MODELS):
+            raise InvalidModelConfig(
+                f"{name}: architectures = {json.dumps(made)}: the formulas count a model with a"
+                " head over the vocabulary, such as one that ends in ForCausalLM."
+            )
+    if config.get("quantization_config"):
+        raise InvalidModelConfig(
+            f"{name} has a quantization_config: the formulas count weights in the precision of the"
+            " recipe; delete the field to ask about training in that precision."
+        )
+    for field_name, value in config.items():
+        if "expert" in field_name and value and field_name not in architecture.names.values():
+            raise InvalidModelConfig(
+                f"{name}: {field_name} = {json.dumps(value)}: the formulas know {kind} without it."
+            )
+
+
 def _quantities(config, architecture, name):
+    _refuse_what_is_not_counted(config, architecture, name)
     for field_name, wanted in architecture.only.items():
         found = config.get(field_name, wanted)
         if found not in (wanted, None):
@@ -162,6 +189,8 @@ def _quantities(config, architecture, name):
             raise InvalidModelConfig(
                 f"{name}: {field_name} = {json.dumps(value)} is text, not a whole number."
             )
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         if value is not None:
             sizes[quantity] = value
     sizes.setdefault("key_value_heads", sizes["heads"])
@@ -171,8 +200,12 @@ def _quantities(config, architecture, name):
             raise InvalidModelConfig(f"{name} has no {architecture.names['feed_forward']}.")
         sizes["feed_forward"] = 4 * sizes["hidden"] if isinstance(sizes["hidden"], int) else 0
     tied = config.get("tie_word_embeddings")
-    sizes |= {**architecture.fixed, "tied_head": architecture.tied if tied is None else tied}
+    if not (tied is None or isinstance(tied, bool)):
+        raise InvalidModelConfig(
+            f"{name}: tie_word_embeddings = {json.dumps(tied)}: it is true, false or absent."
+        )
+    tied = architecture.tied if tied is None else tied
     try:
-        return BOOK.validate(**{**sizes, "tied_head": int(bool(sizes["tied_head"]))})
+        return BOOK.validate(**sizes, **architecture.fixed, tied_head=int(tied))
     except InvalidQuantity as refused:
         raise InvalidModelConfig(f"{name}: {refused}") from None

@@ -29,6 +29,7 @@ from shardlab.ranks.server import start_method
 from shardlab.show.tables import Table
 
 RANKS_TRIED = 4
+MOST_RANKS = 64  # of a lab
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
 PYTHONS = ((3, 10), (3, 13))
 GB_OF_DISK = 1.0
@@ -295,7 +296,12 @@ def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         try:
             needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
-            yield Lab(path.stem, int(needs.get("ranks", 1)), tuple(needs.get("needs_gpu", ())))
+            count = needs.get("ranks", 1)
+            if type(count) is not int or not 1 <= count <= MOST_RANKS:
+                problem = f"its metadata ask for {count!r} ranks, not for 1 to {MOST_RANKS}"
+                yield DamagedLab(path.stem, problem)
+                continue
+            yield Lab(path.stem, count, tuple(needs.get("needs_gpu", ())))
         except Exception as error:  # any error that text other than a notebook can cause
             said = str(error).splitlines()[0] if str(error) else type(error).__name__
             yield DamagedLab(path.stem, f"the file is not a notebook ({said}): download it again")

@@ -140,9 +140,10 @@ class Recording:
                 "each recording names the version it ran with",
             )
         try:
-            datetime.date.fromisoformat(self.date)
+            plain = datetime.date.fromisoformat(self.date).isoformat() == self.date
         except (TypeError, ValueError):
-            _require(False, "date", self.date, "a day as 2026-11-21")
+            plain = False
+        _require(plain, "date", self.date, "a day as 2026-11-21, so that days sort as text")
         _require(
             isinstance(self.command, str) and self.command,
             "command",
@@ -203,10 +204,15 @@ class Recording:
 
 def read_recording(path: Path) -> Recording:
     """The recording in the file, validated. Raises InvalidRecording, which names the file."""
+    path = Path(path)
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise InvalidRecording(f"{path.name} is not a file: move it out of the folder.")
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         _require(
-            isinstance(content, dict) and content.get("schema") == SCHEMA,
+            isinstance(content, dict)
+            and type(content.get("schema")) is int
+            and content["schema"] == SCHEMA,
             "schema",
             content.get("schema") if isinstance(content, dict) else content,
             f"this version reads schema {SCHEMA}",
@@ -218,7 +224,7 @@ def read_recording(path: Path) -> Recording:
         raise
     except Exception as error:  # any error that text other than a recording can cause
         said = str(error) or type(error).__name__
-        raise InvalidRecording(f"{Path(path).name}: {said}") from None
+        raise InvalidRecording(f"{path.name}: {said}") from None
 
 
 def read_all(folder: Path) -> list[Recording]:
@@ -241,6 +247,8 @@ def nearby(start: Path | str = ".") -> list[Recording]:
                 found.append(read_recording(path))
             except InvalidRecording as error:
                 print(f"A recording is not used: {error}")
+            except OSError as error:  # a link without a target, a file that is closed to us
+                print(f"A recording is not used: {path.name}: {error.strerror}")
         if found:
             return sorted(found, key=lambda recording: recording.date, reverse=True)
     return []
