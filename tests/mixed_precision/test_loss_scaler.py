@@ -9,9 +9,22 @@ from torch import nn
 
 from shardlab.mixed_precision import LossScaler, MasterWeights, fast
 from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep, WrongOrder
+from shardlab.torch_internals import FakeTensorMode, TorchDispatchMode
 
 BAD = (math.inf, -math.inf, math.nan)
 UNBOUNDED = 10**9
+
+
+class Counted(TorchDispatchMode):
+    """Counts the operations of these names."""
+
+    def __init__(self, *names):
+        super().__init__()
+        self.names, self.count = names, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.overloadpacket.__name__ in self.names
+        return function(*args, **(kwargs or {}))
 
 
 def weight_and_optimizer(values=(1.0, -2.0, 0.5)):
@@ -71,6 +84,25 @@ def test_events_of_grad_scaler(kind, sequences):
             for one_of, other in ((left, right), (left.grad, right.grad)):
                 assert torch.allclose(one_of, other, rtol=0, atol=0, equal_nan=True)
     assert skips > sequences and grown > sequences
+
+
+@pytest.mark.parametrize("kind", [LossScaler, fast.LossScaler])
+def test_a_gpu_is_asked_once(kind):
+    """Many gradients, and one question to the device; the scale goes there in the operations, not
+    as a copy. A fake GPU has no answer, so there the question ends the call.
+
+    Must catch: a question, or a copy of the scale, for each gradient."""
+    scaler, gradients = kind(4.0), [torch.ones(3) for _ in range(20)]
+    gradients[7][1] = math.nan
+    with Counted("_local_scalar_dense") as asked:
+        assert scaler.multiply(gradients, torch.tensor(0.25))
+    assert asked.count <= 2 and gradients[19].tolist() == [0.25] * 3
+    with FakeTensorMode(allow_non_fake_inputs=True), Counted("_to_copy", "copy_") as copied:
+        gradients = [torch.ones(3, device="cuda") for _ in range(20)]
+        assert scaler.scale(torch.ones((), device="cuda")).is_cuda
+        with pytest.raises(RuntimeError, match="_local_scalar_dense"):
+            scaler.multiply(gradients, torch.tensor(0.25))
+    assert copied.count == 0
 
 
 def test_a_step_overflows_on_one_of_two_optimizers():

@@ -71,7 +71,8 @@ class LossScaler(loss_scaler.LossScaler):
         flags = []
         for (device, _), pile in alike.items():
             flags.append(torch.zeros(1, device=device))
-            unscale_in_one_pass(pile, flags[-1], inverse.to(device))
+            # filled on the device: a copy from the host would make it wait
+            unscale_in_one_pass(pile, flags[-1], torch.full((), inverse.item(), device=device))
         return any(flag.item() for flag in flags)
 
     def step(self, optimizer: torch.optim.Optimizer, *args, **named):

@@ -55,7 +55,7 @@ class LossScaler:
         """The loss times the scale, for backward."""
         checks.check_loss(loss, self.factor)
         self.loss = loss.detach()
-        return loss * self.factor.to(loss.device)
+        return loss * self.factor  # a number on the host: a GPU takes it as it is
 
     @torch.no_grad()
     def unscale_(self, optimizer: torch.optim.Optimizer):
@@ -70,12 +70,13 @@ class LossScaler:
 
     def multiply(self, gradients: list[Tensor], inverse: Tensor) -> bool:
         """Gradients times the inverse scale, in place; whether any of them was not finite."""
-        finite = []
+        finite: dict[torch.device, Tensor] = {}
         for gradient in gradients:
             ends = torch.stack(gradient.aminmax())  # a NaN is both of them
-            finite.append(ends.isfinite().all())
-            gradient.mul_(inverse.to(gradient.device))
-        return not all(flag.item() for flag in finite)  # asked when all are under way
+            good = ends.isfinite().all()
+            finite[gradient.device] = good & finite.get(gradient.device, True)
+            gradient.mul_(inverse)
+        return not all(flag.item() for flag in finite.values())  # one question for each device
 
     def step(self, optimizer: torch.optim.Optimizer, *args, **named):
         """optimizer.step(), unless a gradient has overflowed. Returns its result, or None."""
