@@ -18,6 +18,7 @@ from shardlab.mixed_precision import LossScaler, MasterWeights, fast
 from shardlab.mixed_precision.optimizer_states import BLOCK, Bf16Moments, EightBitMoments
 from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding, round_stochastically
+from shardlab.torch_internals import FakeTensorMode
 
 OPTIMIZERS = {
     torch.optim.AdamW: dict(lr=1e-2, weight_decay=0.1),
@@ -529,6 +530,20 @@ def test_fp32_gradients_are_never_all_there():
         peaks.append(max(point.bytes.gradients for point in ledger.timeline))
     assert peaks[0] == 2 * elements + 4 * (elements // 16) * 5
     assert peaks[1] >= 4 * elements
+
+
+def test_few_piles_on_a_gpu():
+    """GPT-2 124M: a pile on a GPU is as large as its launches are long.
+
+    Must catch: some 50 updates of 8 MiB, whose launches take longer than they do."""
+    sizes = [50_257 * 768, 1024 * 768, *12 * [4 * 768 * 768, 3 * 768 * 768, 768 * 768, 768]]
+    counts = {}
+    for device in ("cpu", "cuda"):
+        with FakeTensorMode():
+            weights = [torch.ones(n, dtype=torch.bfloat16, device=device) for n in sizes]
+            optimizer = MasterWeights(map(nn.Parameter, weights), torch.optim.AdamW, lr=1e-3)
+            counts[device] = len(list(optimizer.piles()))
+    assert counts["cuda"] <= 5 and counts["cpu"] >= 24
 
 
 def test_consumed_gradients_are_gone():

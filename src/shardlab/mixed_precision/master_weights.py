@@ -28,8 +28,8 @@ class MasterWeights(OptimizerOfCopies):
 
     params          parameters, or groups of them, as torch.optim takes them
     of              torch.optim.AdamW, ...; **settings are its arguments
-    at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, and at
-                    most a third of all
+    at_once_bytes   so many bytes of fp32 gradients are made at a time; by default 8 MiB, on a GPU
+                    128 MiB, and at most a third of all
 
     A scaler or a norm that looks at all gradients finds them in fp32, and the 16-bit ones are
     gone. fp32 parameters are their own masters; frozen ones have none. The param_groups are those

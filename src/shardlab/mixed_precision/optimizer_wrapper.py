@@ -14,6 +14,7 @@ from ..torch_clip_and_scale import note
 from ..torch_internals import step_without_hooks, version
 
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
+AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches
 LEAST_PILES = 3  # in a small model, of which that would be all
 CopiedPair = tuple[
     nn.Parameter, nn.Parameter
@@ -63,7 +64,8 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least. All
         are one pile if a step also changes the groups: each step does so once."""
         together = 4 * sum(parameter.numel() for parameter, _ in self.pairs)
-        most = self.at_once_bytes or min(AT_ONCE_BYTES, together // LEAST_PILES)
+        usual = AT_ONCE_ON_A_GPU if self.pairs[0][0].is_cuda else AT_ONCE_BYTES
+        most = self.at_once_bytes or min(usual, together // LEAST_PILES)
         pile, elements = [], 0
         for pair in self.pairs:
             if pile and not self.all_at_once and 4 * (elements + pair[0].numel()) > most:
