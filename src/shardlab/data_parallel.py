@@ -16,8 +16,8 @@ runs.
 
 The mean over ranks is the gradient of the whole batch if every rank's loss is a mean over equally
 many examples. Each rank divides its gradient by n while copying it into the bucket. The division
-costs no pass over memory of its own, leaves nothing to do when the last sum arrives, cannot
-overflow unless the mean does, and needs only sums from the backend.
+leaves nothing to do when the last sum arrives, cannot overflow unless the mean does, and needs only
+sums from the backend.
 
 A gradient is a view of its bucket, and a bucket lives as long as its gradients: `zero_grad()` frees
 it. Further promises:
@@ -50,7 +50,7 @@ from . import collectives
 from .agreement import CannotReplicate, check_replicable, hand_out
 from .backward import BackwardListener
 from .collective_plans import Move, Plan
-from .torch_internals import tree_leaves
+from .torch_internals import divide_into, tree_leaves
 
 # PyTorch's default: large enough to make latency negligible, small enough to leave early
 BUCKET_BYTES = 25 << 20
@@ -138,7 +138,7 @@ class FlatBucket:
         self.flat = parameters[0].new_empty(sum(sizes) + len(sizes))
         *places, self.used = self.flat.split([*sizes, len(sizes)])
         self.used.fill_(1)
-        self.absent = []
+        self.absent, arrived = [], []
         for number, (parameter, place) in enumerate(zip(parameters, places)):
             place = place.view(parameter.shape)
             if parameter.grad is None:
@@ -151,14 +151,15 @@ class FlatBucket:
                     " embeddings with sparse=False."
                 )
             else:
-                torch.div(parameter.grad, world_size, out=place)
+                arrived.append((parameter.grad, place))
             parameter.grad = place
+        divide_into(arrived, world_size)
 
     def settle(self):
-        """After the sum: a parameter that no rank has used gets no gradient, so the optimizer
-        leaves it alone."""
+        """A parameter that no rank has used gets no gradient: the optimizer leaves it alone."""
+        used = self.used.tolist() if self.absent else []
         for number, parameter in self.absent:
-            if self.used[number] == 0:
+            if used[number] == 0:
                 parameter.grad = None
 
 
@@ -283,9 +284,8 @@ class DistributedDataParallel(Replicas):
 
     def send_next(self):
         bucket = FlatBucket(self.buckets[len(self.under_way)], self.world_size)
-        self.under_way.append(
-            (bucket, dist.all_reduce(bucket.flat, group=self.group, async_op=True))
-        )
+        work = dist.all_reduce(bucket.flat, group=self.group, async_op=True)
+        self.under_way.append((bucket, work))
 
 
 def make_buckets(parameters: Iterable[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -37,6 +37,7 @@ __all__ = [
     "clear_cublas_workspaces",
     "current_backward",
     "disable_modes",
+    "divide_into",
     "fake_store",
     "hooks_of_others",
     "hooks_of_saved_tensors",
@@ -272,6 +273,18 @@ def unscale_in_one_pass(gradients: list[Tensor], found: Tensor, inverse: Tensor)
     """Each gradient times `inverse`, in place; `found` [1] becomes 1 if one of them was not finite.
     All are on one device. Without it, a loss scaler reads each gradient twice."""
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, inverse)
+
+
+def divide_into(pairs: list[tuple[Tensor, Tensor]], divisor: int):
+    """The second of each pair becomes the first divided by the divisor. A GPU copies all, and
+    divides all; a CPU divides while it copies. Without it, a GPU gets a launch for each tensor."""
+    if pairs and pairs[0][0].is_cuda:
+        tensors, quotients = map(list, zip(*pairs))
+        torch._foreach_copy_(quotients, tensors)
+        torch._foreach_div_(quotients, divisor)
+        return
+    for tensor, quotient in pairs:
+        torch.div(tensor, divisor, out=quotient)
 
 
 def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype) -> Tensor:
