@@ -11,6 +11,7 @@ forever.
 from collections.abc import Iterable
 from itertools import zip_longest
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -24,6 +25,7 @@ class CannotReplicate(ValueError):
     """Why this module cannot be trained by several ranks: one sentence, on every rank."""
 
 
+TOGETHER_BYTES = 25 << 20  # of tensors handed out in one message; a larger tensor goes alone
 NO_SHAPE = "has no shape yet"  # of a lazy module, before its first call
 
 
@@ -56,13 +58,31 @@ def fact(name: str, tensor: Tensor) -> str:
 
 
 def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
-    """Every rank gets the values of the group's rank 0. Tensors may have any strides: an expanded
-    dimension is sent once."""
+    """Every rank gets the values of the group's rank 0. Small tensors of one dtype travel together.
+    Tensors may have any strides: an expanded dimension is sent once."""
+    piles: dict[tuple, list[Tensor]] = {}
     for tensor in tensors:
+        tensor = tensor.detach()
         for dim, stride in enumerate(tensor.stride()):
             if stride == 0 and tensor.shape[dim] > 1:
-                tensor = tensor.detach().narrow(dim, 0, 1)
-        collectives.broadcast(tensor, group=group)
+                tensor = tensor.narrow(dim, 0, 1)
+        pile = piles.setdefault((tensor.dtype, tensor.device), [])
+        if pile and sum(each.nbytes for each in pile) + tensor.nbytes > TOGETHER_BYTES:
+            hand_out_together(pile, group)
+            pile.clear()
+        pile.append(tensor)
+    for pile in piles.values():
+        hand_out_together(pile, group)
+
+
+def hand_out_together(pile: list[Tensor], group: dist.ProcessGroup | None):
+    """One message; a single tensor goes from its own memory into its own."""
+    if len(pile) == 1:
+        return collectives.broadcast(pile[0], group=group)
+    flat = torch.cat([tensor.reshape(-1) for tensor in pile])
+    collectives.broadcast(flat, group=group)
+    for tensor, part in zip(pile, flat.split([tensor.numel() for tensor in pile])):
+        tensor.copy_(part.view(tensor.shape))
 
 
 # --- modules that several ranks train -------------------------------------------------------------

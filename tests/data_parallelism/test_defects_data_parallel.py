@@ -16,15 +16,19 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab import agreement
 from shardlab.backward import NotOurGradient
 from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
     DistributedDataParallel,
+    FlatBucket,
     ParameterServer,
     PerTensor,
 )
+from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
+from shardlab.torch_internals import FakeTensorMode, TorchDispatchMode, changes_arguments
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -259,6 +263,50 @@ def test_buffers_and_frozen_parameters_of_any_strides(two):
     want = torch.arange(16.0).view(4, 4)[:, :2].tolist()
     transposed = torch.arange(9.0).view(3, 3).t().tolist()
     assert two.run(strided) == [(want, [1.0], transposed)] * 2
+
+
+def handed_out():
+    """(values alike on all ranks, messages sent): 40 small tensors, of two dtypes and odd strides,
+    and one that is larger than a message."""
+    torch.manual_seed(dist.get_rank())
+    large = torch.randn(agreement.TOGETHER_BYTES // 4 + 1)
+    tensors = [torch.randn(3 + k % 2, dtype=torch.float64) for k in range(36)]
+    tensors += [torch.randn(5, 4).t(), torch.randn(3, 1).expand(3, 7), torch.randn(2, 6)[:, ::2]]
+    tensors += [torch.randn(0), torch.randn(()), large]
+    with CommunicationLog() as log:
+        agreement.hand_out(iter(tensors), None)
+    return [tensor.tolist() for tensor in tensors[:-1]] + [large.sum().item()], len(log.messages)
+
+
+def test_small_tensors_are_handed_out_together(two):
+    """Must catch: a message for each parameter of a model, each of them as slow as its latency; the
+    pieces of a message in other tensors; a large tensor copied."""
+    (first, messages), (second, _) = two.run(handed_out)
+    assert first == second and messages == 3
+
+
+def test_a_bucket_is_filled_by_a_few_launches():
+    """Must catch: a launch for the division of each gradient on a GPU."""
+    counts = {}
+    for many in (2, 40):
+        with FakeTensorMode(), Launches() as launches:
+            weights = [nn.Parameter(torch.ones(3, device="cuda")) for _ in range(many)]
+            for weight in weights:
+                weight.grad = torch.ones(3, device="cuda")
+            launches.count = 0
+            FlatBucket(weights, 3)
+        counts[many] = launches.count
+    assert counts[40] == counts[2] <= 4
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that write."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += changes_arguments(function)
+        return function(*args, **(kwargs or {}))
 
 
 def large_in_16_bits(kind):

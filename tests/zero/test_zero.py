@@ -26,6 +26,7 @@ from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.ranks import ranks
 from shardlab.shards import CannotShard
+from shardlab.torch_internals import TorchDispatchMode
 from shardlab.zero import fast_ring, stage1, stage2, stage3
 from shardlab.zero.flat import Ring, own_chunk
 from shardlab.zero.full_parameters import unsharded
@@ -327,6 +328,37 @@ def parts_of_buckets():
         )
         > 2
     )
+
+
+def copied_by_native():
+    """(elements that Native makes, elements of the flat tensor): where n does not divide them."""
+    tensors, made = [torch.randn(size) for size in (700, 1, 0, 299)], Made()
+    flat = torch.cat(tensors)
+    with made:
+        Native().reduce_scatter(list(tensors))
+        halfway = made.elements
+        Native().all_gather(flat)
+    return halfway, made.elements - halfway, len(flat)
+
+
+class Made(TorchDispatchMode):
+    """Counts the elements that operations write."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in ("cat", "copy_", "clone", "new_zeros", "zero_"):
+            self.elements += result.numel()
+        return result
+
+
+def test_native_pads_while_it_copies(three):
+    """1,000 elements on 3 ranks: one copy of them, and a few of the shard.
+
+    Must catch: a padded copy of the flat copy; a copy of all chunks before they are gathered."""
+    for scattered, gathered, elements in three.run(copied_by_native):
+        assert max(scattered, gathered) < 2 * elements
 
 
 def in_one_memory(stage):

@@ -97,13 +97,15 @@ def into_buckets(
     pipeline count in a norm is apart from what this one counts. Frozen parameters stay out, but get
     rank 0's values as well."""
     piles: dict[tuple, list[list[nn.Parameter]]] = {}
+    frozen = []
     for parameter in parameters:
         if not parameter.requires_grad:
-            hand_out([parameter], group)
+            frozen.append(parameter)
             continue
         kind = parameter.dtype, parameter.device, groups_of(parameter), stages_of(parameter)
         pile = piles.setdefault(kind, [[]])
         if pile[-1] and sum(p.nbytes for p in pile[-1]) + parameter.nbytes > bucket_bytes:
             pile.append([])
         pile[-1].append(parameter)
+    hand_out(frozen, group)
     return [Bucket(together, group, collectives) for pile in piles.values() for together in pile]
