@@ -16,9 +16,8 @@ from ..torch_internals import step_without_hooks, version
 AT_ONCE_BYTES = 8 << 20  # many small tensors together, and little beside the model
 AT_ONCE_ON_A_GPU = 128 << 20  # the update of a pile takes no less time than its launches
 LEAST_PILES = 3  # in a small model, of which that would be all
-CopiedPair = tuple[
-    nn.Parameter, nn.Parameter
-]  # a parameter and its copy, which may be the parameter
+# a parameter and its copy, which may be the parameter
+CopiedPair = tuple[nn.Parameter, nn.Parameter]
 
 
 class CannotCopy(ValueError):
