@@ -117,7 +117,8 @@ def test_no_folder_to_delete(tmp_path):
 def test_the_magic():
     """Mutations: a new world for each cell; the same options taken for others, or others for the
     same; functions of the notebook that the ranks do not know; a NaN let through; a `close` that
-    leaves the ranks."""
+    leaves the ranks; a notebook's variable in a cell of ranks, and no word that they have their
+    own."""
     with notebook() as kernel:
         assert "how many ranks? Say %%ranks 4 the first time." in kernel.run("%%ranks\n1").err
         assert (
@@ -125,7 +126,14 @@ def test_the_magic():
             == "2 ranks on the CPU, 1 thread each; backend gloo\n"
         )
         assert kernel.run("%%ranks 2\nkept").out == "[rank 0] 0\n[rank 1] 1\n"
-        assert "name 'kept' is not defined" in kernel.run("%%ranks 2 --forbid-nan\nkept").error
+        error = kernel.run("%%ranks 2 --forbid-nan\nkept").error
+        assert "name 'kept' is not defined" in error and "of the notebook" not in error
+        kernel.run("mine = 1")
+        error = kernel.run("%%ranks\ndef f():\n    return mine\nf()").error
+        assert error.endswith(
+            "\nmine is a variable of the notebook, and ranks have variables of their own: make or"
+            " import it in a %%ranks cell, or hand it to a function with world.run(function, mine)."
+        )
         shown = kernel.run(
             "%%ranks\nx = torch.ones(4); x[rank:2] = float('nan') if rank == 1 else"
             " 1\ndist.all_reduce(x)"

@@ -1,7 +1,10 @@
 """Ranks in surroundings that are not right, and work that leaves things as they should not be: the
 next piece of work is right, or one sentence says what is wrong."""
 
+import linecache
 import os
+import re
+import runpy
 import signal
 import socket
 import subprocess
@@ -10,8 +13,9 @@ import textwrap
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 
 import cloudpickle
 import pytest
@@ -541,16 +545,151 @@ def test_limits(two, limit, error):
         two.cell("1", limit)
 
 
-def test_a_result_that_cannot_be_read_here(two):
-    """Must catch: a bare error of pickle that names neither rank nor function."""
+@pytest.mark.parametrize("make, argument", [(int, "not a number"), (sys.exit, 3)])
+def test_a_result_that_cannot_be_read_here(two, make, argument):
+    """Must catch: a bare error of pickle that names neither rank nor function; a result that ends
+    the script."""
 
     class Broken:
         def __reduce__(self):
-            return (int, ("not a number",))
+            return (make, (argument,))
 
-    with pytest.raises(RankError, match="returned on rank 0 cannot be read here .ValueError"):
+    with pytest.raises(
+        RankError, match="returned on rank 0 cannot be read here .(ValueError|SystemExit: 3)"
+    ):
         two.run(lambda: Broken())
     assert two.run(rank_of_two) == RIGHT
+
+
+def test_tensors_of_every_type_there_and_back(two):
+    """Must catch: bytes that PyTorch saves and cannot load: "UntypedStorage has no attribute
+    dtype"."""
+    import torch
+
+    names = ("float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64", "bfloat16", "bool")
+    plain = torch.arange(48, dtype=torch.uint8).view(2, 24) % 2
+    sent = {name: plain.view(getattr(torch, name))[:, 1:] for name in names}
+    for came in two.run(lambda tensors: tensors, sent):
+        for name, tensor in sent.items():
+            assert came[name].dtype == tensor.dtype and came[name].shape == tensor.shape
+            assert torch.equal(
+                came[name].contiguous().view(torch.uint8), tensor.contiguous().view(torch.uint8)
+            )
+
+
+CELL = """
+import functools, traceback
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapped(*args):
+        return function(*args)  # wrapped
+    return wrapped
+
+def plain():
+    raise ValueError  # plain
+
+def outer(value=None):
+    def nested():
+        if value is None:
+            raise ValueError  # nested
+    return nested()
+
+class Model:
+    def method(self):
+        raise ValueError  # method
+    @staticmethod
+    def static():
+        raise ValueError  # static
+    @property
+    def property(self):
+        raise ValueError  # property
+
+def closure(function):
+    return lambda: function()  # closure
+
+@decorated
+def under():
+    raise ValueError  # under
+
+fails = lambda: 1 / 0  # lambda
+listed = lambda: [1 / k for k in range(2)]  # listed
+generated = lambda: list(1 / k for k in range(2))  # generated
+
+def told():
+    try:
+        plain()
+    except ValueError:
+        return traceback.format_exc()
+"""
+
+
+@pytest.fixture
+def code_without_a_file(monkeypatch):
+    """Code objects as cloudpickle 3.1.3 sends them, whatever version is installed."""
+    reduce = cloudpickle.Pickler.dispatch_table[CodeType]
+    monkeypatch.setitem(
+        cloudpickle.Pickler.dispatch_table,
+        CodeType,
+        lambda code: reduce(code.replace(co_filename="<dynamic-code>")),
+    )
+
+
+@pytest.mark.parametrize("file", ["/tmp/ipykernel_1/2.py", "<ipython-input-3-4>"])
+def test_a_fault_names_the_line_of_a_cell(two, file, code_without_a_file, monkeypatch):
+    """Must catch: "<dynamic-code>, line 2" for the line of a cell, or no text in what the rank says
+    of it."""
+    lines = CELL.splitlines(True)
+    monkeypatch.setitem(linecache.cache, file, (len(CELL), None, lines, file))
+    cell = {"__name__": "__main__"}
+    exec(compile(CELL, file, "exec"), cell)
+    model = cell["Model"]()
+    for work, *marks in (
+        (cell["plain"], "plain"),
+        (cell["outer"], "return nested()", "nested"),
+        (model.method, "method"),
+        (model.static, "static"),
+        (partial(getattr, model, "property"), "property"),
+        (cell["closure"](model.method), "closure", "method"),
+        (cell["under"], "wrapped", "under"),
+        (cell["decorated"](cell["fails"]), "wrapped", "lambda"),
+        (cell["listed"], "listed"),
+        (cell["generated"], "generated", "generated"),
+    ):
+        with pytest.raises(RankError) as caught:
+            two.run(work)
+        shown = [line for line in str(caught.value).splitlines() if line.startswith("  a cell")]
+        # Python 3.11 has a frame for each comprehension
+        assert len(set(shown)) >= len(set(marks)), caught.value
+        for mark, line in zip(marks, shown):
+            number = re.match(r"  a cell, line (\d+), [^:]*: (.*)$", line)
+            assert mark in number[2] and lines[int(number[1]) - 1].strip() == number[2]
+    for said in two.run(cell["told"]):
+        assert f'File "{file}"' in said and "raise ValueError  # plain" in said
+
+
+def test_a_fault_names_the_line_of_a_script(tmp_path, code_without_a_file, two, monkeypatch):
+    """Must catch: the same of a file, whose text each process reads for itself."""
+    path = tmp_path / "script.py"
+    path.write_text("def here():\n    raise ValueError\n")
+    script = runpy.run_path(str(path), run_name="__main__")
+    with pytest.raises(RankError, match=f"  {path}, line 2, here: raise ValueError\n"):
+        two.run(script["here"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the list of a process's open files")
+def test_programs_get_no_files_of_the_rank(two):
+    """Must catch: a program that outlives its rank, and holds gloo's connections, the shared board
+    and the pipe of multiprocessing's tracker open."""
+
+    def opened():
+        import torch.distributed as dist
+
+        dist.new_group([0, 1])
+        listing = subprocess.run(["ls", "/proc/self/fd"], capture_output=True, close_fds=False)
+        return listing.stdout.split()
+
+    assert two.run(opened) == [[b"0", b"1", b"2", b"3"]] * 2  # 3: the folder that ls reads
 
 
 def test_a_rank_killed_between_two_cells(two):

@@ -1,14 +1,21 @@
 """`%%ranks 4`: a notebook cell on four ranks."""
 
+import re
 from contextlib import ExitStack
 
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
+from .faults import RankRaised
 from .launch import ranks
 from .links import two_hosts
 from .world import World
+
+NOT_THERE = (
+    "{name} is a variable of the notebook, and ranks have variables of their own: make or import it"
+    " in a %%ranks cell, or hand it to a function with world.run(function, {name})."
+)
 
 
 @magics_class
@@ -75,8 +82,15 @@ class RanksMagic(Magics):
                 self.world = starting.enter_context(ranks(asked.world_size, hosts=hosts, **options))
                 # they stay open after this cell
                 self.asked, self.opened = wanted, starting.pop_all()
-        if cell is not None:
+        if cell is None:
+            return
+        try:
             self.world.cell(cell, asked.limit)
+        except RankRaised as error:
+            missing = re.search(r"raised NameError: name '(\w+)' is not defined", str(error))
+            if missing is None or missing[1] not in self.shell.user_ns:
+                raise
+            raise RankRaised(f"{error}\n{NOT_THERE.format(name=missing[1])}", error.ranks) from None
 
     def close(self):
         if self.world is not None:

@@ -1,8 +1,15 @@
 """The messages from a world to a rank, the rank's answers, and the outcomes."""
 
+import io
+import linecache
+import os
+import pickle
 import sys
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
+from types import CodeType, ModuleType
 from typing import NamedTuple
 
 import cloudpickle
@@ -100,7 +107,7 @@ class BringsNaN(RuntimeError):
 def call_of(function, args: tuple, kwargs: dict) -> Call:
     try:
         with by_value(function):
-            return Call(cloudpickle.dumps((function, args, kwargs)))
+            return Call(dumps((function, args, kwargs)))
     except Exception as error:
         raise TypeError(
             f"{function_name(function)} and what it needs cannot be sent to the ranks ({error}):"
@@ -110,6 +117,57 @@ def call_of(function, args: tuple, kwargs: dict) -> Call:
 
 def function_name(function) -> str:
     return getattr(function, "__name__", type(function).__name__)
+
+
+def dumps(content) -> bytes:
+    """`content` for another process, with the functions of a notebook by value."""
+    file = io.BytesIO()
+    pickler(sys.modules.get("torch"))(file).dump(content)
+    return file.getvalue()
+
+
+@cache
+def pickler(torch: ModuleType | None) -> type:
+    """Cloudpickle, with two things that get lost: a function's file, which version 3.1.3 calls
+    "<dynamic-code>", and tensors of types such as float8, which PyTorch saves but cannot load.
+
+    The class is made when it is needed: a reader's own cloudpickle.py may hide the package, and the
+    start of the ranks says so."""
+    own = {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
+    table = ChainMap(own, cloudpickle.Pickler.dispatch_table)
+    return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+
+
+def reduced_code(code: CodeType) -> tuple:
+    make, parts = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return make_code, (make, parts, code.co_filename, cell_lines(code.co_filename))
+
+
+def cell_lines(file: str) -> list[str] | None:
+    """The lines of a notebook's cell, which no other process can read; None for a file."""
+    entry = linecache.cache.get(file, ())
+    return entry[2] if len(entry) == 4 and not os.path.exists(file) else None
+
+
+def make_code(make: Callable, parts: tuple, file: str, lines: list[str] | None) -> CodeType:
+    if lines is not None:
+        linecache.cache[file] = (sum(map(len, lines)), None, lines, file)
+    return make(*parts).replace(co_filename=file)
+
+
+def reduced_tensor(tensor) -> tuple:
+    reduced = tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if type(reduced[1][0]).__name__ != "UntypedStorage":
+        return reduced
+    own_bytes = tensor.detach().new_empty(0, dtype=sys.modules["torch"].uint8)
+    own_bytes.set_(tensor.untyped_storage())
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return make_tensor, (own_bytes, tensor.dtype, place, tensor.requires_grad)
+
+
+def make_tensor(own_bytes, dtype, place: tuple, requires_grad: bool):
+    tensor = own_bytes.new_empty(0, dtype=dtype).set_(own_bytes.untyped_storage(), *place)
+    return tensor.requires_grad_(requires_grad)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from .faults import (
     waiting_in,
 )
 from .findings import Finding, first_finding
-from .messages import BringsNaN, Disagreement
+from .messages import BringsNaN, Disagreement, dumps
 from .scheduling import woken_threads_wait
 from .shared import SharedFile
 from .watch import LOOK_SECONDS
@@ -200,7 +200,7 @@ class Torchrun:
 
         results: list = [None] * self.world_size
         try:
-            dist.all_gather_object(results, cloudpickle.dumps(function(*args, **kwargs)))
+            dist.all_gather_object(results, dumps(function(*args, **kwargs)))
         except RuntimeError as error:
             if found := self._blame(error):
                 raise RankAbsent(sentence_of(found), ranks_of(found)) from error

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import ModuleType
 
@@ -34,7 +35,7 @@ from .links import enter_namespaces
 from .place import RankPlace
 from .reports import raised, readers_frames, stopped_at_last
 from .scheduling import woken_threads_wait
-from .started import below, kill
+from .started import below, keep_from_programs, keeping_from_programs, kill
 from .stopping import (
     Stopped,
     abort_groups,
@@ -64,6 +65,12 @@ class Job:
         self.answered = False
 
 
+@contextmanager
+def making_a_group() -> Iterator[None]:
+    with woken_threads_wait(), keeping_from_programs():
+        yield
+
+
 class Rank:
     def __init__(self, place: RankPlace):
         self.place, self.pid = place, os.getpid()
@@ -78,6 +85,7 @@ class Rank:
         """The life of a rank, until it is told to quit."""
         enter_namespaces(self.place.namespaces)  # before there is a second thread
         let_the_server_go()
+        keep_from_programs()
         end_with_parent(self.place.alive.fileno())
         adopt()
         # Ctrl-C reaches every process of a terminal: the parent decides
@@ -89,7 +97,7 @@ class Rank:
         self.main = sys.modules["__main__"] = ModuleType("__main__")
         board = Board(self.place.board, self.place.world_size)
         self.checks = Checks(board, self.place.rank, self.place.forbid_nan)
-        watch_new_groups(self.checks.new_group, woken_threads_wait)
+        watch_new_groups(self.checks.new_group, making_a_group)
         with listening(self.checks):
             self.work(self.inbox)
         kill(below(self.pid))
@@ -147,7 +155,7 @@ class Rank:
         function, args, kwargs = cloudpickle.loads(pickled)
         result = function(*args, **kwargs)
         try:
-            return cloudpickle.dumps(result)
+            return messages.dumps(result)
         except Exception as error:
             name = getattr(function, "__name__", "the function")
             raise TypeError(
@@ -157,7 +165,7 @@ class Rank:
 
     def cell(self, source: str, name: str) -> bytes:
         run_source(source, name, vars(self.main))
-        return cloudpickle.dumps(None)
+        return messages.dumps(None)
 
     def is_ungrouped(self) -> bool:
         """Has the work ended the process group, or made another?"""
@@ -198,7 +206,7 @@ class Rank:
         backend = "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
         # The parent notices a collective that waits too long, and knows for whom. The backend's own
         # limit is for when it cannot.
-        with woken_threads_wait():
+        with making_a_group():
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore(str(generation), self.store),
@@ -207,7 +215,7 @@ class Rank:
                 timeout=timedelta(seconds=2 * place.patience_seconds + 30),
             )
         self.group = dist.group.WORLD
-        return cloudpickle.dumps((str(self.device), self.backend))
+        return messages.dumps((str(self.device), self.backend))
 
     # --- failing ----------------------------------------------------------------------------------
 

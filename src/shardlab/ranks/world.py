@@ -80,7 +80,7 @@ class World:
         for rank, end in enumerate(ends):
             try:
                 results.append(cloudpickle.loads(end.pickled))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise RankError(
                     f"What {function_name(function)} returned on rank {rank} cannot be read here"
                     f" ({type(error).__name__}: {error}): return numbers, tensors and containers"
