@@ -4,16 +4,20 @@ so an earlier check is impossible.
     replaced(parameters, "fully_shard")    the model has parts instead of them; an optimizer that
                                            was made before would update nothing, or nothing but the
                                            parameters that are left
-    watch(shard)                           a flat shard of stage 3: an optimizer that looks at rows,
-                                           norms of a layer or a line search is found by trial
+    watch(shard)                           a flat shard of stage 3
+
+Shards and parts of tensor parallelism are updated by each rank alone: an optimizer that looks at
+rows, norms of a layer or a line search is found by trial.
 
 Callers call torch_clip_and_scale.watch_steps(), from when on optimizers are looked at.
 """
 
 from collections.abc import Iterable
-from weakref import WeakKeyDictionary
+from inspect import signature
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -25,6 +29,7 @@ KNOWN = {
     getattr(torch.optim, name)
     for name in ("SGD Adam AdamW Adamax NAdam RAdam Adagrad Adadelta RMSprop ASGD Rprop".split())
 }
+tried: WeakSet = WeakSet()  # optimizers of shards that were tried with their own settings
 shards = WeakTensorKeyDictionary()  # of stage 3
 gone = WeakTensorKeyDictionary()  # parameter that a model no longer has -> its shape, what cut it
 # parameter -> a weak reference to the optimizer that has its gradient: one of stage 1 or 2, or one
@@ -56,6 +61,8 @@ def look(optimizer: torch.optim.Optimizer, args, kwargs):
     look_at_order(optimizer, parameters)
     if any(parameter in shards for parameter in parameters):
         look_at_shards(optimizer, parameters)
+    if any(map(is_cut, parameters)) and not hasattr(optimizer, "inner"):
+        look_at_rule(optimizer, parameters[0])
     looked_at[optimizer] = count
 
 
@@ -103,8 +110,17 @@ def look_at_shards(optimizer: torch.optim.Optimizer, parameters: list):
                 " gradient is this rank's own: add parameters to a model before fully_shard, or"
                 " make replicas of the module that has them, by DistributedDataParallel."
             )
-    if type(optimizer) not in KNOWN:
-        check_elementwise(type(optimizer), optimizer.defaults, parameters[0])
+
+
+def is_cut(parameter: Tensor) -> bool:
+    return parameter in shards or any(dist.get_world_size(g) > 1 for g in groups_of(parameter))
+
+
+def look_at_rule(optimizer: torch.optim.Optimizer, like: Tensor):
+    if type(optimizer) not in KNOWN and optimizer not in tried:
+        takes = signature(type(optimizer)).parameters  # AdamW has a default that it does not take
+        settings = {name: value for name, value in optimizer.defaults.items() if name in takes}
+        check_elementwise(type(optimizer), settings, like)
 
 
 def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
@@ -136,6 +152,7 @@ def check_elementwise(optimizer_cls: type, settings: dict, like: Tensor):
         ) from error
     if not torch.allclose(whole, runs, rtol=1e-4, atol=1e-6):
         raise TypeError(
-            f"optimizer_cls = {name}: it looks at more than one element at a time, and a shard is"
-            " not a matrix; take one that updates each element by itself, such as SGD or AdamW."
+            f"optimizer_cls = {name}: it looks at more than one element at a time, and a shard or a"
+            " part is not the whole matrix; take one that updates each element by itself, such as"
+            " SGD or AdamW."
         )

@@ -26,6 +26,7 @@ from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
+from shardlab.mixed_precision.master_weights import MasterWeights
 from shardlab.tensor_parallel import (
     CannotSplit,
     apply_tensor_parallel,
@@ -713,3 +714,72 @@ def test_what_ranks_refuse_together(worlds, case, message):
     Must catch: an error on one rank alone; a token of no rank that becomes zeros."""
     said = worlds(3).run(refused_on_ranks, case)
     assert all(text and text.startswith(message) for text in said), said
+
+
+# --- optimizers -----------------------------------------------------------------------------------
+
+
+class ByNorm(torch.optim.Optimizer):
+    """LARS without momentum: a step as long as the weight."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad, alpha=(group["lr"] * p.norm() / p.grad.norm()).item())
+
+
+class OfSigns(ByNorm):
+    """Each element by itself."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(p.grad.sign(), alpha=group["lr"])
+
+
+class OwnAdamW(torch.optim.AdamW):
+    """Its defaults have a setting that its constructor does not take."""
+
+
+LOOKING = [torch.optim.Adafactor, torch.optim.LBFGS, ByNorm]
+LOOKING += [torch.optim.Muon] if hasattr(torch.optim, "Muon") else []  # torch 2.9
+MATRICES = [kind for kind in LOOKING if kind.__name__ == "Muon"]
+
+
+def steps_of_optimizers():
+    """On a rank: what the first step of each optimizer says."""
+    model = apply_tensor_parallel(small(), SMALL)
+    said = {}
+    for kind in (*LOOKING, OfSigns, OwnAdamW):
+        parameters = [p for p in model.parameters() if p.dim() == 2 or kind not in MATRICES]
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = kind(parameters, lr=0.1)
+        try:
+            optimizer.step(lambda: torch.zeros(()))
+            said[kind.__name__] = "stepped"
+        except TypeError as error:
+            said[kind.__name__] = str(error)
+    masters = MasterWeights(model.bfloat16().parameters(), ByNorm, lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with pytest.raises(TypeError, match="ByNorm: it looks at more than one element at a time"):
+        masters.step()
+    return said
+
+
+def test_optimizers_that_look_at_shapes(worlds):
+    """A rank has parts of matrices, and their norms and rows are not the whole's.
+
+    Must catch: an optimizer of rows or norms that steps without a word, also one of fp32 copies; a
+    refusal of one that treats each element by itself."""
+    for said in worlds(2).run(steps_of_optimizers):
+        assert said.pop("OfSigns") == said.pop("OwnAdamW") == "stepped"
+        for name, sentence in said.items():
+            assert sentence.startswith(f"optimizer_cls = {name}: it "), sentence
+        assert "looks at more than one element at a time" in said["Adafactor"]

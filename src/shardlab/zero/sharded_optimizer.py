@@ -25,7 +25,7 @@ from torch import nn
 from torch.autograd.graph import increment_version
 
 from ..backward import BackwardListener
-from ..optimizer_checks import check_elementwise
+from ..optimizer_checks import check_elementwise, tried
 from ..shards import CannotShard
 from ..torch_clip_and_scale import note
 from .buckets import BUCKET_BYTES, Bucket, into_buckets
@@ -92,6 +92,7 @@ class OptimizerOfShards(Refusals, BackwardListener, torch.optim.Optimizer):
         shards = {**settings, "params": [shard for bucket in buckets for shard in bucket.shards]}
         if self.inner is None:
             self.inner = self.optimizer_cls([shards], **self.settings)
+            tried.add(self.inner)
         else:
             self.inner.add_param_group(shards)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
