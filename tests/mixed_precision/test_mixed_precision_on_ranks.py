@@ -15,11 +15,13 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.mesh import Mesh
 from shardlab.mixed_precision import LossScaler, MasterWeights
+from shardlab.mixed_precision.float8 import CannotUseFloat8, use_float8
 from shardlab.mixed_precision.fp32_reduction import Fp32DataParallel, InFp32
 from shardlab.mixed_precision.scaler_checks import CannotScale, OverflowEveryStep
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
+from shardlab.pipelines.split_backward import WeightGradientsLater
 from shardlab.ranks import ranks
 from shardlab.saving import resume, save
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan, vocabulary_parallel_loss
@@ -441,3 +443,68 @@ def test_added_in_fp32(eight, how):
         assert found == [mean if how == "stage 3" else rounded]
     plain = eight.run(mean_of, how, torch.bfloat16, 1.0, 2.0**-9)
     assert min(value for values in plain for value in values) < rounded
+
+
+# --- what other techniques have cut ---------------------------------------------------------------
+
+
+def scaled_in(axis, stage):
+    """On a rank: what a scaler says that knows the ranks of one axis."""
+    mesh, sizes = Mesh(dp=4, tp=2), GPTConfig(**CONFIG)
+    model = apply_tensor_parallel(GPT(sizes), gpt_plan(sizes), mesh.tp.group)
+    model, optimizer = zero.shard(model, torch.optim.SGD, stage=stage, group=mesh.dp.group, lr=0.1)
+    scaler = LossScaler(group=getattr(mesh, axis).group)
+    tokens = torch.zeros(1, 4, dtype=torch.long)
+    loss = vocabulary_parallel_loss(model(tokens), tokens, 11, mesh.tp.group)
+    scaler.scale(loss).backward()
+    try:
+        scaler.step(optimizer)
+    except CannotScale as error:
+        return str(error)
+
+
+def test_a_scaler_of_some_ranks(eight):
+    """Ranks with other parts would go on with another scale. Replicas have the same gradients, so
+    that one axis is enough beside them.
+
+    Must catch: scales of 64 and 32 on the ranks of one model, by a group along dp, or by one along
+    tp where ZeRO has cut along dp; a refusal of what is right."""
+    for axis, stage in (("dp", 0), ("tp", 1), ("dp", 3)):
+        for said in eight.run(scaled_in, axis, stage):
+            assert said and said.startswith("the scaler's group has the ranks ["), (axis, stage)
+            assert "have other parts of the model: give it all ranks that train one" in said
+    assert eight.run(scaled_in, "tp", 0) == [None] * 8
+
+
+def eight_bits_after(how):
+    """On a rank: what use_float8 says of a model that is cut already, and a step's loss."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    if how == "tensor parallelism":
+        model = GPT(GPTConfig(**CONFIG))
+        apply_tensor_parallel(model, gpt_plan(GPTConfig(**CONFIG)), Mesh(dp=4, tp=2).tp.group)
+    elif how == "zero bubble":
+        WeightGradientsLater(model)
+    elif how == "first":
+        use_float8(model)
+    if "stage 3" in how or how == "first":
+        units = list(model) if how == "stage 3 of layers" else []
+        fully_shard(model, units=units)
+    try:
+        use_float8(model)
+    except CannotUseFloat8 as error:
+        return str(error)
+    return model(torch.linspace(-1, 1, 8)).sum().item()
+
+
+def test_8_bits_after_a_cut(eight):
+    """A layer that would go on as before is refused; stage 3 around a layer changes nothing.
+
+    Must catch: layers that print as Float8Linear and compute in 32 bits; parts that are left as
+    they are without a word; a refusal of a layer inside of a unit."""
+    assert "embedding" not in (said := eight.run(eight_bits_after, "tensor parallelism")[0])
+    assert said.startswith("blocks.0.attention.qkv is a part of tensor parallelism"), said
+    for how in ("zero bubble", "stage 3 of layers"):
+        said = eight.run(eight_bits_after, how)
+        assert all(text.startswith("0 computes by a forward that stage 3, a zero") for text in said)
+    assert eight.run(eight_bits_after, "stage 3") == eight.run(eight_bits_after, "first")

@@ -28,8 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..backward import NoSecondGradient
+from ..tensor_parallel.layers import CutLinear
 
 LEAST_SCALE = torch.finfo(torch.float32).smallest_normal
+
+
+class CannotUseFloat8(ValueError):
+    """Why linear layers cannot compute in 8 bits: one sentence."""
 
 
 class Packed(NamedTuple):
@@ -121,10 +126,33 @@ def use_float8(
     model: nn.Module, recipe: Float8Recipe = PER_TENSOR, keep: Iterable[nn.Module] = ()
 ) -> nn.Module:
     """All linear layers of the model, in place, compute in 8 bits, but those inside the modules of
-    `keep`: the head and its loss need more."""
+    `keep`: the head and its loss need more. Subclasses of nn.Linear stay what they are. Call it
+    before stage 3 and before a pipeline. Raises CannotUseFloat8, and changes nothing, where a layer
+    would go on as before."""
     kept = {module for outer in keep for module in outer.modules()}
-    for module in model.modules():
-        if type(module) is nn.Linear and module not in kept:
-            module.__class__ = Float8Linear
-            module.recipe = recipe
+    layers = {}
+    for name, module in model.named_modules():
+        if module in kept:
+            continue
+        if isinstance(module, CutLinear):
+            raise CannotUseFloat8(
+                f"{name} is a part of tensor parallelism, and only a whole linear layer computes in"
+                " 8 bits: give it to keep=."
+            )
+        if type(module) in (nn.Linear, Float8Linear):
+            layers[name] = module
+    for name, layer in layers.items():
+        if "forward" in vars(layer):
+            raise CannotUseFloat8(
+                f"{name or 'the model'} computes by a forward that stage 3, a zero-bubble pipeline"
+                " or other code has put there, so it would go on without 8 bits: call use_float8"
+                " before that."
+            )
+    if not layers:
+        raise CannotUseFloat8(
+            f"this {type(model).__name__} has no nn.Linear outside of keep=: nothing would compute"
+            " in 8 bits."
+        )
+    for layer in layers.values():
+        layer.__class__, layer.recipe = Float8Linear, recipe
     return model

@@ -62,7 +62,9 @@ class LossScaler:
         """Divide the gradients by the scale, and find out whether any of them, on any rank, is not
         finite. All ranks call it, once a step."""
         checks.check_not_unscaled(self, optimizer)
-        gradients = [p.grad for p in updated_by(optimizer) if p.grad is not None]
+        updated = updated_by(optimizer)
+        checks.check_group(updated, self.group)
+        gradients = [p.grad for p in updated if p.grad is not None]
         complaint = checks.complaint_of(gradients)
         inverse = self.factor.double().reciprocal().float()
         overflow = not complaint and self.multiply([g for g in gradients if g.numel()], inverse)

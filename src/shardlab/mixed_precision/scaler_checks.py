@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..shards import updated_by
+from ..shards import cut_among, updated_by
 
 
 class WrongOrder(RuntimeError):
@@ -46,6 +46,20 @@ def check_loss(loss: Tensor, factor: Tensor):
             f" {factor.item():g}: fp16 ends at 65,504. Compute the loss in fp32, from"
             " logits.float()."
         )
+
+
+def check_group(updated: list[Tensor], group: dist.ProcessGroup | None):
+    """Raise CannotScale if a part of what this optimizer updates is on a rank outside of the group:
+    that rank would not hear of an overflow, and go on with another scale."""
+    if group is None:
+        return
+    members = dist.get_process_group_ranks(group)
+    for other in {other for tensor in updated for other in cut_among(tensor)}:
+        if outside := sorted(set(dist.get_process_group_ranks(other)).difference(members)):
+            raise CannotScale(
+                f"the scaler's group has the ranks {members}, and ranks {outside} have other parts"
+                " of the model: give it all ranks that train one model, as by default."
+            )
 
 
 def complaint_of(gradients: Iterable[Tensor]) -> str:
