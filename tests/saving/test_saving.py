@@ -209,7 +209,7 @@ def full_disk(folder, guilty, phase):
     model, optimizer, scheduler = training(3)
     steps(model, optimizer, scheduler, 0, 5)
     whole = saving.run_together
-    phases = iter(("begin", "hashes", "write_own", "write_rest", "finish"))
+    phases = iter(("look", "begin", "write_own", "write_rest", "finish"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
 
     def together(*args, **kwargs):

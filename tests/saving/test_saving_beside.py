@@ -70,7 +70,8 @@ def test_what_is_the_readers_stays(two, tmp_path):
     """Links, files, folders with other things in them: neither removed nor in the way of saves.
 
     Must catch: a partial folder taken by its name alone; a link followed, or refused by rmtree
-    forever; an empty folder counted as a save when old ones are removed."""
+    forever; an empty folder counted as a save when old ones are removed; digits of other scripts
+    taken for a step."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "manifest.json").write_text("{}")
     (tmp_path / "saves").mkdir()
@@ -80,6 +81,7 @@ def test_what_is_the_readers_stays(two, tmp_path):
     (tmp_path / "saves" / "step-4.partial").mkdir()
     (tmp_path / "saves" / "step-4.partial" / "notes.txt").write_text("mine")
     (tmp_path / "saves" / "step-2").mkdir()
+    (tmp_path / "saves" / "step-\N{ARABIC-INDIC DIGIT NINE}").mkdir()
     for step in (5, 6, 7):
         assert two.run(save_at, str(tmp_path / "saves"), step) == [None] * 2
     assert sorted(os.listdir(tmp_path / "saves")) == [
@@ -90,6 +92,7 @@ def test_what_is_the_readers_stays(two, tmp_path):
         "step-6",
         "step-7",
         "step-notes.partial",
+        "step-\N{ARABIC-INDIC DIGIT NINE}",
     ]
     assert os.listdir(tmp_path / "elsewhere") == ["manifest.json"]
 
@@ -110,33 +113,74 @@ def forge(manifest, **changes):
     manifest.write_text(json.dumps(content | {"sha256": durable.digest(content)}))
 
 
+PART = dict(ranks=[0, 1], flats=[], contents={})
+
+
 @pytest.mark.parametrize(
     "changes, sentence",
     [
-        (dict(format=99), "has format 99, this shardlab reads format 1"),
-        (dict(flats=None), "has no usable 'flats'"),
-        (dict(ranks=True), "has no usable 'ranks'"),
-        (dict(ranks=0), "speaks of 0 ranks and of 3 files"),
-        (dict(ranks=10**9), "speaks of 1,000,000,000 ranks and of 3 files"),
+        (dict(format=99), "has format 99, this shardlab reads format 2 and older"),
+        (dict(parts=None), "has no usable 'parts'"),
+        (dict(parts=[]), "speaks of ranks [] and of the files rank-0.pt"),
+        (dict(parts=[7]), "has no usable 'ranks'"),
+        (dict(parts=[{**PART, "flats": None}]), "has no usable 'flats'"),
+        (dict(parts=[{**PART, "ranks": 10**9}]), "has no usable 'ranks'"),
+        (dict(parts=[{**PART, "ranks": [0, 0]}]), "speaks of ranks [0, 0] and of the files"),
+        (dict(parts=[{**PART, "ranks": [0]}]), "speaks of ranks [0] and of the files"),
+        (dict(parts=[PART, PART]), "speaks of ranks [0, 1, 0, 1] and of the files"),
         (dict(step=2), "is the one of step 2"),
-        (dict(files={"rank-0.pt": [1, ""], "rank-7.pt": [1, ""], "rest.pt": [1, ""]}), "rank-1.pt"),
+        (dict(files={"rank-0.pt": [1, ""], "rank-7.pt": [1, ""], "rest.pt": [1, ""]}), "rank-7.pt"),
+        (
+            dict(files={"rank-0.pt": ["s", ""], "rank-1.pt": [1, ""], "rest.pt": [1, ""]}),
+            "has no usable size and SHA-256 of rank-0.pt",
+        ),
+        ({**PART, "format": 1, "ranks": 3}, "has no usable 'ranks'"),
     ],
 )
 def test_a_manifest_that_nobody_wrote(changes, sentence, two, tmp_path):
     """With a checksum that fits.
 
     Must catch: numbers of a manifest used before they are compared: uninitialised memory for no
-    ranks, hours for a billion; a format of tomorrow read as today's."""
+    ranks, hours for a billion, `Cannot specify ',' with 's'` for a size; a format of tomorrow read
+    as today's."""
     two.run(save_at, str(tmp_path), 1)
     forge(tmp_path / "step-1" / "manifest.json", **changes)
     for said in two.run(resume_from, str(tmp_path)):
         assert said.startswith("Damaged: ") and sentence in said
 
 
-def test_a_save_without_a_format_is_of_the_first(two, tmp_path):
-    """Must catch: saves from before the format had a number refused."""
+def as_format_1(place, prefix="", **changes):
+    """Rewrite a save of one part as the first version did."""
+    content = json.loads((place / "manifest.json").read_text())
+    (part,) = content["parts"]
+    old = dict(
+        ranks=len(part["ranks"]),
+        flats=[[[prefix + name, shape] for name, shape in flat] for flat in part["flats"]],
+        contents={
+            (name if name == "the optimizer" else prefix + name): what
+            for name, what in part["contents"].items()
+        },
+    )
+    forge(place / "manifest.json", **{"parts": None, "format": 1, **old, **changes})
+
+
+@pytest.mark.parametrize("prefix", ("", "module.", "_orig_mod."))
+def test_a_save_of_the_first_format(prefix, two, tmp_path):
+    """From when a file had the names that wrappers gave; without a number it is of the first, too.
+
+    Must catch: saves from before the format had a number refused; wrappers' names in old saves
+    taken for another model's."""
     two.run(save_at, str(tmp_path), 1)
-    forge(tmp_path / "step-1" / "manifest.json", format=None)
+    place = tmp_path / "step-1"
+    if prefix:  # buffers had it, too
+        content = torch.load(place / "rest.pt", weights_only=True)
+        content["buffers"] = {prefix + name: b for name, b in content["buffers"].items()}
+        (place / "rest.pt").unlink()
+        written = durable.write(place / "rest.pt", content)
+        files = {**durable.read_json(place / "manifest.json")["files"], "rest.pt": written}
+        as_format_1(place, prefix, files=files)
+    else:
+        as_format_1(place, format=None)
     assert [found.step for found in two.run(resume_from, str(tmp_path))] == [1, 1]
 
 

@@ -1,6 +1,7 @@
 """Checkpoints that are sharded, failure-atomic and checksummed.
 
     checkpoint.py    save() and resume(): each rank writes its shards, and a save is whole or absent
+    parts.py         which ranks hold the same, and what: checked before anything is written
     resharding.py    the same run in other shards: on more or fewer ranks, in another stage
     states.py        what is saved besides shards, and the checks of a manifest
     durable.py       files that are on the disk, with checksums

@@ -35,33 +35,25 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
+from shardlab.collective_wire import place
 from shardlab.saving.durable import Damaged, flush_folder, read, read_json, write, write_json
 from shardlab.saving.folders import (
     MANIFEST,
     PARTIAL,
-    REST,
     file_of,
     is_ours,
     older,
+    rest_of,
     saves,
     step_of,
 )
-from shardlab.saving.resharding import (
-    Layout,
-    buffers_of,
-    contents,
-    flats_of,
-    own_parts,
-    sharding_group,
-    state_types,
-)
+from shardlab.saving.parts import WRAPPED, Held, held_by, parts_of, saving_group
+from shardlab.saving.resharding import Layout, own_parts, state_types, tensors_of
 from shardlab.saving.states import (
     FORMAT,
-    check_manifest,
-    hashes_of,
+    checked,
     random_states,
     refuse_another,
     set_random_states,
@@ -87,16 +79,19 @@ def save(
 ):
     """Save model, optimizer and random states: PyTorch's, Python's `random`, and NumPy's where it
     is loaded. A buffer that differs from rank 0's, such as a running mean, is saved by its rank.
-    All ranks call this function with the same arguments.
+    Gradients are not saved: save after step(). All ranks call this function with the same
+    arguments; where tensor parallelism or a pipeline has cut the model, all its parts go into the
+    one folder.
 
-    extra   what else is to come back, on every rank rank 0's: a scheduler's state_dict, a position
-            in the data
+    extra   what else is to come back, on every rank rank 0's (of its part): a scheduler's
+            state_dict, a position in the data
     keep    how many saves to leave, the newest; older ones are removed when this one is whole
-    group   of ranks that hold the same, for a plain model; a sharded one knows its own. Each group
-            has a folder of its own
+    group   the ranks that train this model, if they are not the world; ranks that share a model by
+            ZeRO alone know each other
 
-    Raises ValueError if the folder has a save of this step or a later one, or if extra could not be
-    read again; SaveFailed on all ranks, with the reason of the first rank that could not write.
+    Raises ValueError on all ranks, before anything is written, if ranks that should hold the same
+    do not, if the folder has a save of this step or a later one, or if extra could not be read
+    again; SaveFailed on all ranks, with the reason of the first rank that could not write.
     """
     if not is_whole(step) or step < 0:
         raise ValueError(f"step = {step!r}: it must be a whole number from 0 on.")
@@ -105,10 +100,14 @@ def save(
             f"keep = {keep!r}: it must be a whole number from 1 on, because the save"
             " just made stays."
         )
-    folder, group = Path(folder), sharding_group(model, optimizer) or group
-    whole, own = folder / f"step-{step}", file_of(dist.get_rank(group))
-    flats, states = list(flats_of(model, optimizer, group)), optimizer.state_dict()["state"]
-    buffers = buffers_of(model)
+    folder, group = Path(folder), saving_group(model, optimizer, group)
+    whole, states = folder / f"step-{step}", optimizer.state_dict()["state"]
+    failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
+    to = f"step {step} for {folder.absolute()}"
+    everyone, flats, buffers = look(to, model, optimizer, group, failed)
+    parts = parts_of(everyone)
+    number, ranks = next((k, part.ranks) for k, part in enumerate(parts) if me in part.ranks)
+    own, first = everyone[me].buffers, everyone[ranks[0]].buffers
 
     def begin():
         if (found := saves(folder)) and step_of(found[0]) >= step:
@@ -125,21 +124,20 @@ def save(
 
     def write_own():
         return write(
-            partial / own,
+            partial / file_of(me),
             dict(
-                chunks=[own_parts(flat, states, group) for flat in flats],
+                chunks=[own_parts(flat, states, ranks.index(me), len(ranks)) for flat in flats],
                 random=random_states(),
-                buffers={
-                    name: buffer
-                    for name, buffer in buffers.items()
-                    if hashes[me][name] != hashes[0].get(name)
-                },
+                buffers={name: buffers[name] for name in buffers if own[name] != first[name]},
             ),
         )
 
     def write_rest():
+        if me != ranks[0]:
+            return None
+        rest = partial / rest_of(number)
         written = write(
-            partial / REST,
+            rest,
             dict(
                 kinds=[state_types(flat, states) for flat in flats],
                 buffers=buffers,
@@ -148,7 +146,7 @@ def save(
             ),
         )
         try:
-            read(partial / REST, *written)
+            read(rest, *written)
         except Damaged:
             raise ValueError(
                 "extra has something that is only read from a file one trusts: give numbers,"
@@ -160,17 +158,9 @@ def save(
         for name, (size, _) in files.items():
             if (partial / name).stat().st_size != size:
                 raise OSError(f"{name} is not as it was written: is there another run?")
-        write_json(
-            partial / MANIFEST,
-            dict(
-                format=FORMAT,
-                step=step,
-                ranks=dist.get_world_size(group),
-                files=files,
-                flats=[flat.parameters for flat in flats],
-                contents=contents(model, flats, optimizer),
-            ),
-        )
+        parts_there = [part._asdict() for part in parts]
+        manifest = dict(format=FORMAT, step=step, files=files, parts=parts_there)
+        write_json(partial / MANIFEST, manifest)
         flush_folder(partial)
         os.rename(partial, whole)
         flush_folder(folder)
@@ -179,14 +169,12 @@ def save(
                 # a half save never looks like a whole one
                 shutil.rmtree(old.rename(f"{old}.partial-{secrets.token_hex(4)}"))
 
-    failed, me = (SaveFailed, f"could not write to {folder}"), dist.get_rank(group)
     with only_run(folder, group, failed):
         partial = folder / run_together(begin, group, failed, only_rank_0=True)[0]
         try:
-            hashes = run_together(lambda: hashes_of(buffers), group, failed)
-            written = run_together(write_own, group, failed)
-            files = {file_of(rank): each for rank, each in enumerate(written)}
-            files[REST], *_ = run_together(write_rest, group, failed, only_rank_0=True)
+            files = dict(zip(map(file_of, range(n)), run_together(write_own, group, failed)))
+            rests = run_together(write_rest, group, failed)
+            files |= {rest_of(k): rests[part.ranks[0]] for k, part in enumerate(parts)}
             run_together(finish, group, failed, only_rank_0=True)
         finally:
             if me == 0 and partial.exists():  # on a full disk it would take the room
@@ -198,44 +186,51 @@ def resume(
 ) -> Saved | None:
     """Restore the newest save: the model, the optimizer with its learning rates and other settings,
     and on the same number of ranks their random states and their own buffers. On another number of
-    ranks all take rank 0's buffers and keep their random states. All ranks call this function;
-    `group` is as in save. None if there is no save.
+    ranks all take rank 0's buffers and keep their random states. The number of replicas or of
+    ranks of ZeRO is free, a model is cut as it was. All ranks call this function; `group` is as in
+    save. None if there is no save.
 
     Raises Damaged if a file differs from the saved one, ValueError if the save is of another model
     or optimizer; then nothing is changed. An older save is never used automatically: move the
     newest save away.
     """
-    folder, group = Path(folder), sharding_group(model, optimizer) or group
-    flats, loaded = list(flats_of(model, optimizer, group)), []
-    me, n = dist.get_rank(group), dist.get_world_size(group)
+    folder, group, loaded = Path(folder), saving_group(model, optimizer, group), []
+    failed, (_, me) = (Damaged, f"could not read {folder}"), place(group)
+    everyone, flats, buffers = look(str(folder.absolute()), model, optimizer, group, failed, False)
+    part = next(part for part in parts_of(everyone) if me in part.ranks)
 
     def choose():  # on one rank, so that all resume from the same
         if not (found := saves(folder)):
             return None
         manifest = read_json(found[0] / MANIFEST)
-        check_manifest(manifest, found[0])
+        checked(manifest, found[0])
         return manifest
 
     def load():
-        refuse_another(manifest, contents(model, flats, optimizer))
-        place, layout = (
-            folder / f"step-{manifest['step']}",
-            Layout(manifest["flats"], manifest["ranks"]),
-        )
-        wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)} | (
-            {me} if n == layout.ranks else set()
-        )
-        files = {
-            rank: read(place / file_of(rank), *manifest["files"][file_of(rank)]) for rank in wanted
-        }
+        place = folder / f"step-{manifest['step']}"
+        parts, plain = checked(manifest, place)
+        here = part.contents
+        if manifest.get("format", 1) == 1:
+            here = {name: what for name, what in here.items() if name != WRAPPED}
+        number = next((k for k, each in enumerate(parts) if each.contents == here), 0)
+        refuse_another(manifest["step"], parts[number].contents, here)
+        ranks, layout = parts[number].ranks, Layout(parts[number].flats, len(parts[number].ranks))
+        wanted = {piece.rank for flat in flats for piece in layout.pieces(flat)}
+        own = part.ranks.index(me) if len(part.ranks) == len(ranks) else None
+
+        def content(name):
+            return read(place / name, *manifest["files"][name])
+
+        files = {rank: content(file_of(ranks[rank])) for rank in wanted | ({own} - {None})}
         rest, chunks = (
-            read(place / REST, *manifest["files"][REST]),
+            content(rest_of(number)),
             {rank: file["chunks"] for rank, file in files.items()},
         )
         restored = [layout.restored(flat, chunks, rest["kinds"]) for flat in flats]
-        loaded.extend([restored, rest, files[me] if n == layout.ranks else {}])
+        mine = files.get(own, {})
+        saved = {**rest["buffers"], **mine.get("buffers", {})}
+        loaded.extend([restored, rest, mine, {plain(name): saved[name] for name in saved}])
 
-    failed = Damaged, f"could not read {folder}"
     try:
         manifest, *_ = run_together(choose, group, failed, only_rank_0=True)
         if manifest is None:
@@ -243,13 +238,12 @@ def resume(
         run_together(load, group, failed)
     except Damaged as damaged:
         raise Damaged(f"{damaged} {older(folder)}") from None
-    restored, rest, of_this_rank = loaded
-    saved_buffers = {**rest["buffers"], **of_this_rank.get("buffers", {})}
+    restored, rest, of_this_rank, saved_buffers = loaded
     with torch.no_grad():
         for flat, (values, _) in zip(flats, restored):
             for tensor, value in zip(flat.tensors, values):
                 tensor.copy_(value)
-        for name, buffer in buffers_of(model).items():
+        for name, buffer in buffers.items():
             buffer.copy_(saved_buffers[name])
     states = {
         number: state
@@ -267,6 +261,19 @@ def resume(
     if of_this_rank:
         set_random_states(of_this_rank["random"])
     return Saved(manifest["step"], rest["extra"])
+
+
+def look(
+    to: str, model, optimizer, group, failed, values: bool = True
+) -> tuple[list[Held], list, dict]:
+    """(what each rank holds, this rank's flat tensors, its buffers). All ranks call it."""
+    here = []
+
+    def held():
+        here.extend(tensors_of(model, optimizer))
+        return held_by(to, *here, model, optimizer, group, values)
+
+    return run_together(held, group, failed), *here
 
 
 def is_whole(value) -> bool:

@@ -5,16 +5,17 @@ import os
 import re
 from pathlib import Path
 
-MANIFEST, REST = "manifest.json", "rest.pt"
-PARTIAL = re.compile(r"step-\d+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
-OUR_FILES = re.compile(r"rank-\d+\.pt|rest\.pt|manifest\.json")
+MANIFEST = "manifest.json"
+WHOLE = re.compile(r"step-[0-9]+")
+PARTIAL = re.compile(r"step-[0-9]+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
+OUR_FILES = re.compile(r"rank-[0-9]+\.pt|rest(-[0-9]+)?\.pt|manifest\.json")
 
 
 def saves(folder: Path) -> list[Path]:
     """The whole saves, the newest first."""
     # not glob: glob takes an unreadable folder for an empty one
     names = os.listdir(folder) if folder.exists() else []
-    found = (folder / name for name in names if name.startswith("step-") and name[5:].isdecimal())
+    found = (folder / name for name in names if WHOLE.fullmatch(name))
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -46,3 +47,8 @@ def step_of(path: Path) -> int:
 
 def file_of(rank: int) -> str:
     return f"rank-{rank}.pt"
+
+
+def rest_of(part: int) -> str:
+    """The file of what all ranks of the part have alike, beside their shards."""
+    return f"rest-{part}.pt" if part else "rest.pt"

@@ -1,10 +1,10 @@
 """The same run in other shards: which rank holds which elements of a saved run now. checkpoint.py
 writes and reads the files.
 
-A rank holds parts of flat tensors: buckets in stages 1 and 2, units in stage 3 (see zero/flat.py).
+A rank holds chunks of flat tensors: buckets in stages 1 and 2, units in stage 3 (see zero/flat.py).
 Some tensors are whole on all ranks: every parameter of a plain model, and the frozen parameters in
-stages 1 and 2. Each flat tensor is cut into chunks as in flat.py, one for each rank. The chunks of
-the optimizer's states belong to the parameters' chunk.
+stages 1 and 2. Each flat tensor is cut into chunks as in flat.py, one for each rank that holds the
+same (see parts.py). The chunks of the optimizer's states belong to the parameters' chunk.
 
 A save lists the parameters of its flat tensors by name, in order. An element is therefore found in
 three steps:
@@ -23,10 +23,11 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
+from shardlab.collective_wire import place
 from shardlab.saving.durable import Damaged
+from shardlab.saving.parts import plain_names, sharding_group
 from shardlab.zero.flat import chunk_of
 from shardlab.zero.stage3 import sharded_units
 
@@ -45,32 +46,26 @@ class FlatParameters(NamedTuple):
     group: int | None
 
 
-def sharding_group(model: nn.Module, optimizer):
-    """The process group of a sharded model or optimizer; None for the world, and for a plain
-    model."""
-    units = sharded_units(model)
-    return units[0].sharded_unit.group if units else getattr(optimizer, "group", None)
-
-
-def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
+def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
     """All parameters, in the same order on all ranks. ValueError if the optimizer has other
     parameters."""
     if any(module.sharded_unit.open for module in sharded_units(model)):
         raise ValueError(
             "the model is unsharded: save and resume outside of `with unsharded(...)`."
         )
-    me, n = dist.get_rank(group), dist.get_world_size(group)
-    names, buckets = (
-        {id(p): name for name, p in model.named_parameters()},
-        getattr(optimizer, "buckets", []),
-    )
-    in_group = [
-        (p, number) for number, each in enumerate(optimizer.param_groups) for p in each["params"]
-    ]
+    n, me = place(sharding_group(model, optimizer))
+    names = {id(p): name for name, p in model.named_parameters()}
+    buckets = getattr(optimizer, "buckets", [])
     shards = [shard for bucket in buckets for shard in bucket.shards]
+    copied = {id(copy): parameter for parameter, copy in getattr(optimizer, "pairs", [])}
+    updated = [
+        (copied.get(id(p), p), number)
+        for number, each in enumerate(optimizer.param_groups)
+        for p in each["params"]
+    ]
     places = {
-        id(tensor): (number, in_group[number][1])
-        for number, tensor in enumerate(shards or [p for p, _ in in_group])
+        id(tensor): (number, updated[number][1])
+        for number, tensor in enumerate(shards or [p for p, _ in updated])
     }
     known = {*names, *map(id, shards)}
     if not known.issuperset([*places, *(id(p) for bucket in buckets for p in bucket.parameters)]):
@@ -108,41 +103,27 @@ def flats_of(model: nn.Module, optimizer, group) -> Iterator[FlatParameters]:
             yield flat([[name, list(p.shape)]], p, whole=True)
 
 
-def buffers_of(model: nn.Module) -> dict[str, Tensor]:
-    return {
-        name: value
+def tensors_of(model: nn.Module, optimizer) -> tuple[list[FlatParameters], dict[str, Tensor]]:
+    """(the flat tensors, the buffers), under the names that the plain model has."""
+    flats = list(flats_of(model, optimizer))
+    plain = plain_names(name for flat in flats for name, _ in flat.parameters)
+    return [
+        flat._replace(parameters=[[plain(name), shape] for name, shape in flat.parameters])
+        for flat in flats
+    ], {
+        plain(name): value
         for name, value in model.state_dict(keep_vars=True).items()
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter)
-    }
-
-
-def contents(model: nn.Module, flats: list[FlatParameters], optimizer) -> dict[str, str]:
-    """A description of the run that does not depend on its shards: runs with different descriptions
-    are different runs."""
-    inner = getattr(optimizer, "inner", optimizer)
-    name = type(inner).__name__.removesuffix("Offloaded")  # the device does not matter
-    found = {"the optimizer": f"{name} with {len(optimizer.param_groups)} parameter groups"}
-    for flat in flats:
-        place = f"in group {flat.group}" if flat.tensors[0].requires_grad else "not trained"
-        found |= {
-            name: f"{flat.tensors[0].dtype} {shape} {place}" for name, shape in flat.parameters
-        }
-    return found | {
-        name: f"{buffer.dtype} {list(buffer.shape)} as a buffer"
-        for name, buffer in buffers_of(model).items()
     }
 
 
 # --- to the files ---------------------------------------------------------------------------------
 
 
-def own_parts(flat: FlatParameters, states: dict, group) -> dict[str, Tensor]:
-    """Copies of the data that this rank writes: its chunk of the parameters, and of each state that
-    has an element for each of their elements."""
-    part = common(
-        flat.held,
-        chunk_of(dist.get_rank(group), size_of(flat.parameters), dist.get_world_size(group)),
-    )
+def own_parts(flat: FlatParameters, states: dict, rank: int, n: int) -> dict[str, Tensor]:
+    """Copies of the data that this rank writes, of n that hold the same: its chunk of the
+    parameters, and of each state that has an element for each of their elements."""
+    part = common(flat.held, chunk_of(rank, size_of(flat.parameters), n))
     cut = slice(part.start - flat.held.start, part.stop - flat.held.start)
     chunks = {
         key: [states[number][key] for number in flat.numbers]

@@ -1,17 +1,17 @@
 """The saved parts of a run besides its shards, and the checks of a manifest."""
 
-import hashlib
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from shardlab.saving.durable import Damaged
-from shardlab.saving.folders import MANIFEST, REST, file_of, step_of
+from shardlab.saving.folders import MANIFEST, file_of, rest_of, step_of
+from shardlab.saving.parts import Part, difference, plain_names
 
-FORMAT = 1
+FORMAT = 2  # 1: one part, and the names as wrappers had them
 
 
 def settings(optimizer) -> list[dict]:
@@ -22,47 +22,59 @@ def settings(optimizer) -> list[dict]:
     ]
 
 
-def refuse_another(manifest: dict, here: dict[str, str]):
-    there = manifest["contents"]
-    for name in {**there, **here}:
-        if there.get(name) != here.get(name):
-            raise ValueError(
-                f"step-{manifest['step']}: {name} was {there.get(name, 'not there')}, now it is"
-                f" {here.get(name, 'not there')}. Resume the model and the optimizer that were"
-                " saved."
-            )
-
-
-def check_manifest(manifest: dict, place: Path):
-    """Raise Damaged for a manifest that this code did not write. Nothing in a manifest is used
-    before this check."""
-    name = f"{place.name}/{MANIFEST}"
-    if manifest.get("format", FORMAT) != FORMAT:
-        raise Damaged(
-            f"{name} has format {manifest['format']!r}, this shardlab reads format {FORMAT}: resume"
-            " with the version that saved."
+def refuse_another(step: int, there: dict[str, str], here: dict[str, str]):
+    if differs := difference(there, here):
+        name, was, now = differs
+        raise ValueError(
+            f"step-{step}: {name} was {was}, now it is {now}. Resume the model and the optimizer"
+            " that were saved." + CUT_ANEW * (", part " in was + now)
         )
-    kinds = dict(step=int, ranks=int, files=dict, flats=list, contents=dict)
-    for key, kind in kinds.items():
-        if not isinstance(manifest.get(key), kind) or isinstance(manifest[key], bool):
+
+
+CUT_ANEW = (
+    " What tensor parallelism has cut is resumed on as many ranks of it; then whole_state_dict"
+    " brings it to any number."
+)
+
+
+def checked(manifest: dict, place: Path) -> tuple[list[Part], Callable[[str], str]]:
+    """(the parts, what names are called now). Raises Damaged for a manifest that this code did not
+    write. Nothing in a manifest is used before this check."""
+    name = f"{place.name}/{MANIFEST}"
+    if manifest.get("format", 1) not in (1, FORMAT):
+        raise Damaged(
+            f"{name} has format {manifest['format']!r}, this shardlab reads format {FORMAT} and"
+            " older: resume with the version that saved."
+        )
+    if manifest.get("step") != step_of(place):
+        raise Damaged(f"{name} is the one of step {manifest.get('step')}.")
+    files, parts = manifest.get("files"), manifest.get("parts")
+    if manifest.get("format", 1) == 1 and isinstance(files, dict):  # all ranks held the same
+        ranks = list(range(len(files) - 1))
+        parts = [{**manifest, "ranks": ranks if manifest.get("ranks") == len(ranks) else None}]
+    for key, value, kind in ("files", files, dict), ("parts", parts, list):
+        if not isinstance(value, kind):
             raise Damaged(f"{name} has no usable {key!r}.")
-    if manifest["step"] != step_of(place):
-        raise Damaged(f"{name} is the one of step {manifest['step']}.")
-    files = manifest["files"]
-    if len(files) != manifest["ranks"] + 1 or not 1 <= manifest["ranks"] < 2**20:
-        raise Damaged(f"{name} speaks of {manifest['ranks']:,} ranks and of {len(files)} files.")
-    for file in [REST, *map(file_of, range(manifest["ranks"]))]:
-        if file not in files:
-            raise Damaged(f"{name} does not speak of {file}.")
-
-
-def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
-    """A digest of each buffer's values."""
-    found = {}
-    for name, buffer in buffers.items():
-        values = buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        found[name] = hashlib.sha256(values.numpy().tobytes()).hexdigest()
-    return found
+    for part in parts:
+        for key, kind in dict(ranks=list, flats=list, contents=dict).items():
+            if not isinstance(part, dict) or not isinstance(part.get(key), kind):
+                raise Damaged(f"{name} has no usable {key!r}.")
+    ranks = [rank for part in parts for rank in part["ranks"]]
+    wanted = {*map(file_of, range(len(ranks))), *map(rest_of, range(len(parts)))}
+    if sorted(ranks) != list(range(len(ranks))) or set(files) != wanted or not parts:
+        raise Damaged(f"{name} speaks of ranks {ranks} and of the files {', '.join(files)}.")
+    for file, written in files.items():
+        if not isinstance(written, list) or [type(each) for each in written] != [int, str]:
+            raise Damaged(f"{name} has no usable size and SHA-256 of {file}.")
+    plain = plain_names(name for part in parts for flat in part["flats"] for name, _ in flat)
+    return [
+        Part(
+            part["ranks"],
+            [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
+            {plain(name): what for name, what in part["contents"].items()},
+        )
+        for part in parts
+    ], plain
 
 
 def random_states() -> dict:

@@ -186,7 +186,7 @@ def weigh_stage(stage: int) -> StageBytes:
 def flat_tensors(stage: int) -> FlatTensors:
     """What a stage cuts on this rank."""
     model = build_model()
-    flats = list(flats_of(model, shard_model(stage, model), None))
+    flats = list(flats_of(model, shard_model(stage, model)))
     elements = [size_of(flat.parameters) for flat in flats]
     return FlatTensors(elements, sum(len(flat.tensors) for flat in flats))
 
