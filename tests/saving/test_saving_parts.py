@@ -240,4 +240,4 @@ def test_another_number_of_parts(worlds, tmp_path):
             resumed_on, str(tmp_path), axes
         ):
             assert said.startswith("ValueError: step-2: "), said
-            assert "pp" in axes or (", part 0 of 2, now it is " in said and "whole_state" in said)
+            assert "pp" in axes or (", part 1 of 2, now it is " in said and "whole_state" in said)

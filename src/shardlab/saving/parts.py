@@ -4,7 +4,7 @@ Replicas hold the same, and the ranks of ZeRO share it: that is one part, of whi
 a chunk. Tensor parallelism and pipelines cut a model into several parts. All ranks save their parts
 together, into one folder, so a save has all parts or is absent.
 
-A part is known by its contents: name, dtype and shape of each tensor, and "part 0 of 2" where
+A part is known by its contents: name, dtype and shape of each tensor, and "part 1 of 2" where
 tensor parallelism has cut it. So it finds its own files, in whatever order the ranks are now.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from shardlab.collective_wire import place
 from shardlab.data_parallel import Replicas
-from shardlab.shards import groups_of, stages_of
+from shardlab.shards import cut_among, groups_of
 from shardlab.zero.stage3 import sharded_units
 
 WRAPPED = "the optimizer inside"  # among contents; not in format 1
@@ -55,11 +55,8 @@ def sharding_group(model: nn.Module, optimizer) -> dist.ProcessGroup | None:
 
 def saving_group(model: nn.Module, optimizer, group) -> dist.ProcessGroup | None:
     """The ranks that save together: all that have parts of the model."""
-    shares, cuts = sharding_group(model, optimizer), set()
-    for parameter in model.parameters():
-        cuts |= {each for each in groups_of(parameter) if dist.get_world_size(each) > 1}
-        if stages := stages_of(parameter):
-            cuts.add(stages.group or dist.group.WORLD)
+    shares, every = sharding_group(model, optimizer), map(cut_among, model.parameters())
+    cuts = {cut for groups in every for cut in groups if dist.get_world_size(cut) > 1}
     if not cuts - {shares}:
         return shares or group or (model.group if isinstance(model, Replicas) else None)
     needed = {rank for each in cuts for rank in dist.get_process_group_ranks(each)}
@@ -121,7 +118,7 @@ def optimizers_in(optimizer) -> dict[str, str]:
 
 def part_of(cut: dist.ProcessGroup) -> str:
     n, me = place(cut)
-    return f", part {me} of {n}" * (n > 1)
+    return f", part {me + 1} of {n}" * (n > 1)
 
 
 def sum_of_bits(tensor: Tensor) -> int:
