@@ -1,0 +1,36 @@
+"""Runs cases on ranks with pretended GPUs, for tests of another process: a JSON line for each case
+on the standard input, a line for its answer on the standard output. PyTorch is imported, and ranks
+are started, once for all cases."""
+
+import importlib
+import json
+import os
+import sys
+
+LIMIT_SECONDS = 120  # of one case
+
+
+def answers(gpus: int, lines, answer):
+    from pretended.step import Step, disagreements
+
+    from shardlab.ranks import ranks
+
+    with ranks(gpus, device="cuda", announce=False, patience_seconds=30) as world:
+        for line in lines:
+            module, function, args, named = json.loads(line)
+            try:
+                case = getattr(importlib.import_module(module), function)
+                steps = world.run(case, *args, limit_seconds=LIMIT_SECONDS, **named)
+                steps = [step or Step() for step in steps]
+                answer(error="", waits=[step.waits for step in steps], order=disagreements(steps))
+            except Exception as error:  # ranks live on
+                answer(error=f"{type(error).__name__}: {error}", waits=[], order=[])
+
+
+if __name__ == "__main__":
+    # what cases and libraries print goes to the standard error, where no answer is
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    answers(
+        int(sys.argv[1]), sys.stdin, lambda **what: print(json.dumps(what), file=out, flush=True)
+    )

@@ -1,0 +1,51 @@
+"""The pretended GPUs themselves: what a GPU and NCCL refuse is refused, and what makes a host wait
+is counted. Otherwise the other tests of this folder would pass whatever a technique does."""
+
+import cases_device as cases
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        cases.two_devices_are_refused,
+        cases.waits_are_counted,
+        cases.memory_is_counted_and_holds_garbage,
+        cases.backward_runs_in_another_thread,
+        cases.random_numbers_are_the_devices_own,
+    ],
+)
+def test_a_gpu(on_gpus, case):
+    """Must catch: check_devices() or note_waits() left out of an operator's call in device.cpp,
+    memory that comes as zeros, results that are not counted, a guard that is not registered (then
+    backward runs in the caller's thread), numbers drawn from the CPU's generator."""
+    on_gpus(1, case).is_right()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        cases.a_collective_wants_contiguous_tensors_of_the_gpu,
+        cases.collectives_give_sums_and_averages,
+        cases.tags_are_ignored,
+        cases.a_message_in_a_batch_has_no_work,
+    ],
+)
+def test_nccl(on_gpus, case):
+    """Must catch: check_tensor() left out, an average without its division, a send that goes by its
+    tag, a batch with a work for each message."""
+    on_gpus(4, case).is_right()
+
+
+def test_the_first_message_of_a_pair_waits_for_the_peer(on_gpus):
+    """Must catch: a communicator that is there without its ranks having met; gloo would deliver."""
+    error = on_gpus(4, cases.each_rank_of_a_circle_receives_first).error
+    assert "Hangs: NCCL would hang" in error or error.startswith("RanksDeadlocked"), error
+
+
+def test_ranks_that_disagree_are_told(on_gpus):
+    """Must catch: `disagreements` that compares only how many calls there were."""
+    (line,) = on_gpus(2, cases.ranks_disagree).order
+    assert "call 0 of rank 0 is [('broadcast_'" in line and "[('allreduce_'" in line
