@@ -6,8 +6,16 @@
 
 ``predict``, ``measured``, ``which-number`` and ``wild``; each takes an optional title after its
 name, which follows the label. The label and the mark say which box it is without any colour.
-A ``predict`` box asks: ``static/predict.js`` gives it a field, and opens what follows once a
-prediction is locked.
+
+A ``predict`` box asks, and the author marks what answers it, anywhere before the next box:
+
+    :::{answer}
+    Eight: two moments of 4 bytes.
+    :::
+
+or a dropdown with ``:class-container: answer``. ``static/predict.js`` gives the box a field, and
+shows the answer once a prediction is locked. Definitions stay outside of the answer: whoever
+scrolls on needs them.
 
 A notebook has no directives outside the book. There a quotation that begins with a label, ``>
 **Predict.** How many?``, is the box.
@@ -74,6 +82,18 @@ class Box(SphinxDirective):
         return [box, *messages]
 
 
+class Answer(SphinxDirective):
+    """The answer to the predict box before it."""
+
+    has_content = True
+
+    def run(self):
+        self.assert_has_content()
+        answer = nodes.container(classes=["answer"])
+        self.state.nested_parse(self.content, self.content_offset, answer)
+        return [answer]
+
+
 class QuotedBox(SphinxTransform):
     """Quotations that begin with a box's label in bold become that box."""
 
@@ -114,5 +134,6 @@ def _add_scripts(app, pagename, templatename, context, doctree):
 def setup(app):
     for kind in LABELS:
         app.add_directive(kind, Box)
+    app.add_directive("answer", Answer)
     app.add_transform(QuotedBox)
     app.connect("html-page-context", _add_scripts)

@@ -1,12 +1,29 @@
 """A predict box as a reader meets it: an answer is locked, what follows opens, and the browser
 remembers."""
 
+import re
 from pathlib import Path
 from shutil import copy
 
 import pytest
 from visit import BEYOND, DESKTOP, PAPER, PHONE, Watch, axe_findings, click
 
+# the text of each answer that is hidden, of its box, and of what follows in the section without it
+ANSWERS = """() => [...document.querySelectorAll(".box-predict.asks")].map(box => {
+  const marked = [...document.querySelectorAll(".box-predict.asks, .answer")];
+  const answer = marked[marked.indexOf(box) + 1];
+  if (!answer || !answer.matches(".answer")) return null;
+  let beside = "", next = box;
+  while (next = next.nextElementSibling) {
+    if (next.matches("section, .box-predict, .answer")) continue;
+    const shown = next.cloneNode(true);
+    shown.querySelectorAll(".answer, .explorer").forEach(part => part.remove());
+    beside += shown.textContent + " ";
+  }
+  return [answer.textContent, box.textContent, beside];
+}).filter(Boolean)"""
+NUMBER = re.compile(r"\b\d[\d,.]*\d (?:[kMGT]?i?B|ms|s|bytes)\b|\b\d+\.\d%")
+DEFINES = re.compile(r"[^.]*\bis called\b[^.]*\.")
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = """# A page
 
@@ -14,17 +31,25 @@ PAGE = """# A page
 How many?
 ```
 
+A *dozen* is twelve.
+
+:::{answer}
 Seven, as [everybody](there) knows.
+:::
 
 ```{predict}
 How many in a table?
 ```
 
+A definition that the answer needs.
+
+:::{answer}
 | Things |
 |--:|
 | 9 |
 
 Nine, says the table.
+:::
 
 Another paragraph.
 
@@ -33,6 +58,8 @@ And how many in a fold?
 ```
 
 :::{dropdown} Answer
+:class-container: answer
+
 Eight.
 :::
 
@@ -116,9 +143,11 @@ def test_an_answer_is_locked_and_opens_what_follows(open_context, built):
 
 
 def test_a_fold_opens_and_nothing_else_hides(open_context, built):
-    """Must catch: the rest of a section that hides with the answer; a box without an answer that
-    hides the next section; a table whose words are there before it."""
+    """Must catch: what stands between box and answer hidden with it, such as a definition; a box
+    without an answer that hides the next section; a part of an answer that is there before."""
     page = opened(open_context(), built)
+    assert page.get_by_text("is twelve").is_visible()
+    assert page.get_by_text("A definition").is_visible()
     assert not page.locator("details.sd-dropdown[open]").count()
     box(page, 2).get_by_label("Your prediction").fill("8")
     click(box(page, 2).get_by_role("button", name="Lock it and look"))
@@ -134,6 +163,30 @@ def test_a_fold_opens_and_nothing_else_hides(open_context, built):
     assert page.get_by_text("Nine, says").is_visible()
 
 
+def test_no_number_of_an_answer_is_beside_its_box(open_context, book_html):
+    """In every chapter: numbers with their units, in the section of a box
+    whose answer is hidden.
+
+    Must catch: an answer that is marked in part, so that a table or a formula beside it gives it
+    away; a definition inside of an answer, which whoever scrolls on would miss."""
+    page = open_context().new_page()
+    given_away, boxes = [], 0
+    for path in sorted((book_html / "chapters").glob("*.html")):
+        if "box-predict" not in path.read_text(encoding="utf-8"):
+            continue
+        page.goto(path.as_uri())
+        for answer, question, beside in page.evaluate(ANSWERS):
+            boxes += 1
+            known = set(NUMBER.findall(question))
+            given_away += [
+                f"{path.stem}: {number}"
+                for number in set(NUMBER.findall(answer)) - known
+                if number in beside
+            ]
+            given_away += [f"{path.stem}: {said}" for said in DEFINES.findall(answer)]
+    assert not given_away and boxes > 12
+
+
 def test_without_a_script_the_text_is_there(open_context, built):
     """Must catch: an answer that only a script shows."""
     page = opened(open_context(java_script_enabled=False), built)
@@ -145,7 +198,7 @@ def test_paper_has_the_answer_and_no_field(open_context, built):
     """Must catch: an answer that is missing in print."""
     page = opened(open_context(viewport=PAPER), built)
     page.emulate_media(media="print")
-    assert page.locator(".predict-answer p").first.bounding_box()["height"] > 10
+    assert page.locator(".answer p").first.bounding_box()["height"] > 10
     assert not page.locator(".predict-room input").first.is_visible()
 
 

@@ -76,7 +76,7 @@ MARK_LOOKS = """known => {
 
 OPEN_ALL = """() => {
   document.querySelectorAll("details").forEach(part => { part.open = true; });
-  document.querySelectorAll(".predict-answer").forEach(part => { part.removeAttribute("hidden"); });
+  document.querySelectorAll(".answer").forEach(part => { part.removeAttribute("hidden"); });
 }"""
 
 ASK_STEPPERS = """async () => {

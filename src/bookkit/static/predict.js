@@ -1,5 +1,5 @@
-/* A predict box takes an answer, locks it and opens what follows. Predictions stay in this browser. Without a script the
-   text that follows is simply there; find-in-page, a link into it and paper open it too. */
+/* A predict box takes a prediction, locks it and shows the answer that the author has marked. Predictions stay in this
+   browser. Without a script the answer is simply there; find-in-page, a link into it and paper open it too. */
 (function () {
   "use strict";
   var page = location.pathname.split("/").slice(-2).join("/");
@@ -16,32 +16,28 @@
     try { if (text === null) localStorage.removeItem(key); else localStorage.setItem(key, text); } catch (refused) { /* as above */ }
   }
 
-  /* What follows the box: an answer that folds already, or the next block with its words. An explorer or a new section stays open. */
+  /* The answer to a box is the next that is marked, if no other box comes first. */
+  var marked = Array.prototype.slice.call(document.querySelectorAll(".box-predict.asks, .answer"));
   function answerTo(box) {
-    var next = box.nextElementSibling;
-    if (!next || /^(SECTION|H[1-6])$/.test(next.tagName) || next.matches(".explorer") || next.querySelector(".explorer, .box-predict")) return null;
+    var next = marked[marked.indexOf(box) + 1];
+    if (!next || !next.matches(".answer")) return null;
     if (next.matches("details")) return {
       show: function () { next.open = true; },
       hide: function () { next.open = false; },
       shown: function () { return next.open; },
       watch: function (changed) { next.addEventListener("toggle", changed); }
     };
-    var veil = make("div", "predict-answer");
-    var words = next.nextElementSibling;
-    next.replaceWith(veil);
-    veil.appendChild(next);
-    if (next.tagName !== "P" && words && words.tagName === "P") veil.appendChild(words); /* what a table says */
     return {
-      show: function () { veil.removeAttribute("hidden"); },
-      hide: function () { veil.setAttribute("hidden", "until-found"); },
-      shown: function () { return !veil.hasAttribute("hidden"); },
+      show: function () { next.removeAttribute("hidden"); },
+      hide: function () { next.setAttribute("hidden", "until-found"); },
+      shown: function () { return !next.hasAttribute("hidden"); },
       watch: function (changed) {
-        veil.addEventListener("beforematch", function () { setTimeout(changed); });
+        next.addEventListener("beforematch", function () { setTimeout(changed); });
         addEventListener("hashchange", open);
         open();
         function open() {
           var target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-          if (target && veil.contains(target)) { veil.removeAttribute("hidden"); changed(); target.scrollIntoView(); }
+          if (target && next.contains(target)) { next.removeAttribute("hidden"); changed(); target.scrollIntoView(); }
         }
       }
     };

@@ -205,7 +205,7 @@ class Recording:
 def read_recording(path: Path) -> Recording:
     """The recording in the file, validated. Raises InvalidRecording, which names the file."""
     path = Path(path)
-    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+    if path.exists() and not path.is_file():  # a pipe would keep whoever reads it waiting
         raise InvalidRecording(f"{path.name} is not a file: move it out of the folder.")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
