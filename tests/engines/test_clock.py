@@ -1,6 +1,8 @@
 """The clock of the labs, on a clock that the test moves. Nothing here measures time."""
 
 import pickle
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +72,41 @@ def test_a_gpu_reads_its_own_clock(monkeypatch):
         now[0] += 250.0
 
     assert clock.median_seconds(work, torch.device("cuda", 0), repeats=3) == 0.25
+
+
+def test_a_gpu_computes_while_a_kernel_runs(monkeypatch):
+    """Must catch: kernels of two streams counted twice; gaps, copies, NCCL's kernels or what runs
+    on the CPU counted; the profiler's microseconds taken for seconds; a GPU that nobody sees taken
+    for an idle one."""
+
+    def event(name, start, end, device=clock.DeviceType.CUDA):
+        return SimpleNamespace(
+            name=name, device_type=device, time_range=SimpleNamespace(start=start, end=end)
+        )
+
+    events = [
+        event("gemm", 100.0, 200.0),
+        event("add", 190.0, 250.0),
+        event("mul", 110.0, 120.0),
+        event("ncclDevKernel_AllReduce", 240.0, 900.0),
+        event("Memcpy HtoD", 300.0, 400.0),
+        event("copy", 500.0, 550.0),
+        event("aten::add", 0.0, 1000.0, clock.DeviceType.CPU),
+    ]
+
+    @contextmanager
+    def profile(activities):
+        assert activities == [clock.ProfilerActivity.CUDA]
+        yield SimpleNamespace(events=lambda: events)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(clock, "profile", profile)
+    monkeypatch.setattr(clock, "supported_activities", lambda: [clock.ProfilerActivity.CUDA])
+    assert clock.gpu_busy_seconds(list) == pytest.approx(200e-6)
+    del events[:-1]
+    assert clock.gpu_busy_seconds(list) is None
+    monkeypatch.setattr(clock, "supported_activities", lambda: [clock.ProfilerActivity.CPU])
+    assert clock.gpu_busy_seconds(list) is None
 
 
 def test_times_that_differ_say_that_the_machine_is_busy(capsys):

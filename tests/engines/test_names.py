@@ -21,6 +21,7 @@ A_ROLE_IN_EVERY_TOPIC = {
     "WAYS": ("what a topic's races compare", RUNS_OF, LABS),
     "race": ("a topic's race", RUNS_OF, "topics/zero/deepspeed.py"),
     "on_ranks": ("a topic's rows of one number of ranks", RUNS_OF),
+    "rows_of": ("a topic's rows of one of its ways", RUNS_OF),
     "formula": (
         "the decorator of a module of formulas, which knows the module's chapter",
         "topics/*/formulas*",

@@ -9,8 +9,10 @@ import torch.distributed as dist
 from torch_has import needs_fully_shard
 
 from bench.__main__ import main
+from shardlab.measure import races
 from shardlab.measure.races import (
     AGAIN,
+    BUSY,
     TINY,
     WARM_UP_TURNS,
     Way,
@@ -24,7 +26,11 @@ from shardlab.measure.races import (
     weighed,
 )
 from shardlab.measure.recordings import read_all
+from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
+from shardlab.topics.data_parallelism import runs as data_parallel_runs
+from shardlab.topics.pipelines import runs as pipeline_runs
+from shardlab.topics.tensor_parallelism import runs as tensor_runs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMES = {
@@ -67,6 +73,59 @@ def test_rows_of_steps():
         ("zero.step", 4.0, "slow"),
     ]
     assert rows[1].case["peer"] == "quick"
+
+
+def test_a_gpus_share_of_a_step():
+    """Must catch: seconds of computing passed off as a share, or over the mean; the share of a way
+    that is not known."""
+    rows = list(step_rows("zero", WAYS, {**TIMES, "ours" + BUSY: [1.0]}, dict(ranks=2)))
+    busy = [(row.value, row.case["implementation"]) for row in rows if row.name == "zero.gpu_busy"]
+    assert busy == [(0.25, "ours")]
+
+
+@pytest.mark.parametrize(
+    "gpus, gib, found",
+    [
+        (0, 80, [(2, "gloo", False, "16.9M parameters")]),
+        (1, 80, [(1, "nccl", False, "GPT-2 124M"), (2, "gloo", True, "16.9M parameters")]),
+        (1, 16, [(1, "nccl", False, "16.9M parameters"), (2, "gloo", True, "16.9M parameters")]),
+        (2, 80, [(2, "nccl", False, "GPT-2 124M")]),
+        (8, 80, [(8, "nccl", False, "GPT-2 124M")]),
+    ],
+)
+def test_layouts_of_a_machine(gpus, gib, found, monkeypatch):
+    """Must catch: a single GPU on which nothing goes by NCCL; sixteen ranks on eight GPUs; a task
+    that only measures a large GPU's launches, that a small GPU has no memory for, or that goes
+    through the host for minutes; a task that was asked for and not taken."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(races, "memory_bytes", lambda device: gib * 2**30)
+    device = torch.device("cuda" if gpus else "cpu")
+    chosen = list(races.layouts(device, None))
+    keys = ("ranks", "backend", "ranks_share_a_gpu", "task")
+    assert [tuple(case[key] for key in keys) for case, _ in chosen] == found
+    assert [task.name for _, task in chosen] == [case["task"] for case, _ in chosen]
+    assert all(task is TINY for _, task in races.layouts(device, TINY))
+    assert {case["device"] for case, _ in chosen} == {device.type}
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8])
+def test_tasks_of_a_number_of_ranks(count):
+    """The tasks of `make gpu` can be cut for so many ranks: heads by tensor parallelism, where the
+    hidden size is a multiple; blocks by every schedule.
+
+    Must catch: as many heads or blocks for every number of ranks; a single stage that has not both
+    the embedding and the head; a head that shares the embedding's weight."""
+    for task in (TINY, races.GPU_TASK, races.LARGE_TASK):
+        heads = tensor_runs.cut_heads(task, count).sizes["heads"]
+        hidden = task.sizes["hidden"]
+        assert heads % count == 0 and (hidden % heads == 0 or hidden % count)
+        for name in SCHEDULES:
+            layers = pipeline_runs.deep_enough(task, count).sizes["layers"]
+            lists = schedule(name, count, pipeline_runs.RACE_MICROBATCHES)
+            stages = 1 + max(action.stage for own in lists for action in own)
+            assert sum(pipeline_runs.even_counts(layers, stages)) == layers + 2
+        assert pipeline_runs.deep_enough(task, count).sizes["tied_head"] == 0
+    assert pipeline_runs.even_counts(2, 1) == [4] and pipeline_runs.even_counts(4, 2) == [3, 3]
 
 
 def test_turns():
@@ -115,6 +174,24 @@ def test_what_a_way_weighs(two):
     more = two.run(weighed, Way(sending, dict(keeps=1000)), TINY)[0]
     assert more.peak_bytes - found.peak_bytes == 4000
     assert two.run(weighed, Way(plain), TINY)[0].sent_bytes == 0
+
+
+def breaking(net, optimizer_cls, **settings):
+    raise RuntimeError("this way breaks")
+
+
+def test_no_row_behind_a_way_that_fails_is_lost(monkeypatch):
+    """Must catch: one way that fails and takes the rows of later ways with it, or the times of all;
+    a failure that does not name the way."""
+    ways = {"breaks": Way(breaking, peers=("PyTorch",)), **data_parallel_runs.WAYS}
+    monkeypatch.setattr(data_parallel_runs, "WAYS", ways)
+    rows = list(data_parallel_runs.data_parallel(torch.device("cpu"), TINY, turns=2))
+    (failed,) = [row for row in rows if row.name == "record.failed"]
+    assert failed.case["part"] == "data_parallel, 2 ranks, breaks"
+    assert failed.case["error"].endswith("this way breaks")
+    for name in ("data_parallel.peak", "data_parallel.step"):
+        whole = {row.case["implementation"] for row in rows if row.name == name}
+        assert whole == set(ways) - {"breaks"}
 
 
 def parts():

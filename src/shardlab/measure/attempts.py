@@ -2,7 +2,7 @@
 and the others go on."""
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 
 import torch
 
@@ -16,12 +16,14 @@ def failure(part: str, error: str) -> Row:
     return Row(FAILED, 1, "count", dict(part=part, error=error[:LONGEST]))
 
 
-def attempt(part: str, rows: Iterable[Row]) -> Iterator[Row]:
+def attempt(part: str, rows: Iterable[Row]) -> Generator[Row, None, bool]:
     """The rows, one by one; after an error, a row with the part's name and the first line of the
     error. Free memory goes back to the driver, so that the next part starts with the same GPU
-    memory."""
+    memory. `yield from attempt(...)` is True if no error came."""
+    whole = False
     try:
         yield from rows
+        whole = True
     except Exception as error:
         said = next(filter(None, str(error).splitlines()), "")
         print(f"gpu:    {part} failed: {type(error).__name__}: {said}", flush=True)
@@ -29,3 +31,4 @@ def attempt(part: str, rows: Iterable[Row]) -> Iterator[Row]:
     gc.collect()
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    return whole

@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 BUSY_SPREAD = 0.3
 LEAST_CPU_SHARE = 0.7  # of the wall's time, where the work only computes
 TICKS = 20  # of the clock of CPU time: fewer say nothing
+# copies compute nothing, and NCCL's kernels spin while they wait for other ranks
+IDLE_KERNELS = ("nccl", "Memcpy", "Memset")
 
 
 class Clock(NamedTuple):
@@ -123,6 +127,27 @@ def leave_a_core_free(count: int | None = None) -> int:
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > most:
         torch.set_num_threads(most)
     return torch.get_num_threads()
+
+
+def gpu_busy_seconds(work: Callable[[], object]) -> float | None:
+    """Seconds of one call of `work` in which a kernel computed on the GPU. The rest of the call's
+    time the GPU waited: for the host to launch kernels, for copies or for other ranks. None where
+    PyTorch's profiler sees no kernel."""
+    if ProfilerActivity.CUDA not in supported_activities():
+        return None
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    spans = (
+        (event.time_range.start, event.time_range.end)
+        for event in seen.events()
+        if event.device_type is DeviceType.CUDA and not event.name.startswith(IDLE_KERNELS)
+    )
+    microseconds = until = 0.0
+    for start, end in sorted(spans):  # kernels of several streams overlap
+        microseconds += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return microseconds / 1e6 or None
 
 
 def _gpu_seconds(work):

@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..gpt import GPT, GPTConfig, next_token_loss
+from .capabilities import memory_bytes
+from .clock import gpu_busy_seconds
 from .communication import CommunicationLog, Total
 from .ledger import Ledger
 from .links import finish
@@ -31,6 +33,7 @@ from .recordings import Row
 
 TURNS, WARM_UP_TURNS = 31, 3  # PyTorch arranges its buckets anew after the first step
 AGAIN = ", again"  # after the name of a work: the same work a second time in each turn
+BUSY = ", busy"  # after the name of a work: its seconds of computing on the GPU, in one more turn
 
 
 class Run(NamedTuple):
@@ -134,23 +137,38 @@ TASKS = (
 GPU_TASK = TrainingTask(
     "16.9M parameters", dict(layers=4, hidden=512, heads=8, vocabulary=8192, max_sequence=128)
 )
+# enough for a large GPU to compute while the host launches what comes next
+LARGE_TASK = TrainingTask(
+    "GPT-2 124M", dict(layers=12, hidden=768, heads=12, vocabulary=50_257, max_sequence=1024), 8
+)
+LARGE_TASK_BYTES = 64 * 2**30  # of a GPU, for all ways of a race at once
 TINY = TrainingTask("tiny", dict(layers=1, hidden=16, heads=2, vocabulary=11, max_sequence=8))
 
 
-def layouts(device: torch.device) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number of ranks, the case of their rows): two ranks on each GPU (gloo), and one on each
-    (NCCL) of several; two on a CPU."""
+def gpu_task(device: torch.device, small: TrainingTask = GPU_TASK) -> TrainingTask:
+    """What `make gpu` trains: a small task would measure a large GPU's launches alone."""
+    large = device.type == "cuda" and memory_bytes(device) >= LARGE_TASK_BYTES
+    return LARGE_TASK if large else small
+
+
+def layouts(
+    device: torch.device, task: TrainingTask | None, small: TrainingTask = GPU_TASK
+) -> Iterator[tuple[dict[str, Any], TrainingTask]]:
+    """(the case of their rows, what they train): a rank on each GPU (NCCL), and on a single GPU
+    also two that share it (gloo); two on a CPU. Without a task, ranks that share a GPU train the
+    small one: the gradients of the other would be on their way through the host for minutes."""
     gpus = torch.cuda.device_count() if device.type == "cuda" else 0
-    for count in (2 * gpus, gpus) if gpus > 1 else (2,):
-        yield (
-            count,
-            dict(
-                ranks=count,
-                backend="nccl" if count == gpus else "gloo",
-                device=device.type,
-                ranks_share_a_gpu=count > gpus > 0,
-            ),
+    for count in (1, 2) if gpus == 1 else (gpus or 2,):
+        share = count > gpus > 0
+        trained = task or (small if share else gpu_task(device, small))
+        case = dict(
+            ranks=count,
+            backend="nccl" if count == gpus else "gloo",
+            device=device.type,
+            ranks_share_a_gpu=share,
+            task=trained.name,
         )
+        yield case, trained
 
 
 # --- on a rank ------------------------------------------------------------------------------------
@@ -179,9 +197,9 @@ def in_turns(
 ) -> dict[str, list[float]]:
     """Seconds of each work on this rank, and of the first of them again: all works one after the
     other, `turns` times after a warm-up. Every work begins on all ranks together, and on CPUs ends
-    with the slowest."""
+    with the slowest. On a GPU also the seconds in which it computed, where they can be known."""
     first = next(iter(works))
-    works = {**works, first + AGAIN: works[first]}
+    works, alone = {**works, first + AGAIN: works[first]}, works
 
     def meet():
         if dist.is_initialized():
@@ -202,7 +220,11 @@ def in_turns(
         for work in works.values():
             seconds(work)
     found = [{name: seconds(work) for name, work in works.items()} for _ in range(turns)]
-    return {name: [turn[name] for turn in found] for name in works}
+    times = {name: [turn[name] for turn in found] for name in works}
+    if device != "cpu":
+        busy = {name + BUSY: gpu_busy_seconds(work) for name, work in alone.items()}
+        times |= {name: [seconds] for name, seconds in busy.items() if seconds is not None}
+    return times
 
 
 def train_in_turns(
@@ -340,11 +362,14 @@ def share_result(
 def step_rows(
     group: str, ways: dict[str, Way], times: dict[str, list[float]], case: dict
 ) -> Iterator[Row]:
-    """For `make gpu`: seconds of a step of each way, and the ratio of this book's way to the
-    fastest of its peers that ran."""
+    """For `make gpu`: seconds of a step of each way, the share of them in which the GPU computed,
+    and the ratio of this book's way to the fastest of its peers that ran."""
     for name, way in ways.items():
         this = dict(**case, implementation=name)
         yield Row(f"{group}.step", median(times[name]), "seconds", this)
+        if name + BUSY in times:
+            busy = times[name + BUSY][0] / median(times[name])
+            yield Row(f"{group}.gpu_busy", busy, "ratio", this)
         if ran := [peer for peer in way.peers if peer in times]:
             peer = fastest(times, ran)
             yield Row(

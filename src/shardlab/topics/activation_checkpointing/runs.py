@@ -17,7 +17,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import GPU_TASK, TINY, TURNS, Bench, Result, Run, TrainingTask, Way
+from shardlab.measure.races import TINY, TURNS, Bench, Result, Run, TrainingTask, Way, gpu_task
 from shardlab.measure.recordings import Row
 from shardlab.recompute import checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every
@@ -121,17 +121,17 @@ def weigh_way(way: Way, task: TrainingTask, device: str) -> tuple[int, int, int]
 
 
 def recompute(
-    device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11
+    device: torch.device, task: TrainingTask | None = None, turns: int = 11
 ) -> Iterator[Row]:
     """Bytes, times and the overhead over keeping everything, of each way."""
-    kind = device.type
+    kind, task = device.type, task or gpu_task(device)
     for name, way in WAYS.items():
         yield from attempt(f"recompute, {name}", bytes_of_way(name, way, task, kind))
     yield from attempt("recompute, times", times_of_ways(task, turns, kind))
 
 
 def bytes_of_way(name: str, way: Way, task: TrainingTask, device: str) -> Iterator[Row]:
-    case = dict(implementation=name, device=device)
+    case = dict(implementation=name, device=device, task=task.name)
     kept, peak, allocated = weigh_way(way, task, device)
     ours = way.options.get("call") is not None and bool(way.peers)
     predicted = ("kept_activation_bytes", of_policy(way, task)["kept_activation_bytes"])
@@ -168,7 +168,7 @@ def by_operations(way: Way, task: TrainingTask) -> float:
 
 def times_of_ways(task: TrainingTask, turns: int, device: str) -> Iterator[Row]:
     times = turns_of_ways(task, turns, device)
-    case = dict(device=device)
+    case = dict(device=device, task=task.name)
     yield from races.step_rows("recompute", WAYS, times, case)
     for name, way in WAYS.items():
         if way.peers:

@@ -17,7 +17,6 @@ from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPTConfig, next_token_loss
 from shardlab.measure.attempts import attempt
 from shardlab.measure.races import (
-    GPU_TASK,
     TASKS,
     TINY,
     TURNS,
@@ -76,36 +75,50 @@ WAYS = {
 
 
 def data_parallel(
-    device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11
+    device: torch.device, task: TrainingTask | None = None, turns: int = 11
 ) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
-    for count, case in layouts(device):
-        yield from attempt(f"data_parallel, {count} ranks", on_ranks(case, task, turns))
+    for case, trained in layouts(device, task):
+        part = f"data_parallel, {case['ranks']} ranks"
+        yield from attempt(part, on_ranks(part, case, trained, turns))
 
 
-def on_ranks(case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
-    given = {**GPTConfig(**task.sizes).quantities(), **RECIPES["fp32 Adam"].quantities}
-    want = evaluate(["parameter_tensors", "reduced_bytes"], **given)
+def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
+    works = {}
     with ranks(case["ranks"], device=case["device"], announce=False) as world:
-        right = world.run(right_gradients, WAYS["shardlab"], task, case["device"])[0]
-        tensors = want["parameter_tensors"]
-        yield Row(
-            "data_parallel.right_gradients", right, "count", case, "parameter_tensors", tensors
-        )
+        yield from attempt(f"{part}, gradients", gradients_of(world, task, case))
         for name, way in WAYS.items():
-            this = dict(**case, implementation=name)
-            found = world.run(weighed, way, task, SGD, case["device"])[0]
-            reduced = found.messages["all_reduce"]
-            predicted = ("reduced_bytes", want["reduced_bytes"]) if way.peers else ()
-            yield Row("data_parallel.reduced", reduced.nbytes, "bytes", this, *predicted)
-            yield Row("data_parallel.messages", reduced.messages, "count", this)
-            yield Row("data_parallel.peak", found.peak_bytes, "bytes", this)
-        times = world.run(train_in_turns, WAYS, task, turns, SGD, case["device"])[0]
-    yield from step_rows("data_parallel", WAYS, times, case)
+            found = rows_of(world, way, task, dict(**case, implementation=name))
+            if (yield from attempt(f"{part}, {name}", found)):
+                works[name] = way
+        times = world.run(train_in_turns, works, task, turns, SGD, case["device"])[0]
+    yield from step_rows("data_parallel", works, times, case)
+
+
+def gradients_of(world, task: TrainingTask, case: dict) -> Iterator[Row]:
+    right = world.run(right_gradients, WAYS["shardlab"], task, case["device"])[0]
+    want = wanted("parameter_tensors", task)
+    yield Row("data_parallel.right_gradients", right, "count", case, "parameter_tensors", want)
+
+
+def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
+    found = world.run(weighed, way, task, SGD, case["device"])[0]
+    reduced = found.messages["all_reduce"]
+    predicted = ("reduced_bytes", wanted("reduced_bytes", task)) if way.peers else ()
+    yield Row("data_parallel.reduced", reduced.nbytes, "bytes", case, *predicted)
+    yield Row("data_parallel.messages", reduced.messages, "count", case)
+    yield Row("data_parallel.peak", found.peak_bytes, "bytes", case)
+
+
+def wanted(quantity: str, task: TrainingTask) -> float:
+    given = {**GPTConfig(**task.sizes).quantities(), **RECIPES["fp32 Adam"].quantities}
+    return evaluate([quantity], allow_unused=True, **given)[quantity]
 
 
 def right_gradients(way: Way, task: TrainingTask, device: str) -> int:
-    """On a rank: how many parameters have the gradient of all ranks' batches."""
+    """On a rank: how many parameters have the gradient of all ranks' batches, of one sequence
+    each, as every rank computes all of them."""
+    task = task._replace(microbatch=1)
     batch, plain = task.batches(device)[0], task.model(device)
     next_token_loss(plain(batch.flatten(0, 1)), batch.flatten(0, 1)).backward()
     model, _ = way.build(task.model(device), SGD)

@@ -17,9 +17,9 @@ from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, next_token_loss
 from shardlab.measure import races
 from shardlab.measure.attempts import attempt
-from shardlab.measure.clock import median_seconds
+from shardlab.measure.clock import gpu_busy_seconds, median_seconds
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import GPU_TASK, TASKS, TINY, TURNS, Bench, Result, Run
+from shardlab.measure.races import TASKS, TINY, TURNS, Bench, Result, Run, gpu_task
 from shardlab.measure.recordings import Row
 from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import fast
@@ -89,9 +89,12 @@ def build_training(
 # --- make gpu -------------------------------------------------------------------------------------
 
 
-def precision(device: torch.device, task: races.TrainingTask = GPU_TASK, steps: int = LOSS_STEPS):
+def precision(
+    device: torch.device, task: races.TrainingTask | None = None, steps: int = LOSS_STEPS
+):
     """Time, peak, states and loss of each policy."""
     losses: dict[str, float] = {}
+    task = task or gpu_task(device)
     for policy in POLICIES.values():
         yield from attempt(
             f"precision, {policy.name}", policy_rows(policy, task, device, steps, losses)
@@ -105,7 +108,7 @@ def policy_rows(
     steps: int,
     losses: dict[str, float],
 ) -> Iterator[Row]:
-    case = dict(policy=policy.name)
+    case = dict(policy=policy.name, task=task.name)
     try:
         policy.check(device, units=device.type == "cuda")
     except CannotCompute as refused:
@@ -115,14 +118,16 @@ def policy_rows(
     for _ in range(steps):
         loss = training.step().item()
     losses[policy.name] = loss
-    yield Row("mixed_precision.step", median_seconds(training.step, device), "seconds", case)
+    seconds = median_seconds(training.step, device)
+    yield Row("mixed_precision.step", seconds, "seconds", case)
+    if device.type == "cuda" and (busy := gpu_busy_seconds(training.step)) is not None:
+        yield Row("mixed_precision.gpu_busy", busy / seconds, "ratio", case)
     if FP32.name in losses:
         yield Row("mixed_precision.loss_ratio", loss / losses[FP32.name], "ratio", case)
-    yield from bytes_of(policy, training, device)
+    yield from bytes_of(policy, training, device, case)
 
 
-def bytes_of(policy: Policy, training: Training, device: torch.device) -> Iterator[Row]:
-    case = dict(policy=policy.name)
+def bytes_of(policy: Policy, training: Training, device: torch.device, case: dict) -> Iterator[Row]:
     with Ledger(training.model, training.optimizer, device=device.type) as ledger:
         training.step()
     yield Row("mixed_precision.peak", ledger.peak.bytes.total, "bytes", case)

@@ -62,9 +62,15 @@ def cut_evenly(net: GPT, name: str, tokens: Tensor) -> tuple[list, PipelinePlan]
     layers = [net.embedding, *net.blocks, net.head]
     lists = schedule(name, dist.get_world_size(), RACE_MICROBATCHES)
     stages = 1 + max(action.stage for own in lists for action in own)
-    counts = [len(net.blocks) // stages] * stages
-    counts[0], counts[-1] = counts[0] + 1, counts[-1] + 1
-    return layers, plan_pipeline(layers, lists, tokens, counts)
+    return layers, plan_pipeline(layers, lists, tokens, even_counts(len(net.blocks), stages))
+
+
+def even_counts(blocks: int, stages: int) -> list[int]:
+    """Layers of each stage."""
+    counts = [blocks // stages] * stages
+    counts[0] += 1
+    counts[-1] += 1  # a single stage has both
+    return counts
 
 
 def our_pipeline(net, optimizer_cls, name, tokens, **settings):
@@ -150,34 +156,50 @@ def plain_losses(task: TrainingTask, device: str) -> list[float]:
 
 def pipelines(
     device: torch.device,
-    task: TrainingTask = RECORD_TASK,
+    task: TrainingTask | None = None,
     turns: int = 7,
     names: Iterable[str] = tuple(SCHEDULES),
 ) -> Iterator[Row]:
     """Right losses, bytes sent, peaks and times of these schedules, beside PyTorch's."""
-    for count, case in races.layouts(device):
-        yield from attempt(f"pipelines, {count} ranks", on_ranks(case, task, turns, names))
+    for case, trained in races.layouts(device, task, RECORD_TASK):
+        part, trained = f"pipelines, {case['ranks']} ranks", deep_enough(trained, case["ranks"])
+        case["task"] = trained.name
+        yield from attempt(part, on_ranks(part, case, trained, turns, names))
 
 
-def on_ranks(case: dict, task: TrainingTask, turns: int, names: Iterable[str]) -> Iterator[Row]:
-    device = case["device"]
-    with ranks(case["ranks"], device=device, announce=False) as world:
-        want = world.run(plain_losses, task, device)[0]
+def deep_enough(task: TrainingTask, count: int) -> TrainingTask:
+    """The task with two blocks for each rank, which every schedule can cut evenly."""
+    sizes = {**task.sizes, "layers": 2 * count, "tied_head": 0}
+    return task._replace(name=f"{2 * count} layers of {sizes['hidden']}", sizes=sizes)
+
+
+def on_ranks(
+    part: str, case: dict, task: TrainingTask, turns: int, names: Iterable[str]
+) -> Iterator[Row]:
+    with ranks(case["ranks"], device=case["device"], announce=False) as world:
+        want = world.run(plain_losses, task, case["device"])[0]
         for name in names:
-            way, this = WAYS[name], dict(**case, implementation=name)
-            found = world.run(weighed_steps, name, task, device)
-            close = [abs(a - b) <= CLOSE_LOSSES * b for a, b in zip(found[-1][2], want)]
-            count = ("microbatches", RACE_MICROBATCHES)
-            yield Row("pipelines.right_losses", sum(close), "count", this, *count)
-            for rank, (peak, sent, _) in enumerate(found):
-                of_rank = dict(**this, rank=rank)
-                predicted = "pipeline_sent_bytes", pipeline_sent(name, task, rank, case["ranks"])
-                yield Row("pipelines.sent", sent, "bytes", of_rank, *predicted)
-                yield Row("pipelines.peak", peak, "bytes", of_rank)
-            works = [name, *way.peers]
-            times = world.run(steps_in_turns, works, task, turns, device)[0]
-            ways = {work: WAYS[work] for work in works}
-            yield from races.step_rows("pipelines", ways, times, case)
+            yield from attempt(f"{part}, {name}", rows_of(world, name, task, want, case))
+            times = times_of(world, [name, *WAYS[name].peers], task, turns, case)
+            yield from attempt(f"{part}, {name}, times", times)
+
+
+def rows_of(world, name: str, task: TrainingTask, want: list[float], case: dict) -> Iterator[Row]:
+    this = dict(**case, implementation=name)
+    found = world.run(weighed_steps, name, task, case["device"])
+    close = [abs(a - b) <= CLOSE_LOSSES * b for a, b in zip(found[-1][2], want)]
+    count = ("microbatches", RACE_MICROBATCHES)
+    yield Row("pipelines.right_losses", sum(close), "count", this, *count)
+    for rank, (peak, sent, _) in enumerate(found):
+        of_rank = dict(**this, rank=rank)
+        predicted = "pipeline_sent_bytes", pipeline_sent(name, task, rank, case["ranks"])
+        yield Row("pipelines.sent", sent, "bytes", of_rank, *predicted)
+        yield Row("pipelines.peak", peak, "bytes", of_rank)
+
+
+def times_of(world, works: list[str], task: TrainingTask, turns: int, case: dict) -> Iterator[Row]:
+    times = world.run(steps_in_turns, works, task, turns, case["device"])[0]
+    yield from races.step_rows("pipelines", {work: WAYS[work] for work in works}, times, case)
 
 
 def pipeline_sent(name: str, task: TrainingTask, rank: int, count: int) -> int:

@@ -7,6 +7,7 @@ times say nothing about a cluster.
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from math import lcm
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from shardlab.measure import races
 from shardlab.measure.attempts import attempt
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.races import (
-    GPU_TASK,
     TASKS,
     TINY,
     TURNS,
@@ -210,33 +210,43 @@ def sent_bytes(found: Weighed, n: int) -> int:
 
 
 def tensor_parallel(
-    device: torch.device, task: TrainingTask = GPU_TASK, turns: int = 11
+    device: torch.device, task: TrainingTask | None = None, turns: int = 11
 ) -> Iterator[Row]:
     """Right gradients, bytes, peaks and times of a step."""
-    for count, case in races.layouts(device):
-        yield from attempt(f"tensor_parallel, {count} ranks", on_ranks(case, task, turns))
+    for case, trained in races.layouts(device, task):
+        part, trained = f"tensor_parallel, {case['ranks']} ranks", cut_heads(trained, case["ranks"])
+        case["heads"] = trained.sizes["heads"]
+        yield from attempt(part, on_ranks(part, case, trained, turns))
 
 
-def on_ranks(case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
-    count, device = case["ranks"], case["device"]
-    with ranks(count, device=device, announce=False) as world:
+def cut_heads(task: TrainingTask, count: int) -> TrainingTask:
+    """The task with as many heads on each rank: more and smaller ones where that takes them."""
+    return task._replace(sizes={**task.sizes, "heads": lcm(task.sizes["heads"], count)})
+
+
+def on_ranks(part: str, case: dict, task: TrainingTask, turns: int) -> Iterator[Row]:
+    works = {}
+    with ranks(case["ranks"], device=case["device"], announce=False) as world:
         for name, way in WAYS.items():
-            this = dict(**case, implementation=name)
-            found = world.run(weighed_step, way, task, device)[0]
-            predicted = ()
-            if way.peers:
-                right, of = world.run(right_parts, way, task, device)[0]
-                yield Row(
-                    "tensor_parallel.right_gradients", right, "count", this, "parameter_tensors", of
-                )
-                predicted = ("tensor_sent_bytes", predicted_bytes(way, task, count))
-            sent = sent_bytes(found, count)
-            yield Row("tensor_parallel.sent", sent, "bytes", this, *predicted)
-            yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", this)
-            if device == "cuda":
-                yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", this)
-        times = world.run(turns_of_steps, WAYS, task, turns, device)[0]
-    yield from races.step_rows("tensor_parallel", WAYS, times, case)
+            found = rows_of(world, way, task, dict(**case, implementation=name))
+            if (yield from attempt(f"{part}, {name}", found)):
+                works[name] = way
+        times = world.run(turns_of_steps, works, task, turns, case["device"])[0]
+    yield from races.step_rows("tensor_parallel", works, times, case)
+
+
+def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
+    count, device = case["ranks"], case["device"]
+    found = world.run(weighed_step, way, task, device)[0]
+    predicted = ()
+    if way.peers:
+        right, of = world.run(right_parts, way, task, device)[0]
+        yield Row("tensor_parallel.right_gradients", right, "count", case, "parameter_tensors", of)
+        predicted = ("tensor_sent_bytes", predicted_bytes(way, task, count))
+    yield Row("tensor_parallel.sent", sent_bytes(found, count), "bytes", case, *predicted)
+    yield Row("tensor_parallel.peak", found.peak_bytes, "bytes", case)
+    if device == "cuda":
+        yield Row("tensor_parallel.allocated_peak", found.allocated_bytes, "bytes", case)
 
 
 def predicted_bytes(way: Way, task: TrainingTask, count: int) -> int:

@@ -15,9 +15,8 @@ from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
 from shardlab.formulas import RECIPES, evaluate
 from shardlab.measure import races
-from shardlab.measure.attempts import FAILED, attempt
+from shardlab.measure.attempts import attempt
 from shardlab.measure.races import (
-    GPU_TASK,
     TASKS,
     TINY,
     TURNS,
@@ -106,33 +105,28 @@ WAYS = {
 
 def zero(
     device: torch.device,
-    task: TrainingTask = GPU_TASK,
+    task: TrainingTask | None = None,
     turns: int = 7,
     names: Iterable[str] = tuple(WAYS),
 ) -> Iterator[Row]:
     """Right parameters, bytes on the GPU and on the host, messages and times of these ways."""
-    for count, case in races.layouts(device):
-        yield from attempt(f"zero, {count} ranks", on_ranks(case, task, turns, names))
+    for case, trained in races.layouts(device, task):
+        part = f"zero, {case['ranks']} ranks"
+        yield from attempt(part, on_ranks(part, case, trained, turns, names))
 
 
-def on_ranks(case: dict, task: TrainingTask, turns: int, names: Iterable[str]) -> Iterator[Row]:
-    count, device, works = case["ranks"], case["device"], {}
-    with ranks(count, device=device, announce=False) as world:
+def on_ranks(
+    part: str, case: dict, task: TrainingTask, turns: int, names: Iterable[str]
+) -> Iterator[Row]:
+    device, works = case["device"], {}
+    with ranks(case["ranks"], device=device, announce=False) as world:
         for name, way in ((name, WAYS[name]) for name in names):
             if device == "cpu" and name == FULLY_OFFLOADED:  # PyTorch offloads from a GPU only
                 continue
-            found = rows_of(world, way, task, {**case, "implementation": name})
-            rows = list(attempt(f"zero, {name}, {count} ranks", found))
-            yield from rows
-            if not any(row.name == FAILED for row in rows):
+            found = rows_of(world, way, task, dict(**case, implementation=name))
+            if (yield from attempt(f"{part}, {name}", found)):
                 works[name] = way
-        yield from attempt(f"zero, times, {count} ranks", times_of(world, works, task, turns, case))
-
-
-def times_of(
-    world, works: dict[str, Way], task: TrainingTask, turns: int, case: dict
-) -> Iterator[Row]:
-    times = world.run(races.train_in_turns, works, task, turns, device=case["device"])[0]
+        times = world.run(races.train_in_turns, works, task, turns, device=device)[0]
     yield from races.step_rows("zero", works, times, case)
 
 
@@ -259,7 +253,8 @@ def beside_torch(
 
 def right_parameters(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
     """(how many parameters are the plain model's after two steps of SGD over all ranks' batches,
-    how many there are)"""
+    how many there are); batches of one sequence, as every rank computes all of them"""
+    task = task._replace(microbatch=1)
     plain, net = task.model(device), task.model(device)
     before = {key: p.detach().clone() for key, p in plain.named_parameters()}
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
