@@ -52,8 +52,8 @@ def holder_of(parameter: Tensor) -> torch.optim.Optimizer | None:
     return gradient_is_with[parameter]() if parameter in gradient_is_with else None
 
 
-def look(optimizer: torch.optim.Optimizer, args, kwargs):
-    """Called before each step of any optimizer."""
+def look(optimizer: torch.optim.Optimizer, *_):
+    """Called before each step of any optimizer, and before a scaler unscales its gradients."""
     count = sum(len(group["params"]) for group in optimizer.param_groups)
     if looked_at.get(optimizer) == count:
         return

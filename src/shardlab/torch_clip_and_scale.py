@@ -48,9 +48,15 @@ def note(parameters: list[Tensor], optimizer: torch.optim.Optimizer):
 @functools.cache
 def watch_once():
     register_optimizer_step_pre_hook(look)
-    watch_unscaling(updated_by, agree_on_infinities, loss_is_elsewhere)
+    watch_unscaling(updated_in_order, agree_on_infinities, loss_is_elsewhere)
     watch_clipping(norm_over_ranks, refuse_clipping)
     watch_value_clipping(with_shards)
+
+
+def updated_in_order(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """updated_by(optimizer), which was made after the model was cut."""
+    look(optimizer)
+    return updated_by(optimizer)
 
 
 @torch.no_grad()

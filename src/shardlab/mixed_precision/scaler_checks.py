@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..optimizer_checks import look
 from ..shards import cut_among, updated_by
 
 
@@ -107,6 +108,7 @@ def agreed(
 def check_not_unscaled(scaler, optimizer: torch.optim.Optimizer):
     if optimizer in scaler.stepped:
         raise WrongOrder("unscale_() after step(): look at gradients before the step.")
+    look(optimizer)
     if optimizer in scaler.overflown:
         raise WrongOrder(
             "unscale_() a second time since the last update(): the gradients would be divided by"
