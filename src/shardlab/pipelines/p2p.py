@@ -1,16 +1,22 @@
 """How the stages of a pipeline talk: activations to the next stage, gradients to the one before.
 
-    wire.post(following)         begin to receive what the action after this one takes
+    wire.post(action)            begin to receive what the action takes
+    wire.post_ahead(following)   and what the one after it takes, if that gains time
     x = wire.take(action)        what the action takes, once it has come
     wire.give(action, y)         send what the action has made, or leave it for a stage of this rank
     wire.settle()                at the end of a step: all that was sent has been received
 
-A receive is posted one action ahead, because gloo moves data only once it is posted. A tensor that
-is sent is kept until it has been received.
+gloo moves data only once a receive is posted, so it is posted one action ahead. NCCL receives on
+the GPU, where a receive that waits for what this rank has yet to compute would stop all that needs
+an idle GPU: the first launch of a kernel, memory that is given back. There it is posted in time. A
+tensor that is sent is kept until it has been received.
 
 Activations and gradients have process groups of their own, in which messages between two ranks go
 one way. NCCL runs the messages of a pair in a group one after the other, so a send to a rank could
 wait for a receive behind it, and the same on the other side. gloo needs one group for all.
+
+NCCL connects two ranks of a group at their first message, and both wait there for each other. Ranks
+that meet in the order of a schedule may wait in a circle, so all pairs meet when the wire is made.
 
 A weight on several ranks, such as a tied embedding and head, begins as its first rank's. After the
 last backward each of these ranks adds up all their gradients, in the same order.
@@ -19,11 +25,13 @@ last backward each of these ranks adds up all their gradients, in the same order
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..collective_wire import backend_for
 from .partition import PipelinePlan, comes_from, goes_to
 from .schedules import Action, Kind
 
@@ -34,27 +42,48 @@ def input_of(action: Action) -> tuple[int, Kind, int]:
     return action.stage, kind, action.microbatch
 
 
+class Sent(NamedTuple):
+    """A message on its way, whose tensor has to live until it has been received."""
+
+    tensor: Tensor
+    work: dist.Work
+
+
 class Wire:
     """This rank's end of all messages of a plan. All ranks of the group make it together."""
 
     def __init__(self, plan: PipelinePlan, group: dist.ProcessGroup | None, device: torch.device):
         self.plan, self.device, self.rank = plan, device, dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        ways = set()
+        self.ahead = backend_for(device.type, group) == "gloo"
+        routes = set()
         for action in (action for own in plan.schedule for action in own):
             target = goes_to(action, plan.last)
             if target and plan.home[action.stage] != plan.home[target[0]]:
-                ways.add((target[1].value, plan.home[action.stage] < plan.home[target[0]]))
+                routes.add((target[1].value, plan.home[action.stage], plan.home[target[0]]))
+        ways = sorted({(kind, source < target) for kind, source, target in routes})
         self.channels = {
-            way: dist.new_group(self.ranks, use_local_synchronization=True) for way in sorted(ways)
+            way: dist.new_group(self.ranks, use_local_synchronization=True) for way in ways
         }
+        self.connect(group, sorted(routes))
         self.coming: dict[tuple, tuple[Tensor, dist.Work | None]] = {}
-        self.leaving: deque[tuple[Tensor, dist.Work]] = deque()  # gradients
+        self.leaving: deque[Sent] = deque()  # gradients
+
+    def connect(self, group: dist.ProcessGroup | None, routes: list[tuple[str, int, int]]):
+        """A first collective of the whole group, without which no batch of messages between some of
+        its ranks may come; then a first message on each route, in one order on all ranks."""
+        token = torch.zeros(1, device=self.device)
+        dist.all_reduce(token, group=group)
+        for kind, source, target in routes:
+            if self.rank == source:
+                dist.send(token, self.ranks[target], self.channel(Kind(kind), source, target))
+            elif self.rank == target:
+                dist.recv(token, self.ranks[source], self.channel(Kind(kind), source, target))
 
     def channel(self, kind: Kind, source: int, target: int) -> dist.ProcessGroup:
         return self.channels[kind.value, source < target]
 
-    def give(self, action: Action, tensor: Tensor) -> dist.Work | None:
+    def give(self, action: Action, tensor: Tensor) -> Sent | None:
         """Send it to the rank that takes it; None if that is this rank."""
         target = goes_to(action, self.plan.last)
         rank = self.plan.home[target[0]]
@@ -62,13 +91,12 @@ class Wire:
             self.coming[target] = tensor, None
             return None
         channel, tensor = self.channel(target[1], self.rank, rank), tensor.contiguous()
-        work = dist.isend(tensor, self.ranks[rank], group=channel)
-        if action.kind is not Kind.FORWARD:  # an activation is kept anyway, until its backward
-            self.leaving.append((tensor, work))
+        sent = Sent(tensor, dist.isend(tensor, self.ranks[rank], group=channel))
+        if action.kind is not Kind.FORWARD:  # an activation is kept by the caller
+            self.leaving.append(sent)
             # a neighbour that is so far behind has its answers ahead: to wait for it costs no time
-            if len(self.leaving) > len(self.ranks):
-                self.leaving.popleft()[1].wait()
-        return work
+            self.settle(left=len(self.ranks))
+        return sent
 
     def post(self, action: Action | None):
         """Begin to receive what the action takes, if it comes from another rank."""
@@ -81,6 +109,10 @@ class Wire:
         channel = self.channel(input_of(action)[1], rank, self.rank)
         self.coming[input_of(action)] = tensor, dist.irecv(tensor, self.ranks[rank], group=channel)
 
+    def post_ahead(self, action: Action | None):
+        if self.ahead:
+            self.post(action)
+
     def take(self, action: Action) -> Tensor:
         self.wait_for(action)
         return self.coming.pop(input_of(action))[0]
@@ -92,10 +124,11 @@ class Wire:
             work.wait()
             self.coming[input_of(action)] = tensor, None
 
-    def settle(self):
-        for _, work in self.leaving:
-            work.wait()
-        self.leaving.clear()
+    def settle(self, left: int = 0):
+        """Wait until no more than so many gradients are on their way."""
+        while len(self.leaving) > left:
+            sent = self.leaving.popleft()
+            sent.work.wait()
 
 
 class TiedWeights:

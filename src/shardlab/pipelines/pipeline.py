@@ -35,7 +35,7 @@ from ..backward import as_one_backward
 from ..shards import Stages, groups_of, stages_of_parameters, would_mix
 from ..torch_clip_and_scale import watch_steps
 from . import split_backward
-from .p2p import TiedWeights, Wire
+from .p2p import Sent, TiedWeights, Wire
 from .partition import CannotPipeline, PipelinePlan, check_output
 from .schedules import Action, Kind
 
@@ -45,7 +45,7 @@ class InFlight(NamedTuple):
 
     x: Tensor  # [B/m, ...], the input
     y: Tensor  # the output, or the loss
-    sent: dist.Work | None  # the message with y
+    sent: Sent | None  # the message with y, until its answer comes
 
 
 class Pipeline(nn.Module):
@@ -101,7 +101,7 @@ class Pipeline(nn.Module):
         with as_one_backward(self.parameters()), self.tied.added_up(), self.in_halves():
             for action, following in zip(actions, [*actions[1:], None]):
                 self.wire.post(action)
-                self.wire.post(following)
+                self.wire.post_ahead(following)
                 self.perform(action)
             self.wire.settle()
         return torch.stack(self.losses) if self.losses else torch.empty(0)
@@ -155,7 +155,7 @@ class Pipeline(nn.Module):
         dy = self.wire.take(action) if stage < self.plan.last else None
         x, y, sent = self.held.pop((stage, microbatch))
         if sent is not None:
-            sent.wait()  # y has been received: dy is the answer to it
+            sent.work.wait()  # y has been received: dy is the answer to it
         if y.requires_grad:  # not so if the first stages are frozen
             torch.autograd.backward(y, dy)
         if stage:
