@@ -103,7 +103,7 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
     facts = [f"{name} = {value}" for name, value in options.items()]
     facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
     rule = "all ranks replicate the same module"
-    complaint = complaint_of_rank(module, options)
+    complaint = complaint_of_rank(module, options) or changes_rows(module, group)
     complaint = complaint or would_mix(module.named_parameters(), group)
     agree(facts, group, CannotReplicate, rule, complaint)
 
@@ -129,4 +129,16 @@ def complaint_of_rank(module: nn.Module, options: dict[str, int]) -> str:
             f"the parameters are on {len(devices)} devices, {' and '.join(devices)}: a replica has"
             " one."
         )
+    return ""
+
+
+def changes_rows(module: nn.Module, group: dist.ProcessGroup | None) -> str:
+    """Which embedding writes into its own weight in forward, or an empty string."""
+    for name, child in module.named_modules():
+        embedding = isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.max_norm is not None
+        if embedding and child.weight.requires_grad and dist.get_world_size(group) > 1:
+            return (
+                f"{name or 'the module'} has max_norm = {child.max_norm}: each rank would shorten"
+                " the rows of its own batch, and the ranks' weights would differ: build it without."
+            )
     return ""

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from shardlab import collectives
+from shardlab import collectives, zero
 from shardlab.data_parallel import (
     Bucketed,
     CannotReplicate,
@@ -725,6 +725,29 @@ def test_refused_on_all_ranks(three, make, options, sentence):
     Mutations: a check before the gathering, so that one rank raises and the others wait; a
     comparison of the common part only."""
     assert three.run(refused, make, options, limit_seconds=20) == [sentence] * 3
+
+
+def with_rows_that_change(kind, trained, stage):
+    """On a rank: what is said of an embedding of which one rank shortens rows in forward."""
+    longest = 1.0 if dist.get_rank() == 1 else None
+    model = nn.Sequential(kind(5, 2, max_norm=longest), nn.Linear(2, 2))
+    model[0].weight.requires_grad_(trained)
+    try:
+        zero.shard(model, torch.optim.SGD, stage=stage, lr=0.1)
+    except ValueError as error:
+        return str(error)
+
+
+def test_embeddings_that_change_their_rows(three):
+    """max_norm under data parallelism and ZeRO.
+
+    Must catch: replicas that drift apart, by the rows of each rank's own batch; one rank that
+    raises alone; a frozen embedding refused, whose rows are as long wherever they are looked up."""
+    want = "rank 1: 0 has max_norm = 1.0: each rank would shorten the rows of its own batch, and"
+    for stage, kind in ((0, nn.Embedding), (0, nn.EmbeddingBag), (1, nn.Embedding)):
+        said = three.run(with_rows_that_change, kind, True, stage)
+        assert all(text and text.startswith(want) for text in said), (stage, said)
+        assert three.run(with_rows_that_change, kind, False, stage) == [None] * 3
 
 
 def sparse():
