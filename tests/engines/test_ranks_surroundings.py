@@ -561,6 +561,21 @@ def test_a_result_that_cannot_be_read_here(two, make, argument):
     assert two.run(rank_of_two) == RIGHT
 
 
+def test_a_function_may_speak_of_a_config(two):
+    """A model has a `config`, and so has torch.distributed: cloudpickle takes the first for the
+    second, a module of a class of its own.
+
+    Must catch: "cannot pickle 'ConfigModuleInstance' object" for such a function."""
+    import torch.distributed as dist
+
+    model = SimpleNamespace(config=3)
+
+    def rank_and_config(model):
+        return dist.get_rank(), model.config
+
+    assert two.run(rank_and_config, model) == [(0, 3), (1, 3)]
+
+
 def test_tensors_of_every_type_there_and_back(two):
     """Must catch: bytes that PyTorch saves and cannot load: "UntypedStorage has no attribute
     dtype"."""

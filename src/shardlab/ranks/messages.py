@@ -9,6 +9,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from types import CodeType, ModuleType
 from typing import NamedTuple
 
@@ -122,20 +123,30 @@ def function_name(function) -> str:
 def dumps(content) -> bytes:
     """`content` for another process, with the functions of a notebook by value."""
     file = io.BytesIO()
-    pickler(sys.modules.get("torch"))(file).dump(content)
+    kinds = frozenset(type(module) for module in sys.modules.copy().values())
+    pickler(sys.modules.get("torch"), kinds)(file).dump(content)
     return file.getvalue()
 
 
 @cache
-def pickler(torch: ModuleType | None) -> type:
-    """Cloudpickle, with two things that get lost: a function's file, which version 3.1.3 calls
-    "<dynamic-code>", and tensors of types such as float8, which PyTorch saves but cannot load.
+def pickler(torch: ModuleType | None, kinds: frozenset[type]) -> type:
+    """Cloudpickle, with three things that get lost: a function's file, which version 3.1.3 calls
+    "<dynamic-code>"; tensors of types such as float8, which PyTorch saves but cannot load; and
+    modules of a class of their own, such as torch.distributed.config, which a function seems to
+    need if it names `dist` and, anywhere, an attribute `config`. `kinds` has the classes of all
+    modules.
 
     The class is made when it is needed: a reader's own cloudpickle.py may hide the package, and the
     start of the ranks says so."""
-    own = {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
+    own = {kind: reduced_module for kind in kinds if issubclass(kind, ModuleType)}
+    own |= {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
+    own.pop(ModuleType, None)  # cloudpickle's own: by value if it cannot be imported
     table = ChainMap(own, cloudpickle.Pickler.dispatch_table)
     return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+
+
+def reduced_module(module: ModuleType) -> tuple:
+    return import_module, (module.__name__,)
 
 
 def reduced_code(code: CodeType) -> tuple:
