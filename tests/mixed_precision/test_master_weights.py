@@ -15,7 +15,12 @@ from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import storage_bytes
 from shardlab.mixed_precision import LossScaler, MasterWeights, fast
-from shardlab.mixed_precision.optimizer_states import BLOCK, Bf16Moments, EightBitMoments
+from shardlab.mixed_precision.optimizer_states import (
+    BLOCK,
+    Bf16Moments,
+    EightBitMoments,
+    EightBits,
+)
 from shardlab.mixed_precision.optimizer_wrapper import CannotCopy
 from shardlab.mixed_precision.stochastic_rounding import StochasticRounding, round_stochastically
 from shardlab.torch_internals import FakeTensorMode
@@ -670,3 +675,18 @@ def test_moments_are_near(kind):
         assert ((back - values).abs() <= limit).all()
         assert ((back != 0) | (values == 0)).all() or (values < 0).any()
     assert torch.equal(optimizer.moment(optimizer.kept(torch.zeros(3, 5))), torch.zeros(3, 5))
+
+
+def test_packed_again():
+    """A moment that was unpacked, as for a file, is packed to the same bits: of both signs, of
+    squares, and where all negative numbers became zero.
+
+    Must catch: a root that is just above its level, rounded up; a sign that is lost with the last
+    negative number, after which there are other levels."""
+    draw = torch.Generator().manual_seed(0)
+    moment = torch.randn(2000, generator=draw)
+    for values in (moment, moment.square(), moment.abs().index_fill(0, torch.tensor(5), -1e-9)):
+        kept = EightBits.of(values)
+        again = EightBits.of(kept.tensor())
+        assert kept.levels.dtype == again.levels.dtype
+        assert torch.equal(kept.levels, again.levels) and torch.equal(kept.scales, again.scales)

@@ -39,21 +39,29 @@ class EightBits(NamedTuple):
         blocks = F.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
         scales = blocks.abs().amax(1)
         parts = blocks / scales.clamp(min=torch.finfo(torch.float32).smallest_normal)[:, None]
-        signed = bool((flat < 0).any())
+        signed = bool(flat.signbit().any())
         roots = parts.abs().sqrt()
-        levels = (
-            (roots * 127).round().mul(parts.sign()).to(torch.int8)
-            if signed
-            else (roots * 255).ceil().clamp(max=255).to(torch.uint8)
-        )
+        if signed:
+            levels = (roots * 127).round().mul(parts.sign()).to(torch.int8)
+        else:
+            levels = (roots * 255).ceil().clamp(max=255)
+            below = (levels - 1).clamp(min=0)  # of which the root may be just above a level
+            enough = value_of(below, 255, scales[:, None]) >= blocks
+            levels = torch.where(enough, below, levels).to(torch.uint8)
         return cls(levels.view(-1)[: flat.numel()].clone(), scales, tensor.shape)
 
     def tensor(self) -> Tensor:
-        """fp32, in the shape that was packed."""
-        most = 255 if self.levels.dtype is torch.uint8 else 127
-        parts = self.levels.float() / most
-        scales = self.scales.repeat_interleave(BLOCK)[: parts.numel()]
-        return (parts * parts.abs() * scales).view(self.shape)
+        """fp32, in the shape that was packed. Packed again, it has the same levels."""
+        signed, levels = self.levels.dtype is torch.int8, self.levels.float()
+        if signed:  # what was negative and is zero now still says that there are negative ones
+            levels = torch.where(levels == 0, -0.0, levels)
+        scales = self.scales.repeat_interleave(BLOCK)[: levels.numel()]
+        return value_of(levels, 127 if signed else 255, scales).view(self.shape)
+
+
+def value_of(levels: Tensor, most: int, scales: Tensor) -> Tensor:
+    parts = levels / most
+    return parts * parts.abs() * scales
 
 
 class SmallMoments(MasterWeights):
