@@ -3,6 +3,7 @@ and every way in which a save can go wrong. The runs that are killed are in
 test_saving_faults.py."""
 
 import os
+import random
 import resource
 import sys
 
@@ -13,7 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.formulas import RECIPES, checkpoint_bytes
+from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
 from shardlab.ranks import ranks
 from shardlab.saving import checkpoint as saving
 from shardlab.saving import durable
@@ -193,6 +197,92 @@ def test_offloaded_states(two, tmp_path):
     whole = two.run(run_and_save, 1, str(tmp_path), rule=hosted)[0]
     for rule in (hosted, torch.optim.AdamW):
         assert two.run(run_on, 1, str(tmp_path), rule=rule)[0][1] == whole[4:]
+
+
+# --- any layout to any other ----------------------------------------------------------------------
+
+
+def matrix_or_vector(_, parameter):
+    return "matrix" if parameter.dim() > 1 else "vector"
+
+
+def laid_out(stage, rule, seed, dtype, settings):
+    """(the model to call, the model, its optimizer): matrices decay, vectors do not. `stage` is
+    None for a plain model."""
+    torch.manual_seed(seed)
+    model = called = Network().to(dtype)
+    if stage == 0:
+        called = DistributedDataParallel(model)
+    elif stage == 3:
+        stage3.fully_shard(model, [model.first, model.last], apart=matrix_or_vector)
+    kinds = {"matrix": [], "vector": []}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            kinds[name.rpartition("_")[2] if stage == 3 else matrix_or_vector(name, p)].append(p)
+    groups = [dict(params=kinds["matrix"]), dict(params=kinds["vector"], weight_decay=0.0)]
+    if stage in (1, 2):
+        kind = (stage1, stage2)[stage - 1].ShardedOptimizer
+        return called, model, kind(groups, rule, bucket_bytes=200, lr=0.05, **settings)
+    return called, model, rule(groups, lr=0.05, **settings)
+
+
+def go_on(folder, stage, rule, dtype, settings, seed=9):
+    """Make two steps and save, or resume and save that; then two more steps. (weights that were
+    saved, weights at the end.) All ranks have the same batch."""
+    called, model, optimizer = laid_out(stage, rule, seed, dtype, settings)
+
+    def weights():
+        with unsharded(model):
+            return [p.detach().clone() for p in model.parameters()]
+
+    def step(number):
+        draw = torch.Generator().manual_seed(number)
+        optimizer.zero_grad()
+        x = torch.randn(4, 5, generator=draw, dtype=torch.float64).to(dtype)
+        called(x).square().mean().backward()
+        optimizer.step()
+
+    saved = resume(folder, called, optimizer)
+    for number in () if saved else (0, 1):
+        step(number)
+    save(folder, called, optimizer, saved.step + 1 if saved else 2)
+    kept = weights()
+    for number in (2, 3):
+        step(number)
+    return kept, weights()
+
+
+ADAMW = dict(of=torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "rule, settings, dtype",
+    [
+        (torch.optim.AdamW, {}, torch.float64),
+        (MasterWeights, ADAMW, torch.bfloat16),
+        (Bf16Moments, ADAMW, torch.bfloat16),
+        (EightBitMoments, ADAMW, torch.bfloat16),
+    ],
+)
+def test_any_layout_to_any_other(rule, settings, dtype, seed, worlds, tmp_path):
+    """Saved, resumed and saved again in random stages on random numbers of ranks, resumed once
+    more: the weights that were saved, and those of the uninterrupted run two steps later. With
+    masters bit by bit, but for the steps of three ranks: a third of a bf16 is rounded.
+
+    Must catch: masters that begin anew from rounded weights, or are not found beside a model that
+    has no shards; "module." in a file; decay of another group."""
+    chance = random.Random(f"{rule.__name__} {seed}")
+    # a scale for a block of elements is nothing that a shard has
+    stages = (None, 0) if rule is EightBitMoments else (None, 0, 1, 2, 3)
+    close, want = 1e-12 if dtype is torch.float64 else 0, None
+    for number in range(3):
+        stage, n = chance.choice(stages), (2, 3, 1)[number]
+        found = worlds(n).run(go_on, str(tmp_path), stage, rule, dtype, settings, number)
+        want = want or found[0]
+        for rank in found:
+            for a, b in zip(want[0] + want[1] * (n != 3), rank[0] + rank[1] * (n != 3)):
+                assert torch.allclose(a, b, rtol=0, atol=close), (number, stage, n)
 
 
 # --- what cannot be written -----------------------------------------------------------------------
