@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def machine(root: Path) -> dict:
     )
     memory_kib = first_line("/proc/meminfo", r"^MemTotal:\s*(\d+)")
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "processor": first_line("/proc/cpuinfo", r"^model name\s*:(.*)$") or platform.processor(),
         "cores": (
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

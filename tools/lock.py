@@ -15,11 +15,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CUDA = re.compile(r"(nvidia-|cuda-|triton\b)")
-# One look on every Python: what the theme's metadata ask for, and its code does not, is passed over
-# (see Makefile).
-THEME = re.compile(r"(sphinx-book|pydata-sphinx)-theme==")
 HEADER = """\
-# The tested versions, written by `make lock`. Python 3.10 to 3.13; where the newest version of a
+# The tested versions, written by `make lock`. Python 3.11 to 3.14; where the newest version of a
 # package needs a newer Python, each Python gets its own. Torch is moved by hand; on a machine
 # without a GPU its CPU build satisfies the same line.
 """
@@ -35,17 +32,8 @@ def main() -> None:
         pinned.write_text(torch + "\n")
         resolved = subprocess.run(
             [
-                *(
-                    sys.executable,
-                    "-m",
-                    "uv",
-                    "pip",
-                    "compile",
-                    "--quiet",
-                    "--universal",
-                    "--python-version",
-                    "3.10",
-                ),
+                *(sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal"),
+                *("--python-version", "3.11"),
                 *("--no-header", "--no-annotate", "--all-extras", "--constraint", pinned),
                 *("pyproject.toml", "src/pyproject.toml"),
             ],
@@ -54,12 +42,7 @@ def main() -> None:
             stdout=subprocess.PIPE,
             text=True,
         ).stdout.splitlines()
-    kept = []
-    for line in resolved:
-        pin, _, marker = line.partition(" ; ")
-        if CUDA.match(pin) or (THEME.match(pin) and marker == "python_full_version < '3.11'"):
-            continue
-        kept.append(pin if THEME.match(pin) else line)
+    kept = [line for line in resolved if not CUDA.match(line)]
     constraints.write_text(HEADER + "\n".join(kept) + "\n")
     print(f"lock:   {len(kept)} lines in constraints.txt, {torch}")
 

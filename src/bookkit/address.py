@@ -220,13 +220,14 @@ def _add_lab_menu(app, pagename, templatename, context, doctree):
 
 
 DOCTOR = "`python -m shardlab doctor` says in its last line whether the machine is ready."
+TWO_T4S = " The accelerator GPU T4 x2 in its settings costs nothing: two ranks on NCCL."
 # Where a lab runs -> how, where the page offers its notebook and the wheel, and where the notebook
 # finds the repository.
 WITH_DOWNLOADS = {
     "Colab": "Download the notebook and the wheel and upload both. The first cell installs the"
     " wheel and keeps Colab's PyTorch.",
     "Kaggle": "Download both, import the notebook, and add the wheel as an input (a dataset). The"
-    " first cell finds it under `/kaggle/input`.",
+    " first cell finds it under `/kaggle/input`." + TWO_T4S,
     "Laptop": "Put both into one folder and open the notebook in JupyterLab or VS Code. The first"
     f" cell installs the wheel; {DOCTOR}",
     "GPU box": "As on a laptop; install the PyTorch that fits your driver first, and it stays."
@@ -236,7 +237,7 @@ WITH_REPOSITORY = {
     "Colab": "Open in Colab, where this page offers that, or upload the notebook. The first cell"
     " installs shardlab and keeps Colab's PyTorch.",
     "Kaggle": "Import the notebook and turn the internet on in its settings. The first cell"
-    " installs shardlab.",
+    " installs shardlab." + TWO_T4S,
     "Laptop": "Open the notebook in JupyterLab or VS Code. The first cell installs shardlab;"
     f" {DOCTOR}",
     "GPU box": WITH_DOWNLOADS["GPU box"],

@@ -1,5 +1,5 @@
-"""The learner's edition of a lab: no solutions, no guesses, no outputs, and a first cell that can
-install shardlab.
+"""The learner's edition of a lab: no solutions, no guesses, no outputs, a first cell that can
+install shardlab, and a GPU on Colab where the lab has parts that need one.
 
 In a cell tagged `predict` a line ``my_bytes = 1_000  # what it is`` holds a guess; the learner
 finds ``...`` there. The stored lab is the solved edition, with the outputs of a real run; the book
@@ -64,6 +64,8 @@ if missing or (wheel and here and here != wanted):
     if "shardlab" in sys.modules:
         print("restart the kernel: it still has the shardlab that was here")"""
 
+# Metadata by which Colab opens a notebook on a GPU. Kaggle documents none for a notebook.
+COLABS_GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4"}}
 GUESS = re.compile(r"^(my_\w+ = )[^#\n]*?(?= *(?:#.*)?$)", re.MULTILINE)
 
 
@@ -79,6 +81,8 @@ def learner_edition(notebook: nbformat.NotebookNode, requirement: str) -> nbform
     git+https://github.com/you/your-book@main``.
     """
     edition = nbformat.from_dict(notebook)
+    if edition.metadata.get("shardlab", {}).get("needs_gpu"):
+        edition.metadata.update(COLABS_GPU)
     edition.cells = [cell for cell in edition.cells if not has_tag(cell, "solution")]
     for cell in edition.cells:
         if cell.cell_type == "code":

@@ -246,6 +246,18 @@ def test_the_first_cells_are_folded_wherever_a_notebook_runs():
             assert cell.metadata["jupyter"] == {"source_hidden": True}
 
 
+def test_a_lab_with_parts_for_a_gpu_opens_on_one():
+    """Must catch: Colab's button opens a CPU for a lab with parts that need a GPU, or takes a GPU
+    for a lab that has none; the parts left away with the metadata."""
+    for needs, expected in ((["copies"], "GPU"), ([], None), (None, None)):
+        lab = stored_lab()
+        lab.metadata["shardlab"] = {"ranks": 2} | ({} if needs is None else {"needs_gpu": needs})
+        metadata = learner_edition(lab, "").metadata
+        assert metadata.get("accelerator") == expected
+        assert metadata.get("colab") == (expected and {"gpuType": "T4"})
+        assert metadata.shardlab == lab.metadata.shardlab and "colab" not in lab.metadata
+
+
 @pytest.mark.slow
 def test_every_link_has_a_name(with_address):
     """Must catch: a button that a screen reader announces as nothing (an icon without a label)."""

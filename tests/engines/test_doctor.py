@@ -50,7 +50,7 @@ def test_what_is_missing_is_named_with_what_to_do(monkeypatch):
         Diagnosis("packages", "numpy 1.26.0", "nothing to do"),
     ]
     monkeypatch.setattr(doctor.sys, "version_info", (3, 9, 1))
-    assert doctor.python().do == "install Python 3.10 or newer" and not doctor.python().fit
+    assert doctor.python().do == "install Python 3.11 or newer" and not doctor.python().fit
 
 
 def test_the_last_line_is_ready_or_what_to_do():

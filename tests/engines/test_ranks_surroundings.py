@@ -421,7 +421,8 @@ def test_surroundings_in_which_they_cannot(tmp_path, options, file, sentence):
     if file:
         (tmp_path / file).write_text("x = 1\n")
     worked, said = run_script(tmp_path, **options)
-    assert not worked and said[-1].endswith(sentence) or sentence in said[-1], said
+    # the last line may be of a process of multiprocessing, which finds no folder either
+    assert not worked and any(sentence in line for line in said), said
 
 
 def test_a_script_that_runpy_runs(tmp_path):

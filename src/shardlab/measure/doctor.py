@@ -31,7 +31,7 @@ from shardlab.show.tables import Table
 RANKS_TRIED = 4
 MOST_RANKS = 64  # of a lab
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
-PYTHONS = ((3, 10), (3, 13))
+PYTHONS = ((3, 11), (3, 14))
 GB_OF_DISK = 1.0
 BUSY_LOAD = 1.5  # processes that want to run, for each core
 SLOW_START_SECONDS = 10.0  # of ranks; a quiet machine takes two to four
