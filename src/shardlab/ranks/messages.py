@@ -123,26 +123,29 @@ def function_name(function) -> str:
 def dumps(content) -> bytes:
     """`content` for another process, with the functions of a notebook by value."""
     file = io.BytesIO()
-    kinds = frozenset(type(module) for module in sys.modules.copy().values())
-    pickler(sys.modules.get("torch"), kinds)(file).dump(content)
+    pickler(sys.modules.get("torch"))(file).dump(content)
     return file.getvalue()
 
 
 @cache
-def pickler(torch: ModuleType | None, kinds: frozenset[type]) -> type:
+def pickler(torch: ModuleType | None) -> type:
     """Cloudpickle, with three things that get lost: a function's file, which version 3.1.3 calls
     "<dynamic-code>"; tensors of types such as float8, which PyTorch saves but cannot load; and
     modules of a class of their own, such as torch.distributed.config, which a function seems to
-    need if it names `dist` and, anywhere, an attribute `config`. `kinds` has the classes of all
-    modules.
+    need if it names `dist` and, anywhere, an attribute `config`.
 
     The class is made when it is needed: a reader's own cloudpickle.py may hide the package, and the
     start of the ranks says so."""
-    own = {kind: reduced_module for kind in kinds if issubclass(kind, ModuleType)}
-    own |= {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
-    own.pop(ModuleType, None)  # cloudpickle's own: by value if it cannot be imported
-    table = ChainMap(own, cloudpickle.Pickler.dispatch_table)
+    own = {CodeType: reduced_code} | ({torch.Tensor: reduced_tensor} if torch else {})
+    table = Reducers(own, cloudpickle.Pickler.dispatch_table)
     return type("Pickler", (cloudpickle.Pickler,), {"dispatch_table": table})
+
+
+class Reducers(ChainMap):
+    def __missing__(self, kind: type):
+        if issubclass(kind, ModuleType):  # ModuleType itself is cloudpickle's
+            return reduced_module
+        raise KeyError(kind)
 
 
 def reduced_module(module: ModuleType) -> tuple:
