@@ -98,10 +98,9 @@ def look_at_shards(optimizer: torch.optim.Optimizer, parameters: list):
     for number, group in enumerate(optimizer.param_groups):
         if not group["params"]:
             raise CannotShard(
-                f"parameter group {number} of {type(optimizer).__name__} is empty: shards are flat,"
-                " and a rule by shape or name finds none. Cut them by that rule,"
-                " fully_shard(..., apart=lambda name, parameter: 'decay' if parameter.dim() > 1"
-                " else 'plain'), and choose groups by the names of the shards."
+                f"parameter group {number} of {type(optimizer).__name__} is empty: a shard has the"
+                " name of its parameter and as many dims, but another shape; choose groups by these"
+                " two, and leave out an empty one."
             )
     for parameter in parameters:
         if parameter.requires_grad and not (groups_of(parameter) or parameter in owners):

@@ -51,6 +51,7 @@ __all__ = [
     "next_kernel",
     "on_the_cpu",
     "own_parameters",
+    "set_own_parameters",
     "process_groups",
     "put_hook_last",
     "reduction_name",
@@ -342,6 +343,12 @@ def own_parameters(module: nn.Module) -> dict[str, Tensor | None]:
     `setattr` accepts only nn.Parameter. Without it, a gathered weight needs another way into the
     module, as functional_call has one."""
     return module._parameters
+
+
+def set_own_parameters(module: nn.Module, parameters: dict):
+    """The module's own parameters are in this dictionary from now on. Without it, the shard of a
+    weight cannot have the weight's name."""
+    module._parameters = parameters
 
 
 # The method by which a module is called: its hooks, and forward between them. Without it, hooks of

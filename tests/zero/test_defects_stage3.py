@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from shardlab import shards
 from shardlab.data_parallel import DistributedDataParallel
 from shardlab.ranks import RankError, ranks
-from shardlab.zero import stage3
+from shardlab.zero import stage1, stage2, stage3
 from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.parameter_slots import gather_in
 from shardlab.zero.prefetch import Prefetch
@@ -320,7 +320,7 @@ def assigned_state():
 
 def test_shards_that_were_replaced(pair):
     """Must catch: a unit that computes with the shards that it was made with."""
-    assert answers(pair, assigned_state) == (0.0, [False])
+    assert answers(pair, assigned_state) == (0.0, [False, False])
 
 
 # --- backward by other ways -----------------------------------------------------------------------
@@ -1024,7 +1024,7 @@ def test_refusals(pair):
     assert sparse.startswith("CannotShard: a gradient is torch.sparse_coo: only dense ones")
     assert inside.startswith("RuntimeError: backward within `with unsharded(...)`")
     assert clamped.startswith("RuntimeError: Clamped.weight was changed in place while Clamped")
-    assert after.startswith("nothing, and") and names == ["shard_float32"]
+    assert after.startswith("nothing, and") and names == ["0.weight", "0.bias"]
 
 
 def another_model_on_another_rank():
@@ -1074,10 +1074,10 @@ class MyAdam(torch.optim.Adam):
 
 
 def by_shape(parameters):
-    """Decay for matrices alone, as nanoGPT has it."""
+    """A rule that no shard meets."""
     return [
-        dict(params=[p for p in parameters if p.dim() >= 2], weight_decay=0.1),
-        dict(params=[p for p in parameters if p.dim() < 2], weight_decay=0.0),
+        dict(params=[p for p in parameters if p.shape == (8, 8)], weight_decay=0.1),
+        dict(params=[p for p in parameters if p.shape != (8, 8)], weight_decay=0.0),
     ]
 
 
@@ -1101,44 +1101,102 @@ def test_optimizers_that_look_at_shapes(pair):
         sentence = answers(pair, stepped, lambda parameters, cls=right: cls(parameters, lr=0.1))
         assert sentence == "nothing, and None", sentence
     sentence = answers(pair, stepped, lambda parameters: torch.optim.AdamW(by_shape(parameters)))
-    assert sentence.startswith("CannotShard: parameter group 0 of AdamW is empty: shards are flat")
+    assert sentence.startswith("CannotShard: parameter group 0 of AdamW is empty: a shard")
 
 
-def decayed():
-    def word(name, parameter):
-        return "decay" if parameter.dim() >= 2 else "plain"
+class Mixed(nn.Module):
+    """A tied weight, a weight of 4 dims, a scalar, a norm, a frozen layer; no size is even."""
 
-    plain, ours = seeded(lambda: linears(8, 8, 2)), seeded(lambda: linears(8, 8, 2))
-    stage3.fully_shard(ours, list(ours), apart=word)
-    named = dict(ours.named_parameters())
-    groups = [
-        dict(params=[p for name, p in named.items() if name.endswith("decay")], weight_decay=0.1),
-        dict(params=[p for name, p in named.items() if name.endswith("plain")], weight_decay=0.0),
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.convolution = nn.Embedding(11, 5), nn.Conv2d(1, 3, 3, padding=1)
+        self.block = nn.Sequential(nn.LayerNorm(5), nn.Linear(5, 5))
+        self.frozen = nn.Linear(5, 5).requires_grad_(False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.head = nn.Linear(5, 11, bias=False)
+        self.head.weight = self.embedding.weight
+        for parameter in self.parameters():  # norms and biases too
+            nn.init.normal_(parameter, std=0.5)
+
+    def forward(self, tokens):
+        x = self.convolution(self.embedding(tokens)[:, None]).mean(1)
+        return self.head(self.frozen(x + self.block(x)) * self.scale)
+
+
+def by_dims(model):
+    """nanoGPT's configure_optimizers, in its words."""
+    param_dict = {pn: p for pn, p in model.named_parameters()}
+    param_dict = {pn: p for pn, p in param_dict.items() if p.requires_grad}
+    decay_params = [p for n, p in param_dict.items() if p.dim() >= 2]
+    nodecay_params = [p for n, p in param_dict.items() if p.dim() < 2]
+    return [
+        {"params": decay_params, "weight_decay": 0.3},
+        {"params": nodecay_params, "weight_decay": 0.0},
     ]
-    optimizers = (
-        torch.optim.AdamW(by_shape(list(plain.parameters())), lr=0.1),
-        torch.optim.AdamW(groups, lr=0.1),
-    )
-    for _ in range(2):
-        for model, optimizer in zip((plain, ours), optimizers):
+
+
+def by_names(model):
+    """Hugging Face's Trainer: get_parameter_names, and a rule by name."""
+
+    def names_of(module):
+        inner = [f"{n}.{k}" for n, m in module.named_children() for k in names_of(m)]
+        return [] if isinstance(module, nn.LayerNorm) else [*module._parameters, *inner]
+
+    decayed = {name for name in names_of(model) if "bias" not in name}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [
+        dict(params=[p for name, p in named if name in decayed], weight_decay=0.3),
+        dict(params=[p for name, p in named if name not in decayed], weight_decay=0.0),
+    ]
+
+
+def by_one_dim_count(model):
+    """Convolutions alone, and a frozen parameter in a group."""
+    return [
+        dict(params=[p for p in model.parameters() if p.ndim == 4], weight_decay=0.3),
+        dict(params=[p for p in model.parameters() if p.ndim != 4], weight_decay=0.0),
+    ]
+
+
+def decayed(stage, groups_of_model):
+    """(distance from the plain model after three steps, names and dims as in the plain model)."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = seeded(Mixed), seeded(Mixed)
+    optimizers = [torch.optim.AdamW(groups_of_model(plain), lr=0.1)]
+    named = [(name, p.dim() or 1) for name, p in plain.named_parameters()]
+    if stage == 3:
+        stage3.fully_shard(ours, [ours.convolution, ours.block, ours.frozen])
+        optimizers.append(torch.optim.AdamW(groups_of_model(ours), lr=0.1))
+    else:
+        cls = (stage1, stage2)[stage - 1].ShardedOptimizer
+        optimizers.append(cls(groups_of_model(ours), torch.optim.AdamW, bucket_bytes=500, lr=0.1))
+    same = stage < 3 or named == [(name, p.dim()) for name, p in ours.named_parameters()]
+    for step in range(3):
+        tokens = torch.randint(11, (n, 2, 7), generator=torch.Generator().manual_seed(step))
+        for optimizer in optimizers:
             optimizer.zero_grad()
-            model(torch.ones(1, 8)).tanh().sum().backward()
+        for part in tokens:
+            (plain(part).logsumexp(-1).mean() / n).backward()
+        ours(tokens[me]).logsumexp(-1).mean().backward()
+        for optimizer in optimizers:
             optimizer.step()
     with unsharded(ours):
         pairs = zip(ours.parameters(), plain.parameters(), strict=True)
-        return max(far(*pair) for pair in pairs), sorted(named)
+        return max(far(*pair) for pair in pairs), same
 
 
-def test_shards_cut_apart_by_a_rule(pair):
-    """Weight decay for matrices alone equals the plain model's (AdamW: 1e-9, as it divides by
-    roots of squares).
+@pytest.mark.parametrize("n", (2, 3))
+def test_groups_by_dims_and_by_names(worlds, n):
+    """Weight decay as training scripts choose it equals the plain model's (AdamW: 1e-9, as it
+    divides by roots of squares), without a change of the script: in stages 1 and 2 parameters are
+    the model's own, in stage 3 a shard has its parameter's name and number of dims.
 
-    Must catch: a flat tensor of parameters of two words."""
-    distance, names = answers(pair, decayed)
-    assert distance <= 1e-9
-    assert names == [
-        f"{layer}.shard_float64_{word}" for layer in (0, 1) for word in ("decay", "plain")
-    ]
+    Must catch: a flat shard, of which a rule by dims decays nothing; a rule by name that finds the
+    unit; a name that moves to the unit; a tied weight with two shards."""
+    for stage in (1, 2, 3):
+        for groups in (by_dims, by_names, by_one_dim_count):
+            for distance, same in worlds(n, patience_seconds=30).run(decayed, stage, groups):
+                assert distance <= 1e-9 and same, (stage, groups.__name__, distance)
 
 
 def scaled():

@@ -131,7 +131,7 @@ class Watched:
             own.leave_backward, own.reshard = leave_backward, reshard
             for flat in own.flats:
                 flat.reduce = lambda *args, reduce=flat.reduce: self.weigh() or reduce(*args)
-                flat.shard.register_post_accumulate_grad_hook(
+                flat.shards[0].register_post_accumulate_grad_hook(
                     lambda _, unit=unit: self.note(ReduceScatter(unit))
                 )
 

@@ -96,8 +96,9 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             for number, shape in enumerate(s for f in unit.flats for s in f.shapes)
         )
         for each in unit.flats:
-            names.pop(id(each.shard))
-            yield flat([next(parameters) for _ in each.shapes], each.shard)
+            for shard in each.shards:
+                names.pop(id(shard))
+            yield flat([next(parameters) for _ in each.shapes], *each.shards)
     for name, p in model.named_parameters():  # parameters that all ranks hold whole
         if id(p) in names:
             yield flat([[name, list(p.shape)]], p, whole=True)

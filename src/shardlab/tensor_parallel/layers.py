@@ -72,7 +72,7 @@ class CutModule(ConvertedModule):
     def converted(self):
         """What PyTorch has put where a part was is a part."""
         for name, part in self.named_parameters(recurse=False):
-            if name in self.cuts:
+            if name in self.cuts and part not in groups_of_shards:
                 groups_of_shards[part] = (self.group or dist.group.WORLD,)
 
     def __deepcopy__(self, memo: dict):

@@ -154,9 +154,9 @@ def refuse_changes(unit):
 def for_recomputation(unit) -> list[Tensor]:
     """The parameters, as leaves outside of the graph of the running backward."""
     return [
-        view.requires_grad_() if flat.shard.requires_grad else view
+        view.requires_grad_() if shard.requires_grad else view
         for flat in unit.flats
-        for view in flat.views()
+        for view, shard in zip(flat.views(), flat.shards)
     ]
 
 
@@ -179,7 +179,6 @@ def deliver(unit, gradients: Sequence[Tensor | None] | None):
     parameters."""
     if gradients is None:
         return
-    for flat, gradient in zip(unit.flats, unit.reduce(gradients)):
+    for shard, gradient in zip(unit.shards, unit.reduce(gradients)):
         if gradient is not None:
-            shard = flat.shard
             shard.grad = gradient if shard.grad is None else shard.grad + gradient

@@ -46,15 +46,12 @@ def unsharded(module: nn.Module, *, recurse: bool = True, write: bool = False):
 def expose(unit):
     """The plain module's parameters instead of the shards."""
     unit.exposed = [whole_of(flat, unit.collectives) for flat in unit.flats]
-    for name in unit.names:
-        delattr(unit.module, name)
-    unit.place(
-        [
-            parameter(view, flat.shard.requires_grad, unit)
-            for flat, whole in zip(unit.flats, unit.exposed)
-            for view in flat.views(whole)
-        ]
-    )
+    views = [view for flat, whole in zip(unit.flats, unit.exposed) for view in flat.views(whole)]
+    unit.placed = [
+        parameter(view, shard.requires_grad, unit) for view, shard in zip(views, unit.shards)
+    ]
+    for module, name, number in unit.sites:
+        setattr(module, name, unit.placed[number])
     unit.open = True
 
 
@@ -63,9 +60,9 @@ def whole_of(flat, collectives) -> Tensor:
     """[E], in memory of its own and in the dtype of the shard. Its storage grows like the storage
     of gathered parameters, by which the ledger recognises it."""
     storage = torch.UntypedStorage(0, device=flat.full.device)
-    storage.resize_(flat.full.numel() * flat.shard.element_size())
-    whole = flat.shard.new_empty(0, device=flat.full.device).set_(storage)
-    own_chunk(whole, flat.group).copy_(flat.shard)
+    storage.resize_(flat.full.numel() * flat.chunk.element_size())
+    whole = flat.chunk.new_empty(0, device=flat.full.device).set_(storage)
+    own_chunk(whole, flat.group).copy_(flat.chunk)
     collectives.all_gather(whole, flat.group)
     return whole
 
@@ -101,4 +98,5 @@ def keep(unit):
     for flat, whole in zip(unit.flats, unit.exposed):
         own = own_chunk(whole, flat.group).clone()
         scatter(own, whole, group=flat.group)  # rank 0's
-        flat.shard.copy_(own)
+        for shard, part in zip(flat.shards, flat.parts(own)):
+            shard.copy_(part)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial, update_wrapper
 
-import torch
 from torch import Tensor, nn
 
 from .. import optimizer_checks
-from ..shards import groups_of_shards
 from ..torch_clip_and_scale import watch_steps
-from ..torch_internals import CALL, never_compiled, own_parameters
+from ..torch_internals import CALL, never_compiled, own_parameters, set_own_parameters
 from . import placeholders
+from .unit_shards import BesideAttributes
 from .units import Site
 
 
@@ -24,19 +23,25 @@ class UnitSlots:
     """The part of a unit besides its three phases. `sites` are (module, name, number) of each
     slot; numbers are in the order of the unit's flat tensors."""
 
-    def __init__(self, module: nn.Module, sites: list[Site], kinds: dict[str, list[nn.Parameter]]):
-        self.module, self.names, self.open = module, list(kinds), False
-        order = [parameter for parameters in kinds.values() for parameter in parameters]
+    def __init__(self, module: nn.Module, sites: list[Site], kinds: list[list[nn.Parameter]]):
+        self.module, self.open = module, False
+        order = [parameter for parameters in kinds for parameter in parameters]
         numbers = {parameter: number for number, parameter in enumerate(order)}
         self.sites = [(place, name, numbers[parameter]) for place, name, parameter in sites]
         optimizer_checks.replaced(order, by="fully_shard")
         watch_steps()
+        for module, *_ in self.sites:
+            set_own_parameters(module, BesideAttributes(own_parameters(module)))
         self.backward = None  # refers weakly to the backward that it is in
         self.entrances: set[str] = set()  # methods that were called from outside of the others
         self.placeholders = placeholders.of(self)
         self.close()
         self.gather_in(CALL)
         self.gather_in("forward")  # other code may call the method without the hooks around it
+
+    @property
+    def shards(self) -> list[nn.Parameter]:
+        return [shard for flat in self.flats for shard in flat.shards]
 
     @property
     def in_backward(self) -> bool:
@@ -73,11 +78,9 @@ class UnitSlots:
 
     def close(self):
         """Shards instead of parameters."""
-        for module, name, _ in self.sites:
-            delattr(module, name)
-        for name, flat in zip(self.names, self.flats):
-            self.module.register_parameter(name, flat.shard)
-            optimizer_checks.watch(flat.shard)
+        shards = self.shards
+        for module, name, number in self.sites:
+            own_parameters(module)[name] = shards[number]
         self.place(self.placeholders)
         self.open, self.exposed = False, None
 
@@ -90,35 +93,30 @@ class UnitSlots:
         self.follow()
         for module, name, number in self.sites:
             if vars(module).get(name) is not self.placeholders[number]:
-                raise RuntimeError(
-                    f"{type(module).__name__}.{name} was assigned after fully_shard, which has no"
-                    " effect on the shards: tie and replace parameters before sharding, or write"
-                    " to them in place."
-                )
+                raise RuntimeError(assigned(module, name))
         return self.placeholders
 
     def follow(self):
-        """Follow changes of the module's shards: load_state_dict(assign=True) gives other shards,
-        .double() another dtype."""
-        for name, flat in zip(self.names, self.flats):
-            shard = own_parameters(self.module).get(name)
-            if shard is flat.shard and flat.full.dtype == flat.how.computes_in(shard.dtype):
-                continue
-            if shard is None or shard.shape != flat.shard.shape:
-                raise RuntimeError(
-                    f"{type(self.module).__name__}.{name} is no longer the shard that fully_shard"
-                    " made: it can take other values and another dtype, not another shape."
-                )
-            groups_of_shards[shard] = groups_of_shards[flat.shard]
-            if shard is not flat.shard:
-                optimizer_checks.replaced([flat.shard], by="load_state_dict(assign=True)")
-                watch_steps()
-            flat.shard = shard
-            optimizer_checks.watch(shard)
-            flat.full = torch.empty_like(flat.full, dtype=flat.how.computes_in(shard.dtype))
-            flat.free()
+        """Follow changes of the shards: load_state_dict(assign=True) gives other ones, .double()
+        another dtype."""
+        former, now = self.shards, self.shards
+        for module, name, number in self.sites:
+            shard = own_parameters(module).get(name)
+            if shard is None or shard.shape != former[number].shape:
+                raise RuntimeError(assigned(module, name))
+            if shard is not former[number]:
+                now[number] = shard
+        rest = iter(now)
+        own = [(flat, [next(rest) for _ in flat.sizes]) for flat in self.flats]
+        changed = [(flat, shards) for flat, shards in own if not flat.has(shards)]
+        for flat, shards in changed:
+            take(flat, shards)
+        if changed:
+            gone = [shard for shard, other in zip(former, now) if shard is not other]
+            optimizer_checks.replaced(gone, by="load_state_dict(assign=True)")
+            watch_steps()
             self.placeholders = placeholders.of(self)
-            self.place(self.placeholders)
+            self.close()
 
     # --- copies -----------------------------------------------------------------------------------
 
@@ -134,10 +132,7 @@ class UnitSlots:
             memo[id(shared)] = shared
         for flat in self.flats:
             other = memo[id(flat)] = shallow_copy(flat)
-            other.shard, other.full = deepcopy(flat.shard, memo), torch.empty_like(flat.full)
-            groups_of_shards[other.shard] = groups_of_shards[flat.shard]
-            optimizer_checks.watch(other.shard)
-            other.free()
+            take(other, [deepcopy(shard, memo) for shard in flat.shards])
         for name, value in vars(self).items():
             setattr(twin, name, deepcopy(value, memo))
         return twin
@@ -148,6 +143,20 @@ class UnitSlots:
             " shard only: save with shardlab.saving, or its state_dict() within `with"
             " unsharded(model)`."
         )
+
+
+def assigned(module: nn.Module, name: str) -> str:
+    return (
+        f"{type(module).__name__}.{name} was assigned after fully_shard, which has no effect on the"
+        " shards: tie and replace parameters before sharding, or write to them in place."
+    )
+
+
+def take(flat, shards: list[nn.Parameter]):
+    flat.take(shards)
+    dtype = flat.how.computes_in(flat.chunk.dtype)
+    flat.full = flat.full.new_empty(flat.full.shape, dtype=dtype)
+    flat.free()
 
 
 def shallow_copy(thing):

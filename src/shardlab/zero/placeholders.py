@@ -147,8 +147,9 @@ READS_NO_VALUE = {
 
 
 def of(unit) -> list[Placeholder]:
-    shapes = [(flat, shape) for flat in unit.flats for shape in flat.shapes]
-    return [
-        Placeholder(unit, number, shape, flat.full.dtype, flat.shard.requires_grad)
-        for number, (flat, shape) in enumerate(shapes)
+    slots = [
+        (shape, flat.full.dtype, shard.requires_grad)
+        for flat in unit.flats
+        for shape, shard in zip(flat.shapes, flat.shards)
     ]
+    return [Placeholder(unit, number, *slot) for number, slot in enumerate(slots)]

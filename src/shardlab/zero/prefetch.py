@@ -90,4 +90,4 @@ def fill(unit: Unit, group):
 
 def versions(unit: Unit) -> list[int]:
     """The versions of its shards: each change of a tensor in place counts one up."""
-    return [version(flat.shard) for flat in unit.flats]
+    return [version(shard) for shard in unit.shards]

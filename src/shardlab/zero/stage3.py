@@ -20,18 +20,18 @@ Not the idea: units.py says which unit owns a parameter, parameter_slots.py what
 its parameters are gone, backward_entries.py how backward reaches a unit other than by an output.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backward import when_backward_ends, when_gradient_comes
-from ..shards import as_shard
 from . import backward_entries
 from . import units as cut
 from .flat import filled, own_chunk
 from .parameter_slots import UnitSlots
+from .unit_shards import Shards
 from .units import sharded_units as sharded_units
 
 
@@ -44,10 +44,9 @@ def fully_shard(
     shard_device=None,
     compute_dtype=None,
     collectives=None,
-    apart: Callable[[str, nn.Parameter], str] | None = None,
 ) -> nn.Module:
-    """Shard the module's parameters, in place; its parameters() are flat shards then. Make the
-    optimizer afterwards.
+    """Shard the module's parameters, in place. Its parameters() are shards then, with the names and
+    the numbers of dims that they had, so make the optimizer afterwards, in the same groups.
 
     units          modules inside, to be called one after the other, such as model.blocks
     group          the ranks that share the parameters and begin with rank 0's; by default all
@@ -55,11 +54,9 @@ def fully_shard(
     shard_device   where shards, their gradients and optimizer states rest: "cpu" offloads them
     compute_dtype  of gathered parameters and of gradients on their way, not of shards
     collectives    by default the best for the group: see flat.py
-    apart          a word for each parameter; one shard has parameters of one word, and its name
 
     Raises CannotShard for a unit that is not inside the module, is sharded or is never called."""
-    words = {p: apart(name, p) for name, p in module.named_parameters() if apart}
-    how = cut.How(group, device, shard_device, compute_dtype, collectives, words)
+    how = cut.How(group, device, shard_device, compute_dtype, collectives)
     owned = cut.owned_sites(module, cut.checked(module, units, how))
     for number, (unit, sites) in enumerate(owned.items(), 1):
         unit.sharded_unit = Unit(unit, sites, how, number)
@@ -67,16 +64,14 @@ def fully_shard(
     return module
 
 
-class Flat:
+class Flat(Shards):
     """A unit's parameters of one dtype, all trained or all frozen: `full` [E], which comes and
-    goes, and `shard` [about E/n], which stays."""
+    goes, and this rank's `chunk` [about E/n], which stays; the optimizer has its views `shards`."""
 
     def __init__(self, parameters: list[nn.Parameter], how: cut.How):
-        self.group, self.how = how.group, how
-        self.shapes = [parameter.shape for parameter in parameters]
+        self.how = how
         whole = cut.together(parameters, how)
-        trained = parameters[0].requires_grad
-        self.shard = as_shard(cut.resting(whole, how), how.group, trained, of=parameters)
+        super().__init__(cut.resting(whole, how), parameters, how.group)
         self.full = whole.to(how.computes_in(whole.dtype))
         self.free()
 
@@ -85,26 +80,28 @@ class Flat:
 
     @torch.no_grad()
     def fill(self, collectives, group):
-        own_chunk(self.full, group).copy_(self.shard, non_blocking=True)
+        own_chunk(self.full, group).copy_(self.chunk, non_blocking=True)
         collectives.all_gather(self.full, group)
 
     def views(self, full: Tensor | None = None) -> list[Tensor]:
         """The parameters, in the full tensor. `.data`: that its memory is filled again is no change
         that autograd should see."""
-        full = self.full if full is None else full
-        parts = full.data.split([shape.numel() for shape in self.shapes])
+        full = (self.full if full is None else full).data
+        parts = full.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes)]
 
     def free(self):
         self.full.untyped_storage().resize_(0)
 
-    def reduce(self, gradients: list[Tensor | None], collectives) -> Tensor | None:
-        """[about E/n]: the shard's gradient, the mean over ranks; None if it is frozen."""
-        if not self.shard.requires_grad:
-            return None
+    def reduce(self, gradients: list[Tensor | None], collectives) -> list[Tensor | None]:
+        """The gradient of each shard, the mean over ranks; None if it is frozen."""
+        trained = [shard.requires_grad for shard in self.shards]
+        if not any(trained):
+            return [None for _ in trained]
         gradients = cut.dense(filled(gradients, self.shapes, self.full))
         share = 1 / dist.get_world_size(self.group)
-        return torch.cat(collectives.reduce_scatter(gradients, self.group, share)).to(self.shard)
+        own = torch.cat(collectives.reduce_scatter(gradients, self.group, share)).to(self.chunk)
+        return [mean if wanted else None for mean, wanted in zip(self.parts(own), trained)]
 
 
 class Gathered(torch.autograd.Function):
@@ -118,10 +115,10 @@ class Gathered(torch.autograd.Function):
         # so that autograd objects if an optimizer changes them before backward
         ctx.save_for_backward(*shards)
         ctx.set_materialize_grads(False)
-        parameters = [flat.views() for flat in unit.flats]
-        frozen = [own for own, shard in zip(parameters, shards) if not shard.requires_grad]
-        ctx.mark_non_differentiable(*(parameter for own in frozen for parameter in own))
-        return tuple(parameter for own in parameters for parameter in own)
+        parameters = tuple(parameter for flat in unit.flats for parameter in flat.views())
+        frozen = (own for own, shard in zip(parameters, shards) if not shard.requires_grad)
+        ctx.mark_non_differentiable(*frozen)
+        return parameters
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -138,8 +135,8 @@ class Unit(UnitSlots):
     def __init__(self, module: nn.Module, sites: list[cut.Site], how: cut.How, number: int):
         self.group = how.group
         self.collectives = how.collectives_of(number, sites)
-        kinds = cut.kinds_of(sites, how.words)
-        self.flats = [Flat(parameters, how) for parameters in kinds.values()]
+        kinds = cut.kinds_of(sites)
+        self.flats = [Flat(parameters, how) for parameters in kinds]
         self.whole = self.computing = False
         super().__init__(module, sites, kinds)
 
@@ -162,7 +159,7 @@ class Unit(UnitSlots):
         before = self.ready()
         try:
             self.computing = True
-            self.place(Gathered.apply(self, *(flat.shard for flat in self.flats)))  # unshards
+            self.place(Gathered.apply(self, *self.shards))  # unshards
             with backward_entries.saved(self):
                 output = backward_entries.without_views(self, compute(*inputs, **named))
         finally:
@@ -197,4 +194,4 @@ class Unit(UnitSlots):
     def reduce(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
         gradients = iter(gradients)
         own = [[next(gradients) for _ in flat.shapes] for flat in self.flats]
-        return [flat.reduce(own, self.collectives) for flat, own in zip(self.flats, own)]
+        return [g for f, given in zip(self.flats, own) for g in f.reduce(given, self.collectives)]

@@ -36,7 +36,6 @@ class How:
     shard_device: torch.device | str | None
     compute_dtype: torch.dtype | None
     collectives: object
-    words: dict[nn.Parameter, str]  # parameters of different words are in different shards
 
     def device_of(self, parameter: nn.Parameter) -> torch.device:
         return torch.device(self.device or parameter.device)
@@ -128,17 +127,14 @@ def owned_sites(root: nn.Module, units: list[nn.Module]) -> dict[nn.Module, list
 CONTAINERS = nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict
 
 
-def kinds_of(sites: list[Site], words: dict) -> dict[str, list[nn.Parameter]]:
-    """The parameters of one flat tensor each, by the name of its shard: one dtype, all trained or
-    all frozen, one word; parts that other groups have cut, or what is whole there."""
-    kinds: dict[str, list[nn.Parameter]] = {}
+def kinds_of(sites: list[Site]) -> list[list[nn.Parameter]]:
+    """The parameters of each flat tensor: one dtype, all trained or all frozen; parts that other
+    groups have cut, or what is whole there."""
+    kinds: dict[tuple, list[nn.Parameter]] = {}
     for parameter in dict.fromkeys(parameter for *_, parameter in sites):
-        dtype = str(parameter.dtype).removeprefix("torch.")
-        name = f"shard_{dtype}" if parameter.requires_grad else f"shard_{dtype}_frozen"
-        name += f"_{words[parameter]}" if parameter in words else ""
-        name += "_part" if groups_of(parameter) else ""
-        kinds.setdefault(name, []).append(parameter)
-    return kinds
+        kind = parameter.dtype, parameter.requires_grad, bool(groups_of(parameter))
+        kinds.setdefault(kind, []).append(parameter)
+    return list(kinds.values())
 
 
 def together(parameters: list[nn.Parameter], how: How) -> Tensor:

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.fsdp import fully_shard as fsdp2
 
 from shardlab.gpt import GPT, GPTConfig
+from shardlab.shards import groups_of
 from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.stage3 import fully_shard
 
@@ -29,7 +30,7 @@ def build_sharded(config: GPTConfig, path, device) -> GPT:
         if hasattr(unit, "sharded_unit"):
             with unsharded(unit, recurse=False, write=True), torch.no_grad():
                 for name, whole in unit.named_parameters(prefix):
-                    if name in saved:
+                    if name in saved and not groups_of(whole):  # else a shard of another unit
                         whole.copy_(saved[name])
     return model  # each `with` has scattered rank 0's values
 

@@ -113,10 +113,13 @@ def zero_optimizer_bytes(
 @formula(
     r"M_\text{cut}", "bytes", source="torch.optim.AdamW: a float32 step for each tensor it updates"
 )
-def zero_step_counter_bytes(zero_flat_tensors, step_counter_element_bytes):
-    """bytes of the step counters from stage 1 on: one for each flat tensor instead of each
-    parameter tensor; stages 1 and 2 cut the shard of a large bucket in parts with a counter each"""
-    return step_counter_element_bytes * zero_flat_tensors
+def zero_step_counter_bytes(
+    zero_stage, zero_flat_tensors, parameter_tensors, step_counter_element_bytes
+):
+    """bytes of the step counters from stage 1 on: one for each flat tensor in stages 1 and 2, where
+    the shard of a large bucket is cut in parts with a counter each, and one for each parameter
+    tensor in stage 3"""
+    return step_counter_element_bytes * where(zero_stage < 3, zero_flat_tensors, parameter_tensors)
 
 
 @formula(r"M_z", "bytes")
