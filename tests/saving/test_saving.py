@@ -188,6 +188,73 @@ def test_another_stage(before, after, two, three, tmp_path):
     assert step == 4 and losses == pytest.approx(whole[4:], rel=1e-12)
 
 
+def by_dims(stage, seed):
+    """As `training`, with weight decay for what has two dims, chosen after sharding."""
+    torch.manual_seed(seed)
+    model = Network().to(torch.float64)
+    if stage == 3:
+        stage3.fully_shard(model, [model.first, model.frozen, model.last])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        dict(params=[p for p in trained if p.dim() >= 2], weight_decay=0.3),
+        dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
+    ]
+    if stage in (0, 3):
+        optimizer = torch.optim.AdamW(groups, lr=0.1)
+    else:
+        cls = (stage1, stage2)[stage - 1].ShardedOptimizer
+        optimizer = cls(groups, torch.optim.AdamW, bucket_bytes=300, lr=0.1)
+    return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+
+def goes_on_by_dims(before, folder):
+    own = by_dims(before, 0)
+    first = steps(*own, 0, 3)
+    save(folder, *own[:2], 3)
+    return first + steps(*own, 3, 5)
+
+
+def resumed_by_dims(after, folder):
+    model, optimizer, scheduler = by_dims(after, 9)
+    resume(folder, model, optimizer)
+    scheduler.last_epoch = 3
+    return steps(model, optimizer, scheduler, 3, 5)
+
+
+@pytest.mark.parametrize("before, after", [(0, 3), (3, 1), (3, 3), (2, 3)])
+def test_groups_by_dims_in_another_stage(before, after, two, three, tmp_path):
+    """In stage 3 parameters of both groups travel in one flat tensor.
+
+    Must catch: all parameters of a flat tensor taken for those of one group; a moment brought back
+    to its neighbour."""
+    whole = three.run(goes_on_by_dims, before, str(tmp_path))[0]
+    found = two.run(resumed_by_dims, after, str(tmp_path))[0]
+    assert found == pytest.approx(whole[3:], rel=1e-12)
+
+
+def partly_trained(folder, how):
+    model, optimizer, scheduler = by_dims(3, 0)
+    if how == "frozen":
+        dict(model.named_parameters())["first.bias"].requires_grad_(False)
+    elif how == "left out":
+        named = dict(model.named_parameters())
+        optimizer = torch.optim.AdamW([named["first.weight"]], lr=0.1)
+    else:
+        optimizer.param_groups[0]["amsgrad"] = True
+    steps(model, optimizer, scheduler, 0, 1)
+    try:
+        save(folder, model, optimizer, 1)
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("how", ("frozen", "left out", "amsgrad for matrices"))
+def test_states_that_differ_within_a_unit(how, two, tmp_path):
+    """Must catch: the states of the first parameter taken for all; a chunk with a hole."""
+    for sentence in two.run(partly_trained, str(tmp_path), how):
+        assert "and others travel together, and some of them were updated in other" in sentence
+
+
 def test_offloaded_states(two, tmp_path):
     """Optimizer states and the parameters that are updated lie on the host: they come back there,
     too; and where there are none.

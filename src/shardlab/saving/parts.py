@@ -94,9 +94,13 @@ def held_by(to: str, flats: list, buffers: dict, model, optimizer, group, values
     found, sums = optimizers_in(optimizer), {}
     for flat in flats:
         first, cuts = flat.tensors[0], groups_of(flat.tensors[0])
-        where = f"in group {flat.group}" if first.requires_grad else "not trained"
-        where += "".join(part_of(cut) for cut in cuts if cut is not shares)
-        found |= {name: f"{first.dtype} {shape} {where}" for name, shape in flat.parameters}
+        cut_elsewhere = "".join(part_of(cut) for cut in cuts if cut is not shares)
+        # in stage 3 each parameter has a tensor; all that are in a bucket are in one group
+        each = len(flat.tensors) == len(flat.parameters)
+        for number, (name, shape) in enumerate(flat.parameters):
+            tensor, group = flat.tensors[number * each], flat.groups[number * each]
+            where = f"in group {group}" if tensor.requires_grad else "not trained"
+            found[name] = f"{tensor.dtype} {shape} {where}{cut_elsewhere}"
         if values and shares not in cuts:
             sums[flat.parameters[0][0]] = sum_of_bits(first)
     found |= {

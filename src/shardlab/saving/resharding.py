@@ -37,13 +37,13 @@ VALUE = "value"  # the key of the parameters; the other keys are their states
 class FlatParameters(NamedTuple):
     """Parameters one after the other, as [name in the plain model, shape]. Of all their elements,
     `tensors`, one after the other, hold the range `held`. `numbers` are the parameters' places in
-    the optimizer, if they have any, and `group` is their parameter group."""
+    the optimizer, if they have any, and `groups` their parameter groups."""
 
     parameters: list
     tensors: list[Tensor]
     held: range
     numbers: list[int]
-    group: int | None
+    groups: list[int | None]
 
 
 def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
@@ -82,7 +82,7 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             list(tensors),
             held,
             [number for number in numbers if number is not None],
-            groups[0],
+            list(groups),
         )
 
     for bucket in buckets:  # stages 1 and 2
@@ -128,8 +128,8 @@ def own_parts(flat: FlatParameters, states: dict, rank: int, n: int) -> dict[str
     cut = slice(part.start - flat.held.start, part.stop - flat.held.start)
     chunks = {
         key: [states[number][key] for number in flat.numbers]
-        for key, state in first_states(flat, states).items()
-        if is_chunk(key, state, flat.tensors[0])
+        for key, kind in state_types(flat, states).items()
+        if is_in_chunks(kind)
     }
     return {
         key: torch.cat([tensor.detach().cpu().reshape(-1) for tensor in tensors])[cut].clone()
@@ -139,10 +139,24 @@ def own_parts(flat: FlatParameters, states: dict, rank: int, n: int) -> dict[str
 
 def state_types(flat: FlatParameters, states: dict) -> dict:
     """The states of a flat tensor: an empty tensor of the same type for a state in chunks, the
-    value itself for other states, such as a step counter."""
+    value itself for other states, such as a step counter. Its tensors share them."""
+    each = [
+        types_of(flat, tensor, states.get(number, {}))
+        for tensor, number in zip(flat.tensors, flat.numbers)
+    ]
+    if any(str(types) != str(each[0]) for types in each) or 0 < len(each) < len(flat.tensors):
+        raise ValueError(
+            f"{flat.parameters[0][0]} and others travel together, and some of them were updated in"
+            " other steps or with other states, as frozen ones are: freeze parameters before"
+            " fully_shard, and give the optimizer all that are trained."
+        )
+    return each[0] if each else {}
+
+
+def types_of(flat: FlatParameters, tensor: Tensor, states: dict) -> dict:
     found = {}
-    for key, state in first_states(flat, states).items():
-        chunk = is_chunk(key, state, flat.tensors[0])
+    for key, state in states.items():
+        chunk = is_chunk(key, state, tensor)
         if not chunk and len(flat.held) < size_of(flat.parameters) and is_large(state):
             raise ValueError(
                 f"the optimizer's state {key!r} does not go with its parameters element by element,"
@@ -159,9 +173,9 @@ def is_large(state) -> bool:
     return isinstance(state, list | tuple) and any(isinstance(each, Tensor) for each in state)
 
 
-def first_states(flat: FlatParameters, states: dict) -> dict:
-    """The states of the first tensor; the other tensors were updated in the same steps."""
-    return states.get(flat.numbers[0], {}) if flat.numbers else {}
+def is_in_chunks(kind) -> bool:
+    """Whether this is what state_types has for a state in chunks."""
+    return isinstance(kind, Tensor) and not kind.numel()
 
 
 def is_chunk(key: str, state, tensor: Tensor) -> bool:
@@ -235,7 +249,7 @@ class Layout:
         states = {
             key: (
                 self._joined(flat, files, key, kind.dtype)
-                if isinstance(kind, Tensor) and not kind.numel()
+                if is_in_chunks(kind)
                 else [deepcopy(kind) for _ in flat.tensors]
             )
             for key, kind in first.items()
