@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from shardlab import zero
+from shardlab.data_parallel import DistributedDataParallel
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.mesh import Mesh
 from shardlab.pipelines.partition import plan_pipeline
@@ -241,3 +242,44 @@ def test_another_number_of_parts(worlds, tmp_path):
         ):
             assert said.startswith("ValueError: step-2: "), said
             assert "pp" in axes or (", part 1 of 2, now it is " in said and "whole_state" in said)
+
+
+# --- wrappers -------------------------------------------------------------------------------------
+
+
+def wrapped(kind, seed):
+    """(the model as a script has it, its optimizer); compiled, but never called."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+    if kind == "a compiled child":
+        model[1], model[2] = torch.compile(model[1]), torch.compile(model[2])
+    if kind == "compiled replicas":
+        model = torch.compile(DistributedDataParallel(model))
+    if kind == "replicas of what is compiled":
+        model = DistributedDataParallel(torch.compile(model))
+    if kind == "PyTorch's replicas":
+        model = nn.parallel.DistributedDataParallel(model)
+    if kind in (1, 3):
+        return zero.shard(model, torch.optim.SGD, stage=kind, lr=0.1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def through_wrappers(folder):
+    kinds = "plain", "a compiled child", "compiled replicas", 1, "replicas of what is compiled", 3
+    found = []
+    for step, kind in enumerate((*kinds, "PyTorch's replicas", "plain")):
+        model, optimizer = wrapped(kind, step)
+        resume(folder, model, optimizer)
+        save(folder, model, optimizer, step)
+        with unsharded(model):
+            found.append([tensor.clone() for tensor in (*model.parameters(), *model.buffers())])
+    return all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
+
+
+def test_names_without_wrappers(worlds, tmp_path):
+    """One model, saved and resumed within wrapper after wrapper.
+
+    Must catch: "module." or "_orig_mod." of a parameter or of a buffer in a file."""
+    assert worlds(2).run(through_wrappers, str(tmp_path)) == [True] * 2
+    manifest = (tmp_path / "step-6" / "manifest.json").read_text()
+    assert "1.running_mean" in manifest and "mod" not in manifest
