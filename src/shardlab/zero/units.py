@@ -23,8 +23,9 @@ Site = tuple[nn.Module, str, nn.Parameter]
 
 
 def sharded_units(module: nn.Module) -> list[nn.Module]:
-    """The modules inside that are units, in the order of module.modules()."""
-    return [child for child in module.modules() if hasattr(child, "sharded_unit")]
+    """The modules inside that are units, in the order of module.modules(). A compiled module has
+    the attributes of the one in it, and is no second unit."""
+    return [child for child in module.modules() if "sharded_unit" in vars(child)]
 
 
 @dataclass(frozen=True)
