@@ -95,7 +95,11 @@ def dtensor(net: nn.Module, optimizer_cls: type, sequence=False, **settings) -> 
     parallelize_module(net, mesh, torch_plan(net.config, sequence))
     if net.config.tied_head:
         net.head.scores.weight = net.embedding.tokens.weight
-    optimizer = optimizer_cls(net.parameters(), **settings)
+    # on a GPU an optimizer updates a group at once, which no group of both kinds of tensors allows
+    groups = [
+        [p for p in net.parameters() if isinstance(p, DTensor) is cut] for cut in (True, False)
+    ]
+    optimizer = optimizer_cls([dict(params=own) for own in groups if own], **settings)
 
     def gradients(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = DTensor.from_local(targets.flatten(), mesh, [Replicate()], run_check=False)
