@@ -57,6 +57,12 @@ def fact(name: str, tensor: Tensor) -> str:
     return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
 
 
+def facts_of(module: nn.Module) -> list[str]:
+    """The descriptions of its parameters and buffers, all of which rank 0 hands out."""
+    tensors = *module.named_parameters(), *module.named_buffers()
+    return [fact(name, tensor) for name, tensor in tensors]
+
+
 def hand_out(tensors: Iterable[Tensor], group: dist.ProcessGroup | None):
     """Every rank gets the values of the group's rank 0. Small tensors of one dtype travel together.
     Tensors may have any strides: an expanded dimension is sent once."""
@@ -101,7 +107,7 @@ def check_replicable(module: nn.Module, group: dist.ProcessGroup | None, options
             " in it."
         )
     facts = [f"{name} = {value}" for name, value in options.items()]
-    facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
+    facts += facts_of(module)
     rule = "all ranks replicate the same module"
     complaint = complaint_of_rank(module, options) or changes_rows(module, group)
     complaint = complaint or would_mix(module.named_parameters(), group)

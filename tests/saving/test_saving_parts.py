@@ -24,6 +24,7 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.tensor_parallel.full_parameters import whole_state_dict
+from shardlab.tensor_parallel.plan import Whole
 from shardlab.zero.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -178,6 +179,29 @@ def a_buffer_on_one(folder):
     return outcome(save, folder, model, optimizer, 1)
 
 
+def averages_of_shards(folder):
+    torch.manual_seed(0)
+    model, optimizer = zero.shard(nn.Linear(4, 4), torch.optim.SGD, stage=3, lr=0.1)
+    average = [p.detach().clone() for p in model.parameters()]
+    return outcome(save, folder, model, optimizer, 1, extra=dict(average=average))
+
+
+def buffers_before(technique):
+    model = nn.Linear(3, 4)
+    if dist.get_rank() == 1:
+        model.register_buffer("seen", torch.zeros(2))
+    if technique == "tensor parallelism":
+        return outcome(apply_tensor_parallel, model, {"": Whole()})
+    return outcome(zero.shard, model, torch.optim.SGD, stage=technique, lr=0.1)
+
+
+@pytest.mark.parametrize("technique", (0, 1, 3, "tensor parallelism"))
+def test_a_buffer_on_one_rank(technique, worlds):
+    """Must catch: buffers handed out to a rank that does not have them, which waits forever."""
+    for said in worlds(2).run(buffers_before, technique, limit_seconds=60):
+        assert "rank 0 has nothing more, rank 1 has seen [2] torch.float32" in said
+
+
 @pytest.mark.parametrize(
     "case, said",
     [
@@ -185,6 +209,7 @@ def a_buffer_on_one(folder):
         (other_steps, "rank 0 gives step 0 for {}, rank 1 step 1 for {}: all ranks save together"),
         (other_folders, "rank 0 gives step 1 for {}/0, rank 1 step 1 for {}/1: all ranks save"),
         (cut_and_its_replicas, "and the model is cut among ranks ["),
+        (averages_of_shards, "rank 1 has other values of the tensors in extra than rank 0: a save"),
         (a_buffer_on_one, "seen is not there on rank 0, and torch.float32 [2] as a buffer on rank"),
     ],
 )

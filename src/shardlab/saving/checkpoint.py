@@ -49,7 +49,14 @@ from shardlab.saving.folders import (
     saves,
     step_of,
 )
-from shardlab.saving.parts import WRAPPED, Held, held_by, parts_of, saving_group
+from shardlab.saving.parts import (
+    WRAPPED,
+    Held,
+    held_by,
+    parts_of,
+    saving_group,
+    sum_of_bits,
+)
 from shardlab.saving.resharding import Layout, own_parts, state_types, tensors_of
 from shardlab.saving.states import (
     FORMAT,
@@ -60,6 +67,7 @@ from shardlab.saving.states import (
     settings,
 )
 from shardlab.saving.together import SaveFailed, only_run, run_together
+from shardlab.torch_internals import tree_leaves
 
 
 class Saved(NamedTuple):
@@ -84,7 +92,7 @@ def save(
     one folder.
 
     extra   what else is to come back, on every rank rank 0's (of its part): a scheduler's
-            state_dict, a position in the data
+            state_dict, a position in the data, tensors that all ranks have alike
     keep    how many saves to leave, the newest; older ones are removed when this one is whole
     group   the ranks that train this model, if they are not the world; ranks that share a model by
             ZeRO alone know each other
@@ -104,7 +112,7 @@ def save(
     whole, states = folder / f"step-{step}", optimizer.state_dict()["state"]
     failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
     to = f"step {step} for {folder.absolute()}"
-    everyone, flats, buffers = look(to, model, optimizer, group, failed)
+    everyone, flats, buffers = look(to, model, optimizer, group, failed, True, extra)
     parts = parts_of(everyone)
     number, ranks = next((k, part.ranks) for k, part in enumerate(parts) if me in part.ranks)
     own, first = everyone[me].buffers, everyone[ranks[0]].buffers
@@ -264,14 +272,17 @@ def resume(
 
 
 def look(
-    to: str, model, optimizer, group, failed, values: bool = True
+    to: str, model, optimizer, group, failed, values: bool, extra=None
 ) -> tuple[list[Held], list, dict]:
     """(what each rank holds, this rank's flat tensors, its buffers). All ranks call it."""
     here = []
 
     def held():
         here.extend(tensors_of(model, optimizer))
-        return held_by(to, *here, model, optimizer, group, values)
+        held = held_by(to, *here, model, optimizer, group, values)
+        if tensors := [leaf for leaf in tree_leaves(extra) if isinstance(leaf, torch.Tensor)]:
+            held.sums["the tensors in extra"] = sum(map(sum_of_bits, tensors))
+        return held
 
     return run_together(held, group, failed), *here
 

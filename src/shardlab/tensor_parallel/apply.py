@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..agreement import agree, fact, hand_out
+from ..agreement import agree, facts_of, hand_out
 from ..backward import owners
 from ..optimizer_checks import holder_of, replaced
 from ..shards import cut_among
@@ -49,8 +49,7 @@ def apply_tensor_parallel(
 
 def begin_alike(model: nn.Module, plan: TensorPlan, group):
     """All ranks can split the model, and have rank 0's values and random generators."""
-    facts = [fact(name, parameter) for name, parameter in model.named_parameters()]
-    rule = "all ranks split the same model"
+    facts, rule = facts_of(model), "all ranks split the same model"
     complaint = taken(model) or plan_complaint(model, plan, dist.get_world_size(group))
     agree(facts, group, CannotSplit, rule, complaint)
     if not any(parameter.is_meta for parameter in model.parameters()):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from ..agreement import agree, changes_rows, hand_out
+from ..agreement import agree, changes_rows, fact, hand_out
 from ..data_parallel import DistributedDataParallel
 from ..optimizer_checks import check_elementwise
 from ..shards import CannotShard
@@ -88,7 +88,9 @@ def shard(
 
 def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, **options):
     """The optimizer of all parameters, under their names, which ranks compare."""
-    agree([], group, CannotShard, "", changes_rows(model, group))
+    buffers = [fact(name, buffer) for name, buffer in model.named_buffers()]
+    rule = "all ranks shard a model with the same buffers"
+    agree(buffers, group, CannotShard, rule, changes_rows(model, group))
     optimizer = kind(list(model.named_parameters()), optimizer_cls, group, **options)
     hand_out(model.buffers(), group)
     return optimizer

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..agreement import agree, fact, hand_out
+from ..agreement import agree, facts_of, hand_out
 from ..shards import CannotShard, groups_of, would_mix
 from ..torch_internals import hooks_of_others
 from .flat import first_rank, own_chunk
@@ -165,7 +165,7 @@ def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
         return
     paths = {child: path or "the root" for path, child in module.named_modules()}
     facts = [f"the unit {paths[unit]}" for unit in units]
-    facts += [fact(name, parameter) for name, parameter in module.named_parameters()]
+    facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
     complaint = complaint_of_hooks(module) or would_mix(module.named_parameters(), group)
     agree(facts, group, CannotShard, rule, complaint)
