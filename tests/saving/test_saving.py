@@ -269,10 +269,6 @@ def test_offloaded_states(two, tmp_path):
 # --- any layout to any other ----------------------------------------------------------------------
 
 
-def matrix_or_vector(_, parameter):
-    return "matrix" if parameter.dim() > 1 else "vector"
-
-
 def laid_out(stage, rule, seed, dtype, settings):
     """(the model to call, the model, its optimizer): matrices decay, vectors do not. `stage` is
     None for a plain model."""
@@ -281,12 +277,12 @@ def laid_out(stage, rule, seed, dtype, settings):
     if stage == 0:
         called = DistributedDataParallel(model)
     elif stage == 3:
-        stage3.fully_shard(model, [model.first, model.last], apart=matrix_or_vector)
-    kinds = {"matrix": [], "vector": []}
-    for name, p in model.named_parameters():
-        if p.requires_grad:
-            kinds[name.rpartition("_")[2] if stage == 3 else matrix_or_vector(name, p)].append(p)
-    groups = [dict(params=kinds["matrix"]), dict(params=kinds["vector"], weight_decay=0.0)]
+        stage3.fully_shard(model, [model.first, model.last])
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        dict(params=[p for p in trained if p.dim() > 1]),
+        dict(params=[p for p in trained if p.dim() < 2], weight_decay=0.0),
+    ]
     if stage in (1, 2):
         kind = (stage1, stage2)[stage - 1].ShardedOptimizer
         return called, model, kind(groups, rule, bucket_bytes=200, lr=0.05, **settings)
