@@ -16,7 +16,7 @@ from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.pipeline import Pipeline
 from shardlab.pipelines.schedules import schedule
 from shardlab.ranks import ranks
-from shardlab.recompute import checkpoint, checkpoint_by_function
+from shardlab.recompute import CheckpointError, checkpoint, checkpoint_by_function
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.partitioned import checkpoint_partitioned
@@ -131,6 +131,22 @@ def test_messages_of_the_second_run(pair):
     again = {"all_reduce": 2 * SIZES["layers"] - 2}  # 3 layers in 2 checkpoints
     assert pair.run(messages_of, "by hooks") == [again] * 2
     assert pair.run(messages_of, "partitioned") == [{**again, "all_gather": 2}] * 2
+
+
+def of_own_tokens(way):
+    """On a rank: what a partitioned checkpoint says of what ranks do not share."""
+    try:
+        tensor_step(STYLES[1], way, CALLS["partitioned"])
+    except CheckpointError as error:
+        return str(error)
+
+
+def test_a_partitioned_input_that_ranks_do_not_share(pair):
+    """Must catch: parts of other tokens gathered to one input, and gradients 0.1 off, without a
+    word."""
+    for said in pair.run(of_own_tokens, dict(regather=False)):
+        assert said.startswith("an input of shape [3, 4, 24] is not the same on the ranks [0, 1]")
+    assert pair.run(of_own_tokens, None) == [None, None]
 
 
 # --- pipelines ------------------------------------------------------------------------------------

@@ -5,12 +5,14 @@
 Under tensor parallelism every rank has the whole input of each layer, so a checkpoint on each of t
 ranks keeps it t times. Here a rank keeps 1/t of it, and gathers the others' parts when backward
 needs it: one all-gather for each checkpoint. With sequence parallelism the input is cut by tokens
-already, and there is nothing to partition.
+already, so there is nothing to partition, and checkpoint_partitioned refuses in backward: elements
+of the first input of each shape are compared.
 
 Source: Rajbhandari et al. 2020 (ZeRO-R), section 6.1; DeepSpeed's partition_activations.
 """
 
 from collections.abc import Callable
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -19,7 +21,10 @@ from torch import Tensor
 
 from ..collective_wire import place
 from .checkpointing import Recomputation
-from .determinism import InANode
+from .determinism import CheckpointError, InANode
+
+compared: WeakKeyDictionary = WeakKeyDictionary()  # group -> shapes that were alike on its ranks
+SAMPLE = 64  # elements
 
 
 def checkpoint_partitioned(
@@ -29,18 +34,27 @@ def checkpoint_partitioned(
     are the same on all ranks of the group, which call this, and run its backward, in the same
     order.
 
-    Raises what checkpoint() raises."""
+    Raises what checkpoint() raises, and CheckpointError for an input that ranks do not share."""
     return Partitioned(group, function, same).first_run(args, named)
 
 
 class Partitioned(Recomputation):
     def __init__(self, group: dist.ProcessGroup | None, function: Callable, same: bool):
         super().__init__(function, same)
-        self.group = group
+        self.group = group or dist.group.WORLD
+        self.alike = compared.setdefault(self.group, set())
 
     def keep_inputs(self, tensors: list[Tensor]):
-        self.about = [(tensor.shape, tensor.requires_grad) for tensor in tensors]
+        self.about = [
+            (tensor.shape, tensor.requires_grad, self.new_sample(tensor)) for tensor in tensors
+        ]
         self.inputs = InANode(*(self.part(tensor) for tensor in tensors))
+
+    def new_sample(self, whole: Tensor) -> Tensor | None:
+        """Elements of the first input of a shape: to compare each would be a wait for a GPU."""
+        if whole.shape in self.alike or dist.get_backend(self.group) == "fake":
+            return None
+        return sample_of(whole)
 
     @torch.no_grad()
     def part(self, whole: Tensor) -> Tensor:
@@ -57,10 +71,30 @@ class Partitioned(Recomputation):
         return [self.whole(part, *about) for part, about in pairs]
 
     @torch.no_grad()
-    def whole(self, part: Tensor, shape: torch.Size, requires_grad: bool) -> Tensor:
+    def whole(
+        self, part: Tensor, shape: torch.Size, requires_grad: bool, sample: Tensor | None
+    ) -> Tensor:
         if part.is_floating_point():
             n, _ = place(self.group)
             parts = part.new_empty(n * len(part))
             dist.all_gather(list(parts.chunk(n)), part, group=self.group)
             part = parts[: shape.numel()].view(shape)
+            if sample is not None:
+                self.check_alike(part, sample)
         return part.detach().requires_grad_(requires_grad)
+
+    def check_alike(self, whole: Tensor, sample: Tensor):
+        """The others' parts are of this rank's input, too."""
+        if not torch.allclose(sample_of(whole), sample, rtol=0.02, equal_nan=True):
+            ranks = dist.get_process_group_ranks(self.group)
+            raise CheckpointError(
+                f"an input of shape {list(whole.shape)} is not the same on the ranks {ranks} of"
+                " checkpoint_partitioned, as under sequence parallelism, where each has its own"
+                " tokens: take checkpoint, or the group whose ranks have one input."
+            )
+        self.alike.add(whole.shape)
+
+
+def sample_of(whole: Tensor) -> Tensor:
+    flat = whole.detach().flatten()
+    return flat[:: max(1, len(flat) // SAMPLE)].clone()
