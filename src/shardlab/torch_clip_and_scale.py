@@ -12,6 +12,10 @@
                                                          the mean gradients of this rank's shards,
                                                          in all stages
 
+A norm from gradients that you have gathered by hand is this rank's alone, unless they are the
+.grad of shards and parts. So is that of torch.nn.utils.get_total_norm, which in stage 2 is given
+nothing, because parameters have no gradients there, and returns 0.
+
 FSDP2 has the first two by DTensor, and the third because its gradients are shards. All stay as they
 are for tensors that are not shards.
 """

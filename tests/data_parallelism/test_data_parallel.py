@@ -728,7 +728,7 @@ def test_refused_on_all_ranks(three, make, options, sentence):
 
 
 def with_rows_that_change(kind, trained, stage):
-    """On a rank: what is said of an embedding of which one rank shortens rows in forward."""
+    """On a rank: what is said of an embedding that shortens rows in forward, on rank 1."""
     longest = 1.0 if dist.get_rank() == 1 else None
     model = nn.Sequential(kind(5, 2, max_norm=longest), nn.Linear(2, 2))
     model[0].weight.requires_grad_(trained)

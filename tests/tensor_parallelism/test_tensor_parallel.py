@@ -650,6 +650,8 @@ def test_bytes_on_the_wire(world, way):
         (2, {}, {"head.scores": Tokens()}, "head.scores: a Linear, and only nn.Embedding is cut"),
         (2, {}, {"blocks.*.mlp.up": Columns(28)}, "28 pieces do not divide its size of 29."),
         (40, dict(hidden=80, heads=40), {}, "mlp.up: 29 pieces are fewer than 40 ranks"),
+        (2, {}, {"blocks.*.mlp": Whole()}, "blocks.0.mlp.up is cut by columns, and neither it nor"),
+        (2, {}, {"head.scores": Columns(101)}, "head.scores is cut by columns, and neither it nor"),
         (
             2,
             {},
@@ -663,7 +665,7 @@ def test_what_is_refused(ranks, config, change, message):
     """Before any rank starts, on a model without memory.
 
     Must catch: a plan of another model, a module forgotten, a head cut through, a tie that cutting
-    would untie."""
+    would untie, columns whose input nobody enters."""
     config = gpt_2(2, **config)
     plan = {name: entry for name, entry in {**gpt_plan(config), **change}.items() if entry}
     with torch.device("meta"):
@@ -714,6 +716,35 @@ def test_what_ranks_refuse_together(worlds, case, message):
     Must catch: an error on one rank alone; a token of no rank that becomes zeros."""
     said = worlds(3).run(refused_on_ranks, case)
     assert all(text and text.startswith(message) for text in said), said
+
+
+def summed_twice(module):
+    """On a rank: what the second sum of a step says, after none in the step before."""
+    model = apply_tensor_parallel(small(), sequence_parallel(SMALL))
+    optimizer = module(model.parameters())
+    for _ in range(2):  # a step, as it should be
+        optimizer.zero_grad()
+        model(torch.arange(4).view(1, 4)).sum().backward()
+        sum_gradients(optimizer)
+        optimizer.step()
+    with pytest.raises(CannotSplit) as raised:
+        sum_gradients(optimizer)
+    return str(raised.value)
+
+
+def test_gradients_summed_twice(worlds):
+    """Must catch: gradients of biases that are too large by the number of ranks; a refusal in the
+    next step."""
+    for kind in (partial(torch.optim.SGD, lr=0.1), partial(KeepsZeros, lr=0.1)):
+        for said in worlds(2).run(summed_twice, kind):
+            assert said.startswith("sum_gradients a second time since the last backward")
+
+
+class KeepsZeros(torch.optim.SGD):
+    """Its gradients are the same tensors in each step."""
+
+    def zero_grad(self):
+        super().zero_grad(set_to_none=False)
 
 
 # --- optimizers -----------------------------------------------------------------------------------

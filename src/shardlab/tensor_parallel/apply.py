@@ -28,6 +28,10 @@ def apply_tensor_parallel(
     on the number of ranks. Names of parameters stay. PyTorch's clip_grad_norm_ and GradScaler know
     the parts from now on.
 
+    Three things are up to you, and nothing raises. Initialise before: afterwards all ranks draw the
+    same numbers for their parts. The ranks of the group see the same batch. Where dropout is on,
+    their random generators stay alike: seed by the data-parallel rank, never by the rank.
+
     Raises CannotSplit on all ranks or on none; warns if the group is larger than a node."""
     ranks = dist.get_world_size(group)
     warn_of_nodes(ranks, ranks_per_node)

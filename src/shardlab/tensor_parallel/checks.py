@@ -12,7 +12,7 @@ from ..cross_node_warning import CrossesNodes
 from ..gpt import Dropout
 from ..torch_internals import hooks_of_others, module_hooks_of_others
 from .layers import Cut
-from .plan import TensorPlan, Whole
+from .plan import Around, Columns, Rows, TensorPlan, Whole
 
 
 class CannotSplit(ValueError):
@@ -49,7 +49,24 @@ def plan_complaint(model: nn.Module, plan: TensorPlan, ranks: int) -> str:
                 f"the plan leaves out {name or 'the model itself'}, which {has}: name it, as"
                 " Whole() if it is not cut."
             )
-    return in_two_places(model, dict(found)) or untied(model, dict(found))
+    entries = dict(found)
+    return in_two_places(model, entries) or untied(model, entries) or never_entered(entries)
+
+
+def never_entered(entries: dict[str, tuple[Whole, ...]]) -> str:
+    """Columns take what is whole, and its gradient is a sum over ranks, which Around makes."""
+    entered = {name for name, entry in entries.items() if any(isinstance(e, Around) for e in entry)}
+    for name, entry in entries.items():
+        parents = name.split(".")
+        around = {".".join(parents[:end]) for end in range(len(parents) + 1)}
+        columns = any(isinstance(e, Columns) and not isinstance(e, Rows) for e in entry)
+        if columns and not entered & around:
+            return (
+                f"{name} is cut by columns, and neither it nor a module around it is Around(), so"
+                " each rank would go on with its own part of the input's gradient: name one of"
+                f' them so, such as "{name}": (Columns(...), Around()).'
+            )
+    return ""
 
 
 def would_lose(module: nn.Module) -> str:

@@ -5,6 +5,11 @@
 A `*` in a name stands for one part of it: "blocks.*.mlp" is the MLP of every block. The plan names
 every module that has parameters of its own or drops elements, also those that stay whole: what is
 not named has been forgotten. The model itself knows nothing of it; apply.py does what it says.
+
+Two mistakes in a plan of your own raise nothing, because what runs between two modules is not in
+it. Dropout of parts, between Columns and Rows, is Drops(dim): as Whole(), all parts get one mask.
+What looks at all columns at once, such as a softmax or a norm, is right only behind Rows, or made
+for parts, as vocabulary_parallel_loss is.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..collective_wire import place
 from ..gpt import Dropout, PositionIds
@@ -144,6 +145,8 @@ class Regathered:
 
 # --- gradients of what is whole -------------------------------------------------------------------
 
+summed = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
+
 
 @torch.no_grad()
 def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
@@ -152,19 +155,34 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
     one for each parameter would be mostly latency.
 
     Call it once a step, after the last backward and before clipping, on all ranks. The
-    optimizer may also be one of shards: ZeRO's gradients are summed as shards. Raises CannotSplit
-    for another group than the one over which the model was cut."""
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards. Left out, it leaves
+    copies that drift apart, without a word. Raises CannotSplit for another group than the one over
+    which the model was cut, and for gradients that were summed already."""
     group, updated = group or dist.group.WORLD, updated_by(optimizer)
     check_cut_over(group, set(map(groups_of, updated)))
     flats: dict[torch.dtype, list[Tensor]] = {}
     for parameter in updated:
         if parameter.grad is not None and group not in groups_of(parameter):
             flats.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    check_first(flats)
     for gradients in flats.values():
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat, group=group)
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
             gradient.copy_(part.view(gradient.shape))
+    for gradients in flats.values():
+        summed.update({gradient: version(gradient) for gradient in gradients})
+
+
+def check_first(flats: dict[torch.dtype, list[Tensor]]):
+    """Raise CannotSplit if nothing has changed a gradient since it was summed."""
+    for gradients in flats.values():
+        if any(summed.get(gradient) == version(gradient) for gradient in gradients):
+            raise CannotSplit(
+                "sum_gradients a second time since the last backward: gradients of what is whole"
+                " would be too large by the number of ranks; call it once a step, and zero_grad()"
+                " after the step."
+            )
 
 
 def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):
