@@ -121,4 +121,6 @@ def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
             return [p for param_group in holder.param_groups for p in param_group["params"]]
     if hasattr(optimizer, "buckets"):
         return [shard for bucket in optimizer.buckets for shard in bucket.shards]
+    if hasattr(optimizer, "moved"):  # offloaded: the host gets gradients in step()
+        return [parameter for parameter, _ in optimizer.moved]
     return [p for param_group in optimizer.param_groups for p in param_group["params"]]

@@ -24,6 +24,7 @@ from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
+from shardlab.mixed_precision import LossScaler, MasterWeights
 from shardlab.ranks import ranks
 from shardlab.shards import CannotShard
 from shardlab.torch_internals import TorchDispatchMode
@@ -632,6 +633,86 @@ def test_offload(three):
     sees no gradient."""
     for stage in STAGES:
         assert all(three.run(offloaded_or_not, stage)), stage
+
+
+def masters_offloaded(stage, how):
+    """The weights after three steps in bf16, with master weights on the device and on the host."""
+    ends = []
+    for offload in (False, True):
+        model = random_values(MODELS["tied"], 0).to(torch.bfloat16)
+        if stage:
+            settings = dict(stage=stage, offload=offload, of=torch.optim.AdamW, lr=0.1)
+            model, optimizer = zero.shard(model, MasterWeights, **settings)
+        else:
+            kind = cpu_offload(MasterWeights) if offload else MasterWeights
+            optimizer = kind(model.named_parameters(), torch.optim.AdamW, lr=0.1)
+        scaler = LossScaler(2.0**4)
+        for batch in batches(model, 3, 2):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            if how == "scaled":
+                scaler.scale(loss.float()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            elif how == "clipped":
+                loss.backward()
+                clip_gradients(optimizer, 0.5)
+                optimizer.step()
+            else:
+                loss.backward()
+                torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+                optimizer.step()
+        again = optimizer.state_dict()
+        optimizer.load_state_dict(again)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    moved = max(far(p, q) for p, q in zip(ends[0], random_values(MODELS["tied"], 0).parameters()))
+    return moved, all(map(torch.equal, *ends))
+
+
+@pytest.mark.parametrize("how", ["scaled", "clipped", "clipped by value"])
+def test_offloaded_master_weights(three, how):
+    """The fp32 copies on the host, and 16 bits on the way: the same weights, bit for bit.
+
+    Must catch: a gradient of 16 bits given to a parameter of 32; gradients that a scaler or a norm
+    does not see on the host; parameters that are not copied back."""
+    for stage in (0, 1, 2):
+        for moved, same in three.run(masters_offloaded, stage, how):
+            assert moved > 0 and same, stage
+
+
+@pytest.mark.parametrize("how", ["clipped", "scaled", "by a closure", "with a frozen one"])
+def test_offload_of_a_plain_model(how):
+    """Must catch: a norm of no gradients at all; a closure that is called when the gradients of the
+    step before are on the host; names that are taken for tensors."""
+    ends = []
+    for kind in (torch.optim.AdamW, cpu_offload(torch.optim.AdamW)):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).double()
+        model[0].bias.requires_grad_(how != "with a frozen one")
+        optimizer = kind(model.named_parameters(), lr=0.1)
+        optimizer.add_param_group({"params": [("more", nn.Parameter(torch.ones(2)))]})
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3, dtype=torch.float64)).square().sum().backward()
+
+        for _ in range(3):
+            if how == "by a closure":
+                optimizer.step(closure)
+                continue
+            closure()
+            if how == "scaled":
+                scaler.scale(torch.ones(()))
+                scaler.unscale_(optimizer)
+                scaler.step(optimizer)
+                scaler.update()
+                continue
+            norm = clip_gradients(optimizer, 0.1)
+            assert norm > 0.1
+            optimizer.step()
+        ends.append([parameter.detach() for parameter in model.parameters()])
+    assert all(map(torch.equal, *ends))
 
 
 def ahead_or_not():

@@ -39,7 +39,7 @@ class MasterWeights(OptimizerOfCopies):
     def take_gradients(self):
         """The masters get all gradients, in fp32, and the parameters lose them. Called after each
         microbatch, it adds them up in fp32."""
-        for parameter, master in self.pairs:
+        for parameter, master in self.copies:
             if parameter is not master and parameter.grad is not None:
                 gradient, parameter.grad = self.in_fp32(parameter), None
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
@@ -49,12 +49,12 @@ class MasterWeights(OptimizerOfCopies):
         """PyTorch's optimizers skip a parameter without a gradient. So the inner optimizer updates
         one pile of masters after another, and few gradients exist twice at a time."""
         check_still_frozen(self.frozen)
-        check_still_wide(self.pairs)
+        check_still_wide(self.copies)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        taken = {master: master.grad for _, master in self.pairs}
+        taken = {master: master.grad for _, master in self.copies}
         for master in taken:
             master.grad = None
         for pile in self.piles():

@@ -88,7 +88,7 @@ class SmallMoments(MasterWeights):
     def state_dict(self) -> dict:
         """With moments in fp32, as any optimizer of this kind has them."""
         states = super().state_dict()
-        for number, (_, master) in enumerate(self.pairs):
+        for number, (_, master) in enumerate(self.copies):
             for name, kept in self.moments_of(master):
                 states["state"][number] = {**states["state"][number], name: self.moment(kept)}
         return states
@@ -96,7 +96,7 @@ class SmallMoments(MasterWeights):
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict):
         super().load_state_dict(state_dict)
-        for _, master in self.pairs:
+        for _, master in self.copies:
             for name, moment in self.moments_of(master):
                 self.inner.state[master][name] = self.kept(moment)
 

@@ -30,7 +30,8 @@ class OptimizerOfCopies(torch.optim.Optimizer):
     def __init__(self, params, of: type, *, at_once_bytes: int | None = None, **settings):
         check_optimizer(of, at_once_bytes)
         self.of, self.settings, self.at_once_bytes = of, settings, at_once_bytes
-        self.pairs: list[CopiedPair] = []
+        self.copies: list[CopiedPair] = []
+        self.pairs = self.copies  # as others see them: offloaded, the parameter is elsewhere
         self.frozen: list[tuple[str | None, nn.Parameter]] = []
         self.versions: dict[nn.Parameter, int] = {}  # of a parameter when it was its copy
         self.inner: torch.optim.Optimizer | None = None
@@ -41,7 +42,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         given = param_group["params"]
         given = [given] if isinstance(given, Tensor) else list(given)
         named = [each if isinstance(each, tuple) else (None, each) for each in given]
-        check_copied(named, {parameter for parameter, _ in self.pairs})
+        check_copied(named, {parameter for parameter, _ in self.copies})
         made = [(name, (p, self.copy_of(p))) for name, p in named if p.requires_grad]
         added = {parameter for _, parameter in named}
         self.frozen = [(name, p) for name, p in self.frozen if p not in added]
@@ -52,21 +53,21 @@ class OptimizerOfCopies(torch.optim.Optimizer):
             self.inner = self.of([{**param_group, "params": masters}], **self.settings)
         else:
             self.inner.add_param_group({**param_group, "params": masters})
-        self.pairs += [pair for _, pair in made]
+        self.copies += [pair for _, pair in made]
         for _, (parameter, master) in made:
             self.versions[parameter] = version(parameter)
             take_place(master, [parameter])
-        note([p for p, master in self.pairs if p is not master], self)
+        note([p for p, master in self.copies if p is not master], self)
         self.param_groups, self.state = self.inner.param_groups, self.inner.state
 
     def piles(self) -> Iterator[list[CopiedPair]]:
         """Pairs, of as many elements as at_once_bytes hold in fp32, and of one pair at least. All
         are one pile if a step also changes the groups: each step does so once."""
-        together = 4 * sum(parameter.numel() for parameter, _ in self.pairs)
-        usual = AT_ONCE_ON_A_GPU if self.pairs[0][0].is_cuda else AT_ONCE_BYTES
+        together = 4 * sum(parameter.numel() for parameter, _ in self.copies)
+        usual = AT_ONCE_ON_A_GPU if self.copies[0][0].is_cuda else AT_ONCE_BYTES
         most = self.at_once_bytes or min(usual, together // LEAST_PILES)
         pile, elements = [], 0
-        for pair in self.pairs:
+        for pair in self.copies:
             if pile and not self.all_at_once and 4 * (elements + pair[0].numel()) > most:
                 yield pile
                 pile, elements = [], 0
@@ -76,7 +77,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
 
     def why_not_clip(self, parameter: nn.Parameter) -> str:
         """Why PyTorch's clip_grad_norm_ cannot clip this parameter, or an empty string."""
-        if parameter.grad is None and any(master.grad is not None for _, master in self.pairs):
+        if parameter.grad is None and any(master.grad is not None for _, master in self.copies):
             return (
                 "the gradients of these parameters are those of their fp32 copies now: call"
                 " gradient_clipping.clip_gradients(optimizer, max_norm), or clip the parameters in"
@@ -85,15 +86,14 @@ class OptimizerOfCopies(torch.optim.Optimizer):
         return ""
 
     def zero_grad(self, set_to_none: bool = True):
-        for tensor in {tensor for pair in self.pairs for tensor in pair}:
+        for tensor in {tensor for pair in self.copies for tensor in pair}:
             if tensor.grad is not None:
                 tensor.grad = None if set_to_none else tensor.grad.zero_()
 
     def state_dict(self) -> dict:
-        """As the inner optimizer's; the copy of a parameter is part of its state, "master". So
-        shardlab.saving saves it as it saves moments."""
+        """The inner optimizer's; a parameter's copy is in its state, "master", beside moments."""
         states = self.inner.state_dict()
-        for number, (parameter, master) in enumerate(self.pairs):
+        for number, (parameter, master) in enumerate(self.copies):
             if parameter is not master and master.shape == parameter.shape:
                 state = states["state"].get(number, {})
                 states["state"][number] = {**state, "master": master.detach()}
@@ -103,7 +103,7 @@ class OptimizerOfCopies(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict):
         """Sets the parameters as well: each is the rounding of its master."""
         states = {number: dict(state) for number, state in state_dict["state"].items()}
-        for number, (parameter, master) in enumerate(self.pairs):
+        for number, (parameter, master) in enumerate(self.copies):
             if parameter is not master and master.shape == parameter.shape:
                 saved = states.get(number, {}).pop("master", None)
                 check_saved(saved, master, number)

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backward import when_backward_ends, when_gradient_comes
-from . import backward_entries
+from . import backward_entries, offload
 from . import units as cut
 from .flat import filled, own_chunk
 from .parameter_slots import UnitSlots
@@ -94,14 +94,13 @@ class Flat(Shards):
         self.full.untyped_storage().resize_(0)
 
     def reduce(self, gradients: list[Tensor | None], collectives) -> list[Tensor | None]:
-        """The gradient of each shard, the mean over ranks; None if it is frozen."""
-        trained = [shard.requires_grad for shard in self.shards]
-        if not any(trained):
-            return [None for _ in trained]
+        """The gradient of each shard, the mean over ranks; None if it is frozen, or on its way."""
+        if not any(shard.requires_grad for shard in self.shards):
+            return [None for _ in self.shards]
         gradients = cut.dense(filled(gradients, self.shapes, self.full))
         share = 1 / dist.get_world_size(self.group)
-        own = torch.cat(collectives.reduce_scatter(gradients, self.group, share)).to(self.chunk)
-        return [mean if wanted else None for mean, wanted in zip(self.parts(own), trained)]
+        own = torch.cat(collectives.reduce_scatter(gradients, self.group, share))
+        return offload.brought_home(own, self)
 
 
 class Gathered(torch.autograd.Function):
