@@ -22,6 +22,7 @@ too, and waits for each.
 """
 
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -37,6 +38,8 @@ from ..torch_internals import (
     storage_key,
     version,
 )
+
+HELD = 4  # storages that computing may be ahead of their copies to the host
 
 
 @contextmanager
@@ -126,12 +129,16 @@ class Moved:
     """A storage on the host, and from the first use in backward to the last on the device, too."""
 
     def __init__(self, tensor: Tensor, number: int, copies: "Copies"):
+        self.back: tuple[Tensor, object] | None = None
+        self.uses = self.used = 0
         elements = tensor.untyped_storage().nbytes() // tensor.element_size()
         flat = tensor.detach().as_strided((elements,), (1,), 0)
         self.host, self.device, self.number = copies.out(flat), tensor.device, number
         self.copies = copies
-        self.uses = self.used = 0
-        self.back: tuple[Tensor, object] | None = None
+
+    def __del__(self):
+        if self.back is not None:  # fetched ahead, not asked for: memory goes after the copy
+            self.copies.wait(*self.back)
 
     def fetch(self):
         if self.back is None:
@@ -161,26 +168,32 @@ class Copies:
 
 
 class OverlappedCopies(Copies):
-    """Copies in a stream of their own, through pinned memory."""
+    """Copies in a stream of their own, through pinned memory. record_stream would keep memory from
+    others until the GPU is there, layers behind the host. So computing waits for the copy of what
+    left HELD moves before; what comes back lies in memory of the computing stream."""
 
     def __init__(self, device: torch.device):
         self.stream = torch.cuda.Stream(device)
+        self.leaving: deque[tuple[Tensor, object]] = deque()
 
     def out(self, flat: Tensor) -> Tensor:
         host = torch.empty_like(flat, device="cpu", pin_memory=True)
-        self.stream.wait_stream(torch.cuda.current_stream(flat.device))
-        with torch.cuda.stream(self.stream):
-            host.copy_(flat, non_blocking=True)
-        flat.record_stream(self.stream)  # its memory is taken by others only after the copy
+        self.leaving.append((flat, self.copy(host, flat, flat.device)))
+        if len(self.leaving) > HELD:
+            self.wait(*self.leaving.popleft())
         return host
 
     def back(self, host: Tensor, device: torch.device) -> tuple[Tensor, object]:
+        while self.leaving:
+            self.wait(*self.leaving.popleft())
+        flat = torch.empty_like(host, device=device)
+        return flat, self.copy(flat, host, device)
+
+    def copy(self, to: Tensor, source: Tensor, device: torch.device):
+        self.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.stream):
-            flat = torch.empty_like(host, device=device)
-            flat.copy_(host, non_blocking=True)
-        return flat, self.stream.record_event()
+            to.copy_(source, non_blocking=True)
+        return self.stream.record_event()
 
     def wait(self, flat: Tensor, when):
-        current = torch.cuda.current_stream(flat.device)
-        current.wait_event(when)
-        flat.record_stream(current)
+        torch.cuda.current_stream(flat.device).wait_event(when)
