@@ -348,6 +348,22 @@ def test_any_layout_to_any_other(rule, settings, dtype, seed, worlds, tmp_path):
                 assert torch.allclose(a, b, rtol=0, atol=close), (number, stage, n)
 
 
+def test_offloaded_master_weights(worlds, tmp_path):
+    """Masters on the host and on the device, in stages and beside whole models, each resumed from
+    the one before: the same weights, bit by bit.
+
+    Must catch: masters that are not found beside a model whose parameters are elsewhere."""
+    hosted, want = cpu_offload(MasterWeights), None
+    layouts = ((1, hosted), (0, hosted), (2, MasterWeights), (None, hosted))
+    for number, (stage, rule) in enumerate(layouts):
+        asked = (str(tmp_path), stage, rule, torch.bfloat16, ADAMW, number)
+        found = worlds(2).run(go_on, *asked)
+        want = want or found[0]
+        for rank in found:
+            for a, b in zip(want[0] + want[1], rank[0] + rank[1]):
+                assert torch.equal(a, b), (stage, rule)
+
+
 # --- what cannot be written -----------------------------------------------------------------------
 
 
