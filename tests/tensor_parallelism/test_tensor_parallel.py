@@ -600,15 +600,19 @@ def sent(config, way, tokens):
     return totals["send"].nbytes if "send" in totals else 0, totals["all_reduce"].nbytes
 
 
+@pytest.mark.parametrize("one_each", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_bytes_on_the_wire(world, way):
-    """What this book's ring sends, message by message, is what the formula says.
+def test_bytes_on_the_wire(world, way, one_each):
+    """What this book's ring sends, message by message, is what the formula says, also where each
+    rank has one token of a sequence.
 
     Must catch: a ring that sends a whole instead of a part; a fake group whose messages differ from
-    those of real ranks."""
+    those of real ranks; gathered tokens that a product copies, so that the copy is kept instead of
+    own tokens."""
     n = world.world_size
     config = gpt_2(n)
     tokens, _ = batch_of(config, n)
+    tokens = tokens[:, :n] if one_each else tokens
     given = dict(
         **config.quantities(),
         sequence_parallel=int(way != "tensor"),

@@ -136,7 +136,7 @@ def all_gathered(x: Tensor, dim: int, group: Group) -> Tensor:
     parts = x.new_empty((n, *x.shape))
     all_gather, _ = collectives_for(x, group)
     all_gather(parts, x.contiguous(), group=group)
-    return parts.movedim(0, dim).flatten(dim, dim + 1)
+    return parts.movedim(0, dim).flatten(dim, dim + 1).contiguous()
 
 
 def reduce_scattered(x: Tensor, dim: int, group: Group) -> Tensor:

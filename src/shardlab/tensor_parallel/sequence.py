@@ -136,7 +136,7 @@ class Regathered:
 
     def whole(self) -> Tensor:
         if self.now is None:
-            self.now = all_gathered(self.unpack(self.kept), 1, self.group).contiguous()
+            self.now = all_gathered(self.unpack(self.kept), 1, self.group)
         whole, self.used = self.now, self.used + 1
         if self.used == self.uses:
             self.now, self.used = None, 0
