@@ -24,12 +24,13 @@ from notebook_kernel import gone
 from shardlab.ranks import RankDied, RankError, RanksInterrupted, RanksTooSlow, ranks
 from shardlab.ranks.board import Board, CallKind, Post, shortened
 from shardlab.ranks.checks import Checks
-from shardlab.ranks.findings import disagreement, unfinished
+from shardlab.ranks.faults import verdict
+from shardlab.ranks.findings import Circle, disagreement, unfinished
 from shardlab.ranks.links import Host
-from shardlab.ranks.messages import Returned
+from shardlab.ranks.messages import Raised, Returned
 from shardlab.ranks.output import KEPT_BYTES, pipe, write_escaped
 from shardlab.ranks.shared import SharedFile
-from shardlab.ranks.watch import Member, Watch
+from shardlab.ranks.watch import Member, Outcome, Watch
 from shardlab.ranks.wire import ParentsEnd, RanksEnd, packed
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -691,6 +692,18 @@ def test_a_fault_names_the_line_of_a_script(tmp_path, code_without_a_file, two, 
     script = runpy.run_path(str(path), run_name="__main__")
     with pytest.raises(RankError, match=f"  {path}, line 2, here: raise ValueError\n"):
         two.run(script["here"])
+
+
+def test_a_rank_that_ended_before_it_was_asked_has_a_place():
+    """Must catch: no line for a rank whose call another rank, which was stopped first, has ended:
+    the line that waits is in its own report."""
+    post = Post(0, 1, 0.0, 0b11, CallKind.receive, "recv from 0 of float32, 1 elements")
+    frames = (("ring.py", 7, "ring"),)
+    ended = Raised("RuntimeError", "Connection closed by peer", frames, 0.0, True, False)
+    stopped = Raised("Stopped", "", (), 0.0, False, True)
+    circle = Circle({0: (post, [1]), 1: (post, [0])})
+    said = str(verdict(Outcome([ended, stopped], [(), frames], circle), "after"))
+    assert "  rank 0 was in ring.py, line 7, ring\n  rank 1 was in ring.py, line 7" in said
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the list of a process's open files")

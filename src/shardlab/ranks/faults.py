@@ -242,10 +242,12 @@ def _deadlock(outcome: Outcome, trouble: Circle, after: str) -> RanksDeadlocked:
 
 
 def _whereabouts(outcome: Outcome, rank: int) -> list[str]:
-    seen = outcome.seen[rank]
-    if outcome.ends[rank] is None and not seen:
+    end, seen = outcome.ends[rank], outcome.seen[rank]
+    if end is None and not seen:
         return [f"  rank {rank} {_silence(outcome, rank)}"]
-    return [f"  rank {rank} was in {line.strip()}" for line in reader_lines(seen or ())]
+    # another rank that was stopped first may have ended its call before it was asked for its place
+    frames = seen or (end.frames if isinstance(end, Raised) else ())
+    return [f"  rank {rank} was in {line.strip()}" for line in reader_lines(frames)]
 
 
 def _silence(outcome: Outcome, rank: int) -> str:
