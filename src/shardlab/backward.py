@@ -171,9 +171,9 @@ def when_gradient_comes(tensors: Sequence[Tensor], function: Callable[[], None])
 def as_one_backward(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """All backwards within, and gradients made without autograd, are one backward for the listeners
     of these parameters. The listeners are called at the end, the last parameter first, and within
-    no_sync() not at all."""
+    no_sync() or no_grad() not at all."""
     told: dict[BackwardListener, list[nn.Parameter]] = {}
-    for parameter in parameters:
+    for parameter in parameters if torch.is_grad_enabled() else ():
         listener = owners[parameter]() if parameter in owners else None
         if listener is not None and listener.listening:
             told.setdefault(listener, []).append(parameter)

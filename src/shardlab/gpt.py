@@ -282,9 +282,12 @@ class GPT(nn.Module):
         return self.head(x)  # [B, S, V]
 
 
-def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+def next_token_loss(logits: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
     """Mean cross-entropy, in nats, of logits [B, S, V] against the tokens that came next, targets
-    [B, S]. In fp32 at least: bf16 has no number between 4 and 4.03, too coarse to see a loss
+    [B, S]; those of -100 are padding. With `count` the sum over it: a part of the mean over so many
+    targets. In fp32 at least: bf16 has no number between 4 and 4.03, too coarse to see a loss
     fall."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    reduction = "mean" if count is None else "sum"
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction=reduction)
+    return loss if count is None else loss / count

@@ -4,6 +4,7 @@ what happens when."""
 import copy
 import sys
 import time
+from contextlib import nullcontext
 
 import cloudpickle
 import pytest
@@ -22,7 +23,7 @@ from shardlab.data_parallel import (
     make_buckets,
 )
 from shardlab.formulas import evaluate
-from shardlab.gpt import GPT, GPTConfig
+from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.trace import trace_step
@@ -265,6 +266,37 @@ def test_the_large_batch(world):
     """Mutation: a sum instead of the mean, which the reference above would share if it also
     summed."""
     assert not any(map(any, world.run(one_large_batch)))
+
+
+def padded(number, rank):
+    """Targets of a microbatch, of which 0 to 14 of 15 are padding."""
+    draw = torch.Generator().manual_seed(1000 * number + rank)
+    targets = torch.randint(5, (3, 5), generator=draw)
+    targets.view(-1)[: (5 * number + 4 * rank) % 15] = -100
+    return targets
+
+
+def accumulate_padded(kind, microbatches):
+    """What differs from one mean over all targets of all microbatches and ranks."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    model, reference = wrapped(kind, built(plain, seed=50 + me)), built(plain, seed=50)
+    count = sum((padded(number, me) != -100).sum() for number in range(microbatches))
+    dist.all_reduce(count)
+    for number in range(microbatches):
+        with nullcontext() if number == microbatches - 1 else model.no_sync():
+            scores = model(part(number, me, 15)).view(3, 5, 5)
+            next_token_loss(scores, padded(number, me), count / n).backward()
+    every = [(number, rank) for number in range(microbatches) for rank in range(n)]
+    scores = reference(torch.cat([part(*one, 15) for one in every])).view(-1, 5, 5)
+    next_token_loss(scores, torch.cat([padded(*one) for one in every])).backward()
+    pairs = zip(model.module.parameters(), reference.parameters())
+    return [far(ours.grad, theirs.grad) for ours, theirs in pairs]
+
+
+def test_padded_targets(world):
+    """Must catch: a mean of ranks' means or of microbatches' means; a sum over the count of all
+    ranks that is averaged over ranks as well; targets of -100 that count."""
+    assert not any(map(any, world.run(accumulate_padded, DistributedDataParallel, 3)))
 
 
 def backward_twice_without_zero():

@@ -6,6 +6,7 @@ microbatch as a pipeline does, so only the tied weight's sum has another order, 
 equality.
 """
 
+import builtins
 import copy
 import os
 import signal
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from shardlab import zero
 from shardlab.agreement import CannotReplicate
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
 from shardlab.formulas import evaluate
@@ -98,7 +100,8 @@ def gpt(**sizes):
 
 def traps():
     """A first layer that is frozen, so that no gradient comes back through it; a module that is at
-    both ends and in the middle; a parameter that is never used; odd sizes."""
+    both ends and in the middle; a parameter that is never used; a stage that begins by writing into
+    its input; odd sizes."""
     frozen, shared = nn.Linear(7, 7).requires_grad_(False), nn.Linear(7, 7)
     unused = nn.Sequential(Turned())
     unused.extra = nn.Parameter(torch.empty(3))
@@ -110,7 +113,7 @@ def traps():
         Turned(),
         unused,
         shared,
-        Turned(),
+        nn.Sequential(nn.LeakyReLU(0.3, inplace=True), Turned()),
         nn.LayerNorm(7),
         shared,
         nn.Linear(7, 3),
@@ -478,6 +481,117 @@ def test_with_data_parallelism_and_zero(worlds, how, kind):
     agrees([f[1] for f in found], want, want)
 
 
+PADDING = ((0, 5, 1), (3, 2, 5))  # targets of each microbatch that are padding, by part
+
+
+def padded(part):
+    """(inputs, targets) in three microbatches of 2 x 5 targets."""
+    draw = torch.Generator().manual_seed(part)
+    inputs, targets = (torch.randint(11, (6, 5), generator=draw) for _ in range(2))
+    for padding, own in zip(PADDING[part], targets.chunk(3)):
+        own.view(-1)[: 2 * padding] = -100
+    return inputs, targets
+
+
+def train_padded(kind):
+    """dp 2 x pp 2: (losses, gradients) of a batch with padding."""
+    layers, mesh = built("tied"), Mesh(dp=2, pp=2)
+    inputs, targets = padded(mesh.dp.rank)
+    plan = plan_pipeline(layers, schedule(kind, 2, 3), inputs)
+    pipeline = Pipeline(layers, plan, next_token_loss, mesh.pp.group)
+    replicas = DistributedDataParallel(pipeline, group=mesh.dp.group)
+    count = (targets != -100).sum()
+    dist.all_reduce(count, group=mesh.dp.group)
+    losses = pipeline.step(inputs, targets, count / mesh.dp.size)
+    assert replicas.world_size == 2
+    gradients = pipeline.layers.named_parameters(remove_duplicate=False)
+    return losses, {key: parameter.grad for key, parameter in gradients}
+
+
+def test_padded_targets(worlds):
+    """dp 2 x pp 2, and as many targets in no two microbatches, none in one of them: the gradients
+    of one mean over all targets of both parts.
+
+    Must catch: a mean of microbatches' means, or of ranks' means; a sum divided by m as well."""
+    layers = built("tied")
+    inputs, targets = (torch.cat(both) for both in zip(padded(0), padded(1)))
+    for layer in layers:
+        inputs = layer(inputs)
+    loss = next_token_loss(inputs, targets)
+    loss.backward()
+    want = {key: parameter.grad for key, parameter in named(layers).items()}
+    for kind in ("1F1B", "zero-bubble H1"):
+        found = worlds(4).run(train_padded, kind)
+        agrees([gradients for _, gradients in found], want, want)
+        mean = (found[1][0].sum() + found[3][0].sum()) / 2  # over the replicas, as the gradients
+        assert mean.item() == pytest.approx(loss.item(), rel=1e-12)
+
+
+def evaluate_after_a_step(kind, mode):
+    """dp 2 x pp 2 under ZeRO 2: (what an evaluation after step() says, its losses, losses of the
+    same in the next step, whether the shards' gradients stay)."""
+    layers, mesh = built("tied"), Mesh(dp=2, pp=2)
+    inputs, targets, loss_of = batch_of("tied", mesh.dp.rank)
+    plan = plan_pipeline(layers, schedule(kind, 2, M), inputs)
+    pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
+    optimizer = stage2.ShardedOptimizer(
+        pipeline.parameters(), torch.optim.SGD, group=mesh.dp.group, lr=0.1
+    )
+    pipeline.step(inputs, targets)
+    optimizer.step()
+    shards = [shard for bucket in optimizer.buckets for shard in bucket.shards]
+    before = [shard.grad.clone() for shard in shards]
+    with CommunicationLog() as log, mode():
+        losses = pipeline.step(inputs, targets).tolist()
+    same = all(map(torch.equal, before, (shard.grad for shard in shards)))
+    optimizer.zero_grad()
+    said = {name: total.messages for name, total in log.totals().items()}
+    return said, losses, pipeline.step(inputs, targets).tolist(), same
+
+
+@pytest.mark.parametrize("mode", (torch.no_grad, torch.inference_mode))
+def test_evaluation_after_a_step(worlds, mode):
+    """An evaluation sends activations, and nothing else.
+
+    Must catch: zeros sent backwards, or to the shards; an error because the gradients of the step
+    before are still there."""
+    for kind, messages in (("1F1B", (M, 0)), ("interleaved 1F1B", (2 * M, M))):
+        found = worlds(4).run(evaluate_after_a_step, kind, mode)
+        for rank, (said, losses, again, same) in enumerate(found):
+            sent, received = messages if rank % 2 == 0 else messages[::-1]
+            want = {"send": sent, "recv": received}
+            assert said == {name: count for name, count in want.items() if count}
+            assert losses == again and same
+
+
+def refused_by_stage_3():
+    """What is said of a pipeline that stage 3 shards, and of a pipeline of sharded layers."""
+    said, mesh = [], Mesh(dp=2, pp=2)
+    layers, (inputs, _, loss_of) = built("tied"), batch_of("tied")
+    plan = plan_pipeline(layers, one_f_one_b(2, M), inputs)
+    pipeline = Pipeline(layers, plan, loss_of, mesh.pp.group)
+    with pytest.raises(CannotShard) as caught:
+        zero.shard(pipeline, torch.optim.SGD, stage=3, group=mesh.dp.group)
+    said.append(str(caught.value))
+    whole = nn.Sequential(*built("tied"))
+    zero.shard(whole, torch.optim.SGD, stage=3, group=mesh.dp.group)
+    for make in (
+        lambda: plan_pipeline([*whole], one_f_one_b(2, M), inputs),
+        lambda: Pipeline([*whole], plan, loss_of, mesh.pp.group),
+    ):
+        with pytest.raises(CannotPipeline) as caught:
+            make()
+        said.append(str(caught.value))
+    return said
+
+
+def test_stage_3_is_refused(worlds):
+    """Must catch: a refusal at the first step only, and by "parameters were replaced"."""
+    for said in worlds(4).run(refused_by_stage_3):
+        assert "is in a stage of a pipeline, where stage 3 would gather it" in said[0]
+        assert all("layer 0 is sharded by ZeRO stage 3, which would" in text for text in said[1:])
+
+
 def trained_later():
     """What each rank is told if a layer of it was frozen when the replicas were made."""
     layers, mesh = built("tied"), Mesh(dp=2, pp=2)
@@ -821,6 +935,88 @@ def test_ranks_that_disagree_refuse_together(worlds):
         assert "parameters were replaced since this pipeline was made" in said
     for said in world.run(refused_on_a_rank, one, one, M, copy.deepcopy):
         assert "process groups of its own" in said
+
+
+def refused_at_the_start(plan):
+    """What is said on this rank of layers that are too few, that are tied on rank 0 alone, and of a
+    group of other ranks."""
+    rank, (_, _, loss_of), said = dist.get_rank(), batch_of("tied"), []
+    untied = built("tied")
+    untied[-1].scores.weight = nn.Parameter(untied[-1].scores.weight.detach().clone())
+    other = [dist.new_group([number]) for number in (0, 1)][1 - rank]
+    for layers, group in (
+        (built("tied")[:-1], None),
+        (untied if rank else built("tied"), None),
+        (built("tied"), other),
+    ):
+        with pytest.raises(CannotPipeline) as caught:
+            Pipeline(layers, plan, loss_of, group)
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_a_pipeline_is_made_of(worlds):
+    """Must catch: an IndexError for the wrong number of layers, or on a rank that is not a member;
+    a rank that waits for the other end of a weight that is tied on its own rank alone."""
+    for rank, said in enumerate(worlds(2).run(refused_at_the_start, plan_of("tied", "1F1B", 2))):
+        assert "the plan is for 8 layers, and there are 7" in said[0]
+        assert "rank 0 has a weight on ranks [0, 1], rank 1 has nothing more" in said[1]
+        assert f"rank {rank} is not a member of the group" in said[2]
+
+
+LOSSES = {
+    "[1, 5]": lambda y, t: nn.functional.cross_entropy(y.mT, t, reduction="none"),
+    "tuple": lambda y, t: (next_token_loss(y, t), 3),
+    "float": lambda y, t: next_token_loss(y, t).item(),
+    "a number without a graph": lambda y, t: next_token_loss(y.detach(), t),
+}
+
+
+def losses_refused(plan):
+    found = []
+    for returned, loss_of in LOSSES.items():
+        pipeline = Pipeline(built("tied"), plan, loss_of)
+        with pytest.raises(CannotPipeline) as caught:
+            pipeline.step(*batch_of("tied")[:2])
+        found.append(returned in str(caught.value) and "loss(y, targets)" in str(caught.value))
+        with pytest.raises(CannotPipeline, match="a step of this pipeline was cut short"):
+            pipeline.loss = next_token_loss
+            pipeline.step(*batch_of("tied")[:2])
+    single = Pipeline(built("tied"), plan, lambda y, t: next_token_loss(y, t).view(1))
+    return found, single.step(*batch_of("tied")[:2]).shape
+
+
+def test_losses_that_are_no_number(worlds):
+    """On one rank, and a step after one that was cut short; [1] is a number, too.
+
+    Must catch: a complaint of autograd's; a loss without a graph, by which nothing is trained; an
+    activation of the step before taken for one of this step."""
+    [(found, shape)] = worlds(1).run(losses_refused, plan_of("tied", "interleaved 1F1B", 1))
+    assert found == [True] * len(LOSSES) and list(shape) == [M]
+
+
+def make_and_keep(plan):
+    builtins.kept_pipeline = Pipeline(built("tied"), plan, batch_of("tied")[2])
+    builtins.kept_pipeline.step(*batch_of("tied")[:2])
+
+
+def step_again():
+    with pytest.raises(CannotPipeline) as caught:
+        builtins.kept_pipeline.step(*batch_of("tied")[:2])
+    return str(caught.value)
+
+
+def raise_on_a_rank():
+    raise ValueError("planned") if dist.get_rank() else dist.barrier()
+
+
+def test_after_ranks_were_mended(impatient):
+    """Must catch: a complaint of PyTorch's about a group that is not registered."""
+    impatient.run(make_and_keep, plan_of("tied", "1F1B", 3))
+    with pytest.raises(RankRaised, match="planned"):
+        impatient.run(raise_on_a_rank)
+    for said in impatient.run(step_again):
+        assert "or its process groups were made anew, as after a rank raised" in said
 
 
 def step_in_another_dtype(plan):

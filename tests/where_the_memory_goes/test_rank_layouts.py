@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shardlab.pipelines.pipeline
+import shardlab.pipelines.step_checks
 from shardlab.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
@@ -240,7 +240,7 @@ def one_of_many(layout: Layout, pipeline_rank: int = 0) -> Iterator[None]:
     world = layout.d * layout.t * layout.p
     with ExitStack() as stack:
         stack.enter_context(fake_ranks(world, pipeline_rank * layout.t))
-        for module in (checks, shardlab.pipelines.pipeline):
+        for module in (checks, shardlab.pipelines.step_checks):
             stack.enter_context(mock.patch.object(module, "agree", lambda *facts: None))
         nothing = mock.patch.object(pairs, "collectives_for", lambda *of: (send_nothing,) * 2)
         stack.enter_context(nothing)

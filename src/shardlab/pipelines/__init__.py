@@ -15,6 +15,7 @@ With torch:
 
     partition.py        which layers a stage has, and what cannot be a pipeline
     pipeline.py         keeps a rank's layers and runs its list
+    step_checks.py      what it refuses
     p2p.py              sends and receives between stages
     split_backward.py   a backward in two halves, for schedules that put weight gradients off
 

@@ -55,7 +55,7 @@ class Wire:
     def __init__(self, plan: PipelinePlan, group: dist.ProcessGroup | None, device: torch.device):
         self.plan, self.device, self.rank = plan, device, dist.get_rank(group)
         self.ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-        self.ahead = backend_for(device.type, group) == "gloo"
+        self.ahead = backend_for(device.type, group) != "nccl"
         routes = set()
         for action in (action for own in plan.schedule for action in own):
             target = goes_to(action, plan.last)
@@ -67,7 +67,7 @@ class Wire:
         }
         self.connect(group, sorted(routes))
         self.coming: dict[tuple, tuple[Tensor, dist.Work | None]] = {}
-        self.leaving: deque[Sent] = deque()  # gradients
+        self.leaving: deque[Sent] = deque()  # what no message answers: gradients
 
     def connect(self, group: dist.ProcessGroup | None, routes: list[tuple[str, int, int]]):
         """A first collective of the whole group, without which no batch of messages between some of
@@ -92,7 +92,8 @@ class Wire:
             return None
         channel, tensor = self.channel(target[1], self.rank, rank), tensor.contiguous()
         sent = Sent(tensor, dist.isend(tensor, self.ranks[rank], group=channel))
-        if action.kind is not Kind.FORWARD:  # an activation is kept by the caller
+        # an activation that a gradient answers is kept by the caller
+        if action.kind is not Kind.FORWARD or not torch.is_grad_enabled():
             self.leaving.append(sent)
             # a neighbour that is so far behind has its answers ahead: to wait for it costs no time
             self.settle(left=len(self.ranks))
@@ -125,7 +126,7 @@ class Wire:
             self.coming[input_of(action)] = tensor, None
 
     def settle(self, left: int = 0):
-        """Wait until no more than so many gradients are on their way."""
+        """Wait until no more than so many of these are on their way."""
         while len(self.leaving) > left:
             sent = self.leaving.popleft()
             sent.work.wait()
@@ -144,6 +145,7 @@ class TiedWeights:
             for layer in layers[first:end]:
                 for parameter in layer.parameters():
                     holders.setdefault(parameter, set()).add(plan.home[stage])
+        self.places = [sorted(ranks) for ranks in holders.values() if len(ranks) > 1]
         self.shared = [
             (parameter, sorted(ranks))
             for parameter, ranks in holders.items()

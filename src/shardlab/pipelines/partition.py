@@ -95,13 +95,15 @@ def cut(layers: int, stages: int, layers_of_stages: Sequence[int] | None) -> lis
 
 
 def check_layers(layers: Sequence[nn.Module], cuts: list[tuple[int, int]], home: dict[int, int]):
-    """Each layer is a module, and each rank has something to train."""
+    """Each layer is a whole module, and each rank has something to train."""
     for number, layer in enumerate(layers):
         if not isinstance(layer, nn.Module):
             raise CannotPipeline(
                 f"layer {number} is a {type(layer).__name__}, and a pipeline takes modules: put"
                 " them into checkpoints by checkpoint_modules(), which leaves them what they are."
             )
+    if wrong := complaint_of_shards(layers):
+        raise CannotPipeline(wrong)
     for rank in set(home.values()):
         own = [layers[n] for s, cut in enumerate(cuts) if home[s] == rank for n in range(*cut)]
         if not any(True for layer in own for _ in layer.parameters()):
@@ -110,6 +112,16 @@ def check_layers(layers: Sequence[nn.Module], cuts: list[tuple[int, int]], home:
                 f"the layers of rank {rank} ({names}) have no parameters, so it would have nothing"
                 " to train: give it others by layers_of_stages."
             )
+
+
+def complaint_of_shards(layers: Sequence[nn.Module]) -> str:
+    for number, layer in enumerate(layers):
+        if any(hasattr(module, "sharded_unit") for module in layer.modules()):
+            return (
+                f"layer {number} is sharded by ZeRO stage 3, which would gather it anew for each"
+                " microbatch: make the pipeline of whole layers, and take ZeRO stage 1 or 2."
+            )
+    return ""
 
 
 def outputs_of(
@@ -135,16 +147,6 @@ def outputs_of(
             )
         found.append(StageOutput(tuple(x.shape), x.dtype))
     return found
-
-
-def check_output(plan: PipelinePlan, stage: int, y: Tensor):
-    shape, dtype = plan.outputs[stage]
-    if (y.shape, y.dtype) != (shape, dtype):
-        raise CannotPipeline(
-            f"stage {stage} makes {list(y.shape)} of {y.dtype}, and the plan says {list(shape)} of"
-            f" {dtype}: make the plan of the same layers, in their dtype and under the same"
-            " autocast."
-        )
 
 
 # --- messages -------------------------------------------------------------------------------------

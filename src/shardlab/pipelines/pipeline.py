@@ -18,26 +18,26 @@ Data parallelism and ZeRO 1 and 2 compose: they are told of one backward, at the
 A loss scaler is made on every rank, and scales in `loss`: lambda y, t: scaler.scale(loss(y, t)).
 torch.amp.GradScaler skips on all ranks or on none.
 
-partition.py cuts the model and says what is wrong with it before a rank waits, p2p.py sends and
-receives, split_backward.py divides a backward into I and W.
+partition.py cuts the model and says what is wrong with it before a rank waits, step_checks.py says
+what ranks refuse, p2p.py sends and receives, split_backward.py divides a backward into I and W.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..agreement import agree
 from ..backward import as_one_backward
-from ..shards import Stages, groups_of, stages_of_parameters, would_mix
+from ..shards import Stages, stages_of_parameters
 from ..torch_clip_and_scale import watch_steps
 from . import split_backward
 from .p2p import Sent, TiedWeights, Wire
-from .partition import CannotPipeline, PipelinePlan, check_output
+from .partition import CannotPipeline, PipelinePlan
 from .schedules import Action, Kind
+from .step_checks import check_batch, check_loss, check_output, check_ranks, check_unbroken
 
 
 class InFlight(NamedTuple):
@@ -48,12 +48,25 @@ class InFlight(NamedTuple):
     sent: Sent | None  # the message with y, until its answer comes
 
 
+class Received(torch.autograd.Function):
+    """The input of a stage, into which its first layer may write in place. Autograd allows it for
+    what an operation has made, not for the tensor whose gradient is asked for."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx
+
+
 class Pipeline(nn.Module):
     """This rank's layers, under the numbers that they have in the whole model.
 
     layers    of the whole model, the same on all ranks; those of other ranks are not kept
     plan      from plan_pipeline, the same on all ranks
-    loss      loss(y, targets) of one microbatch, a mean over its elements
+    loss      loss(y, targets) of one microbatch, a mean over its elements; see step() for others
     group     the ranks of the pipeline, in the order of the schedule; by default the world
 
     Raises CannotPipeline, on all ranks, if their plans differ or are not for this number of ranks.
@@ -63,7 +76,7 @@ class Pipeline(nn.Module):
         self,
         layers: Sequence[nn.Module],
         plan: PipelinePlan,
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[..., Tensor],
         group: dist.ProcessGroup | None = None,
     ):
         super().__init__()
@@ -93,12 +106,21 @@ class Pipeline(nn.Module):
             Kind.WEIGHT: self.weight_gradients_of,
         }
 
-    def step(self, batch: Tensor, targets: Tensor) -> Tensor:
+    def step(self, batch: Tensor, targets: Tensor, count: Tensor | float | None = None) -> Tensor:
         """Forward and backward of a batch: adds the gradients of its mean loss to .grad. Returns
-        the loss of each microbatch, [m] on the rank of the last stage and [0] on the others."""
+        the loss of each microbatch, [m] on the rank of the last stage and [0] on the others. Under
+        no_grad it runs the forwards alone.
+
+        A mean of means is not the batch's where microbatches have unequally many targets, as with
+        padding. With `count`, the number of targets in the batch, loss(y, targets, count) is a sum
+        over `count`, and these losses are added up. As data parallelism averages gradients, it
+        needs the average count of its ranks."""
         self.begin(batch, targets)
+        self.counted = () if count is None else (count,)
         actions = self.plan.schedule[self.rank]
-        with as_one_backward(self.parameters()), self.tied.added_up(), self.in_halves():
+        if not torch.is_grad_enabled():
+            actions = [action for action in actions if action.kind is Kind.FORWARD]
+        with as_one_backward(self.parameters()), self.tied.added_up(), self.later or nullcontext():
             for action, following in zip(actions, [*actions[1:], None]):
                 self.wire.post(action)
                 self.wire.post_ahead(following)
@@ -106,19 +128,8 @@ class Pipeline(nn.Module):
             self.wire.settle()
         return torch.stack(self.losses) if self.losses else torch.empty(0)
 
-    @contextmanager
-    def in_halves(self) -> Iterator[None]:
-        """Within, backward is divided, if the schedule does so."""
-        if self.later is None:
-            yield
-            return
-        self.later.at_work = True
-        try:
-            yield
-        finally:
-            self.later.at_work = False
-
     def begin(self, batch: Tensor, targets: Tensor):
+        check_unbroken(self.wire, unfinished=bool(self.held or self.wire.coming))
         check_batch(self.plan, batch, targets)
         if set(self.parameters()) != self.known:
             raise CannotPipeline(
@@ -138,17 +149,19 @@ class Pipeline(nn.Module):
     def forward_of(self, action: Action):
         stage, _, microbatch = action
         x = self.wire.take(action).requires_grad_() if stage else self.batch[microbatch]
-        y, sent = x, None
+        y, sent = Received.apply(x) if stage else x, None
         for number in range(*self.plan.cuts[stage]):
             y = self.layers[str(number)](y)
         if stage < self.plan.last:
             check_output(self.plan, stage, y)
             sent = self.wire.give(action, y.detach())
         else:
-            loss = self.loss(y, self.targets[microbatch])
-            self.losses.append(loss.detach())
-            y = loss / self.plan.microbatches
-        self.held[stage, microbatch] = InFlight(x, y, sent)
+            loss = self.loss(y, self.targets[microbatch], *self.counted)
+            check_loss(loss)
+            self.losses.append(loss.detach().reshape(()))
+            y = loss if self.counted else loss / self.plan.microbatches
+        if torch.is_grad_enabled():
+            self.held[stage, microbatch] = InFlight(x, y, sent)
 
     def backward_of(self, action: Action):
         stage, _, microbatch = action
@@ -172,28 +185,4 @@ class Pipeline(nn.Module):
         raise CannotPipeline(
             "a pipeline has process groups of its own, which are not copied or pickled: save its"
             " state_dict(), and make another pipeline of a copy of the layers."
-        )
-
-
-def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None):
-    size, wanted = dist.get_world_size(group), len(plan.schedule)
-    wrong = would_mix(nn.ModuleList(layers).named_parameters(), group, groups_of)
-    if size != wanted:
-        wrong = f"the schedule is for {wanted} ranks, and the group has {size}."
-    facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
-    rule = "all ranks run the same plan"
-    agree(facts, group, CannotPipeline, rule, wrong)
-
-
-def check_batch(plan: PipelinePlan, batch: Tensor, targets: Tensor):
-    m, (one, *others) = plan.microbatches, plan.microbatch
-    if len(batch) % m or len(batch) != len(targets):
-        raise CannotPipeline(
-            f"a batch of {len(batch)} with targets of {len(targets)}: both have the same number"
-            f" of sequences, a multiple of microbatches = {m}."
-        )
-    if list(batch.shape) != [m * one, *others]:
-        raise CannotPipeline(
-            f"a batch of {list(batch.shape)}, and the plan is for {[m * one, *others]}: the ranks"
-            " expect messages of its size; make another plan for this batch."
         )

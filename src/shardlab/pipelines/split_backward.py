@@ -39,8 +39,8 @@ class PutOff(NamedTuple):
 
 class WeightGradientsLater:
     """Puts off the weight gradients of all linear layers in a module, and of a rank's parts of
-    them. Backward is undivided for what runs while `at_work` is False: layers outlive a pipeline,
-    and may be in several."""
+    them. Backward is undivided for what runs while `at_work` is False, as it is after `with later:`
+    has ended: layers outlive a pipeline, and may be in several."""
 
     def __init__(self, module: nn.Module, at_work: bool = True):
         self.products: list[PutOff] = []
@@ -50,6 +50,12 @@ class WeightGradientsLater:
                 layer.forward = partial(self.forward_of, layer)
             elif isinstance(layer, CutLinear):
                 layer.product = self.product
+
+    def __enter__(self):
+        self.at_work = True
+
+    def __exit__(self, *error):
+        self.at_work = False
 
     def forward_of(self, layer: nn.Linear, x: Tensor) -> Tensor:
         return self.product(x, layer.weight, layer.bias)

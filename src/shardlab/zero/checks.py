@@ -1,4 +1,4 @@
-"""Refusals of stages 1 and 2, before anything is moved or sent: one sentence each."""
+"""Refusals of ZeRO, before anything is moved or sent: one sentence each."""
 
 from collections.abc import Iterable
 from inspect import getgeneratorlocals, isgenerator
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..agreement import agree, fact
-from ..shards import CannotShard, would_mix
+from ..shards import CannotShard, stages_of, would_mix
+from ..torch_internals import hooks_of_others
 from .flat import Group
 
 
@@ -85,6 +86,22 @@ def complaint_of_group(named: list[tuple[str, nn.Parameter]], others: list[nn.Pa
                 " group, once."
             )
         known.add(parameter)
+    return ""
+
+
+def complaint_of_units(module: nn.Module) -> str:
+    """Why stage 3 cannot make shards of the module's parameters, or an empty string."""
+    for name, parameter in module.named_parameters():
+        if stages_of(parameter):
+            return (
+                f"{name} is in a stage of a pipeline, where stage 3 would gather it anew for each"
+                " microbatch: take ZeRO stage 1 or 2."
+            )
+        if hooks_of_others(parameter):
+            return (
+                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
+                " its own: remove the hook, or take ZeRO stage 2."
+            )
     return ""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..agreement import agree, facts_of, hand_out
 from ..shards import CannotShard, groups_of, would_mix
-from ..torch_internals import hooks_of_others
+from .checks import complaint_of_units
 from .flat import first_rank, own_chunk
 from .torch_collectives import best_collectives
 
@@ -167,18 +167,8 @@ def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
-    complaint = complaint_of_hooks(module) or would_mix(module.named_parameters(), group)
+    complaint = complaint_of_units(module) or would_mix(module.named_parameters(), group)
     agree(facts, group, CannotShard, rule, complaint)
-
-
-def complaint_of_hooks(module: nn.Module) -> str:
-    for name, parameter in module.named_parameters():
-        if hooks_of_others(parameter):
-            return (
-                f"{name} has a hook on its gradient, but becomes part of a shard with a gradient of"
-                " its own: remove the hook, or take ZeRO stage 2."
-            )
-    return ""
 
 
 def dense(gradients: list[Tensor]) -> list[Tensor]:
