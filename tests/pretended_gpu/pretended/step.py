@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import starmap, zip_longest
 
 import torch  # noqa: F401  first: whatever imports torch gets cuda and nccl installed with it
 
@@ -34,32 +35,30 @@ def watched() -> Iterator[Step]:
 
 
 def disagreements(steps: list[Step]) -> list[str]:
-    """What NCCL wants: all ranks of a group make the same collectives in the same order, and the
-    messages of a pair match: what one sends is what the other receives, in the same order."""
-    collectives, messages = defaultdict(dict), defaultdict(dict)
-    for step in steps:
-        for call in step.calls:
-            place = (call.group, call.communicator)
-            what = (call.elements, call.dtype)
-            if call.peer is None:
-                collectives[place].setdefault(call.rank, []).append((call.operation, *what))
-            else:
-                pair = (*place, *sorted((call.rank, call.peer)))
-                sends = call.operation == "send"
-                low_to_high = sends == (call.rank <= call.peer)
-                messages[pair].setdefault(call.rank, []).append((low_to_high, *what))
-    found = []
-    for kind, places in (("collectives", collectives), ("messages", messages)):
-        for place, lists in places.items():
-            (first, calls), *others = lists.items()
-            for rank, others_calls in others:
-                if calls != others_calls:
-                    k = next(
-                        (k for k, (a, b) in enumerate(zip(calls, others_calls)) if a != b),
-                        min(len(calls), len(others_calls)),
-                    )
-                    found.append(
-                        f"{kind} of {place}: call {k} of rank {first} is"
-                        f" {calls[k : k + 1]}, of rank {rank} {others_calls[k : k + 1]}"
-                    )
-    return found
+    """Where ranks differ from what NCCL wants: all ranks of a group make the same collectives in
+    the same order, and what one rank of a pair sends is what the other receives, in the same order.
+    In a pair's own communicator both directions are one queue; in batches each is one of its
+    own."""
+    queues = defaultdict(lambda: defaultdict(list))  # by place and rank: what must be alike
+    for call in (call for step in steps for call in step.calls):
+        place, what = (call.group, call.communicator), (call.elements, call.dtype)
+        if call.peer is None:
+            queues[place][call.rank].append((call.operation, *what))
+            continue
+        sender, receiver = call.rank, call.peer
+        if call.operation != "send":
+            sender, receiver = receiver, sender
+        message = f"{sender} to {receiver}"
+        if call.communicator == nccl.COLLECTIVES:
+            place = (*place, message)
+        queues[place][call.rank].append((message, *what))
+    return list(filter(None, starmap(first_difference, queues.items())))
+
+
+def first_difference(place: tuple, queues: dict[int, list]) -> str:
+    (first, calls), *others = queues.items()
+    for rank, theirs in others:
+        for k, (mine, other) in enumerate(zip_longest(calls, theirs)):
+            if mine != other:
+                return f"{place}: call {k} of rank {first} is {mine}, of rank {rank} {other}"
+    return ""

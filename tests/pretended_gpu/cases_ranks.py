@@ -1,0 +1,232 @@
+"""Techniques that share a training among ranks, each beside the plain model."""
+
+import shutil
+import tempfile
+from contextlib import nullcontext
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from plainly import CLOSE, assert_close, batch, model, part, sgd, train, trained
+from pretended.step import Step, watched
+
+from shardlab import collective_plans, collectives, collectives_fast, data_parallel, saving, zero
+from shardlab.gpt import next_token_loss
+from shardlab.gradient_clipping import clip_gradients
+from shardlab.mesh import Mesh
+from shardlab.mixed_precision.fp32_reduction import InFp32
+from shardlab.mixed_precision.loss_scaler import LossScaler
+from shardlab.pipelines.partition import plan_pipeline
+from shardlab.pipelines.pipeline import Pipeline
+from shardlab.pipelines.schedules import schedule
+from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.partitioned import checkpoint_partitioned
+from shardlab.tensor_parallel import (
+    apply_tensor_parallel,
+    gpt_plan,
+    sequence_parallel,
+    sum_gradients,
+    vocabulary_parallel_loss,
+)
+from shardlab.tensor_parallel.full_parameters import whole_state_dict
+from shardlab.zero import fast_ring
+from shardlab.zero.full_parameters import unsharded
+
+BUCKET_BYTES = 4096  # several buckets, the last of which is not full
+CLIP = 0.05  # below every norm
+
+
+# --- data parallelism and ZeRO --------------------------------------------------------------------
+
+
+def data_parallel_as(kind: str) -> Step:
+    net, tokens = model(seed=dist.get_rank()), part()
+    buckets = kind in ("Bucketed", "DistributedDataParallel")
+    options = dict(bucket_bytes=BUCKET_BYTES) if buckets else {}
+    replica = getattr(data_parallel, kind)(net, **options)
+    step = train(lambda: next_token_loss(replica(tokens), tokens).backward(), sgd(net.parameters()))
+    if kind != "ParameterServer" or dist.get_rank() == 0:  # the server's, until the next forward
+        assert_close(dict(net.named_parameters()), trained())
+    return step
+
+
+def zero_as(stage: int, variant: str = "plain", scaled_by: str = "") -> Step:
+    dtype = torch.float32 if variant == "fp32 sums" else torch.float64
+    within = {"bf16": 3e-2, "fp32 sums": 1e-5}.get(variant, CLOSE)
+    options = {
+        "ring": dict(collectives=fast_ring.Ring()),
+        "fp32 sums": dict(collectives=InFp32()),
+        "offload": dict(offload=True),
+        "offload, clip": dict(offload=True),
+        "bf16": dict(compute_dtype=torch.bfloat16),
+    }.get(variant, {})
+    if stage < 3:
+        options["bucket_bytes"] = BUCKET_BYTES
+    net, tokens = model(seed=dist.get_rank(), dtype=dtype), part()
+    called, optimizer = zero.shard(
+        net, torch.optim.SGD, stage=stage, lr=0.1, momentum=0.9, **options
+    )
+    clip = CLIP if "clip" in variant else 0.0
+    scaler = {
+        "": None,
+        "GradScaler": torch.amp.GradScaler("cuda", init_scale=8.0),
+        "LossScaler": LossScaler(init_scale=8.0),
+    }[scaled_by]
+
+    def backward():
+        loss = next_token_loss(called(tokens), tokens)
+        (scaler.scale(loss) if scaler else loss).backward()
+
+    def before_step():
+        if scaler:
+            scaler.unscale_(optimizer)
+        if clip:
+            clip_gradients(optimizer, clip)
+
+    step = train(backward, optimizer, before_step, scaler)
+    with unsharded(net) if stage == 3 else nullcontext():
+        assert_close(dict(net.named_parameters()), trained(clip, dtype=dtype), within)
+    return step
+
+
+def saved_and_resumed(stage: int) -> Step:
+    """A save after one step, resumed in another model, goes on as if nothing had happened."""
+    tokens, folders = part(), [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folders)
+    (folder,) = folders
+
+    def training(seed):
+        net = model(seed)
+        options = dict(stage=stage, lr=0.1, momentum=0.9)
+        return net, *zero.shard(net, torch.optim.SGD, **options)
+
+    def step_of(called, optimizer):
+        next_token_loss(called(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    net, called, optimizer = training(seed=0)
+    step_of(called, optimizer)
+    saving.save(folder, called, optimizer, 1)
+    net, called, optimizer = training(seed=5)
+    assert saving.resume(folder, called, optimizer).step == 1
+    step_of(called, optimizer)
+    with unsharded(net) if stage == 3 else nullcontext():
+        assert_close(dict(net.named_parameters()), trained())
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+
+
+# --- tensor parallelism ---------------------------------------------------------------------------
+
+
+def split(net, group=None, sequence=False, regather=False, tied=True):
+    """(backward, optimizer) of a model that is cut by width."""
+    plan = gpt_plan(net.config)
+    plan = sequence_parallel(plan, regather) if sequence else plan
+    apply_tensor_parallel(net, plan, group)
+    optimizer = sgd(net.parameters())
+
+    def backward(tokens, called=net):
+        loss = vocabulary_parallel_loss(called(tokens), tokens, net.config.vocabulary, group)
+        loss.backward()
+        if sequence:
+            sum_gradients(optimizer)
+
+    return backward, optimizer
+
+
+def tensor_parallel_as(variant: str, **sizes) -> Step:
+    net, tokens = model(**sizes), batch()
+    backward, optimizer = split(net, None, "sequence" in variant, "regather" in variant)
+    if "partitioned" in variant:
+        net.blocks = checkpoint_every(net.blocks, 1, partial(checkpoint_partitioned, None))
+    clip = CLIP if "clip" in variant else 0.0
+    before_step = partial(clip_gradients, optimizer, clip) if clip else lambda: None
+    step = train(partial(backward, tokens), optimizer, before_step)
+    whole = whole_state_dict(net)
+    names = dict(net.named_parameters())
+    assert_close({k: whole[k] for k in names}, trained(clip, **sizes))
+    return step
+
+
+def mesh_of_data_and_tensor_parallelism() -> Step:
+    mesh = Mesh(dp=2, tp=dist.get_world_size() // 2)
+    net = model()
+    backward, optimizer = split(net, mesh.tp.group)
+    replica = data_parallel.DistributedDataParallel(net, group=mesh.dp.group)
+    tokens = batch().chunk(2)[mesh.dp.rank].contiguous()
+    step = train(lambda: backward(tokens, replica), optimizer)
+    whole = whole_state_dict(net)
+    assert_close({k: whole[k] for k, _ in net.named_parameters()}, trained())
+    return step
+
+
+# --- pipelines ------------------------------------------------------------------------------------
+
+
+def pipelined(name: str, tied: int = 0, microbatches: int = 4) -> Step:
+    n = dist.get_world_size()
+    sizes = dict(layers=2 * n, tied_head=tied)
+    net, tokens = model(**sizes), batch(sequences=4)
+    layers = [net.embedding, *net.blocks, net.head]
+    lists = schedule(name, n, microbatches)
+    stages = 1 + max(action.stage for own in lists for action in own)
+    counts = [2 * n // stages] * stages
+    counts[0] += 1  # the embedding
+    counts[-1] += 1  # the head
+    plan = plan_pipeline(layers, lists, tokens, counts)
+    pipeline = Pipeline(layers, plan, next_token_loss)
+    step = train(lambda: pipeline.step(tokens, tokens), sgd(pipeline.parameters()))
+    plain = trained(sequences=4, **sizes)
+    of_layer = [plain.embedding, *plain.blocks, plain.head]
+    for number, layer in pipeline.layers.items():
+        assert_close(dict(layer.named_parameters()), of_layer[int(number)])
+    return step
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def collectives_of(module: str) -> Step:
+    by = dict(plain=collectives, fast=collectives_fast)[module]
+    n, me = dist.get_world_size(), dist.get_rank()
+    numbers = torch.arange(11.0, device="cuda")
+    mine = torch.full((5,), float(me), device="cuda")
+    own = numbers.tensor_split(n)[me].contiguous()
+    with watched() as step:
+        summed = {}
+        for plan in ("ring", "tree", "naive"):
+            summed[plan] = numbers.clone()
+            by.all_reduce(summed[plan], plan=getattr(collective_plans, f"{plan}_all_reduce"))
+        given, added = mine.clone(), mine.clone()
+        by.broadcast(given, n - 1)
+        by.reduce(added, n - 1)
+        shard = torch.empty_like(own)
+        by.reduce_scatter(shard, numbers.clone())
+        full = torch.empty_like(numbers)
+        by.all_gather(full, own)
+        scattered, gathered = torch.empty_like(own), torch.empty_like(numbers)
+        by.scatter(scattered, numbers if me == 0 else None)
+        by.gather(own, gathered if me == 0 else None)
+        swapped = torch.empty(2 * n, device="cuda")
+        by.all_to_all(swapped, 10.0 * me + torch.arange(2.0 * n, device="cuda"))
+    by.barrier()
+    assert all(torch.equal(found, n * numbers) for found in summed.values())
+    assert (given == n - 1).all()
+    assert me < n - 1 or (added == sum(range(n))).all()
+    assert torch.equal(shard, n * own) and torch.equal(full, numbers)
+    assert torch.equal(scattered, own) and (me or torch.equal(gathered, numbers))
+    sent = [10.0 * rank + 2 * me + k for rank in range(n) for k in range(2)]
+    assert swapped.tolist() == sent
+    return step
+
+
+def hierarchical() -> Step:
+    mesh = Mesh(dp=2, tp=dist.get_world_size() // 2)
+    numbers = torch.arange(11.0, device="cuda")
+    with watched() as step:
+        collectives_fast.hierarchical_all_reduce(numbers, mesh.tp.group, mesh.dp.group)
+    assert torch.equal(numbers.cpu(), dist.get_world_size() * torch.arange(11.0))
+    return step
