@@ -3,6 +3,8 @@ is counted. Otherwise the other tests of this folder would pass whatever a techn
 
 import cases_device as cases
 import pytest
+from asking import no_gpus
+from pretended import build
 
 pytestmark = pytest.mark.ranks
 
@@ -49,3 +51,29 @@ def test_ranks_that_disagree_are_told(on_gpus):
     """Must catch: `disagreements` that compares only how many calls there were."""
     (line,) = on_gpus(2, cases.ranks_disagree).order
     assert "call 0 of rank 0 is ('broadcast_'" in line and "of rank 1 ('allreduce_'" in line
+
+
+def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, tmp_path):
+    """Must catch: a test that passes or fails obscurely where there is no compiler; a skip on a
+    continuous integration machine."""
+    monkeypatch.setattr(build, "COMPILERS", ())
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    with pytest.raises(build.CannotBuild, match=r"apt-get install g\+\+") as raised:
+        build.library()
+    with pytest.raises(pytest.skip.Exception):
+        no_gpus(raised.value, continuous_integration=False)
+    with pytest.raises(pytest.fail.Exception, match="never skipped"):
+        no_gpus(raised.value, continuous_integration=True)
+
+
+def test_another_pytorch_is_named(monkeypatch, tmp_path):
+    """Must catch: a failure of the job with the oldest PyTorch, whose headers differ."""
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "SOURCE", tmp_path / "device.cpp")
+    build.SOURCE.write_text("#error not these headers")
+    monkeypatch.setattr(build, "COMPILES_WITH", ("1.0",))
+    with pytest.raises(build.CannotBuild, match="device.cpp is for torch 1.0") as raised:
+        build.library()
+    with pytest.raises(pytest.skip.Exception):
+        no_gpus(raised.value, continuous_integration=True)
+    assert not list(tmp_path.glob("*.so"))

@@ -12,10 +12,16 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("device.cpp")
 FOLDER = Path(__file__).resolve().parents[3] / "build" / "pretended_gpu"
 COMPILERS = ("g++", "clang++", "c++")
+COMPILES_WITH = ("2.13",)  # PyTorch's C++ headers change with each release
 
 
 class CannotBuild(Exception):
-    """No pretended GPUs on this machine: one sentence."""
+    """Why there are no pretended GPUs: one sentence. `excused` where nothing can be done about it:
+    with another PyTorch than device.cpp was written for."""
+
+    def __init__(self, sentence: str, excused: bool = False):
+        super().__init__(sentence)
+        self.excused = excused
 
 
 def library() -> Path:
@@ -25,6 +31,12 @@ def library() -> Path:
 
     if sys.platform != "linux":
         raise CannotBuild("pretended GPUs need Linux.")
+    if torch.version.cuda and not os.environ.get("PRETENDED_GPUS"):  # else pretended itself
+        raise CannotBuild(
+            "pretended GPUs need PyTorch's CPU build, and this one is for CUDA"
+            f' {torch.version.cuda}: README.md, "On a laptop", says how to get the other.',
+            excused=True,
+        )
     torch_folder = Path(torch.__file__).parent
     said = (torch.__version__, str(torch_folder), SOURCE.read_text(encoding="utf-8"))
     made = FOLDER / f"{hashlib.sha256(repr(said).encode()).hexdigest()[:16]}.so"
@@ -55,5 +67,9 @@ def compile_device(torch_folder: Path, version: str, cxx11_abi: bool, made: Path
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        raise CannotBuild(f"device.cpp does not compile with torch {version}: {errors[0]}")
+        raise CannotBuild(
+            f"device.cpp is for torch {', '.join(COMPILES_WITH)} and does not compile with"
+            f" {version}: {errors[0]}",
+            excused=not version.startswith(COMPILES_WITH),
+        )
     unfinished.replace(made)  # whole or absent, whatever interrupts the compiler

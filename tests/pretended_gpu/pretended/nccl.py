@@ -442,7 +442,10 @@ def collective(name: str, run, returned: list[str]):
         def job(wait=True):
             run(gloo, host)
 
-        work = gloo.enqueue(call, job)
+        if isinstance(gloo, ProcessGroupNCCL):
+            work = gloo.enqueue(call, job)
+        else:
+            work = done_by_gloo(call, job)
         if name == "barrier":
             cuda.note_wait("barrier")
         if not call.asynchronous and not isinstance(work, Coalesced):
@@ -453,10 +456,21 @@ def collective(name: str, run, returned: list[str]):
     return kernel
 
 
+def done_by_gloo(call: "Call", job) -> Work:
+    """A collective of CUDA tensors by a group of gloo, which takes them through the host."""
+    work = Work(f"{call.operation} by gloo")
+    job()
+    work.tensors = call.tensors
+    work.done.set()
+    return work
+
+
 def message(name: str, peer_argument: str):
     def kernel(*args, **named):
         call = Call(name, arguments_of(name), args, named)
         gloo, peer = call.backend, call.given[peer_argument]
+        if not isinstance(gloo, ProcessGroupNCCL):
+            raise RuntimeError(f"{name}: gloo has no messages of CUDA tensors")
         tensors, tag = call.host().tensors, tag_of_pair(gloo, peer)
 
         def job(wait=True):

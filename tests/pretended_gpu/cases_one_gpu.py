@@ -1,0 +1,186 @@
+"""Techniques of one GPU, each beside the same on the CPU, whose kernels are the same: often bit by
+bit."""
+
+from functools import partial
+
+import torch
+from plainly import CLOSE, assert_close, batch, model, sgd, train, trained
+from pretended.step import Step, watched
+
+from shardlab import recompute
+from shardlab.gpt import next_token_loss
+from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
+from shardlab.measure.ledger import Ledger
+from shardlab.mixed_precision import fast
+from shardlab.mixed_precision.float8 import use_float8
+from shardlab.mixed_precision.loss_scaler import LossScaler
+from shardlab.mixed_precision.master_weights import MasterWeights
+from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
+from shardlab.mixed_precision.policies import POLICIES
+from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
+from shardlab.recompute.layers import checkpoint_every
+from shardlab.recompute.offload import offload_activations
+from shardlab.recompute.selective import checkpoint_selective
+from shardlab.topics.activation_checkpointing.runs import WAYS
+
+# fp16 and bf16 keep 11 and 8 bits; a weight here is at most 2, and moves by less than 0.5
+WITHIN = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+# --- recomputation --------------------------------------------------------------------------------
+
+
+def recomputed(name: str) -> Step:
+    net, tokens = model(), batch()
+    called = WAYS[name].wrap(net, **WAYS[name].options)
+    step = train(lambda: next_token_loss(called(tokens), tokens).backward(), sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), trained())
+    return step
+
+
+def activations_on_the_host() -> Step:
+    net, tokens = model(), batch()
+
+    def backward():
+        with offload_activations(least_bytes=0):
+            loss = next_token_loss(net(tokens), tokens)
+        loss.backward()
+
+    step = train(backward, sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), trained())
+    return step
+
+
+def recomputed_with_dropout(name: str) -> Step:
+    """A second run that draws the first one's numbers gives the same gradients, bit by bit. On a
+    GPU the numbers are those of the device's own generator."""
+    by = dict(
+        hooks=recompute.checkpoint,
+        function=recompute.checkpoint_by_function,
+        selective=checkpoint_selective,
+    )[name]
+    gradients = []
+    for way in (None, by):
+        net, tokens = model(dropout=0.3), batch()
+        if way:
+            net.blocks = checkpoint_every(net.blocks, 1, way)
+        torch.manual_seed(3)
+        torch.rand(5)  # the CPU's generator is elsewhere than the device's
+        with watched() as step:
+            next_token_loss(net(tokens), tokens).backward()
+        gradients.append([parameter.grad for parameter in net.parameters()])
+    assert all(map(torch.equal, *gradients))
+    return step
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def policy_of(name: str, kind: str) -> Step:
+    """Under a policy, by the readable or the fast classes, or by torch.amp. Compared with fp32."""
+    policy = POLICIES[name]
+    net, tokens = model(dtype=torch.float32), batch()
+    forward = partial(policy.forward, "cuda")
+    settings = dict(lr=0.1, momentum=0.9)
+    if kind == "torch.amp":
+        optimizer = torch.optim.SGD(net.parameters(), **settings)
+        scaler = torch.amp.GradScaler("cuda", enabled=policy.needs_scale)
+    else:
+        policy.prepare(net)
+        masters = MasterWeights if kind == "readable" else fast.MasterWeights
+        if policy.weights is torch.float32:
+            optimizer = torch.optim.SGD(net.parameters(), **settings)
+        else:
+            optimizer = masters(net.parameters(), torch.optim.SGD, **settings)
+        scales = LossScaler if kind == "readable" else fast.LossScaler
+        scaler = scales() if policy.needs_scale else policy.scaler()
+
+    def backward():
+        with forward():
+            loss = next_token_loss(net(tokens).float(), tokens)
+        scaler.scale(loss).backward()
+
+    with policy.step():
+        step = train(backward, optimizer, scaler=scaler)
+    within = WITHIN[policy.computes_in]
+    assert_close(dict(net.named_parameters()), trained(dtype=torch.float32), within)
+    return step
+
+
+ONE_ATTENTION = dict(fused_attention=False)  # the CPU's fused kernel rounds otherwise
+
+
+def on_both(training, within: float) -> Step:
+    """training(device) -> (Step, parameters): the same on the CPU and on the device. Both compute
+    with the CPU's kernels; what differs is in which order products are made."""
+    _, on_cpu = training("cpu")
+    step, on_gpu = training("cuda")
+    for mine, plain in zip(on_gpu, on_cpu):
+        assert mine.device.type == "cuda"
+        error = (mine.cpu() - plain).abs().max().item()
+        assert error <= within, error
+    return step
+
+
+def float8() -> Step:
+    def training(device):
+        net, tokens = model(device=device, dtype=torch.float32, **ONE_ATTENTION), batch(device)
+        use_float8(net, keep=[net.head])
+        step = train(lambda: next_token_loss(net(tokens), tokens).backward(), sgd(net.parameters()))
+        return step, net.parameters()
+
+    return on_both(training, within=1e-6)
+
+
+def moments_in_few_bits(kind: str) -> Step:
+    classes = dict(bf16=Bf16Moments, eight=EightBitMoments)
+
+    def training(device):
+        net, tokens = model(device=device, dtype=torch.float32, **ONE_ATTENTION), batch(device)
+        optimizer = classes[kind](net.parameters(), torch.optim.AdamW, lr=1e-2)
+        step = train(lambda: next_token_loss(net(tokens), tokens).backward(), optimizer)
+        return step, net.parameters()
+
+    return on_both(training, within=1e-3)
+
+
+def stochastic_rounding() -> Step:
+    """The random numbers of the device and of the CPU are the same from the same seed."""
+    spacing = 2**-7  # of bf16 below 2: a weight may be rounded the other way in each step
+
+    def training(device):
+        net, tokens = model(device=device, dtype=torch.bfloat16, **ONE_ATTENTION), batch(device)
+        optimizer = StochasticRounding(net.parameters(), torch.optim.SGD, lr=0.1)
+        torch.manual_seed(2)
+        step = train(lambda: next_token_loss(net(tokens).float(), tokens).backward(), optimizer)
+        return step, net.parameters()
+
+    return on_both(training, within=2 * spacing)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def ledger_and_account():
+    """The ledger's bytes and the allocator's, named one by one, add up to what the driver says."""
+    net, tokens = model(dtype=torch.float32), batch()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+
+    def step():
+        next_token_loss(net(tokens), tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    with Ledger(net, optimizer, device="cuda") as ledger, CudaAccount(ledger) as account:
+        step()
+    rows = dict(account.rows())
+    assert rows["the ledger's bytes"] == ledger.peak.bytes.total > 0
+    assert rows[UNEXPLAINED] == 0, rows
+
+
+def double_precision_is_close():
+    """A GPU with the CPU's kernels gives the CPU's bits."""
+    net, tokens = model(), batch()
+    train(lambda: next_token_loss(net(tokens), tokens).backward(), sgd(net.parameters()))
+    assert_close(dict(net.named_parameters()), trained(), CLOSE / 1e4)
