@@ -1,0 +1,54 @@
+"""PyTorch's own techniques on pretended GPUs. They are known to be right on real ones: where one
+fails here, the pretence is wrong."""
+
+import cases_peers as cases
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+ANY = 10**6  # waits of the host: PyTorch's own business
+
+
+@pytest.mark.parametrize(
+    "options", [{}, dict(gradient_as_bucket_view=True, static_graph=True)], ids=["plain", "tuned"]
+)
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_data_parallelism(on_gpus, gpus, options):
+    """Must catch: a future that C++ finds complete while the sum is on its way."""
+    on_gpus(gpus, cases.torch_data_parallel, **options).is_right(ANY)
+
+
+@pytest.mark.parametrize("tuned", [False, True])
+def test_zero_1(on_gpus, tuned):
+    """Must catch: a broadcast whose tensors are not there when wait() returns."""
+    on_gpus(2, cases.torch_zero_1, tuned).is_right(ANY)
+
+
+@pytest.mark.parametrize("options", [{}, dict(reshard=True), dict(offload=True)], ids=str)
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_zero_3(on_gpus, gpus, options):
+    """Must catch: streams and events without the methods that FSDP2 calls, memory that resize_ does
+    not give back."""
+    on_gpus(gpus, cases.torch_zero_3, **options).is_right(ANY)
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_tensor_parallelism(on_gpus, gpus, sequence):
+    """Must catch: coalesced collectives, which functional collectives are, without a kernel."""
+    on_gpus(gpus, cases.torch_tensor_parallel, sequence).is_right(ANY)
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("GPipe", "ScheduleGPipe"),
+        ("1F1B", "Schedule1F1B"),
+        ("interleaved 1F1B", "ScheduleInterleaved1F1B"),
+        ("zero-bubble H1", "ScheduleInterleavedZeroBubble"),
+    ],
+)
+@pytest.mark.parametrize("gpus", [2, 4])
+def test_pipelines(on_gpus, gpus, name, kind):
+    """Must catch: a batch of messages that waits for some of them before all are under way."""
+    on_gpus(gpus, cases.torch_pipeline, name, kind).is_right(ANY)
