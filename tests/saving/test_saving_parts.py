@@ -28,7 +28,7 @@ from shardlab.tensor_parallel.plan import Whole
 from shardlab.zero.full_parameters import unsharded
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
-CONFIG = dict(layers=2, hidden=8, heads=2, vocabulary=11, max_sequence=6)
+CONFIG = dict(layers=2, hidden=8, heads=2, vocabulary=12, max_sequence=6)
 RULE = dict(lr=0.1, weight_decay=0.1)
 
 
@@ -52,13 +52,13 @@ def gpt(seed):
 def batch(step, dp):
     """(tokens, targets) of this rank; a step has four sequences, however many ranks share it."""
     draw = torch.Generator().manual_seed(step)
-    both = torch.randint(11, (2, 4, 6), generator=draw)
+    both = torch.randint(12, (2, 4, 6), generator=draw)
     return both.chunk(dp.size, 1)[dp.rank]
 
 
 class Run:
-    """A GPT on a mesh: cut by tensor parallelism, or by a pipeline, or not; `stage` of ZeRO or of
-    data parallelism, None for neither."""
+    """A GPT on a mesh, cut by tensor parallelism into parts of equal shapes, or by a pipeline, or
+    not cut; `stage` of ZeRO or of data parallelism, None for neither."""
 
     def __init__(self, seed, stage, **axes):
         mesh = self.mesh = Mesh(**axes)
@@ -86,7 +86,7 @@ class Run:
             self.pipeline.step(tokens, targets)
         elif self.mesh.tp.size > 1:
             group = self.mesh.tp.group
-            vocabulary_parallel_loss(self.model(tokens), targets, 11, group).backward()
+            vocabulary_parallel_loss(self.model(tokens), targets, 12, group).backward()
         else:
             next_token_loss(self.model(tokens), targets).backward()
         self.optimizer.step()

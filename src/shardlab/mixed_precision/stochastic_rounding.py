@@ -38,7 +38,8 @@ def round_stochastically(values: Tensor, generator: torch.Generator | None = Non
 
 class StochasticRounding(MasterWeights):
     """MasterWeights whose copies are there during the update alone: of as many parameters at a time
-    as `at_once_bytes` says. `generator` is of the parameters' device."""
+    as `at_once_bytes` says. `generator` is of the parameters' device; shardlab.saving saves
+    PyTorch's own, so give the state of another one to save as `extra`."""
 
     def __init__(self, params, of: type, *, generator: torch.Generator | None = None, **settings):
         self.generator = generator
