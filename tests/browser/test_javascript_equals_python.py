@@ -478,14 +478,18 @@ def test_typed_numbers(open_page):
         for unit, _, _ in units
         for number in ("1.5 ", "007", "3.4", "-2k ", "x")
     ]
-    expected = [parse_number(text, style) for text in texts for style in (None, *UNITS)]
+    asked = [
+        (text, style, shown)
+        for text in texts
+        for style in (None, "percent", *UNITS)
+        for shown in ("", "40%", "80 ms", "-1,5.0GB/s", "25 MiB", "175B", "x MiB")
+    ]
+    expected = [parse_number(*each) for each in asked]
     got = open_page("does-it-fit", "file").evaluate(
-        "([texts, styles]) => texts.flatMap(text => styles.map(style => BOOK.parse(text, style)))",
-        [texts, [None, *UNITS]],
+        "asked => asked.map(each => BOOK.parse(...each))", asked
     )
     numbers = [
         [answer if isinstance(answer, str) else float(answer) for answer in answers]
         for answers in (expected, got)
     ]
-    keys = [(text, style) for text in texts for style in (None, *UNITS)]
-    assert dict(zip(keys, numbers[0], strict=True)) == dict(zip(keys, numbers[1], strict=True))
+    assert dict(zip(asked, numbers[0], strict=True)) == dict(zip(asked, numbers[1], strict=True))

@@ -186,6 +186,32 @@ def test_typed_units(text, style, value):
 
 
 @pytest.mark.parametrize(
+    "text, style, shown, value",
+    [
+        ("90", "short duration", "80 ms", 0.09),
+        (" .5 ", "short duration", "80 ms", 0.0005),
+        ("100", "bandwidth", "50 GB/s", 1e11),
+        ("500", "rate", "989 TFLOP/s", 5e14),
+        ("1,000", "rate", "989 TFLOP/s", 1e15),
+        ("50", "percent", "40%", 0.5),
+        ("-5", "bytes", "25 MiB", -5 * 2**20),
+        ("2 GB", "bytes", "25 MiB", 2 * 10**9),
+        ("2k", "bytes", "25 MiB", 2000),
+        ("3e9", "bytes", "25 MiB", 3 * 10**9),
+        ("7", "bytes", "123,456", 7),
+        ("50", "count", "175B", 50),
+        ("50", "exact", "64", 50),
+        ("x", "bytes", "25 MiB", "x"),
+        ("7", "bytes", "x MiB", 7),
+    ],
+)
+def test_a_bare_number_takes_the_unit_on_show(text, style, shown, value):
+    """Must catch: 90 typed over 80 ms taken for 90 s; a unit that was typed replaced by that on
+    show; the B of 175B, which is no unit, taken for one."""
+    assert parse_number(text, style, shown) == value
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",

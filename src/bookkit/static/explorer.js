@@ -263,17 +263,20 @@
         }));
         return;
       }
+      let onShow = ""; // in the box before the reader types
+      const typed = () => parse(control.box.value, control.style, onShow);
+      control.box.addEventListener("focus", () => { onShow = control.box.value; });
       set(control.box, { inputmode: "decimal", spellcheck: "false" });
       control.slider.max = control.stops.length - 1;
       control.slider.addEventListener("input", () => move(control.quantity, control.stops[+control.slider.value]));
       control.slider.addEventListener("change", releaseGhost);
       control.box.addEventListener("input", () => {
-        if (control.box.value.trim()) move(control.quantity, parse(control.box.value, control.style)); // an empty box is about to be filled
+        if (control.box.value.trim()) move(control.quantity, typed()); // an empty box is about to be filled
       });
       control.box.addEventListener("change", () => {
-        const typed = parse(control.box.value, control.style);
-        if (typed !== values[control.quantity]) move(control.quantity, typed);
-        if (typeof typed === "number") control.box.value = BOOK.formatToType(typed, control.style);
+        const value = typed();
+        if (value !== values[control.quantity]) move(control.quantity, value);
+        if (typeof value === "number") control.box.value = onShow = BOOK.formatToType(value, control.style);
         releaseGhost();
       });
       control.box.addEventListener("keydown", event => {
@@ -283,7 +286,7 @@
         const next = step > 0 ? control.stops.find(stop => stop > value) : control.stops.filter(stop => stop < value).pop();
         if (next === undefined) return;
         move(control.quantity, next);
-        control.box.value = BOOK.formatToType(next, control.style);
+        control.box.value = onShow = BOOK.formatToType(next, control.style);
         releaseGhost();
       });
     });

@@ -202,9 +202,15 @@
     "short duration": [["ns", -9, 1], ["µs", -6, 1], ["us", -6, 1], ["ms", -3, 1], ["s", 0, 1]]
   };
 
-  /* What a reader types: a number, or the text itself where it is none. */
-  function parse(text, style) {
+  var BARE = /^[+-]?[\d,_ ]*\.?\d+$/, UNIT_ON_SHOW = /^[+-]?\d[\d.,]* ?(\D+)$/;
+
+  /* A number that a reader types, or the text itself where it is none. A bare number takes the unit of the text `shown` that it
+     replaces: parse_number of show/format.py. */
+  function parse(text, style, shown) {
     text = text.trim();
+    var onShow = UNIT_ON_SHOW.exec((shown || "").trim());
+    var units = (UNITS[style] || []).map(function (unit) { return unit[0]; }).concat(style === "percent" ? ["%"] : []);
+    if (onShow && units.indexOf(onShow[1]) >= 0 && BARE.test(text)) text += onShow[1];
     var found = text;
     (UNITS[style] || []).concat([["", 0, 1]]).some(function (unit) {
       var match = text.endsWith(unit[0]) && TYPED.exec(text.slice(0, text.length - unit[0].length).trim());

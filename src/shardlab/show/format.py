@@ -190,11 +190,20 @@ UNITS = {
 }
 
 
-def parse_number(text, style=None):
-    """What a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units of a
-    style 64 MiB, 3.4 µs, 450 GB/s. Other text comes back as text, for the registry to refuse with
-    its own sentence."""
+BARE = re.compile(r"[+-]?[\d,_ ]*\.?\d+", re.ASCII)
+UNIT_ON_SHOW = re.compile(r"[+-]?\d[\d.,]* ?(\D+)", re.ASCII)
+
+
+def parse_number(text, style=None, shown=""):
+    """A number that a reader types, as int or float: 12,288, 175B, 300e9, 1.5T, 40%; with the units
+    of a style 64 MiB, 3.4 µs, 450 GB/s. A bare number takes the unit of the text `shown` that it
+    replaces: 90 instead of 80 ms is 90 ms. Other text comes back as text, for the registry to
+    refuse with its own sentence."""
     text = text.strip()
+    on_show = UNIT_ON_SHOW.fullmatch(shown.strip())
+    units = [unit for unit, *_ in UNITS.get(style, ())] + ["%"] * (style == "percent")
+    if on_show and on_show[1] in units and BARE.fullmatch(text):
+        text += on_show[1]
     for unit, power, factor in [*UNITS.get(style, ()), ("", 0, 1)]:
         match = TYPED.fullmatch(text.removesuffix(unit).rstrip())
         if text.endswith(unit) and match and (match[2] or (match[3] or "").strip(".")):

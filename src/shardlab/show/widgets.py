@@ -166,7 +166,9 @@ class ExplorerWidget(widgets.VBox):
         error = widgets.HTML()
         slider.observe(lambda change: self._reader_moves(name, change["new"]), "value")
         box.observe(
-            lambda change: self._reader_moves(name, parse_number(change["new"], control.style)),
+            lambda change: self._reader_moves(
+                name, parse_number(change["new"], control.style, change["old"])
+            ),
             "value",
         )
         self.sliders[name], self.boxes[name], self.errors[name] = slider, box, error
