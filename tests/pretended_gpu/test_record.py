@@ -1,0 +1,43 @@
+"""`make gpu` on pretended GPUs: nothing fails, no row is lost, and bytes are the formulas'."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from asking import environment_or_skip
+
+from shardlab.measure.recordings import read_all
+
+pytestmark = pytest.mark.ranks
+
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT_SECONDS = 400
+# what depends on the number of GPUs
+OF_RANKS = ("zero", "data_parallel", "pipelines", "tensor_parallel", "rank_starts", "all_reduces")
+# the formulas know the attention of real GPUs and of CPUs, not what this device takes instead
+OF_ATTENTION = ("step.peak", "recompute.kept")
+ON_A_CPU_ONLY = {"mixed_precision.refused"}
+LAYOUTS = {1: {(1, "nccl"), (2, "gloo")}, 2: {(2, "nccl")}}
+
+
+@pytest.mark.parametrize("gpus, groups", [(1, ()), (2, OF_RANKS)])
+def test_make_gpu(gpus, groups, tmp_path):
+    """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, a model with
+    too few heads or blocks for the ranks, an optimizer that refuses DTensors among others, a peer
+    that does not run on a GPU; a topic's rows that are there on a CPU only; a layout left out."""
+    command = [sys.executable, "-m", "shardlab.measure.record", str(tmp_path), "--quick"]
+    command += ["--only", *groups] if groups else []
+    subprocess.run(command, env=environment_or_skip(gpus), timeout=LIMIT_SECONDS, check=True)
+    (recording,) = read_all(tmp_path)
+    assert [row.case for row in recording.find("record.failed")] == []
+    off = [row for row in recording.rows if row.formula and row.value != row.predicted]
+    assert [row for row in off if row.name not in OF_ATTENTION] == []
+    for group in OF_RANKS[:4]:
+        steps = recording.find(f"{group}.step")
+        assert {(step.case["ranks"], step.case["backend"]) for step in steps} == LAYOUTS[gpus]
+    if not groups:
+        found = {row.name for row in recording.rows}
+        for path in TESTS.glob("*/recorded.txt"):
+            on_a_cpu, _, _ = path.read_text("utf-8").partition("over a slow link:")
+            assert set(on_a_cpu.split()) - ON_A_CPU_ONLY <= found
