@@ -27,6 +27,11 @@ class CannotReplicate(ValueError):
 
 TOGETHER_BYTES = 25 << 20  # of tensors handed out in one message; a larger tensor goes alone
 NO_SHAPE = "has no shape yet"  # of a lazy module, before its first call
+NO_WRITES = "was made in inference mode"
+REMEDIES = {
+    NO_SHAPE: "call the module once first",
+    NO_WRITES: "make the module outside of torch.inference_mode()",
+}
 
 
 def agree(
@@ -38,8 +43,8 @@ def agree(
 ):
     """Raise the error on every rank if the facts differ between ranks or if any rank has a
     complaint, which names a problem of that rank alone."""
-    lazy = next((f"{fact}: call the module once first." for fact in facts if NO_SHAPE in fact), "")
-    every = [[complaint or lazy, *facts]] * dist.get_world_size(group)
+    unusable = (f"{f}: {remedy}." for f in facts for text, remedy in REMEDIES.items() if text in f)
+    every = [[complaint or next(unusable, ""), *facts]] * dist.get_world_size(group)
     dist.all_gather_object(every, every[0], group)
     for rank, (wrong, *_) in enumerate(every):
         if wrong:
@@ -54,6 +59,8 @@ def fact(name: str, tensor: Tensor) -> str:
     """The description of a tensor that ranks compare."""
     if is_lazy(tensor):
         return f"{name} {NO_SHAPE}"
+    if tensor.is_inference():
+        return f"{name} {NO_WRITES}"
     return f"{name} {list(tensor.shape)} {tensor.dtype}" + " frozen" * (not tensor.requires_grad)
 
 

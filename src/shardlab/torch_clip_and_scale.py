@@ -99,6 +99,11 @@ def norm_over_ranks(
         piles.setdefault(of_shards.get(id(gradient), ()), []).append(gradient)
     if set(piles) <= {()}:
         return norm(gradients)
+    if not norm_type > 0:
+        raise CannotShard(
+            f"torch.nn.utils.clip_grad_norm_(norm_type={norm_type}) of shards: ranks add up powers"
+            " of their norms, so norm_type must be above 0."
+        )
     norms = [
         over_ranks(pile, groups, norm_type, norm) if groups else norm(pile)
         for groups, pile in piles.items()

@@ -41,6 +41,7 @@ __all__ = [
     "fake_store",
     "hooks_of_others",
     "hooks_of_saved_tensors",
+    "in_function_transform",
     "in_plain_backward",
     "is_our_hook",
     "local_tensor",
@@ -293,6 +294,12 @@ def scaled_product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, dtype
     units that a GPU has for them. PyTorch 2.13 has a public name for it, and 2.6 has not. Without
     it, fp8 is only emulated."""
     return torch._scaled_mm(a, b, scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
+
+
+def in_function_transform() -> bool:
+    """Whether vmap, grad or another transform of torch.func is running. Without it, stage 3 within
+    one fails with a sentence about setup_context."""
+    return torch._C._are_functorch_transforms_active()
 
 
 # --- tensors, storages, modules -------------------------------------------------------------------

@@ -301,3 +301,9 @@ def test_any_module_can_be_weighed():
     assert ledger.bytes.parameters == parameters
     assert ledger.bytes.gradients == parameters - model.lstm.bias_hh_l0.nbytes
     assert ledger.timeline[0].bytes.temporaries == sum(b.nbytes for b in model.buffers())
+
+
+def test_a_peak_before_anything_was_seen():
+    """Must catch: "max() arg is an empty sequence"."""
+    with pytest.raises(RuntimeError, match="this ledger has seen nothing: read its peak after"):
+        _ = Ledger(torch.nn.Linear(1, 1)).peak

@@ -23,8 +23,11 @@ from torch.utils.checkpoint import checkpoint
 
 from shardlab import shards
 from shardlab.data_parallel import DistributedDataParallel
+from shardlab.optimizer_checks import averaged_by_hand
 from shardlab.ranks import RankError, ranks
+from shardlab.saving.resharding import flats_of
 from shardlab.zero import stage1, stage2, stage3
+from shardlab.zero.api import default_units
 from shardlab.zero.full_parameters import unsharded
 from shardlab.zero.parameter_slots import gather_in
 from shardlab.zero.prefetch import Prefetch
@@ -1257,6 +1260,203 @@ def beside_shards(when):
         model[0].adapter = nn.Parameter(torch.zeros(8, 2), requires_grad=when != "frozen")
         optimizer.add_param_group(dict(params=[model[0].adapter]))
     return said(step)
+
+
+def averaged_elsewhere(known):
+    """How far from the plain model; the norm is in no unit, and its caller averages it."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    plain, ours = (seeded(lambda: nn.Sequential(nn.Linear(3, 5), nn.LayerNorm(5))) for _ in "12")
+    stage3.fully_shard(ours[0])
+    if known:
+        averaged_by_hand(ours[1].parameters())
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (plain, ours)]
+    for step in range(2):
+        inputs = torch.randn(n, 4, 3, generator=torch.Generator().manual_seed(step))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for x in inputs:
+            (plain(x).pow(3).sum() / n).backward()
+        ours(inputs[me]).pow(3).sum().backward()
+        for parameter in ours[1].parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= n
+        for optimizer in optimizers:
+            optimizer.step()
+    with unsharded(ours[0]):
+        pairs = zip(ours.parameters(), plain.parameters(), strict=True)
+        return max(far(*pair) for pair in pairs)
+
+
+def test_parameters_that_their_caller_averages(pair):
+    """Must catch: a refusal that nobody can answer; an answer that is taken for granted."""
+    assert answers(pair, averaged_elsewhere, True) <= ROUNDING
+    assert answers(pair, said, averaged_elsewhere, False).startswith(
+        "CannotShard: a parameter of shape [5] is trained beside shards"
+    )
+
+
+class Lambda(nn.Module):
+    """A penalty of a weight that a closure has kept."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        weight = self.inner.weight
+        self.penalty = lambda: weight.pow(2).sum()
+
+    def forward(self, x):
+        return self.inner(x).sum() + self.penalty()
+
+
+def kept_from_before(kind):
+    model = seeded(lambda: nn.Sequential(Lambda()))
+    kept = list(model.parameters())
+    optimizer = torch.optim.SGD(kept, lr=0.1)
+    stage3.fully_shard(model)
+    if kind == "closure":
+        return said(lambda: model(torch.ones(1, 8)))
+    if kind == "list":
+        return said(lambda: sum(p.abs().sum() for p in kept))
+    if kind == "norm":
+        return said(lambda: torch.linalg.vector_norm(kept[0]))
+    if kind == "optimizer":
+        optimizer.zero_grad(set_to_none=False)
+        return said(optimizer.step)
+    return sum(p.nbytes for p in kept), [p.grad for p in kept], repr(kept[0])
+
+
+def test_parameters_kept_from_before(pair):
+    """FSDP2 computes with the dead original, which no step moves.
+
+    Must catch: a penalty of values that never change, without a word; memory that a list keeps; an
+    optimizer whose sentence is another's."""
+    for kind in ("closure", "list", "norm"):
+        sentence = answers(pair, kept_from_before, kind)
+        assert " of a parameter that was kept from before fully_shard" in sentence, sentence
+        assert sentence.startswith("NotGathered: ")
+    sentence = answers(pair, kept_from_before, "optimizer")
+    assert sentence.startswith("CannotShard: SGD was made before fully_shard: its parameter")
+    assert answers(pair, kept_from_before, "memory") == (0, [None, None], "Dissolved()")
+
+
+def not_gathered(kind):
+    """What fully_shard, or the first use, says of a model."""
+    x, options = torch.ones(2, 4), {}
+    if kind == "scripted":
+        model = nn.Sequential(torch.jit.script(nn.Linear(4, 4)))
+    elif kind == "max_norm":
+        model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0))
+    elif kind == "batch norm":
+        model, options = nn.Sequential(nn.BatchNorm1d(4)), dict(compute_dtype=torch.bfloat16)
+    elif kind == "batch norm in its dtype":
+        model, options = nn.Sequential(nn.BatchNorm1d(4)), dict(compute_dtype=torch.bfloat16)
+        x = x.bfloat16()
+        for name in ("running_mean", "running_var"):
+            setattr(model[0], name, getattr(model[0], name).bfloat16())
+    elif kind == "inference mode" and dist.get_rank() == 1:
+        with torch.inference_mode():
+            model = linears(4, 4)
+    elif kind == "inference buffer":
+        model = linears(4, 4)
+        with torch.inference_mode():
+            model.register_buffer("table", torch.ones(3))
+    else:
+        model = linears(4, 4)
+    sentence = said(lambda: stage3.fully_shard(model, **options) and None)
+    if sentence != "nothing, and None":
+        return sentence
+    if kind == "vmap":
+        return said(lambda: torch.func.vmap(model)(x))
+    if kind == "vmap inside":
+        inner = nn.Sequential(ByRows(4, 4))
+        stage3.fully_shard(inner)
+        return said(lambda: inner(x).sum().backward())
+    if kind == "norm of zeros":
+        model(x).sum().backward()
+        return said(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0, norm_type=0))
+    return said(lambda: model(x).sum().backward())
+
+
+class ByRows(nn.Linear):
+    def forward(self, x):
+        return torch.func.vmap(lambda row: F.linear(row, self.weight, self.bias))(x)
+
+
+@pytest.mark.parametrize(
+    "kind, sentence",
+    [
+        ("scripted", "CannotShard: rank 0: 0 is a RecursiveScriptModule, whose parameters stay"),
+        ("max_norm", "CannotShard: rank 0: 0 is a Embedding with max_norm = 1.0, which shortens"),
+        (
+            "batch norm",
+            "CannotShard: rank 0: 0 is a BatchNorm1d with running statistics in",
+        ),
+        ("batch norm in its dtype", "nothing, and None"),
+        (
+            "inference mode",
+            "CannotShard: rank 1: 0.weight was made in inference mode: make",
+        ),
+        (
+            "inference buffer",
+            "CannotShard: rank 0: table was made in inference mode: make",
+        ),
+        ("vmap", "NotGathered: Sequential is called within a transform of torch.func"),
+        ("vmap inside", "nothing, and None"),
+        ("norm of zeros", "CannotShard: torch.nn.utils.clip_grad_norm_(norm_type=0.0) of"),
+    ],
+)
+def test_modules_that_cannot_be_gathered(pair, kind, sentence):
+    """Must catch: a sentence of PyTorch's that names neither the module nor the rule; a rank that
+    raises alone; a refusal of what is right."""
+    found = answers(pair, not_gathered, kind)
+    assert found.startswith(sentence), found
+
+
+def compiled_child():
+    """A compiled child, saved, whole, and as the plain model."""
+    model = seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)))
+    plain = copy.deepcopy(model)
+    model[0] = torch.compile(model[0], backend="eager")
+    stage3.fully_shard(model, list(model))
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (plain, model)]
+    for m, optimizer in zip((plain, model), optimizers):
+        m(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    flats = list(flats_of(model, optimizers[1]))
+    with unsharded(model):
+        pairs = zip(model.parameters(), plain.parameters(), strict=True)
+        return max(far(*pair) for pair in pairs), [name for f in flats for name, _ in f.parameters]
+
+
+def test_a_compiled_child(pair):
+    """Must catch: a unit that is met twice, because a compiled module passes attributes on."""
+    distance, names = answers(pair, compiled_child)
+    assert distance <= ROUNDING
+    assert names == ["0._orig_mod.weight", "0._orig_mod.bias", "1.weight", "1.bias"]
+
+
+class Prompted(nn.Module):
+    """Learned tokens in a list, and words in a dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.ParameterList([nn.Parameter(torch.randn(3)) for _ in range(2)])
+        self.words = nn.ParameterDict({"a": nn.Parameter(torch.randn(3))})
+        self.layers = nn.ModuleDict({"first": nn.Linear(3, 5)})
+
+    def forward(self, x):
+        return self.layers["first"](x + sum(self.tokens) * self.words["a"])
+
+
+def test_lists_of_parameters(pair):
+    """Without units=, the door takes the model's children.
+
+    Must catch: a list of parameters taken for a unit, which nobody calls; one that is lost."""
+    units = lambda model: list(default_units(model))
+    assert (
+        answers(pair, far_from_plain, Prompted, lambda m, x: m(x[:, :3]).pow(3).sum(), units)
+        <= ROUNDING
+    )
 
 
 def hooked_parameters(kind):

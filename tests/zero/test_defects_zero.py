@@ -6,6 +6,7 @@ Each case once returned a wrong number, or a sentence that named neither the thi
 import copy
 import gc
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import cloudpickle
@@ -350,6 +351,24 @@ def test_frozen_parameters_and_buffers_of_any_strides(two):
     for stage in (1, 2):
         first, second = two.run(handed_out, stage)
         assert first == second, stage
+
+
+def made_in_inference_mode(what, stage):
+    with torch.inference_mode() if what == "rank 1's model" and dist.get_rank() else nullcontext():
+        net = nn.Linear(3, 3)
+    with torch.inference_mode():
+        net.register_buffer("table", torch.ones(2)) if what == "buffer" else None
+    return said(lambda: zero.shard(net, SGD, stage=stage, lr=0.1))
+
+
+@pytest.mark.parametrize("what, name", [("rank 1's model", "weight"), ("buffer", "table")])
+def test_tensors_made_in_inference_mode(two, what, name):
+    """Nobody can write into them, so nothing can be handed out.
+
+    Must catch: a rank that raises alone while the other waits."""
+    for stage in range(4):
+        for sentence in two.run(made_in_inference_mode, what, stage):
+            assert f"{name} was made in inference mode: make the module outside of" in sentence
 
 
 def test_another_order_on_another_rank(two):

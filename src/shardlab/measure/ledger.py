@@ -142,6 +142,8 @@ class Ledger(TorchDispatchMode):
     @property
     def peak(self) -> TimelinePoint:
         """The first point of most live bytes."""
+        if not self.timeline:
+            raise RuntimeError("this ledger has seen nothing: read its peak after `with ledger`.")
         return max(self.timeline, key=lambda point: point.bytes.total)
 
     def by_module(self, category: str) -> dict[str, int]:

@@ -97,10 +97,10 @@ def sharded_optimizer(model: nn.Module, optimizer_cls: type, kind: type, group, 
 
 
 def default_units(model: nn.Module) -> Iterable[nn.Module]:
-    """The model's children. A list of modules computes nothing itself, so its members replace
-    it."""
+    """The model's children. A list of modules computes nothing itself, so its members replace it;
+    parameters in a list are the model's own."""
     for child in model.children():
         if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
             yield from default_units(child)
-        else:
+        elif not isinstance(child, (nn.ParameterList, nn.ParameterDict)):
             yield child

@@ -13,7 +13,13 @@ from torch import Tensor, nn
 
 from .. import optimizer_checks
 from ..torch_clip_and_scale import watch_steps
-from ..torch_internals import CALL, never_compiled, own_parameters, set_own_parameters
+from ..torch_internals import (
+    CALL,
+    in_function_transform,
+    never_compiled,
+    own_parameters,
+    set_own_parameters,
+)
 from . import placeholders
 from .unit_shards import BesideAttributes
 from .units import Site
@@ -36,6 +42,7 @@ class UnitSlots:
         self.entrances: set[str] = set()  # methods that were called from outside of the others
         self.placeholders = placeholders.of(self)
         self.close()
+        placeholders.dissolve(order)
         self.gather_in(CALL)
         self.gather_in("forward")  # other code may call the method without the hooks around it
 
@@ -57,6 +64,12 @@ class UnitSlots:
     def called(self, method: str, compute: Callable, *inputs, **named):
         if self.open or self.computing:  # the parameters are there
             return compute(*inputs, **named)
+        if in_function_transform():
+            raise placeholders.NotGathered(
+                f"{type(self.module).__name__} is called within a transform of torch.func, such as"
+                " vmap: stage 3 gathers its parameters by an autograd function, which transforms"
+                " cannot pass. Use them inside of the module's own forward."
+            )
         if self.in_backward and method not in self.entrances:
             return self.again(compute, *inputs, **named)
         self.entrances.add(method)

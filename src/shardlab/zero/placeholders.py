@@ -10,7 +10,7 @@ All ranks call these. The parameter is gathered, written and sharded again; rank
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..torch_internals import disable_modes, tree_leaves, tree_map
 
@@ -144,6 +144,33 @@ READS_NO_VALUE = {
     torch.is_complex,
     torch.numel,
 }
+
+
+class Dissolved(nn.Parameter):
+    """A parameter as it was before fully_shard, which a list or a closure has kept. It has no
+    values any more; an optimizer that has it is refused when it steps."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function in READS_NO_VALUE or function == Tensor.grad.__set__:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        raise NotGathered(
+            f"{getattr(function, '__name__', function)} of a parameter that was kept from before"
+            " fully_shard: the model has shards instead. Read the parameter from its module, while"
+            " its unit computes or within `with unsharded(model)`, or take model.parameters() anew."
+        )
+
+    def __repr__(self):
+        return "Dissolved()"
+
+
+def dissolve(parameters: list[nn.Parameter]):
+    """Give their memory back, and let nobody use them."""
+    for parameter in parameters:
+        parameter.grad = None
+        if type(parameter) is nn.Parameter:
+            parameter.data = parameter.data.new_empty(0)
+            parameter.__class__ = Dissolved
 
 
 def of(unit) -> list[Placeholder]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..agreement import agree, facts_of, hand_out
 from ..shards import CannotShard, groups_of, would_mix
-from .checks import complaint_of_units
+from .checks import complaint_of_kinds, complaint_of_units
 from .flat import first_rank, own_chunk
 from .torch_collectives import best_collectives
 
@@ -91,7 +91,7 @@ def checked(module: nn.Module, units: Iterable[nn.Module], how: How) -> list[nn.
             "the module is on the meta device: say where its shards shall be, fully_shard(...,"
             " device=...)."
         )
-    check_alike(module, units, how.group)
+    check_alike(module, units, how)
     return units
 
 
@@ -158,17 +158,18 @@ def resting(whole: Tensor, how: How) -> Tensor:
     return shard.pin_memory() if whole.is_cuda and not shard.is_cuda else shard
 
 
-def check_alike(module: nn.Module, units: Iterable[nn.Module], group):
+def check_alike(module: nn.Module, units: Iterable[nn.Module], how: How):
     """Raise CannotShard on all ranks unless all ranks bring the same parameters in the same
     units."""
-    if dist.get_backend(group) == "fake":  # its other ranks do not exist
+    if dist.get_backend(how.group) == "fake":  # its other ranks do not exist
         return
     paths = {child: path or "the root" for path, child in module.named_modules()}
     facts = [f"the unit {paths[unit]}" for unit in units]
     facts += facts_of(module)
     rule = "all ranks shard the same model in the same units"
-    complaint = complaint_of_units(module) or would_mix(module.named_parameters(), group)
-    agree(facts, group, CannotShard, rule, complaint)
+    complaint = complaint_of_units(module) or complaint_of_kinds(module, how.compute_dtype)
+    complaint = complaint or would_mix(module.named_parameters(), how.group)
+    agree(facts, how.group, CannotShard, rule, complaint)
 
 
 def dense(gradients: list[Tensor]) -> list[Tensor]:
