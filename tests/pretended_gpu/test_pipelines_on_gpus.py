@@ -15,7 +15,8 @@ COUNTS = (1, 2, 4)
 @pytest.mark.parametrize("tied", [0, 1])
 @pytest.mark.parametrize("gpus", COUNTS)
 def test_pipelines(on_gpus, gpus, name, tied):
-    """Must catch: a receive posted before the send that its gradient needs, with no communicator of
-    the pair yet (A1: drop the tokens at the start); a batch of a tied weight's first values among
-    some ranks as the group's first use (A2)."""
+    """Must catch: no first message of each pair when a pipeline is made (drop Wire.connect()). A
+    tied weight then hangs in a batch among some ranks, the group's first use; with messages posted
+    ahead (`self.ahead = True`) an untied model hangs too, in a receive before the send that its
+    gradient needs."""
     on_gpus(gpus, cases.pipelined, name, tied).is_right()
