@@ -10,7 +10,7 @@ import warnings
 
 from ..cross_node_warning import CrossesNodes
 from .explain import explained
-from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, USUAL_RECIPE, fits
+from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
 from .model_config import InvalidModelConfig
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
@@ -90,7 +90,8 @@ def add_fits(commands):
     parser.add_argument(
         "--ranks-per-node",
         type=int,
-        help="GPUs of a node, by default 8: warns where tensor parallelism has more",
+        help="GPUs of a node, by default 8: warns where tensor parallelism has more; NVLink joins"
+        " 72 on GB200 and GB300",
     )
     parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
     parser.add_argument(
@@ -99,7 +100,7 @@ def add_fits(commands):
         help="microbatches in a step, by default 1, and four for each stage of a pipeline",
     )
     parser.add_argument(
-        "--recipe", help=f"by default {USUAL_RECIPE}; there are {', '.join(RECIPES)}"
+        "--recipe", help=f"by default what the kernels run; there are {', '.join(RECIPES)}"
     )
     parser.add_argument(
         "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
@@ -110,7 +111,9 @@ def add_fits(commands):
         help="0, by default: nothing is computed again in backward; 3: each layer",
     )
     parser.add_argument(
-        "--reserve-gb", type=float, default=0, help="GB set aside for what is not counted"
+        "--reserve-gb",
+        type=float,
+        help="GB set aside for what is not counted, by default what published runs reserved",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run_fits)

@@ -35,6 +35,7 @@ def _by_name(presets):
 
 # --- models, recipes, operations ------------------------------------------------------------------
 _RUN = "tests/why_one_gpu/test_states.py::test_states_of_a_training_run"
+_PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
 _COPIES = "tests/mixed_precision/test_master_weights.py::test_state_bytes"
 
 
@@ -51,7 +52,7 @@ def _table(text):
         name, values, source, note, test = (*line.split(" | "), "", "")[:5]
         numbers = dict(zip(names.split(), map(int, values.split()), strict=True))
         source += f"; as in {also}" if also else ""
-        test = {"run": _RUN, "copies": _COPIES}.get(test, test)
+        test = {"run": _RUN, "copies": _COPIES, "peaks": _PEAKS}.get(test, test)
         presets.append(Preset(name, MappingProxyType(numbers), source, note, test, day))
     return _by_name(presets)
 
@@ -141,16 +142,22 @@ bf16, no master | 2 2 0 2 2 4 2 2 | torch.optim.AdamW on a bf16 model | everythi
 
 KERNELS = _table(
     r"""
-library_kernels loss_logit_bytes kept_gated_tensors kept_attention_outputs workspace_bytes
+library_kernels loss_logit_bytes kept_gated_tensors kept_attention_outputs dummy_weight_gradients
+    workspace_bytes
 read on 2026-11-22
-PyTorch eager | 0 12 4 1 67108864 | gpt.py of this book; cuBLAS keeps 32 MiB from Hopper on for each
-    thread that multiplies (torch, CUDABlas.cpp) | tensors to the byte by the ledger; the workspace
-    as its source states it
-Megatron-LM with Transformer Engine | 1 6 3 2 100663296 | Megatron-LM, theoretical_memory_usage.py
-    and vocab_parallel_cross_entropy; Transformer Engine, 32 MiB beside cuBLAS | not compared with a
-    run here
-Megatron-LM, fused loss | 1 2 3 2 100663296 | the same, with a loss fused into the head's product |
-    not compared with a run here
+PyTorch eager | 0 12 4 1 0 67108864 | gpt.py of this book; cuBLAS keeps 32 MiB from Hopper on for
+    each thread that multiplies (torch, CUDABlas.cpp) | tensors to the byte by the ledger; the
+    workspace as its source states it
+read on 2026-11-26
+Megatron-LM with Transformer Engine | 1 6 3 1 1 100663296 | Megatron-LM,
+    theoretical_memory_usage.py and vocab_parallel_cross_entropy; Transformer Engine from 2.3 on,
+    get_dummy_wgrad, and 32 MiB beside cuBLAS | differs from the fused loss by its source alone
+Megatron-LM, fused loss | 1 2 3 1 1 100663296 | the same, with a loss fused into the head's product;
+    as in the published runs, with Transformer Engine 2.11 | | peaks
+Megatron-LM, Transformer Engine before 2.3 | 1 6 3 2 0 100663296 | the same, without get_dummy_wgrad
+    and with a copy of attention's output that the kernel keeps | not compared with a run here
+Megatron-LM without Transformer Engine | 1 6 3 1 0 134217728 | Megatron-LM, --transformer-impl
+    local; its golden values of pipelines hold four workspaces of 32 MiB between steps | | peaks
 """
 )
 
@@ -188,13 +195,13 @@ fp8 e5m2 | 5 2 1 | Micikevicius et al. 2022, Table 1 | the upper half of an fp16
 
 
 # --- GPUs -----------------------------------------------------------------------------------------
+def _hardware():
+    table = importlib.resources.files("shardlab").joinpath("data/hardware.csv")
+    return list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
+
+
 def _gpus():
-    table = (
-        importlib.resources.files("shardlab")
-        .joinpath("data/hardware.csv")
-        .read_text(encoding="utf-8")
-    )
-    for row in csv.DictReader(table.splitlines()):
+    for row in _hardware():
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
         yield Preset(
@@ -214,6 +221,7 @@ def _gpus():
 
 
 GPUS = _by_name(_gpus())
+WITHOUT_BF16 = frozenset(row["name"] for row in _hardware() if not row["dense_tflops_bf16"])
 
 
 # --- links ----------------------------------------------------------------------------------------
@@ -240,9 +248,12 @@ LINKS = _by_name(
         _link("NVLink 4 (H100)", _NVLINK, 450e9, _TABLES),
         _link("NVLink 3 (A100)", _NVLINK, 300e9, _TABLES),
         _link("NVLink 2 (V100)", _NVLINK, 150e9, _TABLES),
+        _link("xGMI (MI300X)", _PCIE, 448e9, f"{_TABLES}, to seven neighbours together"),
         _link("PCIe 5 x16", _PCIE, 63e9, _TABLES),
         _link("PCIe 4 x16", _PCIE, 31e9, _TABLES),
+        _link("network, 800 Gbit/s", _NETWORK, 100e9, "800 Gbit/s are 100 GB/s"),
         _link("network, 400 Gbit/s", _NETWORK, 50e9, "400 Gbit/s are 50 GB/s"),
+        _link("network, 200 Gbit/s", _NETWORK, 25e9, "200 Gbit/s are 25 GB/s"),
         _link("network, 100 Gbit/s", _NETWORK, 12.5e9, "100 Gbit/s are 12.5 GB/s"),
         _link("Ethernet, 1 Gbit/s", _NETWORK, 125e6, "1 Gbit/s is 125 MB/s"),
     ]

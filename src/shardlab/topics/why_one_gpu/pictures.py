@@ -129,7 +129,14 @@ def _years(day):
 
 MAPPED_GPUS = 8
 MAPPED = RankLayout(
-    "Llama 7B", dict(MODELS["Llama 7B"].quantities), "A100 SXM 80GB", 1, 2048, 0, microbatch=4
+    "Llama 7B",
+    dict(MODELS["Llama 7B"].quantities),
+    "A100 SXM 80GB",
+    1,
+    2048,
+    0,
+    microbatch=4,
+    recipe="bf16 + fp32 master",
 )
 MAPPED_KINDS = {  # quantity -> its look, its words
     "rank_parameter_bytes": ("parameters", "parameters"),

@@ -23,6 +23,9 @@ kept_gated_tensors | n_\text{gated} | count, usually 4 | inner tensors that a ga
     eager PyTorch, 3 where one kernel computes the gate
 kept_attention_outputs | n_\text{copy}^\text{attn} | count, usually 1 | copies of attention's output
     that are kept: 1, or 2 where the kernel and the output product keep one each
+dummy_weight_gradients | 1_\text{dummy} | count, from 0 to 1, usually 0 | 1 where the product that
+    makes a weight's gradient adds it to the gradient that is there, and autograd gets a tensor
+    without values in its place, one for all weights of a shape; 0 if not
 workspace_bytes | M_\text{work} | bytes, from 0, usually 0 | scratch memory of the matrix products:
     on a GPU, cuBLAS keeps one workspace for each thread that multiplies, forward and backward
 """
@@ -77,7 +80,7 @@ def library_attention_bytes(
     key_bytes,
     kept_attention_outputs,
     query_bytes,
-    keeps_scores,
+    fused_attention,
     score_bytes,
     score_dropout_bytes,
     heads,
@@ -86,7 +89,8 @@ def library_attention_bytes(
     tensor_mask_bytes,
 ):
     """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
-    and after their norms; its output; scores or their log-sum-exp; the mask"""
+    and after their norms; its output; scores or their log-sum-exp; the mask. A library's fused
+    kernel drops scores itself, so dropout stores none"""
     return (
         tensor_input_bytes
         + ceil_div(
@@ -94,9 +98,9 @@ def library_attention_bytes(
             + query_key_norms * (query_bytes + key_bytes)
             + kept_attention_outputs * query_bytes
             + where(
-                equal(keeps_scores, 1),
-                score_bytes + score_dropout_bytes,
+                equal(fused_attention, 1),
                 4 * heads * microbatch_tokens,
+                score_bytes + score_dropout_bytes,
             ),
             tensor_parallel,
         )

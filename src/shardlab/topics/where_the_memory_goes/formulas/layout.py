@@ -174,6 +174,43 @@ def rank_shard_parameters(rank_parameters, data_parallel, rank):
     return shard_of(rank_parameters, data_parallel, rank)
 
 
+_TE = "Transformer Engine, module/base.py; Megatron-LM, tensor_parallel/layers.py"
+_PEAKS = "tests/where_the_memory_goes/test_published_peaks.py::test_published_peaks"
+
+
+@formula(r"M_\text{dummy}^r", "bytes", source=_TE, measured_by=_PEAKS)
+def rank_dummy_gradient_bytes(
+    dummy_weight_gradients,
+    parameter_element_bytes,
+    hidden,
+    query_size,
+    key_value_size,
+    tensor_parallel,
+    gated_mlp,
+    tensor_feed_forward,
+    pipeline_is_last,
+    rank_table_parameters,
+):
+    """bytes of the gradients without values that stand in for those of weights: one for each shape
+    of a layer's four weights, which all layers share, and one of the head's"""
+    return (
+        dummy_weight_gradients
+        * parameter_element_bytes
+        * (
+            floor_div(2 * hidden * (query_size + key_value_size), tensor_parallel)
+            + (2 + gated_mlp) * hidden * tensor_feed_forward
+            + pipeline_is_last * rank_table_parameters
+        )
+    )
+
+
+@formula(r"M_\text{work}^r", "bytes", source=_TE, measured_by=_PEAKS)
+def rank_workspace_bytes(workspace_bytes, rank_dummy_gradient_bytes):
+    """bytes that products keep from step to step: their scratch memory, and the gradients without
+    values"""
+    return workspace_bytes + rank_dummy_gradient_bytes
+
+
 # --- states ---------------------------------------------------------------------------------------
 formula = BOOK.section(source="Rajbhandari et al. 2020 (ZeRO), section 5", measured_by=_COUNTED)
 

@@ -37,7 +37,7 @@ RANK = Places(
         parameters="rank_parameter_bytes",
         optimizer="rank_standing_optimizer_bytes",
         gradients="rank_earlier_gradient_bytes",
-        workspaces="workspace_bytes",
+        workspaces="rank_workspace_bytes",
     ),
     letter="R",
     there="at the rank's peak",
