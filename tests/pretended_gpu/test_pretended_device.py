@@ -67,13 +67,16 @@ def test_a_machine_without_a_compiler_says_what_to_install(monkeypatch, tmp_path
 
 
 def test_another_pytorch_is_named(monkeypatch, tmp_path):
-    """Must catch: a failure of the job with the oldest PyTorch, whose headers differ."""
+    """Must catch: a failure of the job with the oldest PyTorch, into which nccl.py reaches
+    differently; a device.cpp with an error that is excused, or leaves a library behind."""
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "SOURCE", tmp_path / "device.cpp")
-    build.SOURCE.write_text("#error not these headers")
-    monkeypatch.setattr(build, "COMPILES_WITH", ("1.0",))
-    with pytest.raises(build.CannotBuild, match="device.cpp is for torch 1.0") as raised:
+    build.SOURCE.write_text("#error wrong")
+    with pytest.raises(build.CannotBuild, match="does not compile with torch") as raised:
+        build.library()
+    assert not raised.value.excused and not list(tmp_path.glob("*.so"))
+    monkeypatch.setattr(build, "WRITTEN_FOR", ("1.0",))
+    with pytest.raises(build.CannotBuild, match="written for torch 1.0, and this is") as raised:
         build.library()
     with pytest.raises(pytest.skip.Exception):
         no_gpus(raised.value, continuous_integration=True)
-    assert not list(tmp_path.glob("*.so"))

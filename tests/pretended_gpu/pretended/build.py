@@ -12,12 +12,12 @@ from pathlib import Path
 SOURCE = Path(__file__).with_name("device.cpp")
 FOLDER = Path(__file__).resolve().parents[3] / "build" / "pretended_gpu"
 COMPILERS = ("g++", "clang++", "c++")
-COMPILES_WITH = ("2.13",)  # PyTorch's C++ headers change with each release
+WRITTEN_FOR = ("2.13",)  # what device.cpp, cuda.py and nccl.py reach into changes with each release
 
 
 class CannotBuild(Exception):
     """Why there are no pretended GPUs: one sentence. `excused` where nothing can be done about it:
-    with another PyTorch than device.cpp was written for."""
+    with another PyTorch than these files were written for."""
 
     def __init__(self, sentence: str, excused: bool = False):
         super().__init__(sentence)
@@ -35,6 +35,12 @@ def library() -> Path:
         raise CannotBuild(
             "pretended GPUs need PyTorch's CPU build, and this one is for CUDA"
             f' {torch.version.cuda}: README.md, "On a laptop", says how to get the other.',
+            excused=True,
+        )
+    if not torch.__version__.startswith(WRITTEN_FOR):
+        raise CannotBuild(
+            f"pretended GPUs are written for torch {', '.join(WRITTEN_FOR)}, and this is"
+            f" {torch.__version__}.",
             excused=True,
         )
     torch_folder = Path(torch.__file__).parent
@@ -67,9 +73,5 @@ def compile_device(torch_folder: Path, version: str, cxx11_abi: bool, made: Path
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or [done.stderr]
-        raise CannotBuild(
-            f"device.cpp is for torch {', '.join(COMPILES_WITH)} and does not compile with"
-            f" {version}: {errors[0]}",
-            excused=not version.startswith(COMPILES_WITH),
-        )
+        raise CannotBuild(f"device.cpp does not compile with torch {version}: {errors[0]}")
     unfinished.replace(made)  # whole or absent, whatever interrupts the compiler
