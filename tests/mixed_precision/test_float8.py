@@ -101,10 +101,10 @@ def test_blocks_are_at_least_one_element():
 )
 def test_products_forward_and_backward(recipe):
     """The three products of a linear layer, each with both factors rounded by hand, in float64: no
-    more than fp32's rounding of a sum away.
+    more than fp32's rounding of a sum away. A block lies along the dim that its product sums over.
 
     Must catch: gradients rounded to e4m3; a weight gradient of the x that was not rounded; the
-    factors' scales forgotten; a bias in 8 bits."""
+    factors' scales forgotten; a bias in 8 bits; blocks of the forward reused in backward."""
     torch.manual_seed(0)
     layer = nn.Linear(12, 8)
     x = torch.randn(5, 3, 12, requires_grad=True)
@@ -116,11 +116,14 @@ def test_products_forward_and_backward(recipe):
     def rounded(tensor, dtype):
         return from_float8(to_float8(tensor, dtype, recipe.block, recipe.scaled)).double()
 
-    x8, w8, dy8 = rounded(x, E4M3), rounded(layer.weight, E4M3), rounded(dy, E5M2)
+    tokens, changes, w = x.flatten(0, 1), dy.flatten(0, 1), layer.weight
+    forward = rounded(tokens, E4M3) @ rounded(w, E4M3).mT  # sums over the inputs
+    to_x = rounded(changes, E5M2) @ rounded(w.mT, E4M3).mT  # over the outputs
+    to_w = rounded(changes.mT, E5M2) @ rounded(tokens.mT, E4M3).mT  # over the tokens
     wanted = {
-        "y": (y, x8 @ w8.mT + layer.bias.double()),
-        "dx": (x.grad, dy8 @ w8),
-        "dw": (layer.weight.grad, torch.einsum("bso,bsi->oi", dy8, x8)),
+        "y": (y, forward.view(5, 3, 8) + layer.bias.double()),
+        "dx": (x.grad, to_x.view(5, 3, 12)),
+        "dw": (w.grad, to_w),
         "db": (layer.bias.grad, dy.double().sum((0, 1))),
     }
     for name, (found, exact) in wanted.items():

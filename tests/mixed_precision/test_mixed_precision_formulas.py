@@ -222,6 +222,29 @@ def test_bytes_with_a_scale_per_block():
             assert weighed == value_of("block_scaled_bytes", **given)
 
 
+def test_bytes_of_mx_and_nvfp4():
+    """MXFP8: e4m3, and for each 32 elements a scale of one byte (e8m0). NVFP4: two elements in a
+    byte, for each 16 elements a scale in e4m3, and one fp32 number for the tensor.
+
+    Must catch: a scale of four bytes, which makes 1.125 bytes an element of MXFP8's 1.031; an
+    element of fp4 that takes a byte; the tensor's scale forgotten."""
+    e8m0 = getattr(torch, "float8_e8m0fnu", torch.uint8)  # PyTorch 2.6 does not have it
+    for elements in (32, 1000, 4096):
+        mx = [torch.empty(elements, dtype=torch.float8_e4m3fn)]
+        mx += [torch.empty(-(-elements // 32), dtype=e8m0)]
+        nv = [torch.empty(elements // 2, dtype=torch.uint8), torch.empty(())]
+        nv += [torch.empty(-(-elements // 16), dtype=torch.float8_e4m3fn)]
+        for tensors, given in (
+            (mx, dict(block_elements=32, scale_bytes=1)),
+            (
+                nv,
+                dict(block_elements=16, scale_bytes=1, scaled_element_bits=4, tensor_scale_bytes=4),
+            ),
+        ):
+            weighed = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+            assert weighed == value_of("block_scaled_bytes", scaled_elements=elements, **given)
+
+
 def test_cache_of_autocast():
     """Without gradients, what is alive after a forward is what the cache holds; it goes when the
     context ends.

@@ -743,18 +743,20 @@ def given_of(kind, rank):
 
 
 def test_what_each_rank_has(weights):
-    """Parameters of every rank, and on those with blocks alone the bytes that autograd keeps at the
-    peak, exactly.
+    """Parameters of every rank, and without the embedding the bytes that autograd keeps at the
+    peak, exactly; the last rank also has the targets of a step and losses of four bytes.
 
     Must catch: a head left out, or not counted twice where it is tied; p - r - 1 microbatches; the
-    activations of one stage for those of v."""
+    activations of one stage for those of v; the loss of one microbatch in GPipe, or of none."""
     found, sizes = weights
     for kind, of_ranks in found.items():
         for rank, (parameters, kept, _) in enumerate(of_ranks):
             given = {**sizes, **given_of(kind, rank)}
             assert parameters == needed(["stage_parameters"], **given)["stage_parameters"]
-            if rank in (1, 2):
-                want = needed(["held_activation_bytes"], **given)["held_activation_bytes"]
+            if rank > 0:
+                want = needed(["held_bytes"], **given)["held_bytes"]
+                if rank == 3:
+                    want += 8 * 2 * M * 5 + 4 * (M if kind == "GPipe" else 1)
                 assert kept == want, (kind, rank)
 
 

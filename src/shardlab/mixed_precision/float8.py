@@ -13,9 +13,15 @@ zero or too large.
     e5m2    5 and 2: up to 57,344. Gradients, whose sizes differ more
 
 The products are fp32 here, on every device: the emulation has the values of a tensor core that adds
-in fp32, and none of its speed. torch._scaled_mm on the same factors gives the same result. Always
-clamp before the cast: beyond the largest number e4m3 gives NaN in older versions of PyTorch, the
-largest in newer ones. Cast from fp32: by way of bf16 3% of the values are rounded twice.
+in fp32, and none of its speed. Hopper's adds with about 14 bits (DeepSeek-AI 2024, section 3.3.2).
+torch._scaled_mm on the same factors gives the same result. Always clamp before the cast: beyond the
+largest number e4m3 gives NaN in older versions of PyTorch, the largest in newer ones. Cast from
+fp32: by way of bf16 3% of the values are rounded twice.
+
+A block lies along the dim that a product sums over, as block-scaled tensor cores need it. So with
+blocks each factor is rounded twice, along its last dim for one product and across for the other, as
+Transformer Engine does. Two things differ from MX and from DeepSeek-V3: scales are fp32 numbers and
+not powers of two, and blocks of weights have one dim, not 128 x 128.
 
 Micikevicius et al. 2022 (formats), Rouhani et al. 2023 and DeepSeek-AI 2024 (blocks).
 """
@@ -83,6 +89,11 @@ class Float8Recipe(NamedTuple):
     def rounded(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return from_float8(to_float8(tensor, dtype, self.block, self.scaled))
 
+    def both_ways(self, tensor: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Rounded for a sum over the last dim of a matrix, and for a sum over its first."""
+        along = self.rounded(tensor, dtype)
+        return along, along if self.block is None else self.rounded(tensor.mT, dtype).mT
+
 
 PER_TENSOR = Float8Recipe()
 
@@ -93,10 +104,12 @@ class Float8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, w: Tensor, recipe: Float8Recipe) -> Tensor:
         """x [..., I], w [O, I] -> [..., O]"""
-        x8, w8 = recipe.rounded(x, recipe.forward), recipe.rounded(w, recipe.forward)
-        ctx.save_for_backward(x8, w8)
-        ctx.recipe, ctx.dtypes = recipe, (x.dtype, w.dtype)
-        return F.linear(x8, w8).to(x.dtype)
+        rows, out = x.reshape(-1, x.shape[-1]), (*x.shape[:-1], w.shape[0])
+        x8, x8_of_dw = recipe.both_ways(rows, recipe.forward)
+        w8, w8_of_dx = recipe.both_ways(w, recipe.forward)
+        ctx.save_for_backward(x8_of_dw, w8_of_dx)
+        ctx.recipe, ctx.shape, ctx.dtypes = recipe, x.shape, (x.dtype, w.dtype)
+        return F.linear(x8, w8).view(out).to(x.dtype)
 
     @staticmethod
     def backward(ctx, dy: Tensor):
@@ -106,9 +119,8 @@ class Float8Product(torch.autograd.Function):
                 " end there; compute such a penalty without use_float8."
             )
         x8, w8 = ctx.saved_tensors
-        dy8 = ctx.recipe.rounded(dy, ctx.recipe.gradients)
-        dx = dy8 @ w8
-        dw = dy8.flatten(0, -2).mT @ x8.flatten(0, -2)
+        dy8, dy8_of_dw = ctx.recipe.both_ways(dy.reshape(-1, dy.shape[-1]), ctx.recipe.gradients)
+        dx, dw = (dy8 @ w8).view(ctx.shape), dy8_of_dw.mT @ x8
         return dx.to(ctx.dtypes[0]), dw.to(ctx.dtypes[1]), None
 
 

@@ -27,10 +27,15 @@ update_size | u | number, above 0 | size of the change that an update makes to a
 updates | n_\text{upd} | count | number of updates in a row
 growth_interval | n_\text{grow} | count, usually 2000 | steps without an overflow after which a
     dynamic loss scale is doubled
-block_elements | n_\text{block} | count, usually 256 | elements that share a scale, in a tensor of
-    one byte an element
-scaled_elements | n_\text{elem} | count | elements of a tensor of one byte an element, with a scale
-    for each block
+block_elements | n_\text{block} | count, usually 256 | elements that share a scale, in a tensor with
+    a scale for each block
+scaled_elements | n_\text{elem} | count | elements of a tensor with a scale for each block
+scaled_element_bits | n_\text{low} | count, from 1 to 8, usually 8 | bits of an element that has a
+    scale: 8 in fp8, 4 in fp4
+scale_bytes | e_\text{scale} | bytes, from 1, usually 4 | bytes of a scale: 4 in fp32; 1 in e8m0, a
+    power of two, or in e4m3
+tensor_scale_bytes | e_\text{tensor} | bytes, from 0, usually 0 | bytes of a second scale that all
+    blocks of a tensor share: 4 in NVFP4
 cached_parameters | \Psi_\text{cast} | parameters, from 0 | parameters that autocast casts: weights
     and biases of linear layers
 """
@@ -212,10 +217,22 @@ def block_scales(scaled_elements, block_elements):
 
 
 @formula(r"M_\text{block}", "bytes")
-def block_scaled_bytes(scaled_elements, block_scales):
-    """bytes of a tensor with a scale for each block, such as an 8-bit moment or an fp8 tensor: one
-    for each element, four for each scale"""
-    return scaled_elements + 4 * block_scales
+def block_scaled_bytes(
+    scaled_elements, scaled_element_bits, scale_bytes, block_scales, tensor_scale_bytes
+):
+    """bytes of a tensor with a scale for each block, such as an 8-bit moment or an fp8 tensor: its
+    elements, the scales of its blocks, and the scale of the tensor"""
+    return (
+        ceil_div(scaled_element_bits * scaled_elements, 8)
+        + scale_bytes * block_scales
+        + tensor_scale_bytes
+    )
+
+
+@formula(r"e_\text{block}", "number")
+def block_scaled_element_bytes(block_scaled_bytes, scaled_elements):
+    """bytes of such a tensor, scales and all, for each element"""
+    return block_scaled_bytes / scaled_elements
 
 
 @formula(r"M_\text{cast}", "bytes", source="torch.autocast", measured_by=_CACHE)

@@ -353,6 +353,20 @@ def held_activation_bytes(held_layers, layer_activation_bytes):
     return held_layers * layer_activation_bytes
 
 
+@formula(r"A_\text{end}", "bytes")
+def held_exit_bytes(pipeline_schedule, pipeline_in_flight, rank_exit_bytes):
+    """bytes that the last rank of a pipeline holds at the peak for last norm, head and loss of its
+    microbatches in flight; of one in the interleaved schedule, where each goes backward at once"""
+    return where(equal(pipeline_schedule, 4), 1, pipeline_in_flight) * rank_exit_bytes
+
+
+@formula(r"A_\text{all}", "bytes")
+def held_bytes(held_activation_bytes, held_exit_bytes):
+    """bytes of all activations that a rank of a pipeline holds at the peak: its layers, and the
+    last rank's head and loss"""
+    return held_activation_bytes + held_exit_bytes
+
+
 # --- what a rank sends ----------------------------------------------------------------------------
 formula = BOOK.section(source=_OURS, measured_by=_SENT)
 

@@ -39,17 +39,20 @@ def microbatches_over_time(name):
     return found, timeline.seconds
 
 
-def microbatch_bytes():
-    """What a rank keeps of one microbatch: activations of its layers."""
-    names = ("stage_layers", "layer_activation_bytes")
-    layers, nbytes = evaluate(names, allow_unused=True, **quantities(**HELD_MODEL)).values()
-    return layers * nbytes
+def microbatch_bytes(rank):
+    """Bytes that a rank keeps of one microbatch: activations of its layers, and on the last rank
+    those of the head and the loss."""
+    names = ("stage_layers", "layer_activation_bytes", "rank_exit_bytes")
+    given = quantities(**HELD_MODEL, pipeline_rank=rank)
+    layers, nbytes, at_the_end = evaluate(names, allow_unused=True, **given).values()
+    return layers * nbytes + at_the_end
 
 
 def draw_held():
     drawing = Drawing("pipeline-held", "Activations that each rank holds over a step")
-    one, tall, pitch, heard = microbatch_bytes(), 56, 82, []
-    unit = tall / HELD_MODEL["microbatches"]
+    tall, pitch, heard = 56, 82, []
+    last = HELD_MODEL["pipeline_parallel"] - 1
+    high = tall / (HELD_MODEL["microbatches"] * microbatch_bytes(last))  # of a byte
     top = 30
     for left, name in zip((52, 230), HELD_SCHEDULES):
         ranks, end = microbatches_over_time(name)
@@ -57,18 +60,18 @@ def draw_held():
         drawing.text(left, 14, name, "bold")
         peaks = []
         for rank, points in enumerate(ranks):
-            floor = top + pitch * rank + tall + 14
+            floor, one = top + pitch * rank + tall + 14, microbatch_bytes(rank)
             if left == 52:
                 drawing.text(0, floor - 2, f"rank {rank}", "small")
             steps = f"M{x(points[0][0]):.1f} {floor}"
             for at, count in points:
-                steps += f"H{x(at):.1f}V{floor - unit * count:.1f}"
+                steps += f"H{x(at):.1f}V{floor - high * one * count:.1f}"
             drawing.path(f"{steps}z", "activations")
             drawing.path(f"M{left} {floor}h168")
             most = max(count for _, count in points)
             at = next(at for at, count in points if count == most)
             peaks.append(format_as(most * one, "bytes"))
-            drawing.text(x(at), floor - unit * most - 5, peaks[-1], "small bold")
+            drawing.text(x(at), floor - high * one * most - 5, peaks[-1], "small bold")
         drawing.text(left, floor + 18, f"a step of {end} units", "small")
         heard.append(f"{name}: {', '.join(peaks)}")
     bottom = top + pitch * 3 + tall + 14

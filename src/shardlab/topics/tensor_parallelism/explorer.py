@@ -58,8 +58,8 @@ TENSOR_PARALLEL = Explorer(
     begin=dict(
         model="Llama 7B",
         recipe="bf16 + fp32 master",
-        gpu="A100 SXM 80GB",
-        node_link="NVLink 3 (A100)",
+        gpu="H100 SXM 80GB",
+        node_link="NVLink 4 (H100)",
         link="network, 400 Gbit/s",
         tensor_parallel=4,
         sequence_parallel=0,
@@ -154,7 +154,7 @@ TENSOR_PARALLEL = Explorer(
         ),
     ),
     table=ExplorerTable(
-        "Share of a layer’s time that its messages take: Llama 7B on A100, 16 sequences of 1,024"
+        "Share of a layer’s time that its messages take: Llama 7B on H100, 16 sequences of 1,024"
         " tokens, 400 Gbit/s between nodes, by the link inside a node",
         "node_link",
         (
