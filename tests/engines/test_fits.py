@@ -143,6 +143,20 @@ def test_tensor_parallelism_across_nodes(capsys):
     assert json.loads(capsys.readouterr().out)["warning"].startswith("tensor_parallel = 16")
 
 
+def test_interleaved_stages():
+    """The first rank keeps 1 + (p - 1)/(p v) times the activations of 1F1B (Narayanan et al. 2021).
+
+    Must catch: stages on a rank that change nothing; 126 layers in 16 stages without a word."""
+    asked = dict(gpu="B200 SXM", gpus=64, sequence=4096, tensor_parallel=8, pipeline_parallel=8)
+    kept = [
+        fits("Llama 3 70B", **asked, zero_stage=1, stages_per_rank=v).values["rank_saved_bytes"]
+        for v in (1, 2)
+    ]
+    assert kept[1] / kept[0] == pytest.approx(1 + 7 / 16, rel=1e-3)
+    uneven = fits("Llama 3 405B", **{**asked, "gpus": 128, "pipeline_parallel": 16}).assumed
+    assert uneven["stages"].startswith("16 of 126 layers: each is counted with 8,")
+
+
 def test_links_of_a_gpu():
     """Must catch: PCIe taken for the links of AMD's GPUs; one network card for a node of eight; a
     warning inside a domain of NVLink, which is larger than a node."""
@@ -271,6 +285,9 @@ def test_from_a_shell(tmp_path, capsys):
         (["--sequence", "4096"], "GPT-2 124M has a table of 1,024 positions"),
         (["--gpu", "H200"], "no gpu is named 'H200'; did you mean H200 SXM; there are"),
         (["--model", "nothing.json"], "nothing.json cannot be read: No such file or directory;"),
+        (["--context-parallel", "2"], "context_parallel = 2: the ledger has no formula for a seq"),
+        (["--expert-parallel", "4"], "expert_parallel = 4: the ledger has no formula for experts"),
+        (["--stages-per-rank", "2"], "stages_per_rank = 2 with pipeline_parallel = 1: it"),
         (["--recipe", "fp8"], "no recipe is named 'fp8'"),
         (
             ["--recipe", "bf16 + fp32 gradients"],

@@ -10,7 +10,7 @@ import warnings
 
 from ..cross_node_warning import CrossesNodes
 from .explain import explained
-from .fits import LAYOUT_OPTIONS, USUAL_KERNELS, fits
+from .fits import LAYOUT_OPTIONS, SPLITS_NOT_COUNTED, USUAL_KERNELS, fits
 from .model_config import InvalidModelConfig
 from .presets import GPUS, KERNELS, RECIPES
 from .registry import BOOK, InvalidQuantity
@@ -88,6 +88,15 @@ def add_fits(commands):
         "--pipeline-parallel", type=int, help="ranks that cut the model by depth, by default 1"
     )
     parser.add_argument(
+        "--stages-per-rank",
+        type=int,
+        help="stages on each of these ranks, by default 1: more make interleaved 1F1B",
+    )
+    for name in SPLITS_NOT_COUNTED:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, help="refused beyond 1: not counted yet"
+        )
+    parser.add_argument(
         "--ranks-per-node",
         type=int,
         help="GPUs of a node, by default 8: warns where tensor parallelism has more; NVLink joins"
@@ -121,7 +130,9 @@ def add_fits(commands):
 
 def run_fits(asked: argparse.Namespace) -> int:
     chosen = {
-        name: getattr(asked, name) for name in LAYOUT_OPTIONS if getattr(asked, name) is not None
+        name: getattr(asked, name)
+        for name in (*LAYOUT_OPTIONS, *SPLITS_NOT_COUNTED)
+        if getattr(asked, name) is not None
     }
     try:
         with warnings.catch_warnings():

@@ -15,7 +15,7 @@ from ..cross_node_warning import CrossesNodes
 from .model_config import InvalidModelConfig, read_config
 from .presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16
 from .registry import BOOK, InvalidQuantity, show
-from .subset import expression_of
+from .subset import ceil_div, expression_of
 
 RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
 USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
@@ -41,6 +41,11 @@ LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
 NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a node: NVL72
 MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
 WHOLE_LAYERS = 3  # of recompute_policy
+ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
+SPLITS_NOT_COUNTED = {  # option -> what the ledger has no formula for
+    "context_parallel": "a sequence that ranks divide inside attention",
+    "expert_parallel": "experts that ranks divide",
+}
 NOT_COUNTED = (
     "the CUDA context and NCCL's buffers: set memory aside for them with --reserve-gb; no context"
     " or expert parallelism"
@@ -91,6 +96,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "tensor_parallel",
     "sequence_parallel",
     "pipeline_parallel",
+    "stages_per_rank",
     "microbatch",
     "accumulation_steps",
     "recipe",
@@ -117,6 +123,7 @@ class RankLayout:
     reserve_bytes: int | None = None  # None: the share that published runs of a library reserved
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
+    stages_per_rank: int = 1  # more than one: interleaved 1F1B
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
@@ -160,9 +167,8 @@ class RankLayout:
             "data_parallel": self.gpus // copy,
             "sequence_parallel": int(self.cuts_tokens),
             "regather": int(self.cuts_tokens),
-            **(
-                {} if self.pipeline_parallel > 1 else {"pipeline_schedule": 2, "stages_per_rank": 1}
-            ),
+            "pipeline_schedule": INTERLEAVED if self.stages_per_rank > 1 else ONE_F_ONE_B,
+            "stages_per_rank": self.stages_per_rank,
         }
 
     def check(self):
@@ -183,6 +189,13 @@ class RankLayout:
                 self.gpus,
                 f"gpus = {show(self.gpus)} is not a multiple of tensor_parallel x pipeline_parallel"
                 f" = {t} x {p} = {t * p}: each copy of the model needs that many GPUs.",
+            )
+        if self.stages_per_rank != 1 and p == 1:
+            raise InvalidQuantity(
+                "stages_per_rank",
+                self.stages_per_rank,
+                f"stages_per_rank = {self.stages_per_rank} with pipeline_parallel = 1: it"
+                " interleaves the stages of a pipeline, so give it at least 2 ranks.",
             )
         if self.sequence_parallel and t == 1:
             raise InvalidQuantity(
@@ -370,10 +383,9 @@ class Answer:
 
 def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more) -> Answer:
     """The Answer for a model, by name or by the path of its config.json, on `gpus` GPUs of a
-    preset. `more` may give tensor_parallel, sequence_parallel, pipeline_parallel, microbatch,
-    accumulation_steps, recipe, kernels, ranks_per_node and recompute_policy; what the degrees leave
-    of the GPUs are data-parallel ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError
-    with one sentence; warns of tensor parallelism across nodes."""
+    preset. `more` may give LAYOUT_OPTIONS; what the degrees leave of the GPUs are data-parallel
+    ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence; warns of
+    tensor parallelism across nodes."""
     assumed = {}
     if zero_stage is None:
         zero_stage = 3 if gpus > 1 else 0
@@ -385,6 +397,14 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
         )
     kernels = more.get("kernels", USUAL_KERNELS)
+    for name, what in SPLITS_NOT_COUNTED.items():
+        if (degree := more.pop(name, None)) not in (None, 1):
+            raise InvalidQuantity(
+                name,
+                degree,
+                f"{name} = {degree}: the ledger has no formula for {what}; ask without it, for a"
+                " layout that takes at least as much.",
+            )
     layout = RankLayout(
         model=str(model),
         sizes=model_sizes(model),
@@ -399,7 +419,11 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
     for name in LAYOUT_OPTIONS:
-        if more.get(name) is None and (name != "ranks_per_node" or layout.tensor_parallel > 1):
+        unasked = dict(
+            ranks_per_node=layout.tensor_parallel == 1,
+            stages_per_rank=layout.pipeline_parallel == 1,
+        )
+        if more.get(name) is None and not unasked.get(name):
             assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
     flat = BOOK.expand({**layout.given, "pipeline_rank": values["pipeline_rank"]})
     _, inputs = BOOK.resolve([RANK_PEAK], flat)
@@ -420,6 +444,13 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
             )
     if domain := NVLINK_DOMAIN.get(gpu.split()[0]) if "ranks_per_node" in assumed else None:
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
+    stages = layout.pipeline_parallel * layout.stages_per_rank
+    if layout.sizes["layers"] % stages:
+        layers = layout.sizes["layers"]
+        assumed["stages"] = (
+            f"{stages} of {layers} layers: each is counted with {ceil_div(layers, stages)}, the"
+            " most that one has"
+        )
     lines = tuple(_lines(values))
     answer = Answer(layout, values, lines, assumed, (), layout.crossing())
     if answer.warning:

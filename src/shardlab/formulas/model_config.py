@@ -41,6 +41,21 @@ GPT2_NAMES = dict(
     vocabulary="vocab_size",
     max_sequence="n_positions",
 )
+BLOOM_NAMES = dict(
+    layers="n_layer",
+    hidden="hidden_size",
+    heads="n_head",
+    feed_forward="n_inner",
+    vocabulary="vocab_size",
+)
+OPT_NAMES = dict(
+    layers="num_hidden_layers",
+    hidden="hidden_size",
+    heads="num_attention_heads",
+    feed_forward="ffn_dim",
+    vocabulary="vocab_size",
+    max_sequence="max_position_embeddings",
+)
 
 
 class InvalidModelConfig(ValueError):
@@ -51,13 +66,16 @@ class InvalidModelConfig(ValueError):
 class Architecture:
     """What a `model_type` has. `names` are the fields of its sizes. `fixed` are quantities that the
     architecture alone decides. `tied` says whether the head is tied where the file is silent.
-    `only` are the values of fields without which the formulas would be wrong."""
+    `only` are the values of fields without which the formulas would be wrong, `older` the names
+    that some files have instead."""
 
     fixed: dict
     names: dict = field(default_factory=lambda: LLAMA_NAMES)
     tied: bool = False
     head_size: int = 0
     only: dict = field(default_factory=dict)
+    older: dict = field(default_factory=dict)
+    more_positions: int = 0  # rows of the position table beyond the longest sequence
 
 
 _LLAMA = dict(learned_positions=0, biases=0, gated_mlp=1)
@@ -71,6 +89,20 @@ ARCHITECTURES = MappingProxyType(
             GPT2_NAMES,
             tied=True,
             only=dict(add_cross_attention=False),
+        ),
+        "bloom": Architecture(  # without the norm after its embedding: 2h of 176 billion parameters
+            dict(learned_positions=0, biases=1, gated_mlp=0, max_sequence=2048),
+            BLOOM_NAMES,
+            tied=True,
+            only=dict(apply_residual_connection_post_layernorm=False),
+            older=dict(n_embed="hidden_size", num_attention_heads="n_head"),
+        ),
+        "opt": Architecture(
+            dict(learned_positions=1, biases=1, gated_mlp=0),
+            OPT_NAMES,
+            tied=True,
+            only=dict(do_layer_norm_before=True, enable_bias=True),
+            more_positions=2,
         ),
         "gpt_neox": Architecture(
             dict(learned_positions=0, biases=1, gated_mlp=0), only=dict(attention_bias=True)
@@ -177,6 +209,7 @@ def _quantities(config, architecture, name):
                 f"{name}: {field_name} = {json.dumps(found)}: the formulas know"
                 f" {config['model_type']} with {json.dumps(wanted)} alone."
             )
+    config = {**{new: config.get(old) for old, new in architecture.older.items()}, **config}
     sizes = {}
     for quantity, field_name in architecture.names.items():
         value = config.get(field_name)
@@ -199,6 +232,8 @@ def _quantities(config, architecture, name):
         if "n_inner" not in architecture.names.values():
             raise InvalidModelConfig(f"{name} has no {architecture.names['feed_forward']}.")
         sizes["feed_forward"] = 4 * sizes["hidden"] if isinstance(sizes["hidden"], int) else 0
+    if architecture.more_positions and isinstance(sizes["max_sequence"], int):
+        sizes["max_sequence"] += architecture.more_positions
     tied = config.get("tie_word_embeddings")
     if not (tied is None or isinstance(tied, bool)):
         raise InvalidModelConfig(
