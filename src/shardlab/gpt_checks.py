@@ -6,6 +6,8 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from .torch_internals import active_fake_mode
+
 SWITCHES = ("learned_positions", "biases", "gated_mlp", "tied_head")
 
 
@@ -81,3 +83,14 @@ def unknown_token(tokens: Tensor, vocabulary: int, error: IndexError) -> Excepti
     if not outside:
         return error
     return InvalidInput("token", outside[0], f"the vocabulary has tokens 0 to {vocabulary - 1}.")
+
+
+def check_range(tokens: Tensor, vocabulary: int):
+    """No rank has the vector of a token outside of the vocabulary, and a sum of zeros raises
+    nothing. On a GPU, looking would wait for it; a fake tensor has nothing to see."""
+    if tokens.device.type == "cpu" and tokens.numel() and active_fake_mode() is None:
+        least, most = (int(bound) for bound in tokens.aminmax())
+        if least < 0 or most >= vocabulary:
+            raise IndexError(
+                f"token {least if least < 0 else most}: there are 0 to {vocabulary - 1}."
+            )

@@ -85,6 +85,10 @@ def ranks_in_both(one: dist.ProcessGroup, other: dist.ProcessGroup | None) -> li
     return shared if len(shared) > 1 else []
 
 
+# a part of a model whose ranks have own tokens between the modules that are cut -> True
+of_own_tokens = WeakTensorKeyDictionary()
+
+
 def take_place(copy: Tensor, of: Iterable[Tensor]):
     """The copy is what an optimizer updates instead of these tensors, which are cut alike: it is
     cut as they are, and of their pipeline."""
@@ -93,6 +97,8 @@ def take_place(copy: Tensor, of: Iterable[Tensor]):
             groups_of_shards[copy] = groups
         if stages := stages_of(tensor):
             stages_of_parameters[copy] = stages
+        if tensor in of_own_tokens:
+            of_own_tokens[copy] = True
         return
 
 

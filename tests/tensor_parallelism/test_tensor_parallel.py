@@ -744,6 +744,54 @@ def test_gradients_summed_twice(worlds):
             assert said.startswith("sum_gradients a second time since the last backward")
 
 
+def summed_without_own_tokens():
+    model = apply_tensor_parallel(small(), SMALL)
+    model(torch.arange(4).view(1, 4)).sum().backward()
+    with pytest.raises(CannotSplit, match="every rank of this group sees all tokens"):
+        sum_gradients(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_gradients_that_are_whole_already(worlds):
+    """Must catch: gradients of norms and biases too large by the number of ranks, where a training
+    script has lost its sequence_parallel."""
+    worlds(2).run(summed_without_own_tokens)
+
+
+def padded_losses():
+    """On a rank: (loss, gradient of its scores) of each of two microbatches, padded unlike each
+    other, as parts of the mean over both."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    found = []
+    for scores, targets, count in padded_batch():
+        own = scores.tensor_split(n, -1)[rank].clone().requires_grad_()
+        loss = vocabulary_parallel_loss(own, targets, scores.shape[-1], count=count)
+        loss.backward()
+        found.append((loss.detach(), own.grad))
+    return found
+
+
+def padded_batch():
+    draw = torch.Generator().manual_seed(2)
+    targets = torch.randint(7, (2, 3, 5), generator=draw)
+    targets[0, :, 2:], targets[1, 0] = -100, -100
+    count = (targets != -100).sum()
+    scores = torch.randn(2, 3, 5, 7, generator=draw, dtype=torch.float64)
+    return [(part, target, count) for part, target in zip(scores, targets)]
+
+
+def test_padded_targets(worlds):
+    """Must catch: a padded target that counts in the loss or has a gradient; a mean over each
+    microbatch alone."""
+    for rank, found in enumerate(worlds(3).run(padded_losses)):
+        for (loss, gradient), (scores, targets, count) in zip(found, padded_batch()):
+            scores.requires_grad_()
+            want = next_token_loss(scores, targets, count)
+            want.backward()
+            torch.testing.assert_close(loss, want.detach(), rtol=1e-12, atol=0)
+            own = scores.grad.tensor_split(3, -1)[rank]
+            torch.testing.assert_close(gradient, own, rtol=1e-12, atol=1e-15)
+
+
 class KeepsZeros(torch.optim.SGD):
     """Its gradients are the same tensors in each step."""
 

@@ -11,7 +11,8 @@
     loss.py       cross-entropy of scores of which each rank has some tokens'
     plan.py       which module is cut how: a table over the names of modules; apply.py does it,
                   checks.py says what cannot be cut
-    sequence.py   sequence parallelism: what is still whole is cut by tokens
+    sequence.py   sequence parallelism: what is still whole is cut by tokens; whole_gradients.py
+                  adds up the gradients of what is whole
     full_parameters.py
                   to and from the plain model's state_dict
 
@@ -22,7 +23,8 @@ from .apply import apply_tensor_parallel
 from .checks import CannotSplit, check_plan
 from .loss import vocabulary_parallel_loss
 from .plan import gpt_plan
-from .sequence import sequence_parallel, sum_gradients
+from .sequence import sequence_parallel
+from .whole_gradients import sum_gradients
 
 __all__ = [
     "CannotSplit",

@@ -13,7 +13,7 @@ from ..optimizer_checks import holder_of, replaced
 from ..shards import cut_among
 from ..torch_clip_and_scale import watch_steps
 from .checks import CannotSplit, check_plan, matches, plan_complaint, warn_of_nodes
-from .layers import Parts
+from .layers import CutModule, Parts
 from .plan import TensorPlan
 
 
@@ -40,13 +40,18 @@ def apply_tensor_parallel(
     else:
         begin_alike(model, plan, group)
     watch_steps()
-    parts = Parts(group)
-    for name, entry in matches(model, plan):
+    parts, entries = Parts(group), matches(model, plan)
+    for name, entry in entries:
         for each in entry:
             module = model.get_submodule(name)
             part = each.split(module, parts)
             part.training = module.training
             model.set_submodule(name, part)
+    if any(each.divides_tokens for _, entry in entries for each in entry):
+        for module in model.modules():
+            if isinstance(module, CutModule):
+                module.among_own_tokens = True
+                module.converted()
     replaced(parts.made, by="apply_tensor_parallel")
     return model
 

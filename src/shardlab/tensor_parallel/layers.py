@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..collective_wire import Group, place
-from ..shards import as_shard, groups_of_shards
-from ..torch_internals import ConvertedModule, active_fake_mode
+from ..gpt_checks import check_range
+from ..shards import as_shard, groups_of_shards, of_own_tokens
+from ..torch_internals import ConvertedModule
 from .pairs import leave
 
 
@@ -66,7 +67,7 @@ class CutModule(ConvertedModule):
 
     def __init__(self, group: Group, cuts: dict[str, Cut]):
         super().__init__()
-        self.group, self.cuts = group, cuts
+        self.group, self.cuts, self.among_own_tokens = group, cuts, False
         self.register_load_state_dict_post_hook(know_parts)
 
     def converted(self):
@@ -74,6 +75,8 @@ class CutModule(ConvertedModule):
         for name, part in self.named_parameters(recurse=False):
             if name in self.cuts and part not in groups_of_shards:
                 groups_of_shards[part] = (self.group or dist.group.WORLD,)
+            if name in self.cuts and self.among_own_tokens:
+                of_own_tokens[part] = True
 
     def __deepcopy__(self, memo: dict):
         memo[id(self.group)] = self.group  # all copies talk to the same ranks
@@ -187,14 +190,3 @@ class OwnDropout(CutModule):
         mask = torch.empty(whole, dtype=torch.bool, device=x.device).bernoulli_(1 - self.p)
         mask = mask.chunk(n, self.dim)[me].clone()  # so that the whole can go
         return (x * mask).mul_(1 / (1 - self.p))
-
-
-def check_range(tokens: Tensor, vocabulary: int):
-    """No rank has the vector of a token outside of the vocabulary, and a sum of zeros raises
-    nothing. On a GPU, looking would wait for it; a fake tensor has nothing to see."""
-    if tokens.device.type == "cpu" and tokens.numel() and active_fake_mode() is None:
-        least, most = (int(bound) for bound in tokens.aminmax())
-        if least < 0 or most >= vocabulary:
-            raise IndexError(
-                f"token {least if least < 0 else most}: there are 0 to {vocabulary - 1}."
-            )

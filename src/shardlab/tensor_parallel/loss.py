@@ -10,14 +10,22 @@ from torch import Tensor
 
 from ..backward import NoSecondGradient
 from ..collective_wire import Group, place
-from .layers import Cut, check_range
+from ..gpt_checks import check_range
+from .layers import Cut
+
+PADDING = -100  # a target that does not count, as in torch.nn.functional.cross_entropy
 
 
 def vocabulary_parallel_loss(
-    scores: Tensor, targets: Tensor, vocabulary: int, group: Group = None
+    scores: Tensor,
+    targets: Tensor,
+    vocabulary: int,
+    group: Group = None,
+    count: Tensor | float | None = None,
 ) -> Tensor:
     """gpt.next_token_loss of scores [B, S, V/t] and targets [B, S], the same on all ranks. In fp32
-    at least. Any vocabulary: the first ranks have one token more where t does not divide it.
+    at least. Any vocabulary: the first ranks have one token more where t does not divide it. With
+    `count`, targets of -100 are padding, and the loss is the sum over the others, divided by it.
 
     Raises IndexError for a target outside of the vocabulary (not on a GPU), ValueError for scores
     of another part."""
@@ -28,8 +36,9 @@ def vocabulary_parallel_loss(
             f"scores have {scores.shape[-1]:,} tokens of the vocabulary: of {vocabulary:,}, rank"
             f" {me} of {n} has {end - begin:,}."
         )
-    check_range(targets, vocabulary)
-    return Loss.apply(scores, targets, begin, group)
+    counted = targets if count is None else targets.masked_fill(targets == PADDING, 0)
+    check_range(counted, vocabulary)
+    return Loss.apply(scores, targets, begin, group, count)
 
 
 class Loss(torch.autograd.Function):
@@ -37,7 +46,7 @@ class Loss(torch.autograd.Function):
     target, divided by the number of targets."""
 
     @staticmethod
-    def forward(ctx, scores, targets, begin, group):
+    def forward(ctx, scores, targets, begin, group, count):
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
         largest = wide.amax(-1, keepdim=True)  # [B, S, 1], so that no exp overflows
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
@@ -51,9 +60,13 @@ class Loss(torch.autograd.Function):
         sums = torch.stack([exponentials.sum(-1, keepdim=True), target])  # [2, B, S, 1]
         dist.all_reduce(sums, group=group)
         total, target = sums
-        ctx.save_for_backward(exponentials.div_(total), place_of_target, own)
-        ctx.dtype = scores.dtype
-        return (total.log() - target).mean()
+        each, softmax = total.log() - target, exponentials.div_(total)
+        if count is not None:
+            padding = (targets == PADDING).unsqueeze(-1)  # [B, S, 1]
+            each, softmax = each.masked_fill(padding, 0), softmax.masked_fill_(padding, 0)
+        ctx.save_for_backward(softmax, place_of_target, own)
+        ctx.dtype, ctx.count = scores.dtype, own.numel() if count is None else count
+        return each.mean() if count is None else each.sum() / count
 
     @staticmethod
     def backward(ctx, gradient):
@@ -63,8 +76,8 @@ class Loss(torch.autograd.Function):
                 " gradients; gather the scores, and take next_token_loss."
             )
         softmax, place_of_target, own = ctx.saved_tensors
-        each = gradient / own.numel()
+        each = gradient / ctx.count
         # in the memory of the softmax: a second backward through here raises
         softmax.mul_(each)
         softmax.scatter_add_(-1, place_of_target, -each * own.unsqueeze(-1).to(softmax.dtype))
-        return softmax.to(ctx.dtype), None, None, None
+        return softmax.to(ctx.dtype), None, None, None, None

@@ -36,6 +36,8 @@ class Whole:
         """Of its own parameters."""
         return {}
 
+    divides_tokens = False  # between modules that are cut, a rank has all tokens
+
     def split(self, module: nn.Module, parts: Parts) -> nn.Module:
         return module
 

@@ -1,0 +1,90 @@
+"""Gradients of what sequence parallelism leaves whole: each rank has those of its own tokens.
+
+    loss.backward()
+    sum_gradients(optimizer, group)        # once a step, before clipping
+    optimizer.step()
+
+Without sequence parallelism each rank sees all tokens, and these gradients are whole already.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ..shards import (
+    Groups,
+    groups_of,
+    groups_of_shards,
+    of_own_tokens,
+    ranks_in_both,
+    updated_by,
+)
+from ..torch_internals import version
+from .checks import CannotSplit
+
+summed = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
+
+
+@torch.no_grad()
+def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | None = None):
+    """Add up, over the group, the gradients of the parameters that are whole in the group:
+    each rank has the gradients of its own tokens. There is one all-reduce for each dtype;
+    one for each parameter would be mostly latency.
+
+    Call it once a step, after the last backward and before clipping, on all ranks. The
+    optimizer may also be one of shards: ZeRO's gradients are summed as shards. Left out, it leaves
+    copies that drift apart, without a word. Raises CannotSplit for another group than the one over
+    which the model was cut, for a plan without sequence_parallel, and for gradients that were
+    summed already."""
+    group, updated = group or dist.group.WORLD, updated_by(optimizer)
+    check_cut_over(group, set(map(groups_of, updated)))
+    check_own_tokens(updated)
+    flats: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in updated:
+        if parameter.grad is not None and group not in groups_of(parameter):
+            flats.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    check_first(flats)
+    for gradients in flats.values():
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=group)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(part.view(gradient.shape))
+    for gradients in flats.values():
+        summed.update({gradient: version(gradient) for gradient in gradients})
+
+
+def check_first(flats: dict[torch.dtype, list[Tensor]]):
+    """Raise CannotSplit if nothing has changed a gradient since it was summed."""
+    for gradients in flats.values():
+        if any(summed.get(gradient) == version(gradient) for gradient in gradients):
+            raise CannotSplit(
+                "sum_gradients a second time since the last backward: gradients of what is whole"
+                " would be too large by the number of ranks; call it once a step, and zero_grad()"
+                " after the step."
+            )
+
+
+def check_cut_over(group: dist.ProcessGroup, cuts: set[Groups]):
+    """Raise CannotSplit unless the group is the one over which a model was cut. ZeRO cuts a part
+    once more: its group is a later one."""
+    cut_over = {groups[0] for groups in cuts if groups}
+    others = [other for other in cut_over - {group} if ranks_in_both(other, group)]
+    known = group in cut_over or any(group in groups for groups in groups_of_shards.values())
+    if others or not known or any(group in groups[1:] for groups in cuts):
+        ranks = dist.get_process_group_ranks(group)
+        raise CannotSplit(
+            f"no tensor parallelism cut this model over the ranks {ranks} of this group: give"
+            " sum_gradients the group that apply_tensor_parallel had, such as mesh.tp.group."
+        )
+
+
+def check_own_tokens(updated: list[Tensor]):
+    """Raise CannotSplit if there are parts, and none of a model whose ranks have own tokens."""
+    parts = [parameter for parameter in updated if groups_of(parameter)]
+    if parts and not any(parameter in of_own_tokens for parameter in parts):
+        raise CannotSplit(
+            "every rank of this group sees all tokens, so gradients of what is whole are whole, and"
+            " a sum would be too large by the number of ranks: leave sum_gradients out, or cut by"
+            " sequence_parallel(plan)."
+        )
