@@ -269,7 +269,7 @@ def test_the_large_batch(world):
 
 
 def padded(number, rank):
-    """Targets of a microbatch, of which 0 to 14 of 15 are padding."""
+    """Targets of a microbatch: 0 to 14 of its 15 are padding."""
     draw = torch.Generator().manual_seed(1000 * number + rank)
     targets = torch.randint(5, (3, 5), generator=draw)
     targets.view(-1)[: (5 * number + 4 * rank) % 15] = -100

@@ -6,7 +6,7 @@ import torch
 
 from shardlab.measure import capabilities
 from shardlab.measure.capabilities import find_device, memory_bytes, multiplies_bf16
-from shardlab.measure.limit import ControlGroup
+from shardlab.measure.limit import MemoryLimit
 from shardlab.measure.recordings import Hardware, Recording, Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -133,7 +133,7 @@ def test_what_is_skipped_and_what_is_replayed(monkeypatch):
 
 def test_a_container_has_the_memory_that_it_may_use(monkeypatch):
     """Must catch: the whole machine's memory, shown to each of thirty learners on it."""
-    monkeypatch.setattr(capabilities, "control_groups", lambda: [ControlGroup(2**30, 0)])
+    monkeypatch.setattr(capabilities, "control_groups", lambda: [MemoryLimit(2**30, 0)])
     assert memory_bytes(CPU) == 2**30
 
 

@@ -29,7 +29,7 @@ from shardlab.ranks.server import start_method
 from shardlab.show.tables import Table
 
 RANKS_TRIED = 4
-MOST_RANKS = 64  # of a lab
+RANKS_OF_A_LAB = 64  # of a lab
 GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
 PYTHONS = ((3, 11), (3, 14))
 GB_OF_DISK = 1.0
@@ -297,8 +297,8 @@ def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
         try:
             needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
             count = needs.get("ranks", 1)
-            if type(count) is not int or not 1 <= count <= MOST_RANKS:
-                problem = f"its metadata ask for {count!r} ranks, not for 1 to {MOST_RANKS}"
+            if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
+                problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
                 yield DamagedLab(path.stem, problem)
                 continue
             yield Lab(path.stem, count, tuple(needs.get("needs_gpu", ())))

@@ -67,7 +67,7 @@ def free_bytes(device: torch.device) -> int | None:
     return min([free, *(group.most - group.used for group in control_groups())])
 
 
-class ControlGroup(NamedTuple):
+class MemoryLimit(NamedTuple):
     """Bytes that processes of a container, a job or a service may use together, and do use."""
 
     most: int
@@ -83,7 +83,7 @@ VERSIONS = {
 
 def control_groups(
     own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
-) -> Iterator[ControlGroup]:
+) -> Iterator[MemoryLimit]:
     """The control groups around this process that have a limit of memory: a container's, a Slurm
     job's, a service's, of either version, and those around them. None where the system has no
     control groups."""
@@ -104,7 +104,7 @@ def control_groups(
                 yield group
 
 
-def control_group(folder: Path, version: int) -> ControlGroup | None:
+def control_group(folder: Path, version: int) -> MemoryLimit | None:
     """The control group of a folder, None without a limit."""
     most, used, files = VERSIONS[version]
     try:
@@ -116,7 +116,7 @@ def control_group(folder: Path, version: int) -> ControlGroup | None:
         used -= int(stat[files])
     except (OSError, ValueError, KeyError):
         pass
-    return ControlGroup(most, max(0, used)) if most < UNLIMITED else None
+    return MemoryLimit(most, max(0, used)) if most < UNLIMITED else None
 
 
 def cannot_try(limit_bytes: int, device: torch.device) -> str:

@@ -37,7 +37,7 @@ from . import split_backward
 from .p2p import Sent, TiedWeights, Wire
 from .partition import CannotPipeline, PipelinePlan
 from .schedules import Action, Kind
-from .step_checks import check_batch, check_loss, check_output, check_ranks, check_unbroken
+from .step_checks import check_batch, check_output, check_ranks, check_stage_loss, check_unbroken
 
 
 class InFlight(NamedTuple):
@@ -157,7 +157,7 @@ class Pipeline(nn.Module):
             sent = self.wire.give(action, y.detach())
         else:
             loss = self.loss(y, self.targets[microbatch], *self.counted)
-            check_loss(loss)
+            check_stage_loss(loss)
             self.losses.append(loss.detach().reshape(()))
             y = loss if self.counted else loss / self.plan.microbatches
         if torch.is_grad_enabled():

@@ -20,14 +20,14 @@ def check_ranks(layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.Pro
             " it."
         )
     facts = [f"stages {plan.cuts}", f"outputs {plan.outputs}", f"lists {plan.schedule}"]
-    wrong = complaint_of_rank(layers, plan, group)
+    wrong = complaint_of_members(layers, plan, group)
     if not wrong:
         facts += [f"a weight on ranks {ranks}" for ranks in TiedWeights(layers, plan, group).places]
     rule = "all ranks run the same plan, with the same layers"
     agree(facts, group, CannotPipeline, rule, wrong)
 
 
-def complaint_of_rank(
+def complaint_of_members(
     layers: Sequence[nn.Module], plan: PipelinePlan, group: dist.ProcessGroup | None
 ) -> str:
     """The problem of this rank alone, or an empty string."""
@@ -79,7 +79,7 @@ def check_output(plan: PipelinePlan, stage: int, y: Tensor):
         )
 
 
-def check_loss(loss: Tensor):
+def check_stage_loss(loss: Tensor):
     what = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise CannotPipeline(

@@ -51,16 +51,16 @@ from shardlab.saving.folders import (
 )
 from shardlab.saving.parts import (
     WRAPPED,
-    Held,
+    RankHolds,
     held_by,
-    parts_of,
+    parts_of_run,
     saving_group,
     sum_of_bits,
 )
-from shardlab.saving.resharding import Layout, own_parts, state_types, tensors_of
+from shardlab.saving.resharding import Layout, flats_buffers, own_parts, state_types
 from shardlab.saving.states import (
     FORMAT,
-    checked,
+    parts_in_manifest,
     random_states,
     refuse_another,
     set_random_states,
@@ -112,8 +112,8 @@ def save(
     whole, states = folder / f"step-{step}", optimizer.state_dict()["state"]
     failed, (n, me) = (SaveFailed, f"could not write to {folder}"), place(group)
     to = f"step {step} for {folder.absolute()}"
-    everyone, flats, buffers = look(to, model, optimizer, group, failed, True, extra)
-    parts = parts_of(everyone)
+    everyone, flats, buffers = compare_ranks(to, model, optimizer, group, failed, True, extra)
+    parts = parts_of_run(everyone)
     number, ranks = next((k, part.ranks) for k, part in enumerate(parts) if me in part.ranks)
     own, first = everyone[me].buffers, everyone[ranks[0]].buffers
 
@@ -204,19 +204,21 @@ def resume(
     """
     folder, group, loaded = Path(folder), saving_group(model, optimizer, group), []
     failed, (_, me) = (Damaged, f"could not read {folder}"), place(group)
-    everyone, flats, buffers = look(str(folder.absolute()), model, optimizer, group, failed, False)
-    part = next(part for part in parts_of(everyone) if me in part.ranks)
+    everyone, flats, buffers = compare_ranks(
+        str(folder.absolute()), model, optimizer, group, failed, False
+    )
+    part = next(part for part in parts_of_run(everyone) if me in part.ranks)
 
     def choose():  # on one rank, so that all resume from the same
         if not (found := saves(folder)):
             return None
         manifest = read_json(found[0] / MANIFEST)
-        checked(manifest, found[0])
+        parts_in_manifest(manifest, found[0])
         return manifest
 
     def load():
         place = folder / f"step-{manifest['step']}"
-        parts, plain = checked(manifest, place)
+        parts, plain = parts_in_manifest(manifest, place)
         here = part.contents
         if manifest.get("format", 1) == 1:
             here = {name: what for name, what in here.items() if name != WRAPPED}
@@ -271,14 +273,14 @@ def resume(
     return Saved(manifest["step"], rest["extra"])
 
 
-def look(
+def compare_ranks(
     to: str, model, optimizer, group, failed, values: bool, extra=None
-) -> tuple[list[Held], list, dict]:
+) -> tuple[list[RankHolds], list, dict]:
     """(what each rank holds, this rank's flat tensors, its buffers). All ranks call it."""
     here = []
 
     def held():
-        here.extend(tensors_of(model, optimizer))
+        here.extend(flats_buffers(model, optimizer))
         held = held_by(to, *here, model, optimizer, group, values)
         if tensors := [leaf for leaf in tree_leaves(extra) if isinstance(leaf, torch.Tensor)]:
             held.sums["the tensors in extra"] = sum(map(sum_of_bits, tensors))

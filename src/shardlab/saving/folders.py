@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 MANIFEST = "manifest.json"
-WHOLE = re.compile(r"step-[0-9]+")
+WHOLE_SAVE = re.compile(r"step-[0-9]+")
 PARTIAL = re.compile(r"step-[0-9]+\.partial(-[0-9a-f]{8})?")  # without digits: from before format 1
 OUR_FILES = re.compile(r"rank-[0-9]+\.pt|rest(-[0-9]+)?\.pt|manifest\.json")
 
@@ -15,7 +15,7 @@ def saves(folder: Path) -> list[Path]:
     """The whole saves, the newest first."""
     # not glob: glob takes an unreadable folder for an empty one
     names = os.listdir(folder) if folder.exists() else []
-    found = (folder / name for name in names if WHOLE.fullmatch(name))
+    found = (folder / name for name in names if WHOLE_SAVE.fullmatch(name))
     return sorted(found, key=step_of, reverse=True)
 
 

@@ -24,7 +24,7 @@ from shardlab.zero.stage3 import sharded_units
 WRAPPED = "the optimizer inside"  # among contents; not in format 1
 
 
-class Part(NamedTuple):
+class PartOfRun(NamedTuple):
     """Ranks that hold the same, by their numbers in the group that saves; their flat tensors, each
     as [[name, shape], ...]; and what is in them, as held_by says."""
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     contents: dict[str, str]
 
 
-class Held(NamedTuple):
+class RankHolds(NamedTuple):
     """What a rank tells the others before anything is written or read."""
 
     to: str  # the folder, and the step of a save
@@ -86,7 +86,9 @@ def plain_names(names: Iterable[str]) -> Callable[[str], str]:
     return plain
 
 
-def held_by(to: str, flats: list, buffers: dict, model, optimizer, group, values: bool) -> Held:
+def held_by(
+    to: str, flats: list, buffers: dict, model, optimizer, group, values: bool
+) -> RankHolds:
     """What this rank tells the others, with digests of its `values` or without."""
     shares = sharding_group(model, optimizer)
     members = dist.get_process_group_ranks(shares) if shares else None
@@ -107,7 +109,7 @@ def held_by(to: str, flats: list, buffers: dict, model, optimizer, group, values
         name: f"{buffer.dtype} {list(buffer.shape)} as a buffer" for name, buffer in buffers.items()
     }
     digests = hashes_of(buffers) if values else {}
-    return Held(to, [flat.parameters for flat in flats], found, sharing, sums, digests)
+    return RankHolds(to, [flat.parameters for flat in flats], found, sharing, sums, digests)
 
 
 def optimizers_in(optimizer) -> dict[str, str]:
@@ -142,10 +144,10 @@ def hashes_of(buffers: dict[str, Tensor]) -> dict[str, str]:
     return found
 
 
-def parts_of(everyone: list[Held]) -> list[Part]:
+def parts_of_run(everyone: list[RankHolds]) -> list[PartOfRun]:
     """The parts that the ranks hold. Raises ValueError if ranks that should hold the same do
     not."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, PartOfRun] = {}
     for rank, held in enumerate(everyone):
         if held.to != everyone[0].to:
             raise ValueError(
@@ -161,11 +163,11 @@ def parts_of(everyone: list[Held]) -> list[Part]:
                     " `group` and folder."
                 )
         key = str((held.flats, held.contents, held.sharing))
-        parts.setdefault(key, Part([], held.flats, held.contents)).ranks.append(rank)
+        parts.setdefault(key, PartOfRun([], held.flats, held.contents)).ranks.append(rank)
     for part in parts.values():
         first = part.ranks[0]
         for rank in set(everyone[first].sharing or ()) - set(part.ranks):
-            differs = difference(part.contents, everyone[rank].contents)
+            differs = first_difference(part.contents, everyone[rank].contents)
             name, here, there = differs or ("the order of parameters", "one", "another")
             raise ValueError(
                 f"{name} is {here} on rank {first}, and {there} on rank {rank}: ranks that share a"
@@ -174,7 +176,7 @@ def parts_of(everyone: list[Held]) -> list[Part]:
     return list(parts.values())
 
 
-def difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:
+def first_difference(here: dict[str, str], there: dict[str, str]) -> tuple[str, str, str] | None:
     """(name, here, there) of the first tensor that differs."""
     for name in {**here, **there}:
         both = here.get(name, "not there"), there.get(name, "not there")

@@ -104,7 +104,7 @@ def flats_of(model: nn.Module, optimizer) -> Iterator[FlatParameters]:
             yield flat([[name, list(p.shape)]], p, whole=True)
 
 
-def tensors_of(model: nn.Module, optimizer) -> tuple[list[FlatParameters], dict[str, Tensor]]:
+def flats_buffers(model: nn.Module, optimizer) -> tuple[list[FlatParameters], dict[str, Tensor]]:
     """(the flat tensors, the buffers), under the names that the plain model has."""
     flats = list(flats_of(model, optimizer))
     plain = plain_names(name for flat in flats for name, _ in flat.parameters)

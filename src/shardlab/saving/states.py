@@ -9,7 +9,7 @@ import torch
 
 from shardlab.saving.durable import Damaged
 from shardlab.saving.folders import MANIFEST, file_of, rest_of, step_of
-from shardlab.saving.parts import Part, difference, plain_names
+from shardlab.saving.parts import PartOfRun, first_difference, plain_names
 
 FORMAT = 2  # 1: one part, and the names as wrappers had them
 
@@ -23,7 +23,7 @@ def settings(optimizer) -> list[dict]:
 
 
 def refuse_another(step: int, there: dict[str, str], here: dict[str, str]):
-    if differs := difference(there, here):
+    if differs := first_difference(there, here):
         name, was, now = differs
         raise ValueError(
             f"step-{step}: {name} was {was}, now it is {now}. Resume the model and the optimizer"
@@ -37,7 +37,7 @@ CUT_ANEW = (
 )
 
 
-def checked(manifest: dict, place: Path) -> tuple[list[Part], Callable[[str], str]]:
+def parts_in_manifest(manifest: dict, place: Path) -> tuple[list[PartOfRun], Callable[[str], str]]:
     """(the parts, what names are called now). Raises Damaged for a manifest that this code did not
     write. Nothing in a manifest is used before this check."""
     name = f"{place.name}/{MANIFEST}"
@@ -68,7 +68,7 @@ def checked(manifest: dict, place: Path) -> tuple[list[Part], Callable[[str], st
             raise Damaged(f"{name} has no usable size and SHA-256 of {file}.")
     plain = plain_names(name for part in parts for flat in part["flats"] for name, _ in flat)
     return [
-        Part(
+        PartOfRun(
             part["ranks"],
             [[(plain(name), shape) for name, shape in flat] for flat in part["flats"]],
             {plain(name): what for name, what in part["contents"].items()},

@@ -25,7 +25,7 @@ def vocabulary_parallel_loss(
 ) -> Tensor:
     """gpt.next_token_loss of scores [B, S, V/t] and targets [B, S], the same on all ranks. In fp32
     at least. Any vocabulary: the first ranks have one token more where t does not divide it. With
-    `count`, targets of -100 are padding, and the loss is the sum over the others, divided by it.
+    `count`, targets of -100 are padding, and the loss is the sum over the others / count.
 
     Raises IndexError for a target outside of the vocabulary (not on a GPU), ValueError for scores
     of another part."""

@@ -23,7 +23,7 @@ from ..shards import (
 from ..torch_internals import version
 from .checks import CannotSplit
 
-summed = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
+summed_versions = WeakTensorKeyDictionary()  # gradient -> its version after it was summed
 
 
 @torch.no_grad()
@@ -51,13 +51,13 @@ def sum_gradients(optimizer: torch.optim.Optimizer, group: dist.ProcessGroup | N
         for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
             gradient.copy_(part.view(gradient.shape))
     for gradients in flats.values():
-        summed.update({gradient: version(gradient) for gradient in gradients})
+        summed_versions.update({gradient: version(gradient) for gradient in gradients})
 
 
 def check_first(flats: dict[torch.dtype, list[Tensor]]):
     """Raise CannotSplit if nothing has changed a gradient since it was summed."""
     for gradients in flats.values():
-        if any(summed.get(gradient) == version(gradient) for gradient in gradients):
+        if any(summed_versions.get(gradient) == version(gradient) for gradient in gradients):
             raise CannotSplit(
                 "sum_gradients a second time since the last backward: gradients of what is whole"
                 " would be too large by the number of ranks; call it once a step, and zero_grad()"

@@ -72,7 +72,7 @@ def shard_steps(stage: int, ranks: int, microbatches: int) -> list[Step]:
         list(STAGES[stage](len(UNIT_LETTERS), microbatches)),
         follow_moves(stage, len(UNIT_LETTERS), microbatches),
     )
-    bytes_held = [held_bytes(picture, ranks) for picture in pictures]
+    bytes_held = [bytes_of_picture(picture, ranks) for picture in pictures]
     sent = [sent_elements(moves[:number], ranks) for number in range(len(pictures))]
     steps = []
     for number, picture in enumerate(pictures):
@@ -101,7 +101,7 @@ def per_element():
     return tuple(evaluate(targets, parameters=1, **RECIPES[RECIPE].quantities).values())
 
 
-def held_bytes(picture: list[Has], ranks: int) -> float:
+def bytes_of_picture(picture: list[Has], ranks: int) -> float:
     """Bytes that a rank holds for each parameter of the model."""
     parameter, gradient, optimizer = per_element()
     # of a unit that has one for each rank
