@@ -193,6 +193,8 @@ def test_the_usual_recipe():
     assert (
         "keeps 4 in bf16 unless it runs with --grad-reduce-in-bf16" in answer.assumed["gradients"]
     )
+    older = fits("GPT-2 124M", **asked, kernels="Megatron-LM, Transformer Engine before 2.3")
+    assert "Compared: no published peak of these kernels is among our rows." in str(older)
     eager = fits("GPT-2 124M", **asked, kernels="PyTorch eager")
     assert eager.assumed["reserve_gb"].startswith("0: no published run") and not eager.reserve_bytes
     assert "torchtitan" in eager.compared and "-39.17%" in str(eager)
@@ -271,7 +273,9 @@ def test_from_a_shell(tmp_path, capsys):
     assert found["fits"] is False and found["parameters"] == 8_030_261_248
     ledger = sum(line["nbytes"] for line in found["lines"])
     assert found["needed_bytes"] == ledger + found["reserve_bytes"] > ledger
-    assert found["compared"].startswith("no published peak of these kernels is among our rows; of")
+    assert found["compared"].startswith(
+        "on 4 published rows (allocated bytes, Megatron-LM's golden"
+    )
     assert found["nearest"][0]["change"] == "--zero-stage 3"
     assert found["nearest"][0]["needed_bytes"] <= found["memory_bytes"]
 

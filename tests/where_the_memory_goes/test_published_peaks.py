@@ -13,19 +13,24 @@ with Path(__file__).with_name("published_peaks.csv").open(encoding="utf-8") as t
     ROWS = list(csv.DictReader(table))
 ASKED = ("model", "gpu", "kernels", "recipe")
 NUMBERS = ("gpus", "sequence", "microbatch", "accumulation_steps", "zero_stage")
-NUMBERS += ("tensor_parallel", "pipeline_parallel", "recompute_policy")
+NUMBERS += ("tensor_parallel", "sequence_parallel", "pipeline_parallel", "stages_per_rank")
+NUMBERS += ("recompute_policy",)
+
+
+def pairs(text):
+    """Of words such as hidden=512."""
+    split = (word.split("=") for word in text.split())
+    return {name: float(number) if "." in number else int(number) for name, number in split}
 
 
 def error_percent(row):
     """Of the rank whose peak was published: the last, or the fullest."""
-    sizes = dict(pair.split("=") for pair in row["sizes"].split())
     layout = RankLayout(
-        sizes={**model_sizes(row["model"]), **{name: int(size) for name, size in sizes.items()}},
+        sizes={**model_sizes(row["model"]), **pairs(row["sizes"])},
         **{name: row[name] for name in ASKED},
         **{name: int(row[name]) for name in NUMBERS},
     )
-    given = {**layout.given, "dropout": float(row["dropout"])}
-    given["fused_attention"] = int(row["fused_attention"])
+    given = {**layout.given, **pairs(row["more"])}
     last = layout.pipeline_parallel - 1
     ranks = {last} if row["rank"] == "last" else {0, last}
     peaks = [

@@ -151,7 +151,7 @@ PyTorch eager | 0 12 4 1 0 67108864 | gpt.py of this book; cuBLAS keeps 32 MiB f
 read on 2026-11-26
 Megatron-LM with Transformer Engine | 1 6 3 1 1 100663296 | Megatron-LM,
     theoretical_memory_usage.py and vocab_parallel_cross_entropy; Transformer Engine from 2.3 on,
-    get_dummy_wgrad, and 32 MiB beside cuBLAS | differs from the fused loss by its source alone
+    get_dummy_wgrad, and 32 MiB beside cuBLAS | | peaks
 Megatron-LM, fused loss | 1 2 3 1 1 100663296 | the same, with a loss fused into the head's product;
     as in the published runs, with Transformer Engine 2.11 | | peaks
 Megatron-LM, Transformer Engine before 2.3 | 1 6 3 2 0 100663296 | the same, without get_dummy_wgrad
