@@ -48,6 +48,17 @@ zero | \$\(P \+ G \+ S\) | S is a message
 zero | More ranks make it cheaper | the copies, not the update
 saving | 2 TB/s.{100,300}as percent`\.\s+## | a restart is part of what a failure costs
 saving | A file system renames at once or not at all | POSIX does, object stores do not
+tensor-parallelism | tensor_peak_bytes.{0,120}tensor_activation_bytes | other points of the step
+tensor-parallelism | so \$t\$ must divide | Megatron-Core copies keys and values
+tensor-parallelism | masks must not depend on \$t\$ | Megatron seeds a generator for each rank
+tensor-parallelism | last row has \*\*the number to remember | of a node with one card
+pipelines | activations, \w+ .{0,20}held_activation_bytes | the last stage has the head and the loss
+pipelines | - \$m\$ must be a multiple of \$p\$ | no longer in PyTorch and Megatron-Core
+mixed-precision | Products are summed in fp32 or wider | Hopper keeps about 14 bits
+mixed-precision | block_elements=32\) | an MX scale has one byte
+mixed-precision | Megatron `--accumulate-allreduce-grads-in-fp32` | set by --bf16 itself
+hardware | No accelerator was attached through PCIe 6 | the same source says both
+activation-checkpointing | made Megatron-LM's choice superfluous | of its default only
 """.strip().splitlines()
 ]
 

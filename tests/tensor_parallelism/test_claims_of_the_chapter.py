@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from shardlab.formulas import evaluate
+from shardlab.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.ranks import ranks
@@ -73,27 +73,47 @@ def test_the_published_loss_and_the_messages(t, hidden, heads, rate):
     assert least - 0.05 <= lost / share(t, hidden, heads) <= most + 0.05
 
 
+# The model of the chapter's opening, with the update that its peaks assume.
+MODEL = quantities(
+    recipe="bf16 + fp32 master",
+    layers=48,
+    hidden=6144,
+    heads=64,
+    key_value_heads=64,
+    feed_forward=24_576,
+    vocabulary=51_200,
+    max_sequence=2048,
+    learned_positions=1,
+    biases=1,
+    gated_mlp=0,
+    tied_head=1,
+    microbatch=4,
+    sequence=2048,
+    dropout=0.0,
+    fused_attention=1,
+    tensor_rank=0,
+    optimizer_mode=2,
+)
+
+
+@pytest.mark.parametrize("layout", [(1, 0, 0), (8, 0, 0), (8, 1, 0), (8, 1, 1)])
+def test_the_peaks_of_the_opening_are_in_the_loss(layout):
+    """The four columns of the first table are at one point, and the activations of the opening are
+    those of that point. Must catch: an update with temporaries, whose peak has no activations."""
+    names = ("tensor_parallel", "sequence_parallel", "regather")
+    wanted = ["tensor_peak_bytes", "live_at_tensor_loss_bytes", "tensor_activation_bytes"]
+    wanted += ["activations_at_tensor_peak_bytes"]
+    peak, in_the_loss, kept, there = evaluate(
+        wanted, allow_unused=True, **MODEL, **dict(zip(names, layout))
+    ).values()
+    assert peak == in_the_loss and there == kept > 0
+    assert "| peak of the step, in the loss |" in TEXT and "optimizer_mode=2, gpu=" in TEXT
+
+
 def test_activations_fall_to_a_third():
     """What the chapter says under its table. Must catch: a layer that keeps a tenth or a half."""
-    given = dict(
-        layers=48,
-        hidden=6144,
-        heads=64,
-        key_value_heads=64,
-        feed_forward=24_576,
-        biases=1,
-        gated_mlp=0,
-        learned_positions=1,
-        microbatch=4,
-        sequence=2048,
-        dropout=0.0,
-        fused_attention=1,
-        compute_element_bytes=2,
-        residual_element_bytes=2,
-        tensor_rank=0,
-    )
     name = "tensor_layer_bytes"
-    of = lambda t: evaluate([name], allow_unused=True, tensor_parallel=t, **given)[name]
+    of = lambda t: evaluate([name], allow_unused=True, tensor_parallel=t, **MODEL)[name]
     assert "Activations fall to a third" in TEXT and of(8) / of(1) == pytest.approx(1 / 3, rel=0.05)
 
 

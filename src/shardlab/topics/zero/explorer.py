@@ -35,7 +35,7 @@ ZERO = Explorer(
     begin=dict(
         model="Llama 7B",
         recipe="bf16 + fp32 master",
-        gpu="A100 SXM 80GB",
+        gpu="H100 SXM 80GB",
         link="network, 400 Gbit/s",
         zero_stage=1,
         data_parallel=16,
@@ -117,7 +117,7 @@ ZERO = Explorer(
         Say("."),
     ),
     table=ExplorerTable(
-        "Model states on each of 16 ranks with an A100 of 80 GB: bf16 with an fp32 master copy",
+        "Model states on each of 16 ranks with an H100 of 80 GB: bf16 with an fp32 master copy",
         "model",
         (
             ("parameters", "parameters", "count"),

@@ -15,7 +15,7 @@ FIVE = dict(  # the model that the chapter opens with
     data_parallel=16,
     rank=0,
     recipe="bf16 + fp32 master",
-    gpu="A100 SXM 80GB",
+    gpu="H100 SXM 80GB",
     accumulation_steps=1,
 )
 KINDS = {
@@ -84,7 +84,7 @@ STAGE_3 = dict(
     link="network, 400 Gbit/s",
     utilisation=0.4,
     latency_seconds=0,
-    microbatch_tokens=4096,
+    microbatch_tokens=8192,
     prefetch_units=1,
     reduce_early=1,
 )
