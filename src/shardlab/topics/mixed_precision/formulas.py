@@ -32,8 +32,8 @@ block_elements | n_\text{block} | count, usually 256 | elements that share a sca
 scaled_elements | n_\text{elem} | count | elements of a tensor with a scale for each block
 scaled_element_bits | n_\text{low} | count, from 1 to 8, usually 8 | bits of an element that has a
     scale: 8 in fp8, 4 in fp4
-scale_bytes | \beta_\text{scale} | bytes, from 1, usually 4 | bytes of a scale: 4 in fp32; 1 in e8m0,
-    a power of two, or in e4m3
+scale_bytes | \beta_\text{scale} | bytes, from 1, usually 4 | bytes of a scale: 4 in fp32; 1 in
+    e8m0, a power of two, or in e4m3
 tensor_scale_bytes | \beta_\text{tensor} | bytes, from 0, usually 0 | bytes of a second scale that
     all blocks of a tensor share: 4 in NVFP4
 cached_parameters | \Psi_\text{cast} | parameters, from 0 | parameters that autocast casts: weights
