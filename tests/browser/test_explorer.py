@@ -691,7 +691,7 @@ def test_menus_set_values_and_show_when_they_are_left(card):
     (
         card.slide(moved.quantity, start)
         if isinstance(moved, Choice)
-        else card.type(moved.quantity, str(start))
+        else card.type(moved.quantity, format_to_type(start, moved.style))
     )
     assert chooser.input_value() == card.spec.begin[kind]
 

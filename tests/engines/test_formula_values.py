@@ -93,6 +93,8 @@ MENDED = {
     "step_without_overlap_seconds",
     "zero_hiding_tokens",
     "zero_step_seconds",
+    # in stage 3 a unit had one shard, and has one for each parameter since
+    "zero_step_counter_bytes",
 }
 GONE |= {"bucket_seconds", "zero_overlapped_step_seconds"}
 # Ranks of data parallelism are d: what these formulas took as `ranks` is `data_parallel` since.
