@@ -913,7 +913,7 @@ def test_the_marker_of_time_is_logarithmic(open_card):
     )
     click(card.find(".explorer-reset"))
     shown = card.spec.compute(card.spec.start())
-    card.type("utilisation", str(0.4 * shown["training_days"] / 365))
+    card.type("utilisation", f"{40 * shown['training_days'] / 365}%")
     ticks = card.find("svg .tick").all_text_contents()
     marks = (
         card.find(".explorer-drawing >> nth=1")

@@ -20,6 +20,7 @@ OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")
 OF_A_READER = "a reader's solution, which imports PyTorch alone"
 HOOKS_LEFT = "a hook that is left behind: PyTorch has no public count of hooks"
+PRETENDED = "a part of PyTorch that the pretended GPUs take the place of"
 # What a file may use beside the door, and why: a peer, or a look at PyTorch's own state.
 BESIDE_THE_DOOR = {
     "src/shardlab/ranks/stopping.py": {
@@ -54,6 +55,25 @@ BESIDE_THE_DOOR = {
     "tests/pipelines/test_split_backward.py": {
         "_backward": "a peer: PyTorch's two halves of a backward",
     },
+    "tests/pretended_gpu/pretended/cuda.py": {
+        "_C": PRETENDED,
+        "_cuda_clearCublasWorkspaces": PRETENDED,
+        "_cuda_getCurrentRawStream": PRETENDED,
+        "_cuda_getDeviceCount": PRETENDED,
+        "_disable_current_modes": PRETENDED,
+        "_python_dispatch": PRETENDED,
+    },
+    "tests/pretended_gpu/pretended/nccl.py": {
+        "_C": PRETENDED,
+        "_NCCL_AVAILABLE": PRETENDED,
+        "_distributed_c10d": PRETENDED,
+        "_end_coalescing": PRETENDED,
+        "_get_backend": PRETENDED,
+        "_pytree": PRETENDED,
+        "_schema": PRETENDED,
+        "_start_coalescing": PRETENDED,
+    },
+    "tests/zero/test_defects_stage3.py": {"_parameters": "a script's own rule, as Hugging Face's"},
     "tests/zero/test_zero_assignment.py": {
         "_execution_engine": OF_A_READER,
         "_parameters": OF_A_READER,
