@@ -90,7 +90,7 @@ PUBLISHED = {
         2, "reserved bytes, torchtitan's compiled Llama 3.1 in fp8 on H100s", 28.69, -39.17, -18.21
     ),
 }
-# What the allocator reserves beyond what is allocated, as a share of it: the most of the eight runs
+# The allocator's reserve beyond what is allocated, as a share of it: the most of the eight runs
 # behind FUSED_LOSS, which publish both.
 RESERVED_SHARE = 0.066
 
@@ -229,8 +229,8 @@ class RankLayout:
         return max(found, key=lambda values: values[RANK_PEAK])
 
     def crossing(self) -> str:
-        """What a layer's messages cost where its ranks are on several nodes, or on several domains
-        of NVLink where these are larger; empty where they are on one."""
+        """The cost of a layer's messages where its ranks are on several nodes, or on several
+        domains of NVLink where these are larger; empty where they are on one."""
         t, family = self.tensor_parallel, self.gpu.split()[0]
         node = max(self.ranks_per_node, NVLINK_DOMAIN.get(family, 0))
         if t <= node:

@@ -179,7 +179,7 @@ def _loaded(path):
 
 
 def _refuse_what_is_not_counted(config, architecture, name):
-    """What would change the bytes and is in no formula of the architecture."""
+    """Raise InvalidModelConfig for a field that changes the bytes and is in no formula."""
     kind = config["model_type"]
     made_for = config.get("architectures") or []
     for made in made_for if isinstance(made_for, list) else [made_for]:

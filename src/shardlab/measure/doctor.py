@@ -86,7 +86,7 @@ class Examination(NamedTuple):
         return "\n".join([*lines, "", ready_or_not(self.findings)])
 
     def as_json(self) -> str:
-        """The same for programs: ready, findings, labs."""
+        """The findings for a program: ready, findings, labs."""
         labs = [dict(zip(("lab", "here", "because"), row)) for row in self.labs]
         findings = [finding._asdict() for finding in self.findings]
         return json.dumps(dict(ready=self.fit, findings=findings, labs=labs), indent=1)

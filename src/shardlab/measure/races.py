@@ -146,7 +146,7 @@ TINY = TrainingTask("tiny", dict(layers=1, hidden=16, heads=2, vocabulary=11, ma
 
 
 def gpu_task(device: torch.device, small: TrainingTask = GPU_TASK) -> TrainingTask:
-    """What `make gpu` trains: a small task would measure a large GPU's launches alone."""
+    """The task of `make gpu`: a small one would measure a large GPU's launches alone."""
     large = device.type == "cuda" and memory_bytes(device) >= LARGE_TASK_BYTES
     return LARGE_TASK if large else small
 

@@ -1,4 +1,4 @@
-"""What a pipeline on ranks refuses: when it is made, on all ranks or on none, and in a step."""
+"""Refusals of a pipeline on ranks: when it is made, on all ranks or on none, and in a step."""
 
 from collections.abc import Sequence
 

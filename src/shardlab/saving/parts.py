@@ -34,7 +34,7 @@ class PartOfRun(NamedTuple):
 
 
 class RankHolds(NamedTuple):
-    """What a rank tells the others before anything is written or read."""
+    """A rank's word to the others before anything is written or read."""
 
     to: str  # the folder, and the step of a save
     flats: list[list]
@@ -89,7 +89,7 @@ def plain_names(names: Iterable[str]) -> Callable[[str], str]:
 def held_by(
     to: str, flats: list, buffers: dict, model, optimizer, group, values: bool
 ) -> RankHolds:
-    """What this rank tells the others, with digests of its `values` or without."""
+    """This rank's word to the others, with digests of its `values` or without."""
     shares = sharding_group(model, optimizer)
     members = dist.get_process_group_ranks(shares) if shares else None
     sharing = members and [dist.get_group_rank(group or dist.group.WORLD, rank) for rank in members]

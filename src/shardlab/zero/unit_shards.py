@@ -34,7 +34,7 @@ class Shards:
             watch(shard)
 
     def parts(self, chunk: Tensor) -> list[Tensor]:
-        """What a chunk has of each parameter, in the shape of its shard."""
+        """The part of each parameter that a chunk has, in the shape of its shard."""
         parts = chunk.split([elements for elements, *_ in self.sizes])
         return [part.view(size) for part, size in zip(parts, self.sizes)]
 
