@@ -9,8 +9,9 @@ import pytest
 from compositions import case_of, outcome
 
 cloudpickle.register_pickle_by_value(compositions)
-# chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model
-SEEDS = (0, 1, 2, 5, 7, 29, 33, 147, 179, 293)
+# Chosen so that together they have each schedule, stage, axis, scaler, optimizer and kind of model;
+# in 4 all ranks have parts of one shape, so that nothing but the guard of groups can refuse.
+SEEDS = (1, 2, 4, 5, 7, 29, 33, 147, 179, 293)
 
 
 @pytest.mark.ranks
