@@ -9,6 +9,11 @@ and a style of ``shardlab.show.format``; without one, bytes are GiB and everythi
 as its unit asks. The call and its exact value appear on hover. A call that is wrong is a warning
 with page and line, and so stops the build.
 
+    {bytes}`peak_bytes(small) at loss`                                               gives 512 MiB
+
+A peak, and a part of a peak, is printed with the place that the sentence gives it. The build stops
+where another place of the step has more bytes.
+
     ```{given} small
     model="GPT-2 124M", layers=4, recipe="fp32 Adam", microbatch=2, sequence=256
     ```
@@ -28,7 +33,7 @@ import ast
 import math
 import re
 import sys
-from functools import partial
+from functools import cache, partial
 from html import escape
 from pathlib import Path
 
@@ -53,6 +58,7 @@ from shardlab.formulas import (
 )
 from shardlab.formulas.registry import show
 from shardlab.formulas.render import right_hand_side, width
+from shardlab.formulas.subset import expression_of
 from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
 
 logger = logging.getLogger(__name__)
@@ -79,9 +85,11 @@ class WrongCall(ValueError):
 
 
 def read_call(text, named=None):
-    """(name, keywords, style or None) of a role's text; `named` holds the quantities that have a
-    name on the page."""
-    match = re.fullmatch(r"(?s)\s*(\w+\s*\(.*\))\s*(?:(?:as\s+)?(\S.*?))?\s*", text)
+    """(name, keywords, place or None, style or None) of a role's text; `named` holds the quantities
+    that have a name on the page."""
+    match = re.fullmatch(
+        r"(?s)\s*(\w+\s*\(.*\))\s*(?:\bat\s+(\w+))?\s*(?:(?:as\s+)?(\S.*?))?\s*", text
+    )
     if not match:
         raise WrongCall(
             f"{text!r} is no call of a formula with keywords, such as "
@@ -100,7 +108,7 @@ def read_call(text, named=None):
         given.update((keyword.arg, ast.literal_eval(keyword.value)) for keyword in call.keywords)
     except (SyntaxError, ValueError, AttributeError) as error:
         raise error if isinstance(error, WrongCall) else WrongCall(f"{match[1]}: {error}") from None
-    return call.func.id, given, match[2]
+    return call.func.id, given, match[2], match[3]
 
 
 def typed_names(text):
@@ -110,15 +118,55 @@ def typed_names(text):
     return [keyword.arg for keyword in call.keywords]
 
 
+@cache
+def peaks():
+    """Peaks, and what each is made of: quantity -> (the number of its place, the places' bytes in
+    the order of these numbers)."""
+    written = {name: expression_of(found.function) for name, found in BOOK.formulas.items()}
+    numbers = {
+        name: BOOK.formulas[name].needs
+        for name, text in written.items()
+        if re.fullmatch(r"arg_max\([\w, ]+\)", text)
+    }
+    found = {}
+    for name, text in written.items():
+        for number, places in numbers.items():
+            of_all = text == f"maximum({', '.join(places)})"
+            if of_all or text.startswith(f"choose({number}, "):
+                found[name] = number, places
+    return found
+
+
+def check_place(name, given, place):
+    """Raises WrongCall if the number is a peak and `place` does not say where it is, or if it is
+    not there."""
+    if name not in peaks():
+        if place:
+            raise WrongCall(f"{name} has no place in a step: leave `at {place}` out.")
+        return
+    number, places = peaks()[name]
+    called = [re.sub(r"^live_at_|(_peak)?_bytes$", "", one) for one in places]
+    if not place:
+        raise WrongCall(
+            f"{name} is at one of several places: say which with `at`, one of {', '.join(called)}."
+        )
+    if place not in called:
+        raise WrongCall(f"{place!r} is no place of {name}; there are {', '.join(called)}.")
+    there = called[evaluate([number], allow_unused=True, **given)[number] - 1]
+    if there != place:
+        raise WrongCall(f"{name} is not at {place}: it is at {there}.")
+
+
 def compute(text, named=None):
     """(printed, origin) of a role's text: the number with its unit, and the call with the exact
     value for the hover."""
-    name, given, style = read_call(text, named)
+    name, given, place, style = read_call(text, named)
     try:
         found = BOOK.find(name)
         value = evaluate([name], allow_unused=True, **given)[name]
         if spare := [key for key in typed_names(text) if key not in _needed(name, given)]:
             raise UnusedQuantity([name], spare, ())
+        check_place(name, given, place)
     except (InvalidQuantity, TypeError) as error:
         raise WrongCall(f"{name}: {error}") from None
     own_style = "days" if found.unit == "days" else STYLE_OF_UNIT.get(found.unit, "count")
@@ -142,7 +190,8 @@ def compute(text, named=None):
     unit = found.unit.partition(",")[0]  # "bytes, any number" is the range, not the unit
     unit = "" if unit in ("count", "fraction") else f" {unit}"
     exactly = show(value) if isinstance(value, int) else format_as(value, "number")
-    return printed, f"computed: {name}({said}) = {exactly}{unit}"
+    where = f", at {place}" if place else ""
+    return printed, f"computed: {name}({said}) = {exactly}{unit}{where}"
 
 
 def _needed(name, given):
@@ -167,7 +216,7 @@ class NumberRole(SphinxRole):
     def run(self):
         try:
             printed, origin = compute(self.text, self.env.temp_data.get("bookkit_given"))
-            if self.name == "bytes" and not origin.endswith(" bytes"):
+            if self.name == "bytes" and " bytes" not in origin.rpartition(" = ")[2]:
                 raise WrongCall(f"{self.text}: not in bytes; use the role {{number}}.")
         except WrongCall as wrong:
             logger.warning(

@@ -165,9 +165,48 @@ def test_the_text_of_a_call_is_read_whole():
     assert read_call('f(recipe="a (b) as c", x=-1)  as GB') == (
         "f",
         {"recipe": "a (b) as c", "x": -1},
+        None,
         "GB",
     )
-    assert read_call("f(x=1)exact") == ("f", {"x": 1}, "exact")
+    assert read_call("f(x=1)exact") == ("f", {"x": 1}, None, "exact")
+    assert read_call('f(recipe="a) at b")\n at loss as GB')[1:] == (
+        {"recipe": "a) at b"},
+        "loss",
+        "GB",
+    )
+
+
+ALONE = (
+    'model="GPT-3 175B", recipe="bf16 + fp32 master", microbatch=4, sequence=2048, tensor_rank=0,'
+    " accumulation_steps=1, tensor_parallel=1"
+)
+
+
+@pytest.mark.parametrize(
+    "name, mode, right, wrong",
+    [  # the update has the most bytes with foreach, not with a fused one
+        ("tensor_peak_bytes", 1, "tensor_update", "tensor_loss"),
+        ("activations_at_tensor_peak_bytes", 1, "tensor_update", "tensor_loss"),
+        ("tensor_peak_bytes", 2, "tensor_embedding", "tensor_loss"),
+        ("activations_at_tensor_peak_bytes", 2, "tensor_embedding", "tensor_loss"),
+    ],
+)
+def test_a_peak_is_printed_with_its_place(name, mode, right, wrong):
+    """The peak of a step and what it is made of are at the place that the sentence names, or the
+    build stops.
+
+    Must catch: any place taken; a peak, or a part of one, printed without a place."""
+    call = f"{name}({ALONE}, optimizer_mode={mode})"
+    assert compute(f"{call} at {right} as GB")[1].endswith(f" bytes, at {right}")
+    for text, said in (
+        (f"at {wrong}", f"{name} is not at {wrong}: it is at {right}."),
+        ("", f"{name} is at one of several places: say which with `at`, one of tensor_scatter, "),
+        ("at lunch", f"'lunch' is no place of {name}; there are tensor_scatter, "),
+    ):
+        with pytest.raises(WrongCall, match=re.escape(said)):
+            compute(f"{call} {text}")
+    with pytest.raises(WrongCall, match="states_bytes has no place in a step: leave `at loss` out"):
+        compute(f"states_bytes({GPT3}) at loss")
 
 
 def test_numbers_on_a_page(build):
