@@ -15,6 +15,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``gradients`` recorded gradients beside what a format holds
 - ``formulas`` numbers and equations out of the formula registry, and the formula sheet
 - ``glossary`` words with a definition, shown on hover
+- ``objectives`` the opening of a chapter: objectives and measured times, beside its first picture
 - ``chapters`` a chapter by the number that the contents give it
 - ``ways``     from page to page: each chapter's question, the way to its lab and back
 - ``diffs``    what changes from one class or function to the next, out of the source
@@ -39,6 +40,7 @@ AFTER_CARDS = (
     "glossary",
     "ways",
     "diffs",
+    "objectives",
     "recorded",
     "lab_pages",
     "look",

@@ -13,7 +13,7 @@ FENCE = re.compile(r"^\s*(`{3,}|~{3,}|:{3,})(.*)$")
 # Kinds that belong together share a line: MyST's and sphinx-design's, boxes, cards.
 TEXT = {
     "container", "dropdown", "grid", "grid-item", "grid-item-card", "tip", "note", "margin",
-    "predict", "measured", "which-number", "wild", "glossary",
+    "objectives", "predict", "measured", "which-number", "wild", "glossary",
     "source-diff", "race", "recorded", "recordings", "pairs", "shards", "picture",
 }  # fmt: skip
 MARKED = re.compile(r"[{`$*_\[]")

@@ -27,8 +27,10 @@ from visit import (
 )
 
 import bookkit
+from bookkit.words import chapters
 
 STATIC = Path(bookkit.__file__).parent / "static"
+ROOT = Path(__file__).resolve().parents[2]
 
 # Files no page loads or links to, each with the reason for which the book carries it.
 CARRIED = {
@@ -277,6 +279,34 @@ def test_the_front_page_shows_its_explorer_first(browser, homes):
             assert box["y"] + box["height"] <= window["height"], (
                 f"the picture ends at {box['y'] + box['height']:.0f} px of {window}"
             )
+
+
+FIRST_SCREEN = """() => {
+  const box = node => node.getBoundingClientRect(), opening = document.querySelector(".opening");
+  const [aside, ...parts] = opening.children, title = box(document.querySelector("h1"));
+  const live = opening.querySelector(".explorer, .figure");
+  return {seen: live ? (innerHeight - box(live).top) / box(live).height : 0,
+    beside: box(aside).left >= Math.max(title.right, ...parts.filter(part =>
+      !part.matches(".wide")).map(part => box(part).right)) && box(aside).top < title.bottom,
+    after: box(aside).top >= box(live).bottom};
+}"""
+
+
+def test_a_chapter_opens_with_its_picture(browser, homes):
+    """Must catch: a first screen of text alone; objectives that push the picture down, on a desk or
+    on a phone."""
+    wrong = []
+    with new_context(browser, viewport={"width": 1280, "height": 900}) as context:
+        page = context.new_page()
+        for chapter in chapters(ROOT):
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(f"{homes['file']}/chapters/{chapter.stem}.html")
+            desk = page.evaluate(FIRST_SCREEN)
+            page.set_viewport_size(PHONE)
+            phone = page.evaluate(FIRST_SCREEN)
+            if desk["seen"] < 0.6 or not desk["beside"] or not phone["after"]:
+                wrong.append((chapter.stem, desk, phone))
+    assert wrong == []
 
 
 def test_the_contents_open_on_a_phone(browser, homes):

@@ -1,0 +1,72 @@
+"""The opening of a chapter: objectives, and minutes that are counted."""
+
+import re
+
+import pytest
+
+from bookkit.objectives import minutes
+
+PAGE = """---
+lab: lab
+---
+# One
+
+:::{objectives}
+:lab: 60
+
+- add.
+
+It runs anywhere.
+:::
+
+A question.
+
+## First
+
+%s
+"""
+
+
+@pytest.mark.parametrize(
+    "count, said", [(0, 5), (1000, 5), (1001, 10), (5000, 25), (5001, 30)], ids=str
+)
+def test_minutes(count, said):
+    """Must catch: minutes that are rounded down; another pace than 200 words a minute."""
+    assert minutes(count) == said
+
+
+def test_the_opening(tmp_path):
+    """Must catch: code, tables or answers that nobody counts; folded text that is counted;
+    objectives after the first section, or after what stands beside them."""
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
+    # 400 words of text with symbols, 400 in a table, 400 of code, and ten times as many folded
+    body = [
+        "word $x$ " * 200,
+        "| a |\n|:--|\n" + "| word |\n" * 399,
+        "```python\n" + "name = 1\n" * 200 + "```",
+        ":::{dropdown} Why\n" + "word " * 4000 + "\n:::",
+    ]
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "_toc.yml").write_text(
+        "parts:\n  - numbered: 1\n    chapters:\n      - file: index\n"
+    )
+    (source / "index.md").write_text(PAGE % "\n\n".join(body))
+    (source / "lab.md").write_text("# A lab\n")
+    with docutils_namespace():
+        settings = dict(extensions=["myst_parser", "sphinx_design", "bookkit.objectives"])
+        settings |= dict(html_theme="basic", suppress_warnings=["toc.not_included"])
+        settings["myst_enable_extensions"] = ["colon_fence", "dollarmath"]
+        places = [tmp_path / "html", tmp_path / "trees", "html", settings]
+        app = Sphinx(source, None, *places, status=None, warning=None, freshenv=True)
+        app.build()
+    page = (tmp_path / "html" / "index.html").read_text("utf-8")
+    opening = re.search(r'<div class="opening.*?(?=<section)', page, re.DOTALL)[0]
+    words = " ".join(re.sub(r"<[^>]+>", " ", opening).split())
+    assert words == (
+        "After this chapter you can add. 10 minutes to read, 60 for the lab . It runs anywhere."
+        " A question."
+    )
+    assert 'href="lab.html"' in opening
