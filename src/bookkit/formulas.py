@@ -289,10 +289,31 @@ def _depart_link(writer, node):
     writer.body.append(writer.context.pop())
 
 
+WORDS_IN_SIGHT = 40  # of what symbols mean
+
+
+def _too_long(said):
+    return len("".join(node.astext() for node in said).split()) > WORDS_IN_SIGHT
+
+
+class fold(nodes.General, nodes.Element):
+    """What waits behind the words ``title`` until the reader opens it."""
+
+
+def _visit_fold(writer, node):
+    writer.body.append(f'<details class="equation-fold"><summary>{node["title"]}</summary>\n')
+
+
+def _depart_fold(writer, node):
+    writer.body.append("</details>\n")
+
+
 class EquationDirective(SphinxDirective):
     """``{equation} name [name ...]``: the formulas, one under the other, and below what they mean,
-    and what the symbols on the right are that the page has not explained.
+    and what the symbols on the right are that the page has not explained. What is longer than
+    ``WORDS_IN_SIGHT`` is folded.
 
+    What the directive holds is the form for people: then the formulas themselves are folded.
     ``:numbered:`` numbers them as one equation, labelled ``eq-`` and the first name. ``:bare:``
     leaves the meanings out. ``name(zero_stage=1)`` is the formula with a number for a quantity, and
     what follows from it written out.
@@ -300,6 +321,7 @@ class EquationDirective(SphinxDirective):
 
     required_arguments = 1
     final_argument_whitespace = True
+    has_content = True
     option_spec = {"numbered": directives.flag, "bare": directives.flag}
 
     def run(self):
@@ -332,9 +354,29 @@ class EquationDirective(SphinxDirective):
             self.state.document.note_explicit_target(target)
             made.insert(0, target)
         if "bare" not in self.options:
-            said = [*_meanings(names), *_meanings(self._not_explained(asked), right=True)]
-            made.append(nodes.paragraph("", "", *said, classes=["equation-meaning"]))
+            left = [*_meanings(names)]
+            right = [*_meanings(self._not_explained(asked), right=True)]
+            made += self._small_print(left, right)
+        if self.content:
+            made = [fold("", *made, title="The exact form")]
+            human = nodes.Element()
+            self.state.nested_parse(self.content, self.content_offset, human)
+            made = [*human.children, *made]
         return made
+
+    def _small_print(self, left, right):
+        """What the symbols mean, in sight as far as it is short."""
+        seen, folded = left + right, []
+        if not self.content and _too_long(seen):
+            seen, folded = left, right
+        if not self.content and _too_long(seen):
+            seen, folded = [], left + right
+        made = [
+            nodes.paragraph("", "", *said, classes=["equation-meaning"])
+            for said in (seen, folded)
+            if said
+        ]
+        return [*made[:-1], fold("", made[-1], title="What the symbols mean")] if folded else made
 
     def _not_explained(self, asked):
         """The quantities on the right of these formulas, and in their conditions, that no equation
@@ -737,6 +779,7 @@ def _check_sheets(app, env):
 def setup(app):
     app.add_node(computed, html=(_visit_computed, _depart_computed))
     app.add_node(code_name, html=(_visit_code_name, _depart_code_name))
+    app.add_node(fold, html=(_visit_fold, _depart_fold))
     app.add_node(formula_link, html=(_visit_link, _depart_link))
     app.add_role("number", NumberRole())
     app.add_role("bytes", NumberRole())

@@ -32,6 +32,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from bookkit import words
 from bookkit.diffs import source_diff
+from bookkit.formulas import fold
 
 WORDS_A_MINUTE = 200  # of text, tables and code
 STEP = 5  # minutes
@@ -49,7 +50,7 @@ def read_words(node) -> int:
         code = (line for kind, line in node["lines"] if kind != "gap")
         return sum(len(WORD.findall(re.sub("<[^>]+>", "", line))) for line in code)
     kinds = {*node.get("classes", ()), node.get("design_component")}
-    if kinds & UNREAD or isinstance(node, (nodes.raw, nodes.Invisible)):
+    if kinds & UNREAD or isinstance(node, (fold, nodes.raw, nodes.Invisible)):
         return 0
     return sum(map(read_words, node.children))
 

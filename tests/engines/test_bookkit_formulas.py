@@ -360,7 +360,31 @@ def test_symbols_on_the_right_are_explained_once(build):
     means = {name: " ".join(known.meaning.split()) for name, known in BOOK.formulas.items()}
     left = f"{means['achieved_flops_per_second']}; {means['training_seconds']}."
     rate = BOOK.find("flops_per_second").meaning.replace("'", "\u2019")
-    assert said == [f"{left} On the right: {rate}; {means['training_flops']}.", left]
+    assert said == [left, f"On the right: {rate}; {means['training_flops']}.", left]
+
+
+def test_small_print_and_exact_forms_are_folded(build):
+    """Must catch: long meanings in sight; short ones folded; a generated form in sight beside the
+    form for people."""
+    short = "```{equation} training_flops\n```\n"
+    right = "```{equation} first_ready_seconds\n```\n"
+    both = "```{equation} stage_layers held_layers held_activation_bytes\n```\n"
+    human = "```{equation} message_seconds\n$$ t = \\alpha + S / B $$\n```\n"
+    pages, warnings = build(index="# Page\n\n" + "\n\n".join([short, right, both, human]))
+    assert not warnings
+    meaning, found = '<p class="equation-meaning">', []
+    for part in re.split(r"(?s)(<details.*?</details>)", pages["index"]):
+        title = re.search("<summary>(.*?)</summary>", part)
+        found.append((title and title[1], part.count('display="block"'), part.count(meaning)))
+    assert found == [
+        (None, 2, 2),  # a short one whole, and the left side of the next
+        ("What the symbols mean", 0, 1),
+        (None, 1, 0),
+        ("What the symbols mean", 0, 1),
+        (None, 1, 0),
+        ("The exact form", 1, 1),
+        (None, 0, 0),
+    ]
 
 
 def test_a_long_sum_goes_on_in_the_next_line():
