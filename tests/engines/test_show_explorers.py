@@ -114,20 +114,20 @@ def test_lines_and_columns_with_a_given_value():
 
     Mutation: the reader's stage in all lines; one line's value in the next; the value that was
     given to a column left for the columns after it."""
-    spec = EXPLORERS["zero"]
-    _, states, sent = spec.pictures[1:]
-    names = [f"zero_states_bytes(zero_stage={stage})" for stage in range(4)]
-    assert [line.name for line in states.lines] == names
-    for reader in (0, 2):
-        computed = spec.compute(spec.move(spec.start(), "zero_stage", reader))
-        for picture, quantity in ((states, "zero_states_bytes"), (sent, "zero_sent_bytes")):
+    for name, quantity in (("zero", "zero_states_bytes"), ("zero-time", "zero_sent_bytes")):
+        spec = EXPLORERS[name]
+        _, picture = spec.pictures
+        names = [f"{quantity}(zero_stage={stage})" for stage in range(4)]
+        assert [line.name for line in picture.lines] == names
+        for reader in (0, 2):
+            computed = spec.compute(spec.move(spec.start(), "zero_stage", reader))
             for stop, values in spec.swept(picture, computed):
                 for line in picture.lines:
                     given = {name: computed[name] for name in spec.inputs}
                     given.update({picture.sweep: stop, **dict(line.given)})
                     found = evaluate([quantity], allow_unused=True, **given)
                     assert values[line.name] == found[quantity]
-    row = dict(spec.rows())["Llama 7B"]
+    row = dict(EXPLORERS["zero"].rows())["Llama 7B"]
     stages = [float(text) for text in row[1:5]]
     assert stages == sorted(stages, reverse=True) and len(set(stages)) == 4 and row[5] == "yes"
 

@@ -458,6 +458,6 @@ def test_a_long_label_leaves_a_slider_its_track():
 def test_many_pictures_scroll_beside_their_controls():
     """Must catch: a third picture out of sight of the slider that moves it; two pictures that
     scroll for no reason."""
-    many, few = explorer("zero"), explorer("where-the-memory-goes")
+    many, few = explorer("recompute"), explorer("where-the-memory-goes")
     assert many.drawing.layout.max_height and "auto" in many.drawing.layout.overflow
     assert few.drawing.layout.max_height is None

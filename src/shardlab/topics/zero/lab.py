@@ -309,21 +309,32 @@ def count_stages(world) -> SentByStages:
 
 
 def given_to_explorer(world) -> dict:
-    """What the explorer starts from: the small GPT, and as points the bytes that rank 0 keeps and
-    sends."""
-    weighed, sent = weigh_stages(world), count_stages(world)
+    """What the explorer of memory starts from: the small GPT, and as points the bytes that rank 0
+    keeps."""
+    kept = weigh_stages(world).kept
     points = {
-        f"zero_states_bytes(zero_stage={stage})": [(4, sum(weighed.kept[stage][0]))]
-        for stage in _STAGES
+        f"zero_states_bytes(zero_stage={stage})": [(4, sum(kept[stage][0]))] for stage in _STAGES
     }
-    for stage in (1, 2, 3):
-        points[f"zero_sent_bytes(zero_stage={stage})"] = [
-            (count, sent.nbytes[stage, count][0]) for count in _MICROBATCHES
+    return dict(measured=points, recipe="fp32 Adam", **_small_model())
+
+
+def given_to_time_explorer(world) -> dict:
+    """What the explorer of messages starts from: the same, and as points the bytes that rank 0
+    sends."""
+    sent = count_stages(world).nbytes
+    points = {
+        f"zero_sent_bytes(zero_stage={stage})": [
+            (count, sent[stage, count][0]) for count in _MICROBATCHES
         ]
+        for stage in (1, 2, 3)
+    }
+    fp32 = dict(parameter_element_bytes=4, gradient_element_bytes=4)
+    return dict(measured=points, **fp32, **_small_model())
+
+
+def _small_model() -> dict:
     parameters = sum(parameter.numel() for parameter in build_model().parameters())
-    return dict(
-        measured=points, recipe="fp32 Adam", data_parallel=4, zero_stage=3, parameters=parameters
-    )
+    return dict(data_parallel=4, zero_stage=3, parameters=parameters)
 
 
 # --- a rank is killed -----------------------------------------------------------------------------
