@@ -48,7 +48,7 @@ SMALL = dict(layers=4, hidden=64, heads=4, vocabulary=256, max_sequence=64)
 class Layout:
     """What a rank trains, and how the ranks share it. `m` microbatches are a pipeline's, or those
     that are accumulated. `policy` is what is recomputed, as the formulas number it, in checkpoints
-    of `every` layers."""
+    of `every` layers. `shorter` ends of a pipeline have one layer less."""
 
     d: int = 1
     t: int = 1
@@ -63,6 +63,7 @@ class Layout:
     bucket_bytes: int = 25 << 20
     policy: int = 0
     every: int = 1
+    shorter: bool = False
     changes: dict = field(default_factory=dict)
 
     @property
@@ -91,6 +92,7 @@ class Layout:
             pipeline_rank=pipeline_rank,
             pipeline_schedule=1 + list(SCHEDULES).index(self.kind),
             stages_per_rank=self.chunks,
+            shorter_ends=int(self.shorter),
             zero_stage=self.stage,
             accumulation_steps=self.m,
             optimizer_mode=int(self.foreach),
@@ -114,16 +116,18 @@ def layers_of(model: GPT) -> list[nn.Module]:
 
 
 def stages_of(layout: Layout, model: GPT) -> tuple[list[nn.Module], list[int]]:
-    """(layers, how many a stage has): stages of one number of blocks, which a checkpoint may
-    join."""
+    """(layers, how many a stage has): stages of one number of blocks, which a checkpoint may join,
+    or with one block less at each end."""
     stages = layout.p * layout.chunks
-    each = layout.config.layers // stages
-    joined = [
-        nn.Sequential(*model.blocks[begin : min(begin + layout.every, first + each)])
-        for first in range(0, layout.config.layers, each)
-        for begin in range(first, first + each, layout.every)
-    ]
-    counts = [len(joined) // stages] * stages
+    blocks = [(layout.config.layers + 2 * layout.shorter) // stages] * stages
+    blocks[0] -= layout.shorter
+    blocks[-1] -= layout.shorter
+    joined, counts, first = [], [], 0
+    for each in blocks:
+        begins = range(first, first + each, layout.every)
+        first += each
+        joined += [nn.Sequential(*model.blocks[b : min(b + layout.every, first)]) for b in begins]
+        counts.append(len(begins))
     counts[0] += 1
     counts[-1] += 1
     return [model.embedding, *joined, model.head], counts
@@ -272,6 +276,16 @@ def test_parameters_of_a_rank(changes):
             assert found == layout.wanted(rank, "rank_parameters")
 
 
+def test_shorter_ends_are_the_whole_model():
+    """The layers of all stages are the model's, those of Llama 3 405B on 16 ranks as its report
+    gives them: 7 at the ends, 8 between.
+
+    Must catch: both ends shorter by one layer together; ends that are longer."""
+    asked = dict(model="Llama 3 405B", pipeline_parallel=16, shorter_ends=1, allow_unused=True)
+    found = [evaluate(["rank_layers"], pipeline_rank=r, **asked)["rank_layers"] for r in range(16)]
+    assert found == [7, *[8] * 14, 7] and sum(found) == 126
+
+
 def test_ranks_of_published_models():
     """The parts of all ranks, and what each has whole once, are the model: experts, norms of
     queries, heads of a size of their own.
@@ -327,6 +341,7 @@ STAGES = (
     Layout(p=2, m=4, changes=dict(biases=0, gated_mlp=1, learned_positions=0, tied_head=0)),
     Layout(p=2, t=2, m=8, sequence=True, regather=True),
     Layout(p=4, t=2, m=8),
+    Layout(p=4, m=8, shorter=True, changes=dict(layers=6, vocabulary=128)),
     Layout(d=2, p=2, m=4, stage=2),
     Layout(d=2, p=2, t=2, m=4, stage=1, sequence=True, regather=True),
 )
@@ -340,7 +355,7 @@ def test_peak_of_a_stage(layout):
 
     Must catch: p - r - 1 microbatches in flight; logits that wait in GPipe forgotten; outputs or
     sent gradients not counted; gradients that ZeRO 2 shards while a pipeline accumulates; a tied
-    table on the middle ranks."""
+    table on the middle ranks; ends that are not shorter, or one end alone."""
     for rank in range(layout.p):
         assert layout.wanted(rank) == pytest.approx(measured(layout, rank), rel=3e-3), rank
 
@@ -498,6 +513,10 @@ GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam", microbatch=1, sequence=1024,
         (
             dict(pipeline_parallel=4, microbatches=8),
             "microbatches = 8 beside accumulation_steps = 1: a pipeline accumulates its",
+        ),
+        (
+            dict(pipeline_parallel=4, shorter_ends=1),
+            "shorter_ends = 1 with 4 stages of layers = 12: with one layer for the embedding",
         ),
         (dict(pipeline_parallel=2, zero_stage=3), "this book's pipelines compose with stages 0 to"),
         (dict(tensor_parallel=2, recipe="autocast Adam"), "what autocast copies is counted for"),

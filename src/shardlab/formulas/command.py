@@ -92,6 +92,12 @@ def add_fits(commands):
         type=int,
         help="stages on each of these ranks, by default 1: more make interleaved 1F1B",
     )
+    parser.add_argument(
+        "--shorter-ends",
+        action=argparse.BooleanOptionalAction,
+        help="the first and the last stage have one layer less than the others, beside the"
+        " embedding and the head",
+    )
     for name in SPLITS_NOT_COUNTED:
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=int, help="refused beyond 1: not counted yet"
@@ -117,7 +123,8 @@ def add_fits(commands):
     parser.add_argument(
         "--recompute-policy",
         type=int,
-        help="0, by default: nothing is computed again in backward; 3: each layer",
+        help="what is computed again in backward: 0, by default, nothing; 1 the core of attention;"
+        " 2 all but matrix products, in eager PyTorch; 3 each layer",
     )
     parser.add_argument(
         "--reserve-gb",

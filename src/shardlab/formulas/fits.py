@@ -100,6 +100,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
     "sequence_parallel",
     "pipeline_parallel",
     "stages_per_rank",
+    "shorter_ends",
     "microbatch",
     "accumulation_steps",
     "recipe",
@@ -127,6 +128,7 @@ class RankLayout:
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     stages_per_rank: int = 1  # more than one: interleaved 1F1B
+    shorter_ends: bool = False  # whether embedding and head count as a layer each
     sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
     ranks_per_node: int = USUAL_RANKS_PER_NODE
     recompute_policy: int = 0
@@ -172,6 +174,7 @@ class RankLayout:
             "regather": int(self.cuts_tokens),
             "pipeline_schedule": INTERLEAVED if self.stages_per_rank > 1 else ONE_F_ONE_B,
             "stages_per_rank": self.stages_per_rank,
+            "shorter_ends": int(self.shorter_ends),
         }
 
     def check(self):
@@ -199,6 +202,13 @@ class RankLayout:
                 self.stages_per_rank,
                 f"stages_per_rank = {self.stages_per_rank} with pipeline_parallel = 1: it"
                 " interleaves the stages of a pipeline, so give it at least 2 ranks.",
+            )
+        if self.shorter_ends and p == 1:
+            raise InvalidQuantity(
+                "shorter_ends",
+                1,
+                "shorter_ends = 1 with pipeline_parallel = 1: it takes a layer from the first and"
+                " the last stage of a pipeline, so give it at least 2 ranks.",
             )
         if self.sequence_parallel and t == 1:
             raise InvalidQuantity(
@@ -416,10 +426,12 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     values = layout.solved()
     taken = dict(vars(layout), accumulation_steps=layout.steps)
     taken |= dict(sequence_parallel=int(layout.cuts_tokens))
+    taken |= dict(shorter_ends=int(layout.shorter_ends))
     for name in LAYOUT_OPTIONS:
         unasked = dict(
             ranks_per_node=layout.tensor_parallel == 1,
             stages_per_rank=layout.pipeline_parallel == 1,
+            shorter_ends=layout.pipeline_parallel == 1,
         )
         if more.get(name) is None and not unasked.get(name):
             assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
@@ -443,12 +455,14 @@ def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more
     if domain := NVLINK_DOMAIN.get(gpu.split()[0]) if "ranks_per_node" in assumed else None:
         assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
     stages = layout.pipeline_parallel * layout.stages_per_rank
-    if layout.sizes["layers"] % stages:
-        layers = layout.sizes["layers"]
+    layers = layout.sizes["layers"]
+    if layers % stages and not layout.shorter_ends:
         assumed["stages"] = (
             f"{stages} of {layers} layers: each is counted with {ceil_div(layers, stages)}, the"
             " most that one has"
         )
+        if stages == layout.pipeline_parallel and (layers + 2) % stages == 0:
+            assumed["stages"] += ", or the first and the last with one less (--shorter-ends)"
     lines = tuple(_lines(values))
     answer = Answer(layout, values, lines, assumed, (), layout.crossing())
     if answer.warning:
@@ -546,8 +560,8 @@ def _single_changes(layout):
     yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
     yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
     yield [replace(layout, kernels=_fused(layout.kernels))]
-    if layout.recompute_policy < WHOLE_LAYERS:
-        yield [replace(layout, recompute_policy=WHOLE_LAYERS)]
+    policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
+    yield [replace(layout, recompute_policy=policy) for policy in policies]
     yield [
         replace(layout, tensor_parallel=t)
         for t in _doubles(layout.tensor_parallel)

@@ -6,8 +6,7 @@ Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 bits
 # Counted as in Megatron-LM's theoretical_memory_usage.py and in Korthikanti et al. 2022, Table 2,
 # with the differences that the kernels make: one kernel for SwiGLU keeps three inner tensors where
 # eager PyTorch keeps four, attention keeps its output a second time in some kernels, and the loss
-# takes 12, 6 or 2 bytes a logit. Tensor and sequence parallelism divide these terms; context
-# parallelism and recompute enter with their chapters.
+# takes 12, 6 or 2 bytes a logit. Tensor and sequence parallelism divide these terms.
 
 from shardlab.formulas.registry import BOOK
 from shardlab.formulas.subset import ceil_div, equal, where
@@ -72,38 +71,51 @@ def library_norm_bytes(
     )
 
 
+@formula(r"A_\text{core}^\text{lib}", "bytes")
+def library_core_bytes(
+    kept_attention_outputs,
+    query_bytes,
+    fused_attention,
+    heads,
+    microbatch_tokens,
+    score_bytes,
+    score_dropout_bytes,
+    tensor_parallel,
+):
+    """bytes that the core of attention keeps for the rank's heads beside its inputs and its output,
+    and makes again where the core is recomputed: scores or their log-sum-exp, a second copy of the
+    output. A library's fused kernel drops scores itself, so dropout stores none"""
+    return ceil_div(
+        (kept_attention_outputs - 1) * query_bytes
+        + where(
+            equal(fused_attention, 1),
+            4 * heads * microbatch_tokens,
+            score_bytes + score_dropout_bytes,
+        ),
+        tensor_parallel,
+    )
+
+
 @formula(r"A_\text{attn}^\text{lib}", "bytes")
 def library_attention_bytes(
     tensor_input_bytes,
     query_key_value_bytes,
     query_key_norms,
     key_bytes,
-    kept_attention_outputs,
     query_bytes,
-    fused_attention,
-    score_bytes,
-    score_dropout_bytes,
-    heads,
-    microbatch_tokens,
     tensor_parallel,
+    library_core_bytes,
     tensor_mask_bytes,
 ):
     """bytes that attention keeps for the rank's heads: its input; queries, keys and values, before
-    and after their norms; its output; scores or their log-sum-exp; the mask. A library's fused
-    kernel drops scores itself, so dropout stores none"""
+    and after their norms; its output; what the core keeps beside these; the mask"""
     return (
         tensor_input_bytes
         + ceil_div(
-            query_key_value_bytes
-            + query_key_norms * (query_bytes + key_bytes)
-            + kept_attention_outputs * query_bytes
-            + where(
-                equal(fused_attention, 1),
-                4 * heads * microbatch_tokens,
-                score_bytes + score_dropout_bytes,
-            ),
+            query_key_value_bytes + query_key_norms * (query_bytes + key_bytes) + query_bytes,
             tensor_parallel,
         )
+        + library_core_bytes
         + tensor_mask_bytes
     )
 

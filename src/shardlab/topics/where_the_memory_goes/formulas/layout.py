@@ -16,6 +16,14 @@ _COUNTED = "tests/where_the_memory_goes/test_rank_layouts.py::test_parameters_of
 _LEDGER = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_stage"
 formula = BOOK.section(source=_OURS, measured_by=_COUNTED)
 
+BOOK.given(
+    r"""
+shorter_ends | 1_\text{ends} | count, from 0 to 1, usually 0 | 1 if the first and the last stage
+    have one layer less than the others, beside the embedding and the head; 0 if all stages have as
+    many layers
+"""
+)
+
 
 @BOOK.rule(
     "microbatches = {microbatches} beside accumulation_steps = {accumulation_steps}: a pipeline"
@@ -58,6 +66,32 @@ def parts_of_layers_are_of_one_type(
     return equal(where(library_kernels > 0, 0, where(tensor_parallel > 1, copies_weights, 0)), 0)
 
 
+@BOOK.rule(
+    "shorter_ends = {shorter_ends} with {pipeline_stages} stages of layers = {layers}: with one"
+    " layer for the embedding and one for the head the stages are not equal; give 0, or a number of"
+    " stages that divides layers + 2.",
+    marks="shorter_ends",
+    shorter_ends=0,
+)
+def ends_count_as_a_layer_each(shorter_ends, pipeline_stages, layers, rank_stage_layers):
+    return equal(
+        where(
+            shorter_ends > 0, pipeline_stages * floor_div(layers + 2, pipeline_stages), layers + 2
+        ),
+        layers + 2,
+    )
+
+
+@BOOK.rule(
+    "shorter_ends = {shorter_ends} with {pipeline_chunks} stages on a rank: the ledger counts the"
+    " stages of a rank as equal; give 0 with interleaved stages.",
+    marks="shorter_ends",
+    shorter_ends=0,
+)
+def stages_of_a_rank_are_equal(shorter_ends, pipeline_chunks, rank_stage_layers):
+    return shorter_ends * pipeline_chunks < 2
+
+
 # --- parameters -----------------------------------------------------------------------------------
 
 
@@ -68,10 +102,23 @@ def rank_tied_head(tied_head, pipeline_parallel):
     return where(pipeline_parallel > 1, 0, tied_head)
 
 
+@formula(r"L_\text{middle}", "count", measured_by=_LEDGER)
+def middle_stage_layers(shorter_ends, layers, pipeline_stages, stage_layers):
+    """layers of a stage that is not at an end of the model"""
+    return where(shorter_ends > 0, ceil_div(layers + 2, pipeline_stages), stage_layers)
+
+
+@formula(r"L_\text{stage}^r", "count", measured_by=_LEDGER)
+def rank_stage_layers(middle_stage_layers, shorter_ends, pipeline_ends):
+    """layers of each of the rank's stages: one less for each end of the model that the rank has,
+    where the ends are shorter"""
+    return middle_stage_layers - shorter_ends * pipeline_ends
+
+
 @formula(r"L_r", "count")
-def rank_layers(pipeline_chunks, stage_layers):
+def rank_layers(pipeline_chunks, rank_stage_layers):
     """layers of the fullest rank's stages"""
-    return pipeline_chunks * stage_layers
+    return pipeline_chunks * rank_stage_layers
 
 
 @formula(r"n_\text{mlp}^r", "count")
@@ -306,19 +353,24 @@ def rank_layer_bytes(
 
 
 @BOOK.rule(
-    "recompute_policy = {recompute_policy} under autocast, or a part of a layer under a library's"
-    " kernels, is not counted; give 0, or 3 without autocast.",
+    "recompute_policy = {recompute_policy} under autocast: the copies of weights that autocast"
+    " keeps beside a checkpoint are not counted; give 0, or a recipe without autocast.",
     marks="recompute_policy",
 )
-def ranks_recompute_what_is_counted(
-    recompute_policy, copies_weights, library_kernels, rank_waiting_layer_bytes
+def ranks_recompute_without_autocast(recompute_policy, copies_weights, rank_waiting_layer_bytes):
+    return equal(minimum(recompute_policy, copies_weights) + 0 * rank_waiting_layer_bytes, 0)
+
+
+@BOOK.rule(
+    "recompute_policy = {recompute_policy} under a library's kernels: a choice by operators is not"
+    " counted there; give 0, 1 for the core of attention, or 3 for whole layers.",
+    marks="recompute_policy",
+    library_kernels=0,
+)
+def libraries_recompute_cores_or_layers(
+    recompute_policy, library_kernels, rank_waiting_layer_bytes
 ):
-    return equal(
-        minimum(recompute_policy, copies_weights)
-        + where(recompute_policy < 3, minimum(recompute_policy, library_kernels), 0)
-        + 0 * rank_waiting_layer_bytes,
-        0,
-    )
+    return equal(where(equal(recompute_policy, 2), library_kernels, 0), 0)
 
 
 _AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layout_that_recomputes"
@@ -326,13 +378,20 @@ _AGAIN = "tests/where_the_memory_goes/test_rank_layouts.py::test_peak_of_a_layou
 
 @formula(r"A_\ell^{\text{again},r}", "bytes", measured_by=_AGAIN)
 def rank_recomputed_layer_bytes(
-    library_kernels, own_input_bytes, tensor_parallel, tensor_kept_layer_bytes, kept_layer_bytes
+    library_kernels,
+    recompute_policy,
+    library_layer_bytes,
+    library_core_bytes,
+    own_input_bytes,
+    tensor_parallel,
+    tensor_kept_layer_bytes,
+    kept_layer_bytes,
 ):
     """bytes that one layer keeps on the rank when it is computed again, by policy; under a
-    library's kernels, its input"""
+    library's kernels, all but the core of attention, or the layer's input"""
     return where(
         library_kernels > 0,
-        own_input_bytes,
+        where(recompute_policy < 3, library_layer_bytes - library_core_bytes, own_input_bytes),
         where(tensor_parallel > 1, tensor_kept_layer_bytes, kept_layer_bytes),
     )
 
@@ -345,22 +404,22 @@ def rank_waiting_layer_bytes(recompute_policy, rank_layer_bytes, rank_recomputed
 
 
 @formula(r"n_\text{ck}^r", "count", measured_by=_AGAIN)
-def rank_checkpoint_layers(recompute_policy, stage_layers, recompute_every):
+def rank_checkpoint_layers(recompute_policy, rank_stage_layers, recompute_every):
     """layers of a stage that are computed again together: one, or those of a checkpoint where whole
     layers are recomputed"""
-    return where(recompute_policy < 3, 1, minimum(stage_layers, recompute_every))
+    return where(recompute_policy < 3, 1, minimum(rank_stage_layers, recompute_every))
 
 
 @formula(r"n_\text{stage}^r", "count", measured_by=_AGAIN)
-def rank_stage_checkpoints(stage_layers, rank_checkpoint_layers):
+def rank_stage_checkpoints(rank_stage_layers, rank_checkpoint_layers):
     """checkpoints of a stage: as many as its layers, if each layer has one"""
-    return ceil_div(stage_layers, rank_checkpoint_layers)
+    return ceil_div(rank_stage_layers, rank_checkpoint_layers)
 
 
 @formula(r"n_\text{last}^r", "count", measured_by=_AGAIN)
-def rank_last_checkpoint_layers(stage_layers, rank_stage_checkpoints, rank_checkpoint_layers):
+def rank_last_checkpoint_layers(rank_stage_layers, rank_stage_checkpoints, rank_checkpoint_layers):
     """layers of a stage's last checkpoint, which goes backward first and may have fewer layers"""
-    return stage_layers - rank_checkpoint_layers * (rank_stage_checkpoints - 1)
+    return rank_stage_layers - rank_checkpoint_layers * (rank_stage_checkpoints - 1)
 
 
 @formula(r"A_\text{stage}^r", "bytes")

@@ -714,7 +714,8 @@ def rank_library_layer(
     library_inner_bytes,
 ):
     """under a library's kernels, in the last layer's MLP: the gradients of its inner tensors; in
-    stage 3 also the unit that is gathered ahead, and the layer's gradients twice"""
+    stage 3 also the unit that is gathered ahead, and the layer's gradients twice. A layer that is
+    computed again counts with all of its activations"""
     return live(
         gradients=rank_backward_gradient_bytes,
         activations=rank_others_bytes + rank_layer_bytes,
