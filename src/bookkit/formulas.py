@@ -289,7 +289,7 @@ def _depart_link(writer, node):
     writer.body.append(writer.context.pop())
 
 
-WORDS_IN_SIGHT = 40  # of what symbols mean
+WORDS_IN_SIGHT = 50  # of what symbols mean
 
 
 def _too_long(said):

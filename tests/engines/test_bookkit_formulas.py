@@ -367,7 +367,7 @@ def test_small_print_and_exact_forms_are_folded(build):
     """Must catch: long meanings in sight; short ones folded; a generated form in sight beside the
     form for people."""
     short = "```{equation} training_flops\n```\n"
-    right = "```{equation} first_ready_seconds\n```\n"
+    right = "```{equation} message_seconds\n```\n"
     both = "```{equation} stage_layers held_layers held_activation_bytes\n```\n"
     human = "```{equation} message_seconds\n$$ t = \\alpha + S / B $$\n```\n"
     pages, warnings = build(index="# Page\n\n" + "\n\n".join([short, right, both, human]))
