@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from conftest import SPOILED_PAGE
 from keyboard import VALUES, walk
+from pdf_text import pdf_text
 from visit import (
     COLLISIONS,
     DESKTOP,
@@ -184,8 +185,57 @@ def test_the_keyboard_alone_reaches_and_moves_everything(visits):
 
 
 def test_paper(visits):
-    """Must catch: the dark page printed dark, menus on paper, code that paper cuts off."""
+    """Must catch: the dark page printed dark, menus on paper, code that paper cuts off, code or a
+    box that leaves half a page empty, as it does not break."""
     assert not lines({path: visit.paper for path, visit in visits.items()})
+
+
+# Paragraphs, lines of code and rows of what is folded on the screen, or waits for a prediction.
+UNSEEN = """() => [...document.querySelectorAll(
+    "article :is(details:not([open], .explorer *, .explorer-why), .answer) :is(p, td, pre)")]
+  .filter(part => !part.querySelector("math, p, svg"))
+  .filter(part => !part.closest(".explorer, .predict-room, summary"))
+  .map(part => part.textContent)"""
+
+
+def bare(text):
+    """The letters of a text: on paper, lines end elsewhere."""
+    return re.sub(r"[\s\u00ad]+", "", text)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+@pytest.mark.parametrize("path", ["chapters/collectives.html", "labs/04-collectives.html"])
+def test_what_is_folded_is_printed(browser, homes, path, scripts):
+    """The answer to a predict box, a proof, an exact form and a solution; code of a lab.
+
+    Must catch: no rule for `::details-content` in book.css, or none for an answer on paper; code
+    that fades in."""
+    with new_context(
+        browser, java_script_enabled=scripts, reduced_motion="no-preference"
+    ) as context:
+        page = context.new_page()
+        page.goto(f"{homes['file']}/{path}")
+        unseen = page.evaluate(UNSEEN)
+        paper = bare(pdf_text(page.pdf(format="A4")))
+    # where a page ends within a paragraph, its rest may be drawn later
+    assert len(unseen) > 3 and [text for text in unseen if bare(text)[:60] not in paper] == []
+
+
+def test_what_is_folded_is_unfolded_for_paper_and_folded_again(browser, homes):
+    """For browsers without `::details-content`.
+
+    Must catch: what is folded stays folded; stays open after printing; is folded although the
+    reader has opened it."""
+    folded = "document.querySelectorAll('article details.sd-dropdown:not([open])').length"
+    with new_context(browser) as context:
+        page = context.new_page()
+        page.goto(f"{homes['file']}/chapters/collectives.html")
+        page.locator("article details.sd-dropdown > summary").first.click()
+        closed = page.evaluate(folded)
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        on_paper = page.evaluate(folded)
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert closed > 3 and (on_paper, page.evaluate(folded)) == (0, closed)
 
 
 def test_explorers_on_paper(visits):

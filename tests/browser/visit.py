@@ -221,6 +221,14 @@ PAPER_PROBLEMS = """() => {
   for (const node of document.querySelectorAll("nav, .header-button, .copy-button"))
     if (seen(node)) {
       found.push(`<${node.tagName.toLowerCase()} class="${node.className}"> is printed`); break; }
+  for (const node of document.querySelectorAll("main :is(pre, table, .box)"))
+    for (let up = node; up.tagName !== "MAIN"; up = up.parentElement) {
+      const style = getComputedStyle(up);
+      if (!seen(node) || style.breakInside === "auto" && style.overflowY === "visible") continue;
+      found.push(`<${up.tagName.toLowerCase()} class="${up.getAttribute("class") || ""}"> ` +
+        "does not break over pages: " + node.textContent.trim().slice(0, 40));
+      break;
+    }
   for (const node of document.querySelectorAll("main *")) {
     if (node.scrollWidth <= node.clientWidth + 1 || node.clientWidth < 2 || !seen(node)) continue;
     if (!/auto|scroll|hidden|clip/.test(getComputedStyle(node).overflowX)) continue;

@@ -32,8 +32,16 @@
   dark.addEventListener("change", function () { setMode(root.dataset.mode || "auto"); });
   setMode(root.dataset.mode || "auto");
 
-  /* Paper is light, whatever the screen was: colours of code that are made for the dark cannot be read on it. */
-  function turn(paper) { onPaper = paper; setMode(root.dataset.mode || "auto"); }
+  /* Paper is light, whatever the screen was: colours of code that are made for the dark cannot be read on it. And nobody can
+     unfold paper: what is folded is opened for it. */
+  var unfolded = [];
+  function turn(paper) {
+    onPaper = paper;
+    setMode(root.dataset.mode || "auto");
+    unfolded.forEach(function (part) { part.open = false; });
+    unfolded = paper ? all(".bd-article details:not([open], .explorer-why)") : [];
+    unfolded.forEach(function (part) { part.open = true; });
+  }
   matchMedia("print").addEventListener("change", function (event) { turn(event.matches); });
   addEventListener("beforeprint", function () { turn(true); });
   addEventListener("afterprint", function () { turn(false); });
