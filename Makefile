@@ -100,7 +100,7 @@ bench: book $(VENV)/.labs  ## measure speed and size; reported, never part of th
 	@$(BIN)/python -m bench
 
 gpu: $(VENV)/.labs  ## measure what only a GPU can show, and write one recording into measured/
-	@$(BIN)/python -m shardlab.measure.record measured --apart
+	@$(BIN)/python -m coursekit.recordings.record measured --apart
 
 store: $(VENV)/.labs  ## for authors: run a lab and store its outputs; make store LAB=labs/01-name.ipynb
 	@test -n "$(LAB)" || { echo "Which lab? make store LAB=labs/01-name.ipynb"; exit 1; }

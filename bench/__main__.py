@@ -15,9 +15,9 @@ from bench.memory import measure_memory
 from bench.random_models import measure_random_models
 from bench.ranks import measure_ranks
 from bench.report import machine, recording, table, write
-from shardlab import topics
-from shardlab.measure.races import Bench
-from shardlab.measure.recordings import InvalidRecording, read_recording
+from coursekit import topics
+from coursekit.recordings.races import Bench
+from coursekit.recordings.recordings import InvalidRecording, read_recording
 
 ROOT = Path(__file__).resolve().parents[1]
 ENGINES = (

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import torch
 
-from shardlab.exercises.checker import Exercise, Verdict, judge
+from coursekit.exercises.checker import Exercise, Verdict, judge
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "answers"
 NAMED = 0.85  # of the wrong answers, at least
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def exercise(self) -> Exercise:
-        module = importlib.import_module(f"shardlab.topics.{self.topic}.exercises")
+        module = importlib.import_module(f"coursekit.topics.{self.topic}.exercises")
         return getattr(module, self.exercise_name)
 
     @cached_property

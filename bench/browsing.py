@@ -19,7 +19,7 @@ from bench.pages import (
     measure_weight,
 )
 from bench.sample import build_sample
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 PAGES = ("exact", "load", "redraw", "weight")
 

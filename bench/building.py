@@ -9,7 +9,7 @@ from time import perf_counter
 
 import yaml
 
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 COLD_SECONDS, EDITED_SECONDS = 40, 5
 EDITS = 5

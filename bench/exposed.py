@@ -21,10 +21,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from coursekit.formulas import evaluate
+from coursekit.recordings.races import Result
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
-from shardlab.formulas import evaluate
 from shardlab.measure.links import Link, fit_link
-from shardlab.measure.races import Result
 from shardlab.ranks import ranks
 from shardlab.ranks.links import LinksUnavailable, two_hosts
 from shardlab.zero import shard

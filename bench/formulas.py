@@ -5,7 +5,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 IMPORTS = 5
 EVALUATIONS = 300
@@ -14,14 +14,14 @@ EVALUATIONS = 300
 def measure_python() -> list[Result]:
     """Milliseconds of an import in a fresh interpreter (above an empty one), and of one evaluation
     of each explorer."""
-    from shardlab.show.explorers import EXPLORERS
+    from coursekit.show.explorers import EXPLORERS
 
     def start(statement):
         begin = perf_counter()
         subprocess.run([sys.executable, "-c", statement], check=True)
         return 1000 * (perf_counter() - begin)
 
-    names = ("shardlab", "shardlab.formulas", "shardlab.show.explorers")
+    names = ("shardlab", "coursekit.formulas", "coursekit.show.explorers")
     times = {name: [] for name in names}
     for _ in range(IMPORTS):
         empty = start("pass")

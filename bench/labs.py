@@ -13,7 +13,7 @@ import nbformat
 
 from bench.answers import NAMED, answers, shares
 from bookkit.learner import has_tag
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 MOST_GIVEN = 100  # lines of a lab, exercises included; the install cell is the same in every lab
 WORDS_A_MINUTE, LINES_READ_A_MINUTE = 200, 20  # of prose; of code that one must understand

@@ -8,7 +8,7 @@ import sys
 from statistics import median
 from time import perf_counter
 
-from shardlab.measure.races import AGAIN, TURNS, Result, identical, ratio
+from coursekit.recordings.races import AGAIN, TURNS, Result, identical, ratio
 
 MANY_STEPS = 3000
 OVERHEAD = 1.10
@@ -20,7 +20,7 @@ FAKE_GIB = 1
 FAKE_STEP = """
 import json, resource, sys, time
 import torch
-from shardlab.formulas import quantities
+from coursekit.formulas import quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.torch_internals import FakeTensorMode

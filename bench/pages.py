@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import unquote, urlsplit
 
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 LOADS = 9
 SCROLLED_LOADS = 3  # of them are scrolled through
@@ -356,8 +356,8 @@ def measure_exactness(reader: Reader, homes: dict[str, str], folder: Path) -> li
     those of the tests."""
     from test_javascript_equals_python import RUN, ask, cases
 
-    from shardlab.formulas import BOOK
-    from shardlab.show.explorers import EXPLORERS
+    from coursekit.formulas import BOOK
+    from coursekit.show.explorers import EXPLORERS
 
     results = []
     for scheme, home in homes.items():

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from shardlab.measure.races import Result
+from coursekit.recordings.races import Result
 
 SEEDS, TOGETHER = 5_000, 50
 

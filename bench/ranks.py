@@ -8,7 +8,7 @@ from contextlib import suppress
 from statistics import median
 from time import perf_counter
 
-from shardlab.measure.races import Result, identical, in_turns, ratio
+from coursekit.recordings.races import Result, identical, in_turns, ratio
 
 RANKS = 4
 COLD_SECONDS, WARM_SECONDS, RESTART_SECONDS, RANK_MIB, LOG_PERCENT = 1.5, 0.15, 0.2, 60, 10

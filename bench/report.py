@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from shardlab.measure.races import Result
-from shardlab.measure.recordings import Hardware, Recording, Row
+from coursekit.recordings.races import Result
+from coursekit.recordings.recordings import Hardware, Recording, Row
 
 PACKAGES = (
     "jupyter-book",
@@ -72,7 +72,7 @@ def table(results: list[Result], described: dict) -> str:
 
 
 def recording(results: list[Result], described: dict, command: str) -> Recording:
-    """The named results as a Recording (shardlab.measure.recordings): this
+    """The named results as a Recording (coursekit.recordings.recordings): this
     book's code over a peer."""
     hardware = Hardware(
         f"{described['processor']}, {described['cores']} cores",

@@ -25,8 +25,8 @@ from test_labs import COMPARED, LABS, code_cells
 
 from bench.labs import MOST_GIVEN, lines_of_lab
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
-from shardlab import topics
-from shardlab.exercises import Exercise
+from coursekit import topics
+from coursekit.exercises import Exercise
 
 CELLS, LINES, WIDTH = range(25, 46), 20, 88  # characters: what the page shows without scrolling
 PRINTED = 66
@@ -382,14 +382,14 @@ def answered(text):
 
 def small_lab():
     """A lab of the right form: the shortest that there is, filled up with text."""
-    imports = "from shardlab.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam\n\n\n"
+    imports = "from coursekit.topics.why_one_gpu.exercises import states_bytes_of_fp32_adam\n\n\n"
     head = [
         new_markdown_cell("# A lab"),
         new_code_cell(INSTALL_CELL, metadata={"tags": ["install"]}),
         new_markdown_cell("## What can this machine show?"),
         new_code_cell(
-            "from shardlab.exercises import Predictions, check\n"
-            "from shardlab.measure.capabilities import capabilities\n\n"
+            "from coursekit.exercises import Predictions, check\n"
+            "from coursekit.machine.capabilities import capabilities\n\n"
             'predictions = Predictions("lab")\ncapabilities("cpu")',
             metadata={"tags": ["setup"]},
         ),
@@ -415,7 +415,7 @@ def small_lab():
             **answered("right: so it is."),
         ),
         new_markdown_cell("## What if it were larger?"),
-        new_code_cell('from shardlab.show.widgets import explorer\n\nexplorer("does-it-fit")'),
+        new_code_cell('from coursekit.show.widgets import explorer\n\nexplorer("does-it-fit")'),
     ]
     tail = [new_markdown_cell("## What did you find?"), new_code_cell("predictions.summary()")]
     text = [new_markdown_cell("More.") for _ in range(CELLS.start - len(head) - len(tail))]

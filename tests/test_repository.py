@@ -52,7 +52,7 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
         "from ..measure import ledger\ndef draw():\n    import torch.nn\n    from . import"
         " palette\n"
     )
-    assert {"torch.nn", "shardlab.measure.ledger", "shardlab.show.palette"} <= imported(module)
+    assert {"torch.nn", "shardlab.measure.ledger", "coursekit.show.palette"} <= imported(module)
 
 
 # Who may import whom: the shelf imports torch and the shelf; engines import the shelf, engines and
@@ -123,7 +123,7 @@ def without_torch(topic: Path) -> list[Path]:
         ".".join(path.relative_to(SOURCES).with_suffix("").parts): path
         for path in sorted(topic.rglob("*.py"))
     }
-    short = {name: name.removeprefix(f"shardlab.topics.{topic.name}.") for name in modules}
+    short = {name: name.removeprefix(f"coursekit.topics.{topic.name}.") for name in modules}
     asked = {name: imported(path) for name, path in modules.items()}
     importers = {name: {other for other in asked if name in asked[other]} for name in modules}
     free, before = set(), None
@@ -157,7 +157,7 @@ def test_only_helpers_of_labs_and_runs_may_import_torch(tmp_path, monkeypatch):
     topic.mkdir(parents=True)
     for name, text in dict(
         lab="from . import weigh, figures\nfrom .both import x\n",
-        weigh="from shardlab.topics.pretended.deeper import x\n",
+        weigh="from coursekit.topics.pretended.deeper import x\n",
         explorer="from .both import x\n",
         **dict.fromkeys(("deeper", "both", "figures", "nobody", "runs"), ""),
     ).items():
@@ -190,7 +190,7 @@ def test_the_books_code_loads_no_torch():
     imports cannot see."""
     modules = [
         ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")
-        for package in ("shardlab/formulas", "shardlab/show", "bookkit")
+        for package in ("coursekit/formulas", "coursekit/show", "bookkit")
         for path in sorted((SOURCES / package).rglob("*.py"))
         if path.name != "__main__.py"
     ]

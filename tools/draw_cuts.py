@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from shardlab.formulas import evaluate, quantities
-from shardlab.show.format import format_as
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
 
 FIGURES = Path(__file__).resolve().parents[1] / "chapters" / "figures"
 GIVEN = quantities(

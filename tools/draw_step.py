@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 
+from coursekit.show.format import format_bytes
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
-from shardlab.show.format import format_bytes
 from shardlab.torch_internals import FakeTensorMode
 
 FIGURE = Path(__file__).resolve().parents[1] / "chapters" / "figures" / "step-timeline.svg"

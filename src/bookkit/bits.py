@@ -18,7 +18,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from shardlab import topics
+from coursekit import topics
 
 # The topic whose formats these are, found by what it has.
 _card = topics.the_one_with("CARD_FORMATS", "explorer")

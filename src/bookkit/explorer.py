@@ -4,7 +4,7 @@ server.
     ```{explorer} does-it-fit
     ```
 
-What the explorer shows is data (``shardlab.show.explorers``); what it computes is generated from
+What the explorer shows is data (``coursekit.show.explorers``); what it computes is generated from
 the formulas. This module writes the card, with everything in it that needs no script: menus and
 controls, the sentence for the start, the equations behind "Why?", and a table for print and for
 readers without JavaScript. ``static/explorer.js`` makes it live while the rest of the page is still
@@ -23,11 +23,11 @@ from docutils import nodes
 from bookkit.cards import CardDirective
 from bookkit.explorer_data import data_of, functions_of
 from bookkit.mathml import to_mathml
-from shardlab.formulas import BOOK
-from shardlab.formulas.render import latex
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import format_as, format_to_type
-from shardlab.show.spec import Choice, default_style
+from coursekit.formulas import BOOK
+from coursekit.formulas.render import latex
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import format_as, format_to_type
+from coursekit.show.spec import Choice, default_style
 
 
 class explorer(nodes.General, nodes.Element):

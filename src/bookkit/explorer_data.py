@@ -7,11 +7,11 @@ from itertools import product
 
 import rjsmin
 
-from shardlab.formulas.events import COMPUTE, LINK, Event, Repeat
-from shardlab.formulas.render import javascript
-from shardlab.show.palette import LINES
-from shardlab.show.schedule_pictures import lists
-from shardlab.show.spec import AtLeast, AtMost, Multiple, Product, Ratio, default_style
+from coursekit.formulas.events import COMPUTE, LINK, Event, Repeat
+from coursekit.formulas.render import javascript
+from coursekit.show.palette import LINES
+from coursekit.show.schedule_pictures import lists
+from coursekit.show.spec import AtLeast, AtMost, Multiple, Product, Ratio, default_style
 
 
 def functions_of(spec):

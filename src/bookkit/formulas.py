@@ -5,7 +5,7 @@ is written in a page.
     {number}`matmul_flops(rows=64, columns=64, depth=64)`                            gives 524,288
 
 The text is a call with keywords; model=, recipe= and gpu= name presets. After it may stand ``as``
-and a style of ``shardlab.show.format``; without one, bytes are GiB and everything else is printed
+and a style of ``coursekit.show.format``; without one, bytes are GiB and everything else is printed
 as its unit asks. The call and its exact value appear on hover. A call that is wrong is a warning
 with page and line, and so stops the build.
 
@@ -43,7 +43,7 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.explorer import anchor, sheet_address, unbroken
-from shardlab.formulas import (
+from coursekit.formulas import (
     BOOK,
     EXACT_LIMIT,
     GPUS,
@@ -56,10 +56,10 @@ from shardlab.formulas import (
     evaluate,
     quantities,
 )
-from shardlab.formulas.registry import show
-from shardlab.formulas.render import right_hand_side, width
-from shardlab.formulas.subset import expression_of
-from shardlab.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
+from coursekit.formulas.registry import show
+from coursekit.formulas.render import right_hand_side, width
+from coursekit.formulas.subset import expression_of
+from coursekit.show.format import BINARY, DECIMAL, DURATIONS, STYLE_OF_UNIT, STYLES, format_as
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from bookkit import stepper
-from shardlab import topics
-from shardlab.measure.recordings import InvalidRecording, read_all
+from coursekit import topics
+from coursekit.recordings.recordings import InvalidRecording, read_all
 
 # The topic whose histogram this is, found by what it has.
 _histogram = topics.the_one_with("histogram_data", "histogram")

@@ -1,7 +1,7 @@
 """How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
 
 ``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to
-the theme's style sheet, and writes ``palette.css`` from ``shardlab.show.palette``, so that a colour
+the theme's style sheet, and writes ``palette.css`` from ``coursekit.show.palette``, so that a colour
 is defined once for figures and pages.
 """
 
@@ -14,7 +14,7 @@ from docutils import nodes
 from markupsafe import Markup
 
 from bookkit.icons import ICONS, svg
-from shardlab.show.palette import MEMORY, PAGE, TIMELINE
+from coursekit.show.palette import MEMORY, PAGE, TIMELINE
 
 STATIC = Path(__file__).parent / "static"
 TEMPLATES = Path(__file__).parent / "templates"

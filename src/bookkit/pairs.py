@@ -6,7 +6,7 @@
 
 The argument is the way that is shown first, the option on how many ranks; the reader chooses
 others. The card is a stepper's (``stepper.py``), ``static/shards.js`` draws what it shows. Moves,
-words and numbers are data (``shardlab.topics.tensor_parallelism.steps``): those of the first
+words and numbers are data (``coursekit.topics.tensor_parallelism.steps``): those of the first
 picture stand in the card, the others in a script that is fetched when the reader asks for another.
 Without a script, and on paper, a table says the same moves.
 """
@@ -14,7 +14,7 @@ Without a script, and on paper, a table says the same moves.
 from docutils import nodes
 
 from bookkit import stepper
-from shardlab import topics
+from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("pair_steps", "steps")

@@ -6,7 +6,7 @@ caption.
     ```
 
 The name is one of ``PICTURES``, name -> function that returns SVG, in the module ``pictures`` of
-any topic (``shardlab/show/drawing.py`` has the pencil). A picture is drawn while the book is built;
+any topic (``coursekit/show/drawing.py`` has the pencil). A picture is drawn while the book is built;
 its looks are classes, and the style sheet, written from the palettes, stands on pages with pictures
 alone.
 """
@@ -16,9 +16,9 @@ from pathlib import Path
 from docutils import nodes
 
 from bookkit.cards import CardDirective
-from shardlab import topics
-from shardlab.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS
-from shardlab.show.palette import MEMORY
+from coursekit import topics
+from coursekit.show.drawing import COLOUR_WORDS, LETTER_UNITS, LOOKS
+from coursekit.show.palette import MEMORY
 
 SHEET = "pictures.css"
 

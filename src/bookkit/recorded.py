@@ -29,8 +29,8 @@ from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective, SphinxRole
 
 from bookkit.boxes import new_box
-from shardlab.measure.recordings import InvalidRecording, read_all, recorded
-from shardlab.show.format import STYLE_OF_UNIT, format_as
+from coursekit.recordings.recordings import InvalidRecording, read_all, recorded
+from coursekit.show.format import STYLE_OF_UNIT, format_as
 
 logger = logging.getLogger(__name__)
 ASKED = re.compile(r"^(?:`{3,}|:{3,})\{recorded\} (.+)$|\{recorded\}`([^`]+)`", re.MULTILINE)

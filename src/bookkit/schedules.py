@@ -27,9 +27,9 @@ from docutils.parsers.rst import directives
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from coursekit.show.format import format_as
 from shardlab.pipelines.schedules import InvalidSchedule, Kind, schedule
 from shardlab.pipelines.simulation import Costs, Timeline, in_flight, simulate
-from shardlab.show.format import format_as
 
 logger = logging.getLogger(__name__)
 

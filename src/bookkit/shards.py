@@ -7,7 +7,7 @@ server.
 
 The argument is the stage that is shown first, the option on how many ranks; the reader chooses
 others, and one or two microbatches. The card is a stepper's (``stepper.py``), ``static/shards.js``
-draws what it shows. Moves, words and numbers are data (``shardlab.topics.zero.steps``): those of
+draws what it shows. Moves, words and numbers are data (``coursekit.topics.zero.steps``): those of
 the first picture stand in the card, the others in a script that is fetched when the reader asks for
 another. Without a script, and on paper, a table says the same moves.
 """
@@ -16,7 +16,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 
 from bookkit import stepper
-from shardlab import topics
+from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("shard_steps", "steps")

@@ -6,7 +6,7 @@
 
 The argument is the collective that is shown first, the option on how many ranks; the reader chooses
 others. The card has the look and the habits of an explorer (``explorer.py``). Moves and words are
-data (``shardlab.topics.collectives.steps``): those of the first picture stand in the card, the
+data (``coursekit.topics.collectives.steps``): those of the first picture stand in the card, the
 others in one script that is fetched when the reader asks for another. ``static/stepper.js`` steps,
 ``static/chunks.js`` draws. Without a script, and on paper, a table says the same steps.
 """
@@ -20,7 +20,7 @@ from docutils import nodes
 from docutils.parsers.rst import directives
 
 from bookkit.cards import CardDirective
-from shardlab import topics
+from coursekit import topics
 
 # The topic whose steps these are, found by what it has.
 _steps = topics.the_one_with("stepper_steps", "steps")

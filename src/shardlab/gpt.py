@@ -26,7 +26,7 @@ from .rms_norm import normalize_rms
 class GPTConfig:
     """The sizes of a GPT, under the names the formulas use, and how to run it. The defaults are
     GPT-2 124M; another published model is GPTConfig(**quantities(model="Llama 2 70B")), with
-    quantities of shardlab.formulas."""
+    quantities of coursekit.formulas."""
 
     layers: int = 12
     hidden: int = 768

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.recompute.budget import (

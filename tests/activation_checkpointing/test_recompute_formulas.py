@@ -10,12 +10,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardlab.formulas import InvalidQuantity, evaluate, quantities
-from shardlab.formulas.events import end_seconds, operations, play
+from coursekit.formulas import InvalidQuantity, evaluate, quantities
+from coursekit.formulas.events import end_seconds, operations, play
+from coursekit.recordings.races import TrainingTask
+from coursekit.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_operations, training
+from coursekit.topics.activation_checkpointing.timeline import OFFLOADED_STEP
 from shardlab.gpt import GPT, Block, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger
-from shardlab.measure.races import TrainingTask
 from shardlab.recompute.layers import checkpoint_every, checkpoint_modules
 from shardlab.recompute.partitioned import checkpoint_partitioned
 from shardlab.recompute.selective import checkpoint_selective
@@ -25,8 +27,6 @@ from shardlab.tensor_parallel import (
     sequence_parallel,
     vocabulary_parallel_loss,
 )
-from shardlab.topics.activation_checkpointing.runs import KEEPS_ALL, WAYS, by_operations, training
-from shardlab.topics.activation_checkpointing.timeline import OFFLOADED_STEP
 from shardlab.torch_internals import FUSED_ATTENTION, FakeTensorMode, TorchDispatchMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from shardlab.exercises.predictions import NotYet
-from shardlab.topics.activation_checkpointing import lab
-from shardlab.topics.activation_checkpointing.exercises import blocks_for_a_budget, peak_of_blocks
-from shardlab.topics.activation_checkpointing.figures import (
+from coursekit.exercises.predictions import NotYet
+from coursekit.topics.activation_checkpointing import lab
+from coursekit.topics.activation_checkpointing.exercises import blocks_for_a_budget, peak_of_blocks
+from coursekit.topics.activation_checkpointing.figures import (
     DRAWN_PARTS,
     live_figure,
     tradeoff_figure,

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 
-from shardlab.formulas import RECIPES, InvalidQuantity, evaluate, quantities
+from coursekit.formulas import RECIPES, InvalidQuantity, evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from shardlab.formulas import evaluate, quantities
-from shardlab.show.drawing import decimal_bytes
-from shardlab.topics.activation_checkpointing import pictures
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.drawing import decimal_bytes
+from coursekit.topics.activation_checkpointing import pictures
 
 POLICIES = pictures.DRAWN_POLICIES
 

@@ -10,7 +10,7 @@ import pytest
 from cards import CARDS, build_cards
 from visit import new_context, page_paths, visit
 
-from shardlab.show.explorers import EXPLORERS
+from coursekit.show.explorers import EXPLORERS
 
 SPOILED_PAGE = "index.html"  # it has an explorer and is quickly looked at
 SPOILS = (

@@ -17,8 +17,8 @@ from visit import (
     on_paper,
 )
 
-from shardlab.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.explorer import EXAMPLES, format_words, sentence, words_of_all
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 
 NAMES = tuple(CARD_FORMATS)
 

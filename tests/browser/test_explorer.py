@@ -11,11 +11,11 @@ from html import unescape
 import pytest
 from visit import DESKTOP, DRAWN, PHONE, Readers, click, stop_clock, until
 
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import format_to_type, parse_number
-from shardlab.show.spec import Choice, fill_in
-from shardlab.show.svg import drawings
+from coursekit.formulas import BOOK, InvalidQuantity, evaluate
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import format_to_type, parse_number
+from coursekit.show.spec import Choice, fill_in
+from coursekit.show.svg import drawings
 
 # Words of a card, refusals by control, and what boxes and choices hold.
 STATE = """root => {
@@ -764,7 +764,7 @@ def test_copy_as_python(card):
         tried += 1
         values, shown = expected
         header, _, call = code.partition("\n\n")
-        assert header == "from shardlab.formulas import explain"
+        assert header == "from coursekit.formulas import explain"
         answer = eval(call, {"explain": evaluate})  # the same arguments, and no tree printed
         assert answer == {name: shown[name] for name in spec.outputs}
         assert words == f"{spec.say(shown)} {spec.say_detail(shown)}"

@@ -16,9 +16,9 @@ from visit import (
     on_paper,
 )
 
-from shardlab.measure.recordings import read_all
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
-from shardlab.topics.mixed_precision.histogram import (
+from coursekit.recordings.recordings import read_all
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.histogram import (
     HISTOGRAM_FORMATS,
     MOST_MICROBATCHES,
     MOST_SCALE,

@@ -8,13 +8,13 @@ from functools import cache
 
 import pytest
 
-from shardlab.formulas import BOOK, InvalidQuantity
-from shardlab.formulas.events import COMPUTE, LINK, operations, play, waiting
-from shardlab.formulas.registry import show
+from coursekit.formulas import BOOK, InvalidQuantity
+from coursekit.formulas.events import COMPUTE, LINK, operations, play, waiting
+from coursekit.formulas.registry import show
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 from shardlab.pipelines.schedules import Kind
 from shardlab.pipelines.simulation import in_flight
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import STYLES, UNITS, format_as, format_to_type, parse_number
 
 # half from the controls' grid, half arbitrary; one in five of these with a value that has to be
 # refused

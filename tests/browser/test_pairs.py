@@ -17,7 +17,7 @@ from visit import (
     until,
 )
 
-from shardlab.topics.tensor_parallelism.steps import (
+from coursekit.topics.tensor_parallelism.steps import (
     FIRST_SHOWN,
     PAIR_COLUMNS,
     PAIR_WAYS,

@@ -17,8 +17,8 @@ from visit import (
     until,
 )
 
-from shardlab.topics.zero.moves import AllGather, AllReduce, HeldPart, Update
-from shardlab.topics.zero.steps import (
+from coursekit.topics.zero.moves import AllGather, AllReduce, HeldPart, Update
+from coursekit.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
     UNIT_LETTERS,

@@ -16,7 +16,7 @@ from visit import (
     until,
 )
 
-from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, page_data, stepper_steps
+from coursekit.topics.collectives.steps import COLLECTIVES, RANKS, page_data, stepper_steps
 
 FIRST, RANKS_FIRST = "ring all-reduce", 4
 

@@ -15,7 +15,7 @@ from axe_playwright_python.sync_playwright import Axe
 from keyboard import VALUES, walk
 from playwright.sync_api import Error
 
-from shardlab.show.explorers import EXPLORERS
+from coursekit.show.explorers import EXPLORERS
 
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}

@@ -5,8 +5,8 @@ import math
 
 import pytest
 
+from coursekit.formulas import InvalidQuantity, ceil_log2, evaluate, render
 from shardlab import collective_plans as plans
-from shardlab.formulas import InvalidQuantity, ceil_log2, evaluate, render
 
 MANY = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17)
 LINK = dict(latency_seconds=3e-6, link_bytes_per_second=25e9)

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from shardlab.formulas import evaluate
-from shardlab.topics.collectives import pictures
+from coursekit.formulas import evaluate
+from coursekit.topics.collectives import pictures
 
 
 def words(svg):

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from coursekit.formulas import evaluate
 from shardlab import collective_plans as plans
 from shardlab import collectives, collectives_fast
 from shardlab.collective_plans import Move, follow
-from shardlab.formulas import evaluate
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import RanksDisagree, ranks
 

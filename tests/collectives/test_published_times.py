@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
+from coursekit.formulas import evaluate
+from coursekit.topics.collectives.published import FOUR_NODES, GIB, ask, from_bus, rows
 from shardlab import collective_plans as plans
-from shardlab.formulas import evaluate
-from shardlab.topics.collectives.published import FOUR_NODES, GIB, ask, from_bus, rows
 
 CHAPTER = Path(__file__).resolve().parents[2] / "chapters" / "collectives.md"
 # Every measurement that the model misses by more than 1.5 times; the page says so of each.

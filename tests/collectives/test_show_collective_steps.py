@@ -7,10 +7,8 @@ import sys
 
 import pytest
 
-from shardlab import collective_plans as plans
-from shardlab.collective_plans import Move, follow
-from shardlab.formulas import evaluate
-from shardlab.topics.collectives.steps import (
+from coursekit.formulas import evaluate
+from coursekit.topics.collectives.steps import (
     COLLECTIVES,
     DIGITS,
     RANKS,
@@ -18,6 +16,8 @@ from shardlab.topics.collectives.steps import (
     page_data,
     stepper_steps,
 )
+from shardlab import collective_plans as plans
+from shardlab.collective_plans import Move, follow
 
 EVERY = [(name, n) for name in COLLECTIVES for n in RANKS]
 

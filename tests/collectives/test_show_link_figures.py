@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from shardlab.topics.collectives.figures import message_figure, race_figure
+from coursekit.topics.collectives.figures import message_figure, race_figure
 
 SIZES, SECONDS = [4, 1_000, 1_000_000], [1e-4, 1.1e-4, 1.2e-3]
 

@@ -6,11 +6,11 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
+from coursekit.show.palette import MEMORY, TIMELINE
+from coursekit.topics.collectives.stepper import step_picture, stepper
+from coursekit.topics.collectives.steps import COLLECTIVES, RANKS, label, stepper_steps
 from shardlab import collective_plans as plans
 from shardlab.collective_plans import Move
-from shardlab.show.palette import MEMORY, TIMELINE
-from shardlab.topics.collectives.stepper import step_picture, stepper
-from shardlab.topics.collectives.steps import COLLECTIVES, RANKS, label, stepper_steps
 
 SVG = "{http://www.w3.org/2000/svg}"
 

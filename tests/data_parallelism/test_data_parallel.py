@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from coursekit.formulas import evaluate
 from shardlab import collectives, zero
 from shardlab.data_parallel import (
     Bucketed,
@@ -22,7 +23,6 @@ from shardlab.data_parallel import (
     PerTensor,
     make_buckets,
 )
-from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.ledger import Ledger

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from shardlab.formulas import InvalidQuantity, evaluate, quantities
+from coursekit.formulas import InvalidQuantity, evaluate, quantities
 
 LINK = dict(latency_seconds=2e-4, link_bytes_per_second=1.25e8)
 

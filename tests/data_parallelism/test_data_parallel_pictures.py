@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from shardlab.topics.data_parallelism import pictures
+from coursekit.topics.data_parallelism import pictures
 
 
 def test_a_bar_is_as_long_as_its_message():

@@ -6,8 +6,8 @@ from functools import cache
 
 import pytest
 
-from shardlab.formulas import MODELS, evaluate, quantities
-from shardlab.formulas.events import (
+from coursekit.formulas import MODELS, evaluate, quantities
+from coursekit.formulas.events import (
     Operation,
     end_seconds,
     exposed_phase_seconds,
@@ -15,7 +15,7 @@ from shardlab.formulas.events import (
     play,
     quantities_of,
 )
-from shardlab.topics.data_parallelism.timeline import STEP, bucket_list, gradient_tensors
+from coursekit.topics.data_parallelism.timeline import STEP, bucket_list, gradient_tensors
 
 MIB = 1 << 20
 GPT2 = quantities(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import evaluate
-from shardlab.topics.data_parallelism.published import (
+from coursekit.formulas import evaluate
+from coursekit.topics.data_parallelism.published import (
     BACKWARD_SECONDS,
     FORWARD_SECONDS,
     OVERLAPS,

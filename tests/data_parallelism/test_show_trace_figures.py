@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardlab.show.palette import TIMELINE
-from shardlab.topics.data_parallelism.figures import step_figure, trace_figure
+from coursekit.show.palette import TIMELINE
+from coursekit.topics.data_parallelism.figures import step_figure, trace_figure
 
 ROWS = [
     ("backward", "backward", [(0.1, 0.2)]),

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from shardlab.exercises.grading import TRIAL_SECONDS, assignment, grade
+from coursekit.exercises.grading import TRIAL_SECONDS, assignment, grade
 
 ROOT = Path(__file__).resolve().parents[2]
 

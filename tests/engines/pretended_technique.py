@@ -15,7 +15,7 @@ def pretend(net: nn.Module, copies: int) -> list[Tensor]:
 
 FORMULAS = '''"""Pretending: what a technique that does not exist would keep."""
 
-from shardlab.formulas.registry import BOOK
+from coursekit.formulas.registry import BOOK
 
 BOOK.quantity("pretended_copies", r"n_\\text{pretend}", "count", "copies that are pretended")
 
@@ -35,8 +35,8 @@ EXPLORER = '''"""The explorer of chapter "pretended"."""
 
 from types import MappingProxyType
 
-from shardlab.show.pictures import MemoryBar, Part
-from shardlab.show.spec import Control, Explorer, Menu, Say, ExplorerTable
+from coursekit.show.pictures import MemoryBar, Part
+from coursekit.show.spec import Control, Explorer, Menu, Say, ExplorerTable
 
 PRETENDED = Explorer(
     name="pretended-copies",
@@ -82,7 +82,7 @@ PRETENDED_STEPS = tuple(Step(copies) for copies in (1, 2, 3))
 
 EXERCISES = '''"""What a reader of chapter "pretended" writes."""
 
-from shardlab.exercises.checker import Exercise, Misconception
+from coursekit.exercises.checker import Exercise, Misconception
 
 pretended_total_bytes = Exercise(
     "pretended_total_bytes",
@@ -107,7 +107,7 @@ pretended_total_bytes = Exercise(
 
 PICTURES = '''"""The still picture of chapter "pretended"."""
 
-from shardlab.show.drawing import Drawing
+from coursekit.show.drawing import Drawing
 
 
 def draw_pretended_copies():
@@ -127,7 +127,7 @@ import torch
 from torch import nn
 
 from shardlab.pretending import pretend
-from shardlab.topics.pretended.weighing import nbytes_of
+from coursekit.topics.pretended.weighing import nbytes_of
 
 SIZES = dict(inputs=3, outputs=5)
 
@@ -152,11 +152,11 @@ def nbytes_of(tensors: list[Tensor]) -> int:
 
 RUNS = '''"""What `make gpu` records of pretending, and what `make bench` races."""
 
-from shardlab.formulas import evaluate
-from shardlab.measure.races import Bench, Result, Run
-from shardlab.measure.recordings import Row
-from shardlab.topics.pretended.lab import build_model, pretended_nbytes
-from shardlab.topics.pretended.weighing import nbytes_of
+from coursekit.formulas import evaluate
+from coursekit.recordings.races import Bench, Result, Run
+from coursekit.recordings.recordings import Row
+from coursekit.topics.pretended.lab import build_model, pretended_nbytes
+from coursekit.topics.pretended.weighing import nbytes_of
 
 
 def pretending(device, copies=3):
@@ -178,8 +178,8 @@ BENCHES = (Bench("pretended", race, dict(copies=2)),)
 
 TEST = '''"""Copies that are pretended."""
 
-from shardlab.formulas import evaluate
-from shardlab.topics.pretended.lab import pretended_nbytes
+from coursekit.formulas import evaluate
+from coursekit.topics.pretended.lab import pretended_nbytes
 
 
 def test_copies():
@@ -217,7 +217,7 @@ SOURCE = """
 }
 """
 
-TOPIC = "src/shardlab/topics/pretended"
+TOPIC = "src/coursekit/topics/pretended"
 FILES = {
     "src/shardlab/pretending.py": SHELF,
     f"{TOPIC}/__init__.py": "",

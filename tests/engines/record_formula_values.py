@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from random import Random
 
-from shardlab.formulas import BOOK, PRESETS, InvalidQuantity, evaluate, quantities
+from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate, quantities
 
 STORED = Path(__file__).with_name("formula_values.json")
 PEAKS = range(1, 7)  # for each point of the step, shapes whose peak is there

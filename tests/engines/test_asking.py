@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from shardlab import formulas
-from shardlab.__main__ import main
-from shardlab.formulas import (
+from coursekit import formulas
+from coursekit.__main__ import main
+from coursekit.formulas import (
     BOOK,
     InvalidQuantity,
     MissingQuantity,
@@ -23,7 +23,7 @@ from shardlab.formulas import (
     quantities,
     states_bytes,
 )
-from shardlab.formulas.explain import explained
+from coursekit.formulas.explain import explained
 
 GPT2 = dict(model="GPT-2 124M", recipe="fp32 Adam")
 STEP = dict(microbatch=2, sequence=128)

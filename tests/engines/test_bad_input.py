@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from shardlab.exercises import Predictions
-from shardlab.exercises.predictions import NoNumber
-from shardlab.formulas import InvalidQuantity, evaluate, quantities
-from shardlab.measure import record
-from shardlab.measure.doctor import DamagedLab, Lab, labs_in
-from shardlab.measure.recordings import InvalidRecording, nearby, read_recording
-from shardlab.show.widgets import explorer
+from coursekit.exercises import Predictions
+from coursekit.exercises.predictions import NoNumber
+from coursekit.formulas import InvalidQuantity, evaluate, quantities
+from coursekit.machine.doctor import DamagedLab, Lab, labs_in
+from coursekit.recordings import record
+from coursekit.recordings.recordings import InvalidRecording, nearby, read_recording
+from coursekit.show.widgets import explorer
 
 STEP = dict(
     microbatch=2,

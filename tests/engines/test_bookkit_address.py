@@ -17,7 +17,7 @@ from bookkit import address
 from bookkit.address import Address, InvalidAddress, resolve_address
 from bookkit.build import build_book
 from bookkit.learner import INSTALL_CELL, has_tag, learner_edition
-from shardlab.measure.recordings import read_all
+from coursekit.recordings.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 FORK = "https://github.com/ada/sharding-book"
@@ -417,9 +417,9 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     (python,) = [path for path in (tmp_path / "venv").glob("*/python*") if path.stem == "python"]
     (tmp_path / wheels[0].name).write_bytes(wheels[0].read_bytes())
     check = (
-        "\nimport shardlab, shardlab.formulas\nfrom pathlib import Path\nassert 'venv' in"
+        "\nimport shardlab, coursekit.formulas\nfrom pathlib import Path\nassert 'venv' in"
         " shardlab.__file__, shardlab.__file__\nassert (Path(shardlab.__file__).parent / 'data' /"
-        " 'hardware.csv').stat().st_size\nfrom shardlab.measure.recordings import nearby\nassert"
+        " 'hardware.csv').stat().st_size\nfrom coursekit.recordings.recordings import nearby\nassert"
         " [found.file_name for found in nearby()] =="
         f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
         " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"

@@ -11,10 +11,10 @@ import pytest
 
 from bookkit.explorer import card, marked_equation, unbroken
 from bookkit.mathml import to_mathml
-from shardlab.formulas import BOOK
-from shardlab.formulas.render import latex
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.spec import Say, default_style
+from coursekit.formulas import BOOK
+from coursekit.formulas.render import latex
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.spec import Say, default_style
 
 
 @pytest.fixture(params=EXPLORERS.values(), ids=EXPLORERS)

@@ -7,8 +7,8 @@ import pytest
 
 from bookkit.explorer import anchor
 from bookkit.formulas import WrongCall, _rows, _terms, compute, read_call
-from shardlab.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES
-from shardlab.formulas.render import right_hand_side
+from coursekit.formulas import BOOK, GPUS, LINKS, MODELS, RECIPES
+from coursekit.formulas.render import right_hand_side
 
 GPT3 = 'parameters=175_000_000_000, recipe="fp32 Adam"'
 

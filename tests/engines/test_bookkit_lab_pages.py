@@ -7,7 +7,7 @@ from pathlib import Path
 import nbformat
 
 from bookkit.lab_pages import calls_as_code, without_guesses
-from shardlab.exercises.predictions import Predictions
+from coursekit.exercises.predictions import Predictions
 
 LABS = Path(__file__).resolve().parents[2] / "labs"
 

@@ -197,8 +197,8 @@ def test_refusals_name_what_and_where(latex):
 @pytest.mark.slow
 def test_the_registry_can_be_typeset():
     """Mutation: refuse a command that SymPy's printer writes for a formula of the book."""
-    from shardlab.formulas import BOOK
-    from shardlab.formulas.render import latex
+    from coursekit.formulas import BOOK
+    from coursekit.formulas.render import latex
 
     for name in BOOK.formulas:
         check(inner(latex(name), display=True))

@@ -8,7 +8,7 @@ import pytest
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace
 
-from shardlab.measure.recordings import NOT_RECORDED, Hardware, Recording, Row
+from coursekit.recordings.recordings import NOT_RECORDED, Hardware, Recording, Row
 
 PAGE = """# Page
 

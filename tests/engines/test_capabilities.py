@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import torch
 
-from shardlab.measure import capabilities
-from shardlab.measure.capabilities import find_device, memory_bytes, multiplies_bf16
-from shardlab.measure.limit import MemoryLimit
-from shardlab.measure.recordings import Hardware, Recording, Row
+from coursekit.machine import capabilities
+from coursekit.machine.capabilities import find_device, memory_bytes, multiplies_bf16
+from coursekit.machine.limit import MemoryLimit
+from coursekit.recordings.recordings import Hardware, Recording, Row
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
+from coursekit.formulas import BOOK, GPUS, LINKS, PRESETS, evaluate, quantities
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "chapters").glob("*.md")}
@@ -127,7 +127,7 @@ def test_one_edition_of_a_source():
     bibliography."""
     cited = re.findall(r"ml-engineering/blob/(\w{7})", (ROOT / "references.bib").read_text())
     there = re.findall(
-        r"ml-engineering@(\w+)", (ROOT / "src/shardlab/data/hardware.csv").read_text()
+        r"ml-engineering@(\w+)", (ROOT / "src/coursekit/data/hardware.csv").read_text()
     )
     there += [
         m for link in LINKS.values() for m in re.findall(r"ml-engineering@(\w+)", link.source)
@@ -229,7 +229,7 @@ def test_presets_are_dated():
         for preset in presets.values():
             assert preset.source, (kind, preset.name)
             assert date.fromisoformat(preset.read_on) <= date.today(), (kind, preset.name)
-    rows = csv.DictReader((ROOT / "src/shardlab/data/hardware.csv").read_text().splitlines())
+    rows = csv.DictReader((ROOT / "src/coursekit/data/hardware.csv").read_text().splitlines())
     assert {row["name"]: row["read_on"] for row in rows} == {
         gpu.name: gpu.read_on for gpu in GPUS.values()
     }

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.measure import doctor
+from coursekit.machine import doctor
+from coursekit.machine.doctor import Diagnosis, Lab, lab_row, labs_in
 from shardlab.measure.clock import MedianSeconds
-from shardlab.measure.doctor import Diagnosis, Lab, lab_row, labs_in
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from shardlab.formulas.events import (
+from coursekit.formulas.events import (
     COMPUTE,
     LINK,
     Event,

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
-from shardlab import topics
-from shardlab.exercises import Exercise, Misconception, Predictions, check, hint
-from shardlab.exercises.checker import LIMIT_SECONDS, judge
-from shardlab.exercises.going_on import gives_numbers, must_be_right
-from shardlab.exercises.numbers import plain_numbers
-from shardlab.exercises.predictions import NotYet
+from coursekit import topics
+from coursekit.exercises import Exercise, Misconception, Predictions, check, hint
+from coursekit.exercises.checker import LIMIT_SECONDS, judge
+from coursekit.exercises.going_on import gives_numbers, must_be_right
+from coursekit.exercises.numbers import plain_numbers
+from coursekit.exercises.predictions import NotYet
+from coursekit.topics.hardware.exercises import Queue, rate_above_the_roof
+from coursekit.topics.where_the_memory_goes.exercises import memory_that_grows
+from coursekit.topics.why_one_gpu.exercises import bytes_behind_tensors
+from coursekit.topics.zero.exercises import bounds_of_a_shard, weights_that_stay
 from shardlab.gpt import next_token_loss
-from shardlab.topics.hardware.exercises import Queue, rate_above_the_roof
-from shardlab.topics.where_the_memory_goes.exercises import memory_that_grows
-from shardlab.topics.why_one_gpu.exercises import bytes_behind_tensors
-from shardlab.topics.zero.exercises import bounds_of_a_shard, weights_that_stay
 
 
 def all_exercises():
@@ -382,7 +382,7 @@ def test_a_bug_hunt_says_what_it_wants_back(name, sentence):
     """Must catch: an error of this package's making, such as len() of None, instead of a
     sentence."""
     module, _, exercise = name.partition(".")
-    exercise = getattr(importlib.import_module(f"shardlab.topics.{module}.exercises"), exercise)
+    exercise = getattr(importlib.import_module(f"coursekit.topics.{module}.exercises"), exercise)
     assert sentence in judge(exercise, lambda *_: None).sentence
 
 

@@ -7,7 +7,7 @@ import cloudpickle
 import pytest
 import torch.distributed as dist
 
-from shardlab.formulas import RECIPES, evaluate, quantities
+from coursekit.formulas import RECIPES, evaluate, quantities
 from shardlab.gpt import GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks, rank_of_many, sharded_step
 from shardlab.ranks import ranks

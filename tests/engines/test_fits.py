@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.__main__ import main
+from coursekit.__main__ import main
+from coursekit.formulas import BOOK, InvalidQuantity, evaluate
+from coursekit.formulas.fits import RESERVED_SHARE, fits
 from shardlab.cross_node_warning import CrossesNodes
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate
-from shardlab.formulas.fits import RESERVED_SHARE, fits
 
 PUBLISHED = {
     model["name"]: model["config"]

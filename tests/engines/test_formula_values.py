@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 from record_formula_values import STORED
 
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate
+from coursekit.formulas import BOOK, InvalidQuantity, evaluate
 
 BEFORE = json.loads(STORED.read_text())
 PLACES = range(len(BEFORE["given"]["layers"]))

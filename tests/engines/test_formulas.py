@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab import formulas
-from shardlab.formulas import (
+from coursekit import formulas
+from coursekit.formulas import (
     BOOK,
     EXACT_LIMIT,
     GPUS,
@@ -22,7 +22,7 @@ from shardlab.formulas import (
     quantities,
     render,
 )
-from shardlab.show.explorers import EXPLORERS
+from coursekit.show.explorers import EXPLORERS
 
 ROOT = Path(__file__).resolve().parents[2]
 # models that gpt.py can be: the others have norms of queries, four norms in a layer, or experts
@@ -327,7 +327,7 @@ def test_long_equations_are_stacked():
     the other, in the written order.
 
     Mutation: print nested cases, or leave maximum to sympy.Max, which sorts its arguments."""
-    from shardlab.formulas import maximum, minimum, where
+    from coursekit.formulas import maximum, minimum, where
 
     registry = Registry()
     for name in ("first", "second", "third"):

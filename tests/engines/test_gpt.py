@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch_has import needs_fused_groups
 
-from shardlab import formulas
-from shardlab.formulas import quantities
+from coursekit import formulas
+from coursekit.formulas import quantities
 from shardlab.gpt import (
     GPT,
     MLP,

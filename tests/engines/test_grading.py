@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from graded import results, skeleton
 
-from shardlab.__main__ import main
-from shardlab.exercises import grading, grading_command, grading_text
-from shardlab.exercises.grading import CannotGrade, assignment
-from shardlab.exercises.grading_text import names_used, rules_broken
+from coursekit.__main__ import main
+from coursekit.exercises import grading, grading_command, grading_text
+from coursekit.exercises.grading import CannotGrade, assignment
+from coursekit.exercises.grading_text import names_used, rules_broken
 
 RING = "sums_around_a_ring"
 SKELETONS = Path(__file__).resolve().parents[2].glob("assignments/*/README.md")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Counts, Ledger
 from shardlab.torch_internals import FakeTensorMode

@@ -53,7 +53,7 @@ def test_ranks_start_with_the_mark():
         ("from shardlab import ranks as package", True),
         ("from shardlab.ranks.links import two_hosts", True),
         ("from notebook_kernel import notebook", True),
-        ("from shardlab.exercises import thread_ranks", False),
+        ("from coursekit.exercises import thread_ranks", False),
         ("from shardlab.measure import ledger", False),
     ],
 )

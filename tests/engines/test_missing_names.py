@@ -2,7 +2,7 @@
 
 from notebook_kernel import notebook
 
-SETUP = """from shardlab.exercises import Predictions
+SETUP = """from coursekit.exercises import Predictions
 predictions = Predictions("lab")
 def average(): return of_nobody
 def inside(): return len(3)"""

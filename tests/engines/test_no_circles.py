@@ -41,7 +41,7 @@ def test_no_circle():
     """Must catch: subset.py that imports render.py inside a function, which imports registry.py,
     which imports subset.py."""
     graph = {module: set(imported(module, path)) - {module} for module, path in FILES.items()}
-    within = {"shardlab.formulas.asking", "shardlab.formulas.subset"}
-    assert graph["shardlab.formulas.registry"] == within
+    within = {"coursekit.formulas.asking", "coursekit.formulas.subset"}
+    assert graph["coursekit.formulas.registry"] == within
     assert circle({"a": ["b"], "b": ["a"]})
     assert not circle(graph)

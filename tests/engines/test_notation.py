@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from shardlab.formulas import BOOK
+from coursekit.formulas import BOOK
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "chapters" / "notation.md").read_text(encoding="utf-8")

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from shardlab.show.palette import MEMORY, PAGE, TIMELINE
+from coursekit.show.palette import MEMORY, PAGE, TIMELINE
 
 # Machado, Oliveira and Fernandes (2009), severity 1.0, on linear RGB.
 VISION = {

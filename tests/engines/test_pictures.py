@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bookkit.pictures import pictures, style_sheet
-from shardlab.show.drawing import (
+from coursekit.show.drawing import (
     COLOUR_WORDS,
     LETTER_UNITS,
     LOOKS,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardlab.formulas import Registry
-from shardlab.formulas.places import Places, live
-from shardlab.formulas.render import javascript, latex
+from coursekit.formulas import Registry
+from coursekit.formulas.places import Places, live
+from coursekit.formulas.render import javascript, latex
 
 
 @pytest.fixture

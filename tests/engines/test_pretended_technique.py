@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from pretended_technique import FILES, LAB_FILE, SOURCE, pretended_lab
 
-from shardlab.measure.recordings import read_all
+from coursekit.recordings.recordings import read_all
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,8 +29,8 @@ TESTS = (  # of the copy; `-k` where a test is asked once for each topic, formul
 )
 
 FOUND = """
-from shardlab.formulas import evaluate
-from shardlab.show.explorers import EXPLORERS
+from coursekit.formulas import evaluate
+from coursekit.show.explorers import EXPLORERS
 
 print("pretended-copies" in EXPLORERS)
 print(evaluate(["pretended_bytes"], parameter_bytes=7, pretended_copies=3))
@@ -129,7 +129,7 @@ def test_its_run_is_recorded(repository):
     """`make gpu` has its group, and records the rows that its tests list, as test_record.py asks of
     all topics. Must catch: a list of groups in record.py; a row that only the schema refuses."""
     only = ("build/run", "--cpu", "--quick", "--only", "pretending")
-    in_copy(repository, "-m", "shardlab.measure.record", *only)
+    in_copy(repository, "-m", "coursekit.recordings.record", *only)
     (recording,) = read_all(repository / "build" / "run")
     listed = (repository / "tests" / "pretended" / "recorded.txt").read_text("utf-8").split()
     assert [row.name for row in recording.rows] == listed == ["pretended.copies"]

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch_has import needs_fully_shard
 
 from bench.__main__ import main
-from shardlab.measure import races
-from shardlab.measure.races import (
+from coursekit.recordings import races
+from coursekit.recordings.races import (
     AGAIN,
     BUSY,
     TINY,
@@ -25,12 +25,12 @@ from shardlab.measure.races import (
     train_in_turns,
     weighed,
 )
-from shardlab.measure.recordings import read_all
+from coursekit.recordings.recordings import read_all
+from coursekit.topics.data_parallelism import runs as data_parallel_runs
+from coursekit.topics.pipelines import runs as pipeline_runs
+from coursekit.topics.tensor_parallelism import runs as tensor_runs
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.ranks import ranks
-from shardlab.topics.data_parallelism import runs as data_parallel_runs
-from shardlab.topics.pipelines import runs as pipeline_runs
-from shardlab.topics.tensor_parallelism import runs as tensor_runs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 TIMES = {

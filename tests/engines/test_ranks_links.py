@@ -93,7 +93,7 @@ def test_the_links_counter_agrees_with_the_steps_of_pytorch():
     all-reduce."""
     from contextlib import ExitStack
 
-    from shardlab.formulas import evaluate
+    from coursekit.formulas import evaluate
 
     with ExitStack() as stack:
         hosts = network_or_skip(stack)

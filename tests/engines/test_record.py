@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch_has import needs_fully_shard
 
-from shardlab.measure import attempts, record
-from shardlab.measure.races import Run, Way
-from shardlab.measure.recordings import InvalidRecording, Row, read_all
+from coursekit.recordings import attempts, record
+from coursekit.recordings.races import Run, Way
+from coursekit.recordings.recordings import InvalidRecording, Row, read_all
+from coursekit.topics.collectives.runs import replay
+from coursekit.topics.zero import runs as zero_runs
 from shardlab.ranks.links import LinksUnavailable, two_hosts
-from shardlab.topics.collectives.runs import replay
-from shardlab.topics.zero import runs as zero_runs
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -53,7 +53,7 @@ def test_a_recording_of_the_cpu(tmp_path, monkeypatch):
     known = {path.parent.name: rows_in(path) for path in TESTS.glob("*/recorded.txt")}
     assert found_of == known, "a topic's rows are not those in its tests' recorded.txt"
     assert {row.name for row in recording.rows} == set().union(*found_of.values())
-    assert recording.command == "python -m shardlab.measure.record --cpu --quick"
+    assert recording.command == "python -m coursekit.recordings.record --cpu --quick"
     ways = {row.case["implementation"] for row in recording.find("zero.step")}
     assert ways == set(zero_runs.FEW)
     assert (
@@ -92,7 +92,7 @@ def test_a_part_alone(tmp_path):
     (recording,) = read_all(tmp_path)
     assert {row.name.partition(".")[0] for row in recording.rows} == {"collectives"}
     assert {row.case.get("nbytes", 64) for row in recording.rows} == {64, 4096}
-    assert recording.command == f"python -m shardlab.measure.record {' '.join(arguments)}"
+    assert recording.command == f"python -m coursekit.recordings.record {' '.join(arguments)}"
 
 
 def test_bytes_of_zero_where_there_is_a_gpu():

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardlab.measure.recordings import (
+from coursekit.recordings.recordings import (
     Hardware,
     InvalidRecording,
     Recording,
@@ -89,7 +89,7 @@ def test_what_a_lab_says_was_recorded(tmp_path, monkeypatch):
     assert recorded([on_cpu], "step.peak") == "not yet recorded on a GPU"
     (tmp_path / "labs").mkdir()
     monkeypatch.chdir(tmp_path / "labs")
-    monkeypatch.setattr("shardlab.measure.recordings.SHIPPED", tmp_path / "installed")
+    monkeypatch.setattr("coursekit.recordings.recordings.SHIPPED", tmp_path / "installed")
     assert nearby() == []
     on_cpu.write(tmp_path / "installed" / "measured")
     assert nearby() == [on_cpu]

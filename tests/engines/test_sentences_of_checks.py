@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from shardlab.exercises.checker import Exercise, OfRanks, judge
+from coursekit.exercises.checker import Exercise, OfRanks, judge
 
 
 class Made(NamedTuple):

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from shardlab.formulas import BOOK, InvalidQuantity, evaluate, explain
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import STYLES, format_to_type, parse_number
-from shardlab.show.pictures import MemoryBar
-from shardlab.show.spec import (
+from coursekit.formulas import BOOK, InvalidQuantity, evaluate, explain
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import STYLES, format_to_type, parse_number
+from coursekit.show.pictures import MemoryBar
+from coursekit.show.spec import (
     PRESETS,
     AtLeast,
     AtMost,
@@ -22,7 +22,7 @@ from shardlab.show.spec import (
     Ratio,
     Say,
 )
-from shardlab.show.stops import powers_of_two, steps_of_ten
+from coursekit.show.stops import powers_of_two, steps_of_ten
 
 FITS, HOW_LONG = EXPLORERS["does-it-fit"], EXPLORERS["fits-and-how-long"]
 MEMORY, BYTES = EXPLORERS["where-the-memory-goes"], EXPLORERS["bytes-per-parameter"]
@@ -38,7 +38,7 @@ def test_importing_them_is_light():
 
     Mutation: import render at the top of explorers.py (sympy)."""
     code = (
-        "import sys; import shardlab.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy',"
+        "import sys; import coursekit.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy',"
         " 'plotly'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -47,7 +47,7 @@ def test_importing_them_is_light():
 
 def test_everything_named_exists(explorer):
     """Mutation: misspell a quantity, a style, a colour or a preset in a specification."""
-    from shardlab.show.palette import MEMORY, TIMELINE
+    from coursekit.show.palette import MEMORY, TIMELINE
 
     controls = [control.quantity for control in explorer.controls]
     assert len(set(controls)) == len(controls) and (2 <= len(controls) <= 6 or explorer.groups)
@@ -344,7 +344,7 @@ def test_the_call_computes_the_same(explorer):
             continue
         tried += 1
         header, _, call = explorer.call(values, chosen).partition("\n\n")
-        assert header == "from shardlab.formulas import explain"
+        assert header == "from coursekit.formulas import explain"
         assert eval(call, {"explain": explain}) == {name: shown[name] for name in explorer.outputs}
 
 

@@ -5,14 +5,8 @@ import re
 
 import pytest
 
-from shardlab.show.figures import (
-    Bytes,
-    loss_figure,
-    memory_figure,
-    round_up,
-    states_figure,
-)
-from shardlab.show.palette import MEMORY
+from coursekit.show.figures import Bytes, loss_figure, memory_figure, round_up, states_figure
+from coursekit.show.palette import MEMORY
 
 STATES = dict(
     parameter_bytes=2_448_896,

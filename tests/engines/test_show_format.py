@@ -3,7 +3,7 @@ twin against these."""
 
 import pytest
 
-from shardlab.show.format import (
+from coursekit.show.format import (
     STYLES,
     format_as,
     format_bytes,

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from bookkit.explorer_data import data_of, packed
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.schedule_pictures import SIMULATED_WORDS, actions_of, letters
 from shardlab.pipelines.schedules import Action, Kind, schedule
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.schedule_pictures import SIMULATED_WORDS, actions_of, letters
 
 SPEC = EXPLORERS["schedule"]
 PICTURE = SPEC.pictures[0]

@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from shardlab.formulas.events import COMPUTE, operations, play, waiting
+from coursekit.formulas.events import COMPUTE, operations, play, waiting
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import format_as
+from coursekit.show.palette import MEMORY
+from coursekit.show.spec import fill_in
+from coursekit.show.svg import drawings
+from coursekit.show.svg.canvas import SVG_WIDTH, Canvas, round_up
+from coursekit.show.svg.curves import Scale, curves_svg, range_of
 from shardlab.pipelines.simulation import in_flight
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import format_as
-from shardlab.show.palette import MEMORY
-from shardlab.show.spec import fill_in
-from shardlab.show.svg import drawings
-from shardlab.show.svg.canvas import SVG_WIDTH, Canvas, round_up
-from shardlab.show.svg.curves import Scale, curves_svg, range_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 
-from shardlab.show.tables import Table, table_by_rank
+from coursekit.show.tables import Table, table_by_rank
 
 BYTES = Table(
     ["part", "predicted", "so"],

@@ -13,11 +13,11 @@ from html import escape
 import nbformat
 import pytest
 
-from shardlab.formulas import InvalidQuantity, quantities, states_bytes
-from shardlab.show import widgets as module
-from shardlab.show.explorers import EXPLORERS
-from shardlab.show.format import format_as
-from shardlab.show.widgets import OWN, explorer
+from coursekit.formulas import InvalidQuantity, quantities, states_bytes
+from coursekit.show import widgets as module
+from coursekit.show.explorers import EXPLORERS
+from coursekit.show.format import format_as
+from coursekit.show.widgets import OWN, explorer
 
 LLAMA_STATES = states_bytes(**quantities(model="Llama 7B", recipe="bf16 + fp32 master"))
 
@@ -402,7 +402,7 @@ def test_an_explorer_needs_neither_torch_nor_plotly_nor_an_output():
     hang."""
     code = """
 import gc, sys, ipywidgets
-from shardlab.show.widgets import explorer
+from coursekit.show.widgets import explorer
 shown = explorer("zero")
 assert not {"torch", "sympy", "plotly"} & set(sys.modules)
 kinds = {type(found).__name__ for found in gc.get_objects() if isinstance(found, ipywidgets.Widget)}
@@ -420,7 +420,7 @@ def test_the_pictures_are_in_the_html_of_a_notebook():
     import nbclient
 
     cells = [
-        "from shardlab.show.widgets import explorer",
+        "from coursekit.show.widgets import explorer",
         "widget = explorer('does-it-fit')",
         "widget.sliders['gpus_per_copy'].value = 2",
         "widget",

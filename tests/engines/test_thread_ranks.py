@@ -7,15 +7,15 @@ import time
 import pytest
 import torch
 
-from shardlab import collectives
-from shardlab.exercises import thread_ranks as thread_ranks
-from shardlab.exercises.checker import judge
-from shardlab.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
-from shardlab.topics.collectives.exercises import (
+from coursekit.exercises import thread_ranks as thread_ranks
+from coursekit.exercises.checker import judge
+from coursekit.exercises.thread_ranks import Stuck, answer_of_ranks, on_threads, value_of_ranks
+from coursekit.topics.collectives.exercises import (
     all_reduce_from_send_and_recv,
     chunks_that_do_not_divide,
     pass_on,
 )
+from shardlab import collectives
 
 
 def test_messages_arrive_in_order_and_are_copies():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shardlab import topics
+from coursekit import topics
 
 
 def test_a_name_that_finds_a_topic_is_in_one(monkeypatch):

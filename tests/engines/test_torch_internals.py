@@ -153,7 +153,7 @@ def test_each_way_to_a_private_name_is_seen(line):
     "line",
     [
         "class Pair:\n    def __init__(self): self._left = 0\npair._left",
-        "from shardlab.formulas import render\nrender._letters",
+        "from coursekit.formulas import render\nrender._letters",
         "pair._replace(left=1)",
     ],
 )

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from shardlab.formulas import LINKS
-from shardlab.show.format import format_as
-from shardlab.topics.hardware import pictures
+from coursekit.formulas import LINKS
+from coursekit.show.format import format_as
+from coursekit.topics.hardware import pictures
 
 
 def words(svg):

@@ -1,6 +1,6 @@
 """Names beside points under a roof."""
 
-from shardlab.topics.hardware.figures import Point, Roof, places_of_names
+from coursekit.topics.hardware.figures import Point, Roof, places_of_names
 
 
 def test_names_keep_apart():

@@ -7,10 +7,10 @@ import cloudpickle
 import pytest
 import torch
 
+from coursekit.topics.hardware import probes as roofline
 from shardlab.measure import links
 from shardlab.measure.communication import CommunicationLog
 from shardlab.ranks import ranks
-from shardlab.topics.hardware import probes as roofline
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CPU = torch.device("cpu")

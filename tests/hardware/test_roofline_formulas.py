@@ -3,7 +3,7 @@ real tensors."""
 
 import pytest
 
-from shardlab.formulas import (
+from coursekit.formulas import (
     BOOK,
     GPUS,
     LINKS,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from shardlab.show.figures import INK, LINE
-from shardlab.topics.hardware.figures import Point, Roof, roofline_figure
+from coursekit.show.figures import INK, LINE
+from coursekit.topics.hardware.figures import Point, Roof, roofline_figure
 
 MINE, CARD = Roof("this machine", 1e11, 4e10), Roof("A100", 312e12, 2.039e12)
 

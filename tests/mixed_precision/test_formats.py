@@ -6,14 +6,14 @@ import math
 import pytest
 import torch
 
-from shardlab.topics.mixed_precision.explorer import (
+from coursekit.topics.mixed_precision.explorer import (
     EXAMPLES,
     bits_data,
     sentence,
     words_of_all,
     written,
 )
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
 
 IN_TORCH = {
     "fp32": torch.float32,

@@ -5,14 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardlab.measure.recordings import Hardware, Recording, read_all
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
-from shardlab.topics.mixed_precision.gradients import (
-    count_binades,
-    gradients,
-    watched_gradients,
-)
-from shardlab.topics.mixed_precision.histogram import (
+from coursekit.recordings.recordings import Hardware, Recording, read_all
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.gradients import count_binades, gradients, watched_gradients
+from coursekit.topics.mixed_precision.histogram import (
     HISTOGRAM_FORMATS,
     START,
     WORDS_OF,
@@ -24,7 +20,7 @@ from shardlab.topics.mixed_precision.histogram import (
     share_sentence,
     shares,
 )
-from shardlab.topics.mixed_precision.trainings import build_model
+from coursekit.topics.mixed_precision.trainings import build_model
 
 ROOT = Path(__file__).resolve().parents[2]
 IN_TORCH = {

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from coursekit.formulas import RECIPES, evaluate
 from shardlab import mixed_precision
-from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.ledger import Ledger

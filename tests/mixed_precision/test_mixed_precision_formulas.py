@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab import formulas
-from shardlab.formulas import PRESETS
+from coursekit import formulas
+from coursekit.formulas import PRESETS
+from coursekit.topics.mixed_precision.bits import number_format
 from shardlab.measure.ledger import Ledger
 from shardlab.mixed_precision.float8 import to_float8
 from shardlab.mixed_precision.stochastic_rounding import round_stochastically
-from shardlab.topics.mixed_precision.bits import number_format
 
 DTYPES = {
     "fp32": torch.float32,

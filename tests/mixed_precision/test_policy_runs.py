@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shardlab.measure.races import TINY
-from shardlab.topics.mixed_precision import policy_runs
+from coursekit.recordings.races import TINY
+from coursekit.topics.mixed_precision import policy_runs
 
 
 @pytest.mark.parametrize("units", [True, False])

@@ -6,9 +6,9 @@ from math import log2
 import pytest
 import torch
 
-from shardlab.topics.mixed_precision import pictures
-from shardlab.topics.mixed_precision.formats import CARD_FORMATS
-from shardlab.topics.mixed_precision.histogram import Sizes, shares
+from coursekit.topics.mixed_precision import pictures
+from coursekit.topics.mixed_precision.formats import CARD_FORMATS
+from coursekit.topics.mixed_precision.histogram import Sizes, shares
 
 TYPES = {
     "fp32": torch.float32,

@@ -4,9 +4,7 @@ loss scale mend, and the small sums of the page."""
 import pytest
 import torch
 
-from shardlab.gpt import next_token_loss
-from shardlab.mixed_precision.float8 import from_float8, to_float8
-from shardlab.topics.mixed_precision.trainings import (
+from coursekit.topics.mixed_precision.trainings import (
     ACCUMULATED,
     SCALE,
     adamw_rounded_stochastically,
@@ -20,6 +18,8 @@ from shardlab.topics.mixed_precision.trainings import (
     representable_and_lost,
     training_data,
 )
+from shardlab.gpt import next_token_loss
+from shardlab.mixed_precision.float8 import from_float8, to_float8
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

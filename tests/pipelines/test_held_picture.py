@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
+from coursekit.topics.pipelines import pictures
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.pipelines.simulation import in_flight
-from shardlab.show.format import format_as
-from shardlab.topics.pipelines import pictures
 
 RANKS, MICROBATCHES = (
     pictures.HELD_MODEL["pipeline_parallel"],

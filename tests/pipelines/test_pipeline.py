@@ -21,10 +21,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from coursekit.formulas import evaluate
+from coursekit.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab import zero
 from shardlab.agreement import CannotReplicate
 from shardlab.data_parallel import Bucketed, DistributedDataParallel, PerTensor
-from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
@@ -46,7 +47,6 @@ from shardlab.pipelines.simulation import Costs, in_flight, simulate
 from shardlab.ranks import RankAbsent, RankDied, RankRaised, ranks
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.shards import CannotShard
-from shardlab.topics.pipelines.sleeping import measured_spans, seconds_of, sleeping_plan
 from shardlab.zero import stage1, stage2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -718,7 +718,7 @@ def weights(worlds):
 
 def needed(targets, **given):
     """evaluate() of what the targets need."""
-    from shardlab.formulas import BOOK
+    from coursekit.formulas import BOOK
 
     names = BOOK.resolve(targets, given)[1]
     return evaluate(targets, **{name: given[name] for name in names if name in given})

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from shardlab.formulas import InvalidQuantity, evaluate
+from coursekit.formulas import InvalidQuantity, evaluate
 from shardlab.pipelines.schedules import SCHEDULES, schedule
 from shardlab.pipelines.simulation import Costs, in_flight, simulate
 

@@ -5,9 +5,9 @@ import sys
 import cloudpickle
 import pytest
 
+from coursekit.topics.pipelines import lab
 from shardlab.pipelines.schedules import Kind, gpipe, zero_bubble_h1
 from shardlab.pipelines.simulation import Costs, Span, simulate
-from shardlab.topics.pipelines import lab
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

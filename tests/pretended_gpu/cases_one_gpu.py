@@ -7,6 +7,7 @@ import torch
 from plainly import CLOSE, assert_close, batch, model, sgd, train, trained
 from pretended.step import Step, watched
 
+from coursekit.topics.activation_checkpointing.runs import WAYS
 from shardlab import recompute
 from shardlab.gpt import next_token_loss
 from shardlab.measure.cuda import UNEXPLAINED, CudaAccount
@@ -21,7 +22,6 @@ from shardlab.mixed_precision.stochastic_rounding import StochasticRounding
 from shardlab.recompute.layers import checkpoint_every
 from shardlab.recompute.offload import offload_activations
 from shardlab.recompute.selective import checkpoint_selective
-from shardlab.topics.activation_checkpointing.runs import WAYS
 
 # fp16 and bf16 keep 11 and 8 bits; a weight here is at most 2, and moves by less than 0.5
 WITHIN = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

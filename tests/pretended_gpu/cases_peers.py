@@ -7,12 +7,12 @@ from plainly import assert_close, batch, model, part, sgd, train, trained
 from pretended.step import Step
 from torch.nn.parallel import DistributedDataParallel as TorchDataParallel
 
+from coursekit.topics.pipelines.peers import TorchPipeline
+from coursekit.topics.tensor_parallelism.runs import dtensor
+from coursekit.topics.zero.runs import redundancy_optimizer, torch_fully_shard
 from shardlab.gpt import next_token_loss
 from shardlab.pipelines.partition import plan_pipeline
 from shardlab.pipelines.schedules import schedule
-from shardlab.topics.pipelines.peers import TorchPipeline
-from shardlab.topics.tensor_parallelism.runs import dtensor
-from shardlab.topics.zero.runs import redundancy_optimizer, torch_fully_shard
 
 SETTINGS = dict(lr=0.1, momentum=0.9)  # of plainly.sgd
 EVEN = dict(vocabulary=20)  # DTensor's loss wants the vocabulary in equal parts

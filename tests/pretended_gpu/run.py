@@ -1,6 +1,6 @@
 """Runs a command that sees pretended GPUs:
 
-python tests/pretended_gpu/run.py 4 python -m shardlab.measure.record recordings --quick
+python tests/pretended_gpu/run.py 4 python -m coursekit.recordings.record recordings --quick
 """
 
 import os

@@ -3,8 +3,8 @@
 import cases_one_gpu as cases
 import pytest
 
+from coursekit.topics.activation_checkpointing.runs import ON_CPU, WAYS
 from shardlab.mixed_precision.policies import POLICIES
-from shardlab.topics.activation_checkpointing.runs import ON_CPU, WAYS
 
 pytestmark = pytest.mark.ranks
 

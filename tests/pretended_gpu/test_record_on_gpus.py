@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from asking import environment_or_skip
 
-from shardlab.measure.recordings import read_all
+from coursekit.recordings.recordings import read_all
 
 pytestmark = pytest.mark.ranks
 
@@ -26,7 +26,7 @@ def test_make_gpu(gpus, groups, tmp_path):
     """Must catch: a tensor left on the CPU, a message into a leaf that requires grad, a model with
     too few heads or blocks for the ranks, an optimizer that refuses DTensors among others, a peer
     that does not run on a GPU; a topic's rows that are there on a CPU only; a layout left out."""
-    command = [sys.executable, "-m", "shardlab.measure.record", str(tmp_path), "--quick"]
+    command = [sys.executable, "-m", "coursekit.recordings.record", str(tmp_path), "--quick"]
     command += ["--only", *groups] if groups else []
     subprocess.run(command, env=environment_or_skip(gpus), timeout=LIMIT_SECONDS, check=True)
     (recording,) = read_all(tmp_path)

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from coursekit.formulas import RECIPES, checkpoint_bytes
 from shardlab import zero
 from shardlab.data_parallel import DistributedDataParallel
-from shardlab.formulas import RECIPES, checkpoint_bytes
 from shardlab.mixed_precision.master_weights import MasterWeights
 from shardlab.mixed_precision.optimizer_states import Bf16Moments, EightBitMoments
 from shardlab.ranks import ranks

@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import RECIPES, checkpoint_bytes_per_parameter, evaluate, render, square_root
-from shardlab.formulas.registry import Registry
+from coursekit.formulas import (
+    RECIPES,
+    checkpoint_bytes_per_parameter,
+    evaluate,
+    render,
+    square_root,
+)
+from coursekit.formulas.registry import Registry
 
 ROOT = Path(__file__).resolve().parents[2]
 STORAGE = 2e9  # bytes a second

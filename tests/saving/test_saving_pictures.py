@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch import nn
 
+from coursekit.topics.saving import pictures
 from shardlab import saving
 from shardlab.saving import checkpoint
 from shardlab.saving.folders import saves
 from shardlab.saving.resharding import FlatParameters, Layout
-from shardlab.topics.saving import pictures
 from shardlab.zero.flat import chunk_of
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
+from coursekit.topics.tensor_parallelism import runs
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.ranks import ranks
@@ -23,7 +24,6 @@ from shardlab.tensor_parallel import (
     vocabulary_parallel_loss,
 )
 from shardlab.tensor_parallel.layers import RowLinear
-from shardlab.topics.tensor_parallelism import runs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 PAGE = Path(__file__).resolve().parents[2] / "chapters" / "tensor-parallelism.md"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import evaluate
+from coursekit.formulas import evaluate
+from coursekit.show.format import format_as
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.show.format import format_as
 from shardlab.tensor_parallel import apply_tensor_parallel, gpt_plan
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_cuts.py"

@@ -8,13 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardlab.formulas import evaluate
-from shardlab.gpt import MLP, GPTConfig
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.fake_ranks import fake_ranks
-from shardlab.tensor_parallel import apply_tensor_parallel, sequence_parallel, sum_gradients
-from shardlab.tensor_parallel.plan import Around, Columns, Rows, Whole
-from shardlab.topics.tensor_parallelism.steps import (
+from coursekit.formulas import evaluate
+from coursekit.topics.tensor_parallelism.steps import (
     FIRST_SHOWN,
     PAIR_COLUMNS,
     PAIR_WAYS,
@@ -25,6 +20,11 @@ from shardlab.topics.tensor_parallelism.steps import (
     page_data,
     pair_steps,
 )
+from shardlab.gpt import MLP, GPTConfig
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.fake_ranks import fake_ranks
+from shardlab.tensor_parallel import apply_tensor_parallel, sequence_parallel, sum_gradients
+from shardlab.tensor_parallel.plan import Around, Columns, Rows, Whole
 from shardlab.torch_internals import FakeTensorMode
 
 EVERY = [(way, ranks) for way in PAIR_WAYS for ranks in RANKS]

@@ -1,7 +1,7 @@
 """The figure of what a rank keeps and sends."""
 
-from shardlab.topics.tensor_parallelism import lab
-from shardlab.topics.tensor_parallelism.figures import shares_figure
+from coursekit.topics.tensor_parallelism import lab
+from coursekit.topics.tensor_parallelism.figures import shares_figure
 
 
 def test_what_was_measured_is_at_its_number_of_ranks():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from shardlab.topics.tensor_parallelism import smallest
+from coursekit.topics.tensor_parallelism import smallest
 
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch_has import needs_fused_groups
 
+from coursekit.formulas import InvalidQuantity, evaluate, quantities
 from shardlab import collective_plans as plans
-from shardlab.formulas import InvalidQuantity, evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.measure.communication import CommunicationLog
 from shardlab.measure.fake_ranks import fake_ranks

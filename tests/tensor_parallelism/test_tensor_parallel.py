@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from coursekit.formulas import evaluate
+from coursekit.topics.tensor_parallelism import runs
 from shardlab.backward import NoSecondGradient
 from shardlab.cross_node_warning import CrossesNodes
-from shardlab.formulas import evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog
@@ -43,7 +44,6 @@ from shardlab.tensor_parallel.full_parameters import (
 )
 from shardlab.tensor_parallel.pairs import enter
 from shardlab.tensor_parallel.plan import Around, Columns, Rows, Tokens, Whole
-from shardlab.topics.tensor_parallelism import runs
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 CLOSE = 1e-12

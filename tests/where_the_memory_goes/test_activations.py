@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch_has import FUSES_GROUPS
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 

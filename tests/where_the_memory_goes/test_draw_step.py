@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from test_step import NOTED
 
-from shardlab.show.format import format_bytes
-from shardlab.topics.where_the_memory_goes.formulas.step import step_timeline
+from coursekit.show.format import format_bytes
+from coursekit.topics.where_the_memory_goes.formulas.step import step_timeline
 
 pytestmark = pytest.mark.slow  # each needs the measured step of GPT-2
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "draw_step.py"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shardlab.measure import limit
-from shardlab.measure.limit import (
+from coursekit.machine import limit
+from coursekit.machine.limit import (
     Attempt,
     attempt_each,
     cannot_try,
@@ -12,7 +12,7 @@ from shardlab.measure.limit import (
     free_bytes,
     try_within,
 )
-from shardlab.topics.where_the_memory_goes.lab import Tried
+from coursekit.topics.where_the_memory_goes.lab import Tried
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30

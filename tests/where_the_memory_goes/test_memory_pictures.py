@@ -5,10 +5,10 @@ import re
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
+from coursekit.topics.where_the_memory_goes import pictures
 from shardlab.gpt import GPT, GPTConfig
-from shardlab.show.format import format_as
-from shardlab.topics.where_the_memory_goes import pictures
 
 
 def words(svg):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import BOOK, KERNELS
-from shardlab.formulas.fits import FUSED_LOSS, PUBLISHED, RESERVED_SHARE, RankLayout, model_sizes
+from coursekit.formulas import BOOK, KERNELS
+from coursekit.formulas.fits import FUSED_LOSS, PUBLISHED, RESERVED_SHARE, RankLayout, model_sizes
 
 with Path(__file__).with_name("published_peaks.csv").open(encoding="utf-8") as table:
     ROWS = list(csv.DictReader(table))

@@ -6,11 +6,11 @@ import random
 import pytest
 import torch
 
-from shardlab.formulas import RECIPES, evaluate, rank_peak_bytes
+from coursekit.formulas import RECIPES, evaluate, rank_peak_bytes
+from coursekit.topics.where_the_memory_goes.formulas.rank import RANK
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger, TimelinePoint
-from shardlab.topics.where_the_memory_goes.formulas.rank import RANK
 from shardlab.zero import checks
 from shardlab.zero.api import shard
 from shardlab.zero.torch_collectives import Native

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import shardlab.pipelines.step_checks
-from shardlab.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
+from coursekit.formulas import MODELS, RECIPES, InvalidQuantity, evaluate, rank_peak_bytes
 from shardlab.gpt import GPT, CoreAttention, GPTConfig, next_token_loss
 from shardlab.measure.fake_ranks import fake_ranks
 from shardlab.measure.ledger import Ledger

@@ -5,9 +5,9 @@ from collections import namedtuple
 
 import pytest
 
-from shardlab.show.palette import MEMORY
-from shardlab.topics.where_the_memory_goes.figures import MOST_POINTS, thin, timeline_figure
-from shardlab.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
+from coursekit.show.palette import MEMORY
+from coursekit.topics.where_the_memory_goes.figures import MOST_POINTS, thin, timeline_figure
+from coursekit.topics.where_the_memory_goes.formulas.step import STEP_TIMELINE
 
 Counts = namedtuple("Counts", "parameters gradients optimizer activations gathered temporaries")
 Line = namedtuple("Line", "bytes phase operation module")

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch_has import FUSES_GROUPS
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
+from coursekit.topics.where_the_memory_goes.formulas.step import POINTS
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger, TimelinePoint
-from shardlab.topics.where_the_memory_goes.formulas.step import POINTS
 from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,13 +8,13 @@ import pytest
 from test_step import REAL, STEPS, Step, compare, draw, fuses, measure
 from torch_has import needs_fused_groups
 
-from shardlab.formulas import BOOK, evaluate
-from shardlab.gpt import GPTConfig
-from shardlab.topics.where_the_memory_goes.formulas.step import (
+from coursekit.formulas import BOOK, evaluate
+from coursekit.topics.where_the_memory_goes.formulas.step import (
     POINTS,
     STEP_TIMELINE,
     step_timeline,
 )
+from shardlab.gpt import GPTConfig
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 

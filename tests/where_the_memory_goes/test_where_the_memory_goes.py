@@ -4,11 +4,11 @@ habits that move bytes."""
 import pytest
 import torch
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
+from coursekit.topics.where_the_memory_goes import lab
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.measure.ledger import Ledger
 from shardlab.measure.weigh import weigh
-from shardlab.topics.where_the_memory_goes import lab
 from shardlab.torch_internals import FakeTensorMode
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from shardlab.formulas import MODELS, evaluate, quantities
-from shardlab.show.format import format_as
-from shardlab.topics.why_one_gpu import pictures
+from coursekit.formulas import MODELS, evaluate, quantities
+from coursekit.show.format import format_as
+from coursekit.topics.why_one_gpu import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
 

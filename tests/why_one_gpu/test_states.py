@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from shardlab import formulas
-from shardlab.formulas import RECIPES, evaluate
+from coursekit import formulas
+from coursekit.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 
 CONFIG = GPTConfig(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
 
 # llm-foundry@8c8dd48, scripts/train/benchmarking/README.md: parameters, layers, hidden, sequence,
 # GPU, GPUs, tokens a second of one GPU, and the MFU that it prints

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch_has import needs_fully_shard
 
+from coursekit.topics.zero.building import build_sharded, build_with_fsdp2
 from shardlab.gpt import GPT, GPTConfig
 from shardlab.ranks import ranks
-from shardlab.topics.zero.building import build_sharded, build_with_fsdp2
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SIZES = dict(

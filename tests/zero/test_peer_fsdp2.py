@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch_has import needs_fully_shard
 
+from coursekit.topics.zero import lab
 from shardlab.ranks import RankDied, RankError, ranks
-from shardlab.topics.zero import lab
 from shardlab.torch_internals import TorchDispatchMode, local_tensor
 from shardlab.zero import stage3
 from shardlab.zero.full_parameters import unsharded

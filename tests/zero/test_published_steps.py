@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 
-from shardlab.formulas import evaluate, quantities
+from coursekit.formulas import evaluate, quantities
 
 _SOURCE = "llm-foundry@8c8dd48 scripts/train/benchmarking/README.md"
 # name: (parameters, layers, tokens of a microbatch, dense FLOP/s, bandwidth of the rings, MFU of

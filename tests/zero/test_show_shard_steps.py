@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from shardlab.formulas import RECIPES, evaluate
-from shardlab.topics.zero.moves import (
+from coursekit.formulas import RECIPES, evaluate
+from coursekit.topics.zero.moves import (
     STAGES,
     AllGather,
     AllReduce,
@@ -17,7 +17,7 @@ from shardlab.topics.zero.moves import (
     Update,
     follow_moves,
 )
-from shardlab.topics.zero.steps import (
+from coursekit.topics.zero.steps import (
     MICROBATCHES,
     RANKS,
     RECIPE,

@@ -1,6 +1,6 @@
 """The figure of what a rank keeps in each stage."""
 
-from shardlab.topics.zero.figures import stages_figure
+from coursekit.topics.zero.figures import stages_figure
 
 
 def test_every_colour_has_a_name_and_every_length_its_unit():

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from coursekit.formulas import RECIPES, evaluate
 from shardlab import collectives, zero
-from shardlab.formulas import RECIPES, evaluate
 from shardlab.gpt import GPT, GPTConfig, next_token_loss
 from shardlab.gradient_clipping import clip_gradients
 from shardlab.measure.communication import CommunicationLog

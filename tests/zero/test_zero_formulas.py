@@ -5,14 +5,14 @@ import math
 
 import pytest
 
-from shardlab import collective_plans as plans
-from shardlab.formulas import (
+from coursekit.formulas import (
     RECIPES,
     InvalidQuantity,
     evaluate,
     zero_states_bytes,
     zero_traffic_parameters,
 )
+from shardlab import collective_plans as plans
 
 LATENCY, BANDWIDTH = 3e-6, 25e9
 

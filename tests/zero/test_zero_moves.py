@@ -9,12 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from shardlab.data_parallel import DistributedDataParallel
-from shardlab.formulas import evaluate
-from shardlab.measure.communication import CommunicationLog
-from shardlab.measure.ledger import Ledger
-from shardlab.ranks import ranks
-from shardlab.topics.zero.moves import (
+from coursekit.formulas import evaluate
+from coursekit.topics.zero.moves import (
     AT_REST,
     STAGES,
     AllGather,
@@ -28,6 +24,10 @@ from shardlab.topics.zero.moves import (
     Update,
     follow_moves,
 )
+from shardlab.data_parallel import DistributedDataParallel
+from shardlab.measure.communication import CommunicationLog
+from shardlab.measure.ledger import Ledger
+from shardlab.ranks import ranks
 from shardlab.zero import stage1, stage2, stage3
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -6,9 +6,9 @@ from math import prod
 import pytest
 import torch
 
-from shardlab.formulas import evaluate, quantities
-from shardlab.show.format import format_as
-from shardlab.topics.zero import pictures
+from coursekit.formulas import evaluate, quantities
+from coursekit.show.format import format_as
+from coursekit.topics.zero import pictures
 from shardlab.zero.flat import chunk_of
 
 

@@ -5,15 +5,15 @@ import random
 
 import pytest
 
-from shardlab.formulas import evaluate, quantities
-from shardlab.formulas.events import (
+from coursekit.formulas import evaluate, quantities
+from coursekit.formulas.events import (
     end_seconds,
     exposed_phase_seconds,
     operations,
     play,
     quantities_of,
 )
-from shardlab.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
+from coursekit.topics.zero.timeline import BACKWARD, FORWARD, MICROBATCH
 
 FIVE = quantities(
     recipe="bf16 + fp32 master",

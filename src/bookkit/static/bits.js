@@ -1,5 +1,5 @@
 /* Makes the card that bookkit/bits.py wrote live: one number in six formats, bit by bit. Classic script, no fetch: it works from
-   file://. Every number and every word is the one that shardlab/topics/mixed_precision/formats.py and explorer.py give; a test in a
+   file://. Every number and every word is the one that coursekit/topics/mixed_precision/formats.py and explorer.py give; a test in a
    browser compares them. Patterns are whole numbers below 2^32, so every operation on them is exact. */
 (function () {
   "use strict";

@@ -1,5 +1,5 @@
 /* The picture of a collective, step by step: which chunk is where, and who sends which. stepper.js steps through it. What the data are
-   says page_data() of shardlab/topics/collectives/steps.py. Classic script; SVG nodes are made once for a collective and its ranks. */
+   says page_data() of coursekit/topics/collectives/steps.py. Classic script; SVG nodes are made once for a collective and its ranks. */
 (function () {
   "use strict";
 

@@ -366,7 +366,7 @@
         .map(menu => menu.kind + "=" + JSON.stringify(chosen[menu.kind]));
       const lines = [presets.join(", "), own.map(name => name + "=" +
         (typeof values[name] === "number" ? BOOK.pythonNumber(values[name]) : JSON.stringify(values[name]))).join(", ")];
-      return "from shardlab.formulas import explain\n\nexplain([" + spec.outputs.map(name => JSON.stringify(name)).join(", ") + "]" +
+      return "from coursekit.formulas import explain\n\nexplain([" + spec.outputs.map(name => JSON.stringify(name)).join(", ") + "]" +
         lines.filter(Boolean).map(line => ",\n        " + line).join("") + ")";
     }
 

@@ -1,5 +1,5 @@
 /* Makes the card that bookkit/gradients.py wrote live: recorded gradients beside what a format holds. Classic script, no fetch; bits.js
-   is there before it. Shares and words are those of shardlab/topics/mixed_precision/histogram.py; a test in a browser compares them. */
+   is there before it. Shares and words are those of coursekit/topics/mixed_precision/histogram.py; a test in a browser compares them. */
 (function () {
   "use strict";
 

@@ -1,5 +1,5 @@
 /* The picture of a card that bookkit/shards.py or bookkit/pairs.py wrote: who holds which shard. stepper.js steps through it. What the
-   data are says page_data() of shardlab/topics/zero/steps.py. Classic script; SVG nodes are made once for a picture and its ranks. */
+   data are says page_data() of coursekit/topics/zero/steps.py. Classic script; SVG nodes are made once for a picture and its ranks. */
 (function () {
   "use strict";
 

@@ -1,5 +1,5 @@
 /* The picture of a step as two streams, computing and the link, with what is exposed hatched (Streams of show/pictures.py), and
-   the simulator of shardlab/formulas/events.py, from which it is drawn. Loaded on the pages that have one; as pictures.js. */
+   the simulator of coursekit/formulas/events.py, from which it is drawn. Loaded on the pages that have one; as pictures.js. */
 (function () {
   "use strict";
 

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ..formulas import quantities
+from coursekit.formulas import quantities
+
 from ..gpt import GPT, GPTConfig, next_token_loss
 from ..torch_internals import FakeTensorMode, fake_store
 from ..zero.stage3 import fully_shard

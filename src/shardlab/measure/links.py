@@ -16,8 +16,9 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from coursekit.formulas import evaluate
+
 from .. import collectives_fast as collectives
-from ..formulas import evaluate
 from .clock import MedianSeconds
 
 SMALL_MESSAGE_BYTES, LARGE_MESSAGE_BYTES = 4, 16_000_000

@@ -1,0 +1,60 @@
+"""Four commands: doctor, grade, explain, fits.
+
+python -m shardlab doctor [FOLDER] [--json]
+    can this machine run the labs, and what to do if not
+python -m shardlab grade TOPIC [FILE]    or first --start [FOLDER]
+    is right what you built for an assignment, and what is wrong if not
+python -m shardlab explain QUANTITY [NAME=VALUE ...]
+    what a number follows from: the tree of formulas, with units and sources
+python -m shardlab fits --model config.json --gpu NAME --gpus N --sequence S
+    does a training step fit, category by category, and what would fit instead
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from coursekit.exercises.grading_command import add_grade  # needs no torch, as the next
+    from coursekit.formulas import command
+
+    parser = command.OneSentence(
+        prog="python -m shardlab",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    doctor = commands.add_parser(
+        "doctor", help="try what the labs need, and say what to do about what is missing"
+    )
+    doctor.add_argument(
+        "folder", nargs="?", type=Path, help="where the labs are; by default labs/ or here"
+    )
+    doctor.add_argument("--json", action="store_true", help="print the findings for a program")
+    doctor.set_defaults(run=examine_machine)
+    add_grade(commands)
+    command.add_explain(commands)
+    command.add_fits(commands)
+    asked = parser.parse_args(arguments)
+    try:
+        answer = asked.run(asked)
+        sys.stdout.flush()
+        return answer
+    except BrokenPipeError:  # whoever reads has seen enough, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def examine_machine(asked) -> int:
+    from coursekit.machine.doctor import examine  # here, so that --help needs no torch
+
+    folder = asked.folder or (Path("labs") if Path("labs").is_dir() else Path())
+    found = examine(folder)
+    print(found.as_json() if asked.json else found.report(folder))
+    return 0 if found.fit else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

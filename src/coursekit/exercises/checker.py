@@ -1,0 +1,287 @@
+"""Checks of a reader's solution. A check compares the solution with the reference in several cases.
+If they differ, the check looks for a wrong solution of the exercise that gives the reader's
+answers, and says its misconception.
+
+    check(states_bytes_of_fp32_adam, my_function)      # shows "right: ..." or "not yet: ...", and
+                                                       # is true or false
+"""
+
+import copy
+import inspect
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from shardlab.ranks.apart import CannotGoApart, Ended, apart
+
+from .common_mistakes import about_an_error, about_numbers
+from .numbers import plain_number
+from .patience import at_most
+
+LIMIT_SECONDS = 30.0  # for all cases together
+SHOWN_CHARACTERS = 240  # of a value in a sentence
+MARKUP = re.compile(r"[\\`*_\[\]{}<>#$|~!]")  # what Markdown would take for more than a character
+
+
+@dataclass(frozen=True)
+class Misconception:
+    """A wrong solution that readers really write, and the sentence that helps."""
+
+    solution: Callable
+    sentence: str
+
+
+class Failure(str):
+    """The error of a solution in one line, used as its answer. Two solutions that fail alike give
+    the same answer."""
+
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> "Failure":
+        try:
+            first = (str(error).strip().splitlines() or [""])[0][:200]
+        except Exception:  # the reader's own error class, with its own __str__
+            first = "its text cannot be shown"
+        return cls(
+            f"{type(error).__name__}{f' on {where}' if where else ''}{': ' if first else ''}{first}"
+        )
+
+
+class OfRanks(list):
+    """One answer of each rank, in rank order."""
+
+
+def is_blank(error: BaseException) -> bool:
+    """Whether the value comes from a blank that was not filled in, `...`."""
+    try:
+        return "ellipsis" in str(error).lower()
+    except Exception:
+        return False
+
+
+def call(solution, **case):
+    """The default answer of a solution: its result."""
+    return solution(**case)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function to write. `cases` are the arguments of the check; `right` is the sentence when all
+    answers agree.
+
+    Arguments that print badly, such as tensors, have `words` instead, one for each case. If the
+    result itself is not compared, as with a training loop, `answer` (solution, **case) computes the
+    compared value, for example the bytes that the ledger counted. `hint` is a reader's first
+    help; the second is `right`. `errors` has (pattern, sentence): the sentence explains an error
+    of a solution whose text has the pattern in it. `unit` is that of a result that is one number:
+    "bytes", "seconds".
+    """
+
+    name: str
+    reference: Callable
+    cases: tuple[dict[str, Any], ...]
+    misconceptions: tuple[Misconception, ...]
+    right: str
+    words: tuple[str, ...] = ()
+    answer: Callable = call
+    hint: str = ""
+    errors: tuple[tuple[str, str], ...] = ()
+    unit: str = ""
+
+    def __post_init__(self):
+        if self.words and len(self.words) != len(self.cases):
+            raise ValueError(
+                f"{self.name}: {len(self.words)} words for {len(self.cases)} cases: "
+                "each case has its own, or none has."
+            )
+
+    def answers(self, solution: Callable) -> list:
+        return [self.tried(solution, number) for number in range(len(self.cases))]
+
+    def tried(self, solution: Callable, number: int) -> Any:
+        """The solution's answer in one case. The solution gets copies of the arguments, so its
+        changes do not reach the next case."""
+        return self.answer(solution, **copy.deepcopy(self.cases[number]))
+
+    def written(self, number: int, solution: Callable | None = None) -> str:
+        """The call of one case as a reader would write it, by the name of their own function."""
+        case = self.cases[number]
+        order = [name for name in inspect.signature(self.reference).parameters if name in case]
+        arguments = ", ".join(f"{name}={_show(case[name])}" for name in order)
+        called = own_name(solution, self.name)
+        return f"{called}({self.words[number] if self.words else arguments})"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """True if the solution is right. Prints as one sentence, which a notebook wraps."""
+
+    right: bool
+    sentence: str
+
+    def __bool__(self):
+        return self.right
+
+    def __repr__(self):
+        return f"{'right' if self.right else 'not yet'}: {self.sentence}"
+
+    def _repr_markdown_(self):
+        words = MARKUP.sub(r"\\\g<0>", self.sentence)
+        return f"**{'right' if self.right else 'not yet'}:** {words}"
+
+
+def own_name(solution: Callable | None, otherwise: str) -> str:
+    """What a reader calls their function or class; a lambda has no name."""
+    name = getattr(solution, "__name__", "")
+    return name if isinstance(name, str) and name.isidentifier() else otherwise
+
+
+def same(a, b) -> bool:
+    """Whether two answers are equal, also within lists and tuples, whichever of the two they are;
+    numbers are numbers, whoever made them; floats to nine digits, which tells every misconception
+    apart."""
+    try:
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            return len(a) == len(b) and all(map(same, a, b))
+        a, b = plain_number(a), plain_number(b)
+        if isinstance(a, float) or isinstance(b, float):
+            return _is_number(a) and _is_number(b) and math.isclose(a, b, rel_tol=1e-9)
+        return type(a) is type(b) and bool(a == b)
+    except Exception:  # a tensor of several elements, 10**5000, a list of a million lists
+        return False
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def check(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
+    """Try `solution` on the exercise's cases, in a process of its own where the system has a fork
+    server. Never raises for an error in the solution, which is part of the verdict, and returns
+    within the limit. The stop button ends the check at once. TypeError for what is no exercise."""
+    if not isinstance(exercise, Exercise):
+        raise TypeError(
+            f"check wants an exercise and then your function; the first is a"
+            f" {type(exercise).__name__}: check(the_exercise, your_function)."
+        )
+    if not callable(solution):
+        return Verdict(
+            False, f"{exercise.name} wants a function, this is a {type(solution).__name__}."
+        )
+    try:
+        return apart(judge, exercise, solution, seconds, seconds=seconds)
+    except CannotGoApart:
+        return judge(exercise, solution, seconds)
+    except (TimeoutError, Ended) as error:
+        return Verdict(False, f"{own_name(solution, exercise.name)}: {error}")
+
+
+def judge(exercise: Exercise, solution: Callable, seconds: float = LIMIT_SECONDS) -> Verdict:
+    """The verdict of check, in this process."""
+    given = []
+    try:
+        with at_most(seconds):
+            for number in range(len(exercise.cases)):
+                given.append(exercise.tried(solution, number))
+    except KeyboardInterrupt:
+        raise
+    except (
+        BaseException
+    ) as error:  # anything that a reader's first attempt may raise, also SystemExit
+        if is_blank(error):
+            return Verdict(
+                False,
+                f"{exercise.written(len(given), solution)} met ..., a blank that is left: fill in"
+                " the blank.",
+            )
+        return Verdict(False, _raised(exercise, len(given), solution, Failure.of(error)))
+    wanted = exercise.answers(exercise.reference)
+    wrong = next((n for n, pair in enumerate(zip(given, wanted)) if not same(*pair)), None)
+    if wrong is None:
+        return Verdict(True, exercise.right)
+    written = exercise.written(wrong, solution)
+    if given[wrong] is ...:
+        return Verdict(False, f"{written} gave Ellipsis: fill in the blank.")
+    if given[wrong] is None:
+        return Verdict(
+            False,
+            f"{written} returns nothing. A value that is printed, or has a name, is not handed"
+            " back: end with return, and the result.",
+        )
+    for misconception in exercise.misconceptions:
+        if all(same(*pair) for pair in zip(given, exercise.answers(misconception.solution))):
+            return Verdict(False, misconception.sentence)
+    if isinstance(given[wrong], Failure):
+        return Verdict(False, _raised(exercise, wrong, solution, given[wrong]))
+    said = _words_for_a_difference(written, wanted[wrong], given[wrong])
+    if _is_number(wanted[wrong]) and not _is_number(plain_number(given[wrong])):
+        return Verdict(False, f"{said.removesuffix('.')}: a number is wanted.")
+    how = about_numbers(wanted, given, exercise.unit)
+    return Verdict(False, f"{said.removesuffix('.')}: {how}." if how else said)
+
+
+def _raised(exercise: Exercise, number: int, solution: Callable, failure: Failure) -> str:
+    """The error of a case, and what it comes from, where that is known."""
+    why = about_an_error(failure, exercise.errors)
+    stop = "." * (not failure.endswith("."))
+    said = f"{exercise.written(number, solution)} raised {failure}"
+    return f"{said}{stop} {why}" if why else said
+
+
+def _words_for_a_difference(written: str, wanted: Any, given: Any) -> str:
+    """One sentence: what differs between two answers, and nothing else. An answer that is a
+    sentence is said alone."""
+    if isinstance(given, str) and not _is_number(wanted) and given.endswith("."):
+        return f"{written}: {given}"
+    if hasattr(wanted, "_fields") and type(given) is type(wanted):
+        differing = [
+            "{} should be {}{}, and is {}".format(field.replace("_", " "), *_first(ours, theirs))
+            for field, ours, theirs in zip(wanted._fields, wanted, given)
+            if not same(theirs, ours)
+        ]
+        return f"{written}: {'; '.join(differing)}."
+    should, where, does = _first(wanted, given)
+    return f"{written} should give {should}{where}, yours gives {does}."
+
+
+def _first(wanted: Any, given: Any) -> tuple[str, str, str]:
+    """(wanted, where, given) in words, at the first place where two answers differ."""
+    where, places = "", []
+    while (
+        isinstance(wanted, (list, tuple))
+        and isinstance(given, (list, tuple))
+        and len(wanted) == len(given)
+    ):
+        first = next(n for n, pair in enumerate(zip(given, wanted)) if not same(*pair))
+        if isinstance(given, OfRanks):
+            where = f" on rank {first}"
+        elif hasattr(wanted, "_fields"):
+            where += f" for the {wanted._fields[first].replace('_', ' ')}"
+        elif len(given) > 1:
+            places.append(str(first))
+        wanted, given = wanted[first], given[first]
+    if places:
+        where += f" at place {', '.join(places)} (counted from 0)"
+    should, does = _around_the_difference(_show(wanted), _show(given))
+    return should, where, does
+
+
+def _show(value):
+    try:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return f"{value:_}" if whole else repr(value)
+    except Exception:  # 10**5000, a __repr__ of the reader's, a list of a million lists
+        return f"something of type {type(value).__name__} that cannot be shown"
+
+
+def _around_the_difference(*texts: str) -> list[str]:
+    """The texts, shortened to the part where they begin to differ."""
+    if max(map(len, texts)) <= SHOWN_CHARACTERS:
+        return list(texts)
+    begin = max(0, len(os.path.commonprefix(texts)) - SHOWN_CHARACTERS // 3)
+    end = begin + SHOWN_CHARACTERS
+    return [
+        f"{'... ' * (begin > 0)}{text[begin:end]}{' ...' * (len(text) > end)}" for text in texts
+    ]

@@ -1,0 +1,306 @@
+"""Thread ranks: threads of this process that send to each other. A check on thread ranks cannot
+hang: if all of them wait, all end, and the error says who waits for whom; a rank that does not end
+is stopped.
+
+    on_threads(3, lambda dist: dist.get_rank())        # [0, 1, 2]: one result a rank
+    on_threads(2, work)                                # work(dist) may isend, recv, broadcast and
+                                                       # all_reduce as in torch
+    answer_of_ranks(2, work)                           # the same for a check: a failure is an
+                                                       # answer
+
+A message is copied when it is sent. An isend never waits; a send, and the wait() of an isend, last
+until the message is taken or an irecv has room for it. An all-reduce takes what each rank brings as
+its k-th, whatever that is: like a real one. With async_op=True the sum is there after wait().
+"""
+
+import threading
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch.distributed
+from torch import Tensor
+
+from coursekit.exercises.answers import unless_blank
+from coursekit.exercises.checker import Failure, OfRanks, is_blank
+from coursekit.exercises.patience import RunsOn, stop
+
+WORK_SECONDS = 10.0  # for work that neither ends nor waits
+STOPPED_SECONDS = 1.0  # for a rank to end when it is told to
+
+
+class Stuck(RuntimeError):
+    """No rank can go on."""
+
+
+class Sheet:
+    """The shared state of the ranks of one piece of work."""
+
+    def __init__(self, n: int):
+        self.n, self.changed = n, threading.Condition()
+        self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self.room: Counter[tuple[int, int]] = Counter()  # irecvs that nobody has waited for yet
+        # to the k-th all-reduce, by rank
+        self.brought: dict[int, dict[int, Tensor]] = defaultdict(dict)
+        self.running, self.waiting = set(range(n)), {}
+        self.results: list = [None] * n
+        self.trouble: BaseException | None = None
+        # errors of each rank's own code; being stopped is not one
+        self.errors: dict[int, BaseException] = {}
+
+    def wait(self, rank: int, ready: Callable[[], bool], words: str):
+        """Wait until `ready`, or raise Stuck when no rank can go on. The caller holds `changed`."""
+        self.waiting[rank] = ready, words
+        while not ready() and self.trouble is None:
+            if len(self.waiting) == len(self.running) and not any(
+                can() for can, _ in self.waiting.values()
+            ):
+                said = "; ".join(
+                    f"rank {one} waits {self.waiting[one][1]}" for one in sorted(self.waiting)
+                )
+                self.trouble = Stuck(f"{said}: nobody can go on.")
+                self.changed.notify_all()
+            else:
+                self.changed.wait()
+        del self.waiting[rank]
+        # ranks that can go on do, so that the same code fails in the same way each time
+        if not ready():
+            raise Stuck(str(self.trouble))
+
+    def end(self, rank: int, error: BaseException | None):
+        with self.changed:
+            self.running.discard(rank)
+            if error is not None and not isinstance(error, Stuck):
+                self.errors[rank] = error
+            self.trouble = self.trouble or error
+            self.changed.notify_all()
+
+    def verdict(self) -> tuple[BaseException | None, list[int]]:
+        """The error and the ranks that raised it; of several errors that of the lowest rank."""
+        if isinstance(self.trouble, TimeoutError) or not self.errors:
+            return self.trouble, []
+        error = self.errors[min(self.errors)]
+        alike = [
+            rank
+            for rank, other in self.errors.items()
+            if (type(other), str(other)) == (type(error), str(error))
+        ]
+        return error, sorted(alike)
+
+
+class ThreadRank:
+    """One rank's view, the `dist` of a reader's code."""
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self, sheet: Sheet, rank: int):
+        self._sheet, self._rank = sheet, rank
+        self.messages_sent, self.elements_sent, self.reductions = 0, 0, 0
+        self.isends: list[Later] = []
+
+    def __getattr__(self, name: str):
+        known = ", ".join(sorted(word for word in vars(ThreadRank) if not word.startswith("_")))
+        raise AttributeError(f"thread ranks have no {name}; they have {known}.")
+
+    def get_rank(self, group=None) -> int:
+        return self._rank
+
+    def get_world_size(self, group=None) -> int:
+        return self._sheet.n
+
+    def isend(self, tensor: Tensor, dst: int, group=None, tag: int = 0) -> "Later":
+        letter = self._post(tensor, dst)
+        self.isends.append(Later(lambda: self._until_taken(letter, dst)))
+        return self.isends[-1]
+
+    def send(self, tensor: Tensor, dst: int, group=None, tag: int = 0):
+        """Waits until the message is taken, as a real send of many bytes does."""
+        self._until_taken(self._post(tensor, dst), dst)
+
+    def _until_taken(self, letter: Tensor, dst: int):
+        with self._sheet.changed:
+            letters, room = self._sheet.mail[self._rank, dst], self._sheet.room
+
+            def taken():
+                before = next((k for k, other in enumerate(letters) if other is letter), -1)
+                return before < room[self._rank, dst]
+
+            self._sheet.wait(self._rank, taken, f"until rank {dst} takes its message")
+
+    def _post(self, tensor: Tensor, dst: int) -> Tensor:
+        self._peer(dst)
+        letter = tensor.detach().clone()
+        self.messages_sent += 1
+        self.elements_sent += letter.numel()
+        with self._sheet.changed:
+            self._sheet.mail[self._rank, dst].append(letter)
+            self._sheet.changed.notify_all()
+        return letter
+
+    def recv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> int:
+        self._peer(src)
+        with self._sheet.changed:
+            letters = self._sheet.mail[src, self._rank]
+            self._sheet.wait(self._rank, lambda: bool(letters), f"for rank {src}")
+            letter = letters.popleft()
+            self._sheet.changed.notify_all()  # the sender may wait for this
+        if letter.numel() != tensor.numel():
+            raise ValueError(
+                f"rank {src} sent {letter.numel()} elements to rank {self._rank}, which made room"
+                f" for {tensor.numel()}."
+            )
+        tensor.detach().copy_(letter.view(tensor.shape))
+        return src
+
+    def irecv(self, tensor: Tensor, src: int, group=None, tag: int = 0) -> "Later":
+        self._peer(src)
+        with self._sheet.changed:
+            self._sheet.room[src, self._rank] += 1
+            self._sheet.changed.notify_all()  # the sender may wait for this
+        return Later(lambda: self._into_its_room(tensor, src))
+
+    def _into_its_room(self, tensor: Tensor, src: int):
+        self.recv(tensor, src)
+        with self._sheet.changed:
+            self._sheet.room[src, self._rank] -= 1
+
+    def all_reduce(
+        self, tensor: Tensor, op=ReduceOp.SUM, group=None, async_op: bool = False
+    ) -> "Later | None":
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"all_reduce wants a tensor, whose elements it sums in place, and got a"
+                f" {type(tensor).__name__}."
+            )
+        if op not in (self.ReduceOp.SUM, self.ReduceOp.AVG, self.ReduceOp.MAX):
+            raise ValueError(f"op = {op}: an all-reduce of thread ranks is a SUM, an AVG or a MAX.")
+        self.reductions += 1
+        with self._sheet.changed:
+            brought = self._sheet.brought[self.reductions]
+            brought[self._rank] = tensor.detach().clone()
+            self._sheet.changed.notify_all()
+        number = self.reductions
+        later = Later(lambda: self._reduce(tensor, op, brought, number))
+        return later if async_op else later.wait()
+
+    def _reduce(self, tensor: Tensor, op, brought: dict[int, Tensor], number: int):
+        with self._sheet.changed:
+            self._sheet.wait(
+                self._rank, lambda: len(brought) == self._sheet.n, f"in all-reduce {number}"
+            )
+        sizes = [brought[rank].numel() for rank in range(self._sheet.n)]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"all-reduce {number}: the ranks bring {', '.join(map(str, sizes))} elements."
+            )
+        parts = [brought[rank].reshape(tensor.shape) for rank in range(self._sheet.n)]
+        reduced = torch.stack(parts).amax(0) if op == self.ReduceOp.MAX else sum(parts)
+        tensor.detach().copy_(reduced / self._sheet.n if op == self.ReduceOp.AVG else reduced)
+
+    def broadcast(self, tensor: Tensor, src: int, group=None):
+        if self._rank != src:
+            self.recv(tensor, src)
+            return
+        for rank in range(self._sheet.n):
+            if rank != src:
+                self._post(tensor, rank)
+
+    def _peer(self, rank: int):
+        if not isinstance(rank, int) or not 0 <= rank < self._sheet.n or rank == self._rank:
+            raise ValueError(
+                f"rank {self._rank} has no peer {rank!r}: there are ranks 0 to {self._sheet.n - 1}."
+            )
+
+
+class Later:
+    """The handle of an isend, an irecv or an all-reduce: what is left to do when somebody waits,
+    done once."""
+
+    def __init__(self, rest: Callable[[], object]):
+        self.rest = rest
+
+    @property
+    def is_done(self) -> bool:
+        return self.rest is None
+
+    def wait(self):
+        if self.rest is not None:
+            rest, self.rest = self.rest, None
+            rest()
+
+
+def on_threads(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> list:
+    """The results of work(dist) on n ranks. Raises the error of a rank, Stuck if all ranks wait,
+    TimeoutError if the work does not end."""
+    sheet = _followed(n, work, seconds)
+    error, _ = sheet.verdict()
+    if error is not None:
+        raise error
+    return sheet.results
+
+
+def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
+    """The same as the answer for a check: a Failure that names the ranks that raised an error,
+    unless all did; `...` for a blank that was not filled in. Raises TimeoutError, because one such
+    case is enough."""
+    sheet = _followed(n, work)
+    error, guilty = sheet.verdict()
+    if isinstance(error, TimeoutError):
+        raise error
+    if error is not None:
+        return (
+            ...
+            if is_blank(error)
+            else Failure.of(error, _ranks(guilty) if 0 < len(guilty) < n else "")
+        )
+    return OfRanks(sheet.results)
+
+
+def value_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
+    """The same where every rank must hand back a value: None, or a blank, of one rank is the answer
+    of all."""
+    found = answer_of_ranks(n, work)
+    return unless_blank(found) if isinstance(found, OfRanks) else found
+
+
+def _followed(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_SECONDS) -> Sheet:
+    """The sheet when all ranks have ended."""
+    sheet = Sheet(n)
+
+    def life(rank):
+        error = None
+        try:
+            sheet.results[rank] = work(ThreadRank(sheet, rank))
+        except BaseException as raised:
+            error = raised
+        sheet.end(rank, error)
+
+    threads = [threading.Thread(target=life, args=(rank,), daemon=True) for rank in range(n)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join(seconds)
+            if thread.is_alive():
+                with sheet.changed:
+                    busy = sheet.running - set(sheet.waiting)
+                    sheet.trouble = sheet.trouble or TimeoutError(
+                        f"{_ranks(busy)} had not ended after {seconds:g} s, and did not wait"
+                        " for another."
+                    )
+                break
+    finally:  # an interrupt comes here, too
+        for rank, thread in enumerate(threads):
+            if thread.is_alive():
+                sheet.end(rank, RunsOn())  # waiting ranks end
+                thread.join(STOPPED_SECONDS / 4)
+                stop(thread)
+        for thread in threads:
+            thread.join(STOPPED_SECONDS)
+    return sheet
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """rank 1; ranks 0, 2."""
+    listed = ", ".join(map(str, sorted(ranks)))
+    return f"ranks {listed}" if "," in listed else f"rank {listed}"

@@ -1,0 +1,85 @@
+"""Every memory, time and communication formula of the book, once. See registry.py for how they are
+resolved, render.py for how they are printed.
+
+    from coursekit.formulas import states_bytes, quantities
+    states_bytes(**quantities(model="GPT-2 124M", recipe="fp32 Adam"))      # 1991036928, exact
+"""
+
+from coursekit import topics
+
+from . import given  # quantities of more than one chapter
+from .asking import MissingQuantity, UnknownName, UnknownPreset, UnusedQuantity, close_names
+from .explain import explain
+from .model_config import InvalidModelConfig, read_config
+from .presets import GPUS, KERNELS, LINKS, MODELS, OPERATIONS, PRESETS, RECIPES, Preset, quantities
+from .registry import BOOK, Formula, InvalidQuantity, Quantity, Registry, Rule, TooLarge
+from .subset import (
+    EXACT_LIMIT,
+    ceil_div,
+    ceil_log2,
+    equal,
+    floor_div,
+    maximum,
+    minimum,
+    power_of_two,
+    square_root,
+    where,
+)
+
+topics.modules("formulas")  # each fills the registry
+evaluate, validate = BOOK.evaluate, BOOK.validate
+
+
+def __getattr__(name):
+    """Every registered formula is an attribute of the package: `from coursekit.formulas import
+    states_bytes`."""
+    if name in BOOK.formulas:
+        return BOOK.formulas[name]
+    # whoever looks at a module asks for __file__ and the like: nobody meant a formula
+    close = "" if name.startswith("__") else close_names(name, [*BOOK.formulas, *__all__])
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{close}")
+
+
+def __dir__():
+    return sorted(__all__)
+
+
+__all__ = [
+    "BOOK",
+    "EXACT_LIMIT",
+    "GPUS",
+    "KERNELS",
+    "LINKS",
+    "MODELS",
+    "OPERATIONS",
+    "MissingQuantity",
+    "PRESETS",
+    "RECIPES",
+    "Formula",
+    "InvalidModelConfig",
+    "InvalidQuantity",
+    "Preset",
+    "Quantity",
+    "Registry",
+    "Rule",
+    "TooLarge",
+    "UnknownName",
+    "UnknownPreset",
+    "UnusedQuantity",
+    "ceil_div",
+    "ceil_log2",
+    "equal",
+    "evaluate",
+    "explain",
+    "floor_div",
+    "given",
+    "maximum",
+    "minimum",
+    "power_of_two",
+    "quantities",
+    "read_config",
+    "square_root",
+    "validate",
+    "where",
+    *BOOK.formulas,
+]

@@ -1,0 +1,195 @@
+"""The formulas from a shell: `python -m shardlab explain` prints the tree below a number, and
+`python -m shardlab fits` says whether a model fits. What is asked wrongly gets one sentence, and
+exit code 2.
+"""
+
+import argparse
+import json
+import sys
+import warnings
+
+from shardlab.cross_node_warning import CrossesNodes
+
+from .explain import explained
+from .fits import LAYOUT_OPTIONS, SPLITS_NOT_COUNTED, USUAL_KERNELS, fits
+from .model_config import InvalidModelConfig
+from .presets import GPUS, KERNELS, RECIPES
+from .registry import BOOK, InvalidQuantity
+
+
+def add_explain(commands):
+    kinds = ", ".join(BOOK.presets)
+    parser = commands.add_parser(
+        "explain",
+        help="print what a number follows from, with units and sources",
+        description="Print what quantities follow from: the tree of formulas below them, with"
+        " numbers, units and sources, and what was assumed.",
+        epilog=f"""for example: python -m shardlab explain states_bytes model="GPT-2 124M"
+        recipe="fp32 Adam". Presets are given by their kind: {kinds}.""",
+    )
+    parser.add_argument("names", nargs="+", metavar="QUANTITY", help="such as peak_bytes")
+    parser.add_argument(
+        "--levels", type=int, metavar="N", help="print the tree down to so many steps, not all"
+    )
+    parser.add_argument(
+        "--allow-unused",
+        action="store_true",
+        help="ignore given names that no asked quantity depends on, instead of refusing them",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_explain)
+
+
+def run_explain(asked: argparse.Namespace) -> int:
+    names = [word for word in asked.names if "=" not in word]
+    try:
+        given = given_pairs(word for word in asked.names if "=" in word)
+        if asked.levels is not None and asked.levels < 0:
+            raise TypeError(f"--levels {asked.levels}: it must be at least 0.")
+        found = explained(names, allow_unused=asked.allow_unused, levels=asked.levels, **given)
+    except (InvalidQuantity, TypeError) as refused:
+        return say_refused(refused)
+    print(json.dumps(found.as_json(), indent=1) if asked.json else found)
+    return 0
+
+
+def add_fits(commands):
+    parser = commands.add_parser(
+        "fits",
+        help="say whether a model fits on these GPUs, byte by byte",
+        description="Print what the fullest rank holds, a line for each category with its formula"
+        " and source, and what was assumed. Exit code 0 if it fits, 1 if not: then the nearest"
+        " layout that fits is printed.",
+        epilog="for example: python -m shardlab fits --model config.json"
+        " --gpu 'H100 SXM 80GB' --gpus 64 --sequence 8192",
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="FILE", help="a config.json, or a model of the book"
+    )
+    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
+    parser.add_argument(
+        "--gpus",
+        required=True,
+        type=int,
+        help="how many; what the two degrees below leave are data-parallel ranks",
+    )
+    parser.add_argument("--sequence", required=True, type=int, help="tokens in a sequence")
+    parser.add_argument(
+        "--zero-stage", type=int, help="0 to 3; by default 3, and 0 for a single GPU"
+    )
+    parser.add_argument(
+        "--tensor-parallel", type=int, help="ranks that cut each layer by width, by default 1"
+    )
+    parser.add_argument(
+        "--sequence-parallel",
+        action=argparse.BooleanOptionalAction,
+        help="divide tokens between the layers among these ranks, too, as by default",
+    )
+    parser.add_argument(
+        "--pipeline-parallel", type=int, help="ranks that cut the model by depth, by default 1"
+    )
+    parser.add_argument(
+        "--stages-per-rank",
+        type=int,
+        help="stages on each of these ranks, by default 1: more make interleaved 1F1B",
+    )
+    parser.add_argument(
+        "--shorter-ends",
+        action=argparse.BooleanOptionalAction,
+        help="the first and the last stage have one layer less than the others, beside the"
+        " embedding and the head",
+    )
+    for name in SPLITS_NOT_COUNTED:
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=int, help="refused beyond 1: not counted yet"
+        )
+    parser.add_argument(
+        "--ranks-per-node",
+        type=int,
+        help="GPUs of a node, by default 8: warns where tensor parallelism has more; NVLink joins"
+        " 72 on GB200 and GB300",
+    )
+    parser.add_argument("--microbatch", type=int, help="sequences on a GPU at a time, by default 1")
+    parser.add_argument(
+        "--accumulation-steps",
+        type=int,
+        help="microbatches in a step, by default 1, and four for each stage of a pipeline",
+    )
+    parser.add_argument(
+        "--recipe", help=f"by default what the kernels run; there are {', '.join(RECIPES)}"
+    )
+    parser.add_argument(
+        "--kernels", help=f"by default {USUAL_KERNELS}; there are {', '.join(KERNELS)}"
+    )
+    parser.add_argument(
+        "--recompute-policy",
+        type=int,
+        help="what is computed again in backward: 0, by default, nothing; 1 the core of attention;"
+        " 2 all but matrix products, in eager PyTorch; 3 each layer",
+    )
+    parser.add_argument(
+        "--reserve-gb",
+        type=float,
+        help="GB set aside for what is not counted, by default what published runs reserved",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run_fits)
+
+
+def run_fits(asked: argparse.Namespace) -> int:
+    chosen = {
+        name: getattr(asked, name)
+        for name in (*LAYOUT_OPTIONS, *SPLITS_NOT_COUNTED)
+        if getattr(asked, name) is not None
+    }
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", CrossesNodes)  # the answer says it
+            answer = fits(
+                asked.model,
+                gpu=asked.gpu,
+                gpus=asked.gpus,
+                sequence=asked.sequence,
+                zero_stage=asked.zero_stage,
+                reserve_gb=asked.reserve_gb,
+                **chosen,
+            )
+    except (InvalidModelConfig, InvalidQuantity, TypeError) as refused:
+        return say_refused(refused)
+    print(json.dumps(answer.as_json(), indent=1) if asked.json else answer)
+    return 0 if answer.fits else 1
+
+
+class OneSentence(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without a page of usage."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}; --help says what it takes.\n")
+
+
+def given_pairs(words) -> dict:
+    """What NAME=VALUE give. Raises TypeError for a word without a name, or a name given twice."""
+    given = {}
+    for name, value in map(pair, words):
+        if not name:
+            raise TypeError(f"={value}: there is no name before the equals sign.")
+        if name in given:
+            raise TypeError(f"{name} is given twice: {given[name]} and {value}.")
+        given[name] = value
+    return given
+
+
+def pair(word: str):
+    """(name, value) of NAME=VALUE: a number where it is one."""
+    name, _, text = word.partition("=")
+    for number in (int, float):
+        try:
+            return name, number(text)
+        except ValueError:
+            pass
+    return name, text
+
+
+def say_refused(error) -> int:
+    print(error, file=sys.stderr)
+    return 2

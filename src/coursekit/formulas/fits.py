@@ -1,0 +1,616 @@
+"""Does a model fit on these GPUs? The bytes of the fullest rank as a ledger, a line for each
+category with its formula and source, what was assumed, and the nearest layout that fits.
+
+    print(fits("config.json", gpu="H100 SXM 80GB", gpus=64, sequence=8192))
+
+Warns of tensor parallelism across nodes: CrossesNodes, with the time of a layer's messages.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardlab.cross_node_warning import CrossesNodes
+
+from .model_config import InvalidModelConfig, read_config
+from .presets import GPUS, KERNELS, LINKS, MODELS, RECIPES, WITHOUT_BF16
+from .registry import BOOK, InvalidQuantity, show
+from .subset import ceil_div, expression_of
+
+RANK_PEAK, RANK_PLACE = "rank_peak_bytes", "rank_peak_place"
+USUAL_KERNELS, FUSED_LOSS = "Megatron-LM with Transformer Engine", "Megatron-LM, fused loss"
+EAGER_RECIPE = "bf16 + fp32 master"
+LIBRARY_RECIPE, LIBRARY_RECIPE_FP16 = "bf16 + fp32 gradients", "fp16 + fp32 gradients"
+MOST_GPUS = 65_536
+MOST_RESERVE_GB = 1_000_000
+MOST_TENSOR_PARALLEL, MOST_PIPELINE_PARALLEL = 8, 64
+USUAL_RANKS_PER_NODE, USUAL_UTILISATION = 8, 0.5
+LINKS_OF_GPU = {  # by how its name begins: inside a node, and of each GPU's network card
+    "V100": ("NVLink 2 (V100)", "network, 100 Gbit/s"),
+    "A100": ("NVLink 3 (A100)", "network, 200 Gbit/s"),
+    "H100": ("NVLink 4 (H100)", "network, 400 Gbit/s"),
+    "H200": ("NVLink 4 (H100)", "network, 400 Gbit/s"),
+    "B200": ("NVLink 5 (B200)", "network, 400 Gbit/s"),
+    "GB200": ("NVLink 5 (B200)", "network, 400 Gbit/s"),
+    "B300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
+    "GB300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
+    "MI300X": ("xGMI (MI300X)", "network, 400 Gbit/s"),
+    "MI355X": ("xGMI (MI300X)", "network, 400 Gbit/s"),  # its links are at least as fast
+}
+LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
+NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a node: NVL72
+MICROBATCHES_PER_STAGE = 4  # assumed of a pipeline: from one on, more of them change no byte
+WHOLE_LAYERS = 3  # of recompute_policy
+ONE_F_ONE_B, INTERLEAVED = 2, 4  # of pipeline_schedule
+SPLITS_NOT_COUNTED = {  # option -> what the ledger has no formula for
+    "context_parallel": "a sequence that ranks divide inside attention",
+    "expert_parallel": "experts that ranks divide",
+}
+NOT_COUNTED = (
+    "the CUDA context and NCCL's buffers: set memory aside for them with --reserve-gb; no context"
+    " or expert parallelism"
+)
+PEAKS = "tests/where_the_memory_goes/published_peaks.csv"
+
+
+@dataclass(frozen=True)
+class Published:
+    """How far the peaks of some kernels were from published ones, in percent; the test of
+    published peaks computes each number again."""
+
+    rows: int
+    measured: str
+    mean: float  # of the errors' absolute values
+    lowest: float
+    highest: float
+
+    def __str__(self):
+        return (
+            f"on {self.rows} published rows ({self.measured}) the ledger was off"
+            f" by {self.mean:.2f}% on average, from {self.lowest:+.2f}% to {self.highest:+.2f}%"
+            f" ({PEAKS})"
+        )
+
+
+PUBLISHED = {
+    FUSED_LOSS: Published(
+        8,
+        "allocated bytes, SimuMax v1.2 on eight B200s, Transformer Engine 2.11",
+        0.07,
+        -0.26,
+        0.08,
+    ),
+    USUAL_KERNELS: Published(
+        4, "allocated bytes, Megatron-LM's golden values on H100s, small models", 0.95, -2.27, -0.09
+    ),
+    "Megatron-LM without Transformer Engine": Published(
+        2, "allocated bytes, Megatron-LM's golden values on H100s, small models", 0.52, -0.54, -0.51
+    ),
+    "PyTorch eager": Published(
+        2, "reserved bytes, torchtitan's compiled Llama 3.1 in fp8 on H100s", 28.69, -39.17, -18.21
+    ),
+}
+# The allocator's reserve beyond what is allocated, as a share of it: the most of the eight runs
+# behind FUSED_LOSS, which publish both.
+RESERVED_SHARE = 0.066
+
+
+LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
+    "tensor_parallel",
+    "sequence_parallel",
+    "pipeline_parallel",
+    "stages_per_rank",
+    "shorter_ends",
+    "microbatch",
+    "accumulation_steps",
+    "recipe",
+    "kernels",
+    "ranks_per_node",
+    "recompute_policy",
+)
+
+
+@dataclass(frozen=True)
+class RankLayout:
+    """What is asked: every value by which a layout can differ from another."""
+
+    model: str
+    sizes: dict
+    gpu: str
+    gpus: int
+    sequence: int
+    zero_stage: int
+    microbatch: int = 1
+    accumulation_steps: int | None = None  # None: 1, and four for each stage of a pipeline
+    recipe: str = LIBRARY_RECIPE
+    kernels: str = USUAL_KERNELS
+    reserve_bytes: int | None = None  # None: the share that published runs of a library reserved
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    stages_per_rank: int = 1  # more than one: interleaved 1F1B
+    shorter_ends: bool = False  # whether embedding and head count as a layer each
+    sequence_parallel: bool | None = None  # None: wherever there is tensor parallelism
+    ranks_per_node: int = USUAL_RANKS_PER_NODE
+    recompute_policy: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Microbatches that are accumulated."""
+        if self.accumulation_steps is not None:
+            return self.accumulation_steps
+        p = self.pipeline_parallel
+        return 1 if p == 1 else MICROBATCHES_PER_STAGE * p
+
+    def needed_bytes(self, values) -> int:
+        """The peak, and what is set aside."""
+        return values[RANK_PEAK] + self.reserved(values)
+
+    def reserved(self, values) -> int:
+        if self.reserve_bytes is not None:
+            return self.reserve_bytes
+        return round(RESERVED_SHARE * values[RANK_PEAK]) if in_library(self.kernels) else 0
+
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether there is sequence parallelism; a library gathers again in backward."""
+        asked = self.sequence_parallel
+        return self.tensor_parallel > 1 if asked is None else asked
+
+    @property
+    def given(self) -> dict:
+        """What formulas take. The GPUs that tensor parallelism and pipelines leave are
+        data-parallel ranks."""
+        named = ("recipe", "kernels", "gpu", "sequence", "zero_stage", "microbatch")
+        named += ("recompute_policy",)
+        degrees = ("tensor_parallel", "pipeline_parallel")
+        values = {name: getattr(self, name) for name in (*named, *degrees)}
+        copy = self.tensor_parallel * self.pipeline_parallel
+        return {
+            **self.sizes,
+            **values,
+            "accumulation_steps": self.steps,
+            "data_parallel": self.gpus // copy,
+            "sequence_parallel": int(self.cuts_tokens),
+            "regather": int(self.cuts_tokens),
+            "pipeline_schedule": INTERLEAVED if self.stages_per_rank > 1 else ONE_F_ONE_B,
+            "stages_per_rank": self.stages_per_rank,
+            "shorter_ends": int(self.shorter_ends),
+        }
+
+    def check(self):
+        """Raises InvalidQuantity for degrees that no GPUs make."""
+        t, p = self.tensor_parallel, self.pipeline_parallel
+        BOOK.validate(gpus=self.gpus, tensor_parallel=t, pipeline_parallel=p)
+        BOOK.validate(ranks_per_node=self.ranks_per_node)
+        if self.gpu in WITHOUT_BF16 and self.recipe.startswith("bf16"):
+            raise InvalidQuantity(
+                "recipe",
+                self.recipe,
+                f"recipe = {self.recipe} on a {self.gpu}, which multiplies no bf16: take"
+                f" {LIBRARY_RECIPE_FP16}, another recipe without bf16, or a GPU from the A100 on.",
+            )
+        if self.gpus % (t * p):
+            raise InvalidQuantity(
+                "gpus",
+                self.gpus,
+                f"gpus = {show(self.gpus)} is not a multiple of tensor_parallel x pipeline_parallel"
+                f" = {t} x {p} = {t * p}: each copy of the model needs that many GPUs.",
+            )
+        if self.stages_per_rank != 1 and p == 1:
+            raise InvalidQuantity(
+                "stages_per_rank",
+                self.stages_per_rank,
+                f"stages_per_rank = {self.stages_per_rank} with pipeline_parallel = 1: it"
+                " interleaves the stages of a pipeline, so give it at least 2 ranks.",
+            )
+        if self.shorter_ends and p == 1:
+            raise InvalidQuantity(
+                "shorter_ends",
+                1,
+                "shorter_ends = 1 with pipeline_parallel = 1: it takes a layer from the first and"
+                " the last stage of a pipeline, so give it at least 2 ranks.",
+            )
+        if self.sequence_parallel and t == 1:
+            raise InvalidQuantity(
+                "sequence_parallel",
+                1,
+                "sequence_parallel = 1 with tensor_parallel = 1: it divides tokens among the ranks"
+                " of a tensor-parallel group, so give it one of at least 2.",
+            )
+
+    def solved(self) -> dict:
+        """The values of all quantities on the fullest rank, which is the pipeline's first, second
+        or last. Raises InvalidQuantity for what cannot be."""
+        self.check()
+        positions = self.sizes["max_sequence"]
+        if self.sizes["learned_positions"] and self.sequence > positions:
+            raise InvalidQuantity(
+                "sequence",
+                self.sequence,
+                f"sequence = {show(self.sequence)}: {self.model} has a table of {show(positions)}"
+                " positions, so its sequences are not longer.",
+            )
+        targets = (RANK_PEAK, RANK_PLACE, "parameters", "active_parameters", "gpu_memory_bytes")
+        p = self.pipeline_parallel
+        found = [
+            BOOK.solve(targets, {**self.given, "pipeline_rank": rank}, allow_unused=True)
+            for rank in sorted({0, min(1, p - 1), p - 1})
+        ]
+        return max(found, key=lambda values: values[RANK_PEAK])
+
+    def crossing(self) -> str:
+        """The cost of a layer's messages where its ranks are on several nodes, or on several
+        domains of NVLink where these are larger; empty where they are on one."""
+        t, family = self.tensor_parallel, self.gpu.split()[0]
+        node = max(self.ranks_per_node, NVLINK_DOMAIN.get(family, 0))
+        if t <= node:
+            return ""
+        inside, card = LINKS_OF_GPU.get(family, LINKS_OF_OTHERS)
+        cards = node if family in LINKS_OF_GPU else 1
+        names = ["tensor_layer_message_seconds", "tensor_message_share"]
+        given = {**self.given, "utilisation": USUAL_UTILISATION}
+        given |= dict(node_link=inside, link=card)
+        given["link_bytes_per_second"] = cards * LINKS[card].quantities["link_bytes_per_second"]
+        (across_ms, across), (inside_ms, within) = (
+            (1000 * found[names[0]], f"{100 * found[names[1]]:.0f}%")
+            for found in (
+                BOOK.solve(names, {**given, "ranks_per_node": size}, allow_unused=True)
+                for size in (node, t)
+            )
+        )
+        where = "domains of NVLink" if node > self.ranks_per_node else "nodes"
+        return (
+            f"tensor_parallel = {t} on {where} of {node} GPUs: the messages of a layer take"
+            f" {across_ms:.3g} ms, {across} of its time, over {cards} x {card}; inside a"
+            f" node, over {inside}, they would take {inside_ms:.3g} ms, {within}. At"
+            f" {100 * USUAL_UTILISATION:.0f}% of the GPU's FLOP/s; cut by depth beyond a node."
+        )
+
+    @property
+    def fits(self) -> bool:
+        """False, too, for a layout that cannot be."""
+        try:
+            values = self.solved()
+        except InvalidQuantity:
+            return False
+        return self.needed_bytes(values) <= values["gpu_memory_bytes"]
+
+
+@dataclass(frozen=True)
+class LedgerLine:
+    """Bytes of one category at the rank's fullest place."""
+
+    category: str
+    quantity: str
+    nbytes: int
+    meaning: str
+    expression: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`nearest` are layouts that fit and differ in one thing, or as a last resort in several: pairs
+    (what changes, layout)."""
+
+    layout: RankLayout
+    values: dict
+    lines: tuple
+    assumed: dict
+    nearest: tuple
+    warning: str = ""  # of tensor parallelism across nodes
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.memory_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.layout.needed_bytes(self.values)
+
+    @property
+    def reserve_bytes(self) -> int:
+        return self.layout.reserved(self.values)
+
+    @property
+    def compared(self) -> str:
+        """How far the ledger of these kernels was from published measurements."""
+        found = PUBLISHED.get(self.layout.kernels)
+        return str(found) if found else "no published peak of these kernels is among our rows"
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.values["gpu_memory_bytes"]
+
+    @property
+    def place(self) -> str:
+        return self._place.meaning.removeprefix("bytes ")
+
+    @property
+    def _place(self):
+        return BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[self.values[RANK_PLACE] - 1]]
+
+    def __str__(self) -> str:
+        return "\n".join(self._texts())
+
+    def _texts(self) -> Iterator[str]:
+        asked, room = self.layout, self.memory_bytes - self.needed_bytes
+        verdict = "fits" if self.fits else "does not fit"
+        spare = f"{gigabytes(abs(room))} {'are left' if self.fits else 'are missing'}"
+        yield (
+            f"{asked.model} on {asked.gpus:,} x {asked.gpu}: {verdict}. The fullest rank needs"
+            f" {gigabytes(self.needed_bytes)} of {gigabytes(self.memory_bytes)}; {spare}."
+        )
+        if asked.pipeline_parallel > 1:
+            yield f"It is rank {self.values['pipeline_rank']} of the pipeline."
+        yield f"It is fullest {self.place}."
+        if self.warning:
+            yield f"Warning: {self.warning}"
+        yield ""
+        for line in self.lines:
+            yield f"{line.category:<12}{gigabytes(line.nbytes):>12}  {line.meaning}"
+            yield f"{'':26}{line.quantity} = {line.expression}"
+            yield f"{'':26}source: {line.source}"
+        if self.reserve_bytes:
+            yield f"{'set aside':<12}{gigabytes(self.reserve_bytes):>12}"
+        yield f"{'together':<12}{gigabytes(self.needed_bytes):>12}"
+        yield ""
+        yield "Assumed:"
+        for name, why in self.assumed.items():
+            yield f"  {name} = {why}"
+        yield f"  not counted: {NOT_COUNTED}"
+        yield f"Compared: {self.compared}."
+        if not self.fits:
+            yield ""
+            yield "Nearest that fits:" if self.nearest else "Nothing near fits."
+            for change, layout in self.nearest:
+                values = layout.solved()
+                yield f"  {change}: {gigabytes(layout.needed_bytes(values))}"
+
+    def as_json(self) -> dict:
+        return dict(
+            fits=self.fits,
+            needed_bytes=self.needed_bytes,
+            memory_bytes=self.memory_bytes,
+            place=self.place,
+            pipeline_rank=self.values["pipeline_rank"],
+            parameters=self.values["parameters"],
+            active_parameters=self.values["active_parameters"],
+            lines=[vars(line) for line in self.lines],
+            reserve_bytes=self.reserve_bytes,
+            compared=self.compared,
+            assumed=self.assumed,
+            not_counted=NOT_COUNTED,
+            warning=self.warning,
+            nearest=[
+                dict(change=change, needed_bytes=layout.needed_bytes(layout.solved()))
+                for change, layout in self.nearest
+            ],
+        )
+
+
+def fits(model, *, gpu, gpus, sequence, zero_stage=None, reserve_gb=None, **more) -> Answer:
+    """The Answer for a model, by name or by the path of its config.json, on `gpus` GPUs of a
+    preset. `more` may give LAYOUT_OPTIONS; what the degrees leave of the GPUs are data-parallel
+    ranks. Raises InvalidModelConfig, InvalidQuantity or TypeError with one sentence; warns of
+    tensor parallelism across nodes."""
+    assumed = {}
+    if zero_stage is None:
+        zero_stage = 3 if gpus > 1 else 0
+        assumed["zero_stage"] = f"{zero_stage} (--zero-stage)"
+    if reserve_gb is not None and not 0 <= reserve_gb <= MOST_RESERVE_GB:  # NaN, too, is refused
+        raise InvalidQuantity(
+            "reserve_gb",
+            reserve_gb,
+            f"reserve_gb = {reserve_gb}: it must be at least 0 and at most {MOST_RESERVE_GB:,}.",
+        )
+    kernels = more.get("kernels", USUAL_KERNELS)
+    for name, what in SPLITS_NOT_COUNTED.items():
+        if (degree := more.pop(name, None)) not in (None, 1):
+            raise InvalidQuantity(
+                name,
+                degree,
+                f"{name} = {degree}: the ledger has no formula for {what}; ask without it, for a"
+                " layout that takes at least as much.",
+            )
+    layout = RankLayout(
+        model=str(model),
+        sizes=model_sizes(model),
+        gpu=gpu,
+        gpus=gpus,
+        sequence=sequence,
+        zero_stage=zero_stage,
+        reserve_bytes=None if reserve_gb is None else round(reserve_gb * 10**9),
+        **{"recipe": usual_recipe(gpu, kernels), **more},
+    )
+    values = layout.solved()
+    taken = dict(vars(layout), accumulation_steps=layout.steps)
+    taken |= dict(sequence_parallel=int(layout.cuts_tokens))
+    taken |= dict(shorter_ends=int(layout.shorter_ends))
+    for name in LAYOUT_OPTIONS:
+        unasked = dict(
+            ranks_per_node=layout.tensor_parallel == 1,
+            stages_per_rank=layout.pipeline_parallel == 1,
+            shorter_ends=layout.pipeline_parallel == 1,
+        )
+        if more.get(name) is None and not unasked.get(name):
+            assumed[name] = f"{taken[name]} (--{name.replace('_', '-')})"
+    flat = BOOK.expand({**layout.given, "pipeline_rank": values["pipeline_rank"]})
+    _, inputs = BOOK.resolve([RANK_PEAK], flat)
+    assumed |= {
+        name: f"{show(value)}: {BOOK.quantities[name].meaning}"
+        for name, value in BOOK.assumed(inputs, flat).items()
+    }
+    if reserve_gb is None:
+        share = f"{RESERVED_SHARE:.1%} of the peak, the most that {PUBLISHED[FUSED_LOSS].rows}"
+        share += f" published runs reserved beyond it ({PEAKS})"
+        unknown = "0: no published run of these kernels gives what is reserved beyond the peak"
+        assumed["reserve_gb"] = f"{share if in_library(layout.kernels) else unknown} (--reserve-gb)"
+    if in_library(layout.kernels) and layout.recipe.startswith("bf16"):
+        if RECIPES[layout.recipe].quantities["gradient_element_bytes"] < 4:
+            assumed["gradients"] = (
+                f"2 bytes, as {layout.recipe} says: Megatron-LM keeps 4 in bf16 unless it runs with"
+                f" --grad-reduce-in-bf16 (--recipe {LIBRARY_RECIPE!r})"
+            )
+    if domain := NVLINK_DOMAIN.get(gpu.split()[0]) if "ranks_per_node" in assumed else None:
+        assumed["ranks_per_node"] += f"; NVLink joins {domain} GPUs of these nodes"
+    stages = layout.pipeline_parallel * layout.stages_per_rank
+    layers = layout.sizes["layers"]
+    if layers % stages and not layout.shorter_ends:
+        assumed["stages"] = (
+            f"{stages} of {layers} layers: each is counted with {ceil_div(layers, stages)}, the"
+            " most that one has"
+        )
+        if stages == layout.pipeline_parallel and (layers + 2) % stages == 0:
+            assumed["stages"] += ", or the first and the last with one less (--shorter-ends)"
+    lines = tuple(_lines(values))
+    answer = Answer(layout, values, lines, assumed, (), layout.crossing())
+    if answer.warning:
+        warnings.warn(answer.warning, CrossesNodes, stacklevel=2)
+    return answer if answer.fits else replace(answer, nearest=tuple(nearest(layout)))
+
+
+def in_library(kernels) -> bool:
+    """Whether these are a library's kernels, by name; of an unknown name formulas say more."""
+    return kernels in KERNELS and bool(KERNELS[kernels].quantities["library_kernels"])
+
+
+def usual_recipe(gpu, kernels) -> str:
+    """The recipe that these kernels run by default: Megatron-LM keeps gradients of 4 bytes in
+    bf16 (its arguments.py sets accumulate_allreduce_grads_in_fp32)."""
+    if gpu in WITHOUT_BF16:
+        return LIBRARY_RECIPE_FP16
+    return LIBRARY_RECIPE if in_library(kernels) else EAGER_RECIPE
+
+
+def model_sizes(model) -> dict:
+    """The quantities of a model by name, or of a config.json."""
+    if not str(model).strip():
+        raise InvalidModelConfig(f"model is empty; models by name are {', '.join(MODELS)}.")
+    if model in MODELS:
+        return dict(MODELS_WITH_USUAL[model])
+    try:
+        sizes = read_config(model)
+    except InvalidModelConfig as refused:
+        if Path(model).exists():
+            raise
+        raise InvalidModelConfig(
+            f"{str(refused)[:-1]}; models by name are {', '.join(MODELS)}."
+        ) from None
+    return {**BOOK.assumed(_FAMILY, sizes), **sizes}
+
+
+_FAMILY = list(dict.fromkeys(name for preset in MODELS.values() for name in preset.quantities))
+MODELS_WITH_USUAL = {
+    name: {**BOOK.assumed(_FAMILY, ()), **preset.quantities} for name, preset in MODELS.items()
+}
+
+
+def _lines(values) -> Iterator[LedgerLine]:
+    """The parts of the fullest place that are there."""
+    place = BOOK.formulas[BOOK.formulas[RANK_PEAK].needs[values[RANK_PLACE] - 1]]
+    for category, name in place.function.parts.items():
+        if not values[name]:
+            continue
+        found, formula = BOOK.find(name), BOOK.formulas.get(name)
+        yield LedgerLine(
+            category,
+            name,
+            values[name],
+            " ".join(found.meaning.split()),
+            expression_of(formula.function) if formula else show(values[name]),
+            formula.source if formula else "the kernels preset",
+        )
+
+
+def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
+    """Of each thing that can change, the smallest change that fits; where no single change does,
+    all at once that cost no time, then ever more GPUs, then ever shorter sequences."""
+    found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
+    yield from ((difference(layout, tried), tried) for tried in found)
+    if found:
+        return
+    for sequence in (layout.sequence // step for step in (1, 2, 4, 8, 16)):
+        gpus = layout.gpus
+        while sequence and gpus <= MOST_GPUS:
+            frugal = replace(layout, sequence=sequence, gpus=gpus)
+            if tried := _first_that_fits(_frugal(frugal)):
+                yield difference(layout, tried), tried
+                return
+            gpus *= 2
+
+
+def _frugal(layout):
+    """With all that costs no time: the degrees as they are, and then ever more ranks of a copy.
+    Pipelines come with stage 1: they reduce gradients once, at the end of a step."""
+    frugal = replace(layout, microbatch=1, kernels=_fused(layout.kernels))
+    yield replace(frugal, zero_stage=3)
+    for ranks in _doubles(1):
+        if ranks > MOST_TENSOR_PARALLEL * MOST_PIPELINE_PARALLEL:
+            return
+        t = max(layout.tensor_parallel, min(ranks, MOST_TENSOR_PARALLEL))
+        p = max(layout.pipeline_parallel, ranks // t)
+        if layout.gpus % (t * p) == 0:
+            yield replace(
+                frugal, zero_stage=3 if p == 1 else 1, tensor_parallel=t, pipeline_parallel=p
+            )
+
+
+def _single_changes(layout):
+    yield [replace(layout, zero_stage=z) for z in range(layout.zero_stage + 1, 4)]
+    yield [replace(layout, microbatch=b) for b in _halves(layout.microbatch)]
+    yield [replace(layout, kernels=_fused(layout.kernels))]
+    policies = range(layout.recompute_policy + 1, WHOLE_LAYERS + 1)
+    yield [replace(layout, recompute_policy=policy) for policy in policies]
+    yield [
+        replace(layout, tensor_parallel=t)
+        for t in _doubles(layout.tensor_parallel)
+        if t <= MOST_TENSOR_PARALLEL
+    ]
+    yield [
+        replace(layout, pipeline_parallel=p)
+        for p in _doubles(layout.pipeline_parallel)
+        if p <= MOST_PIPELINE_PARALLEL
+    ]
+    if layout.zero_stage:
+        yield [replace(layout, gpus=n) for n in _doubles(layout.gpus)]
+    yield [replace(layout, sequence=s) for s in _halves(layout.sequence) if s >= 128]
+    larger = sorted(GPUS, key=lambda name: GPUS[name].quantities["gpu_memory_bytes"])
+    yield [replace(layout, gpu=name) for name in larger]
+
+
+def _first_that_fits(layouts):
+    return next((tried for tried in layouts if tried.fits), None)
+
+
+def difference(layout: RankLayout, other: RankLayout) -> str:
+    """What to change, as options of the command."""
+    degrees = ("tensor_parallel", "pipeline_parallel")
+    names = ("zero_stage", *degrees, "microbatch", "kernels", "recompute_policy")
+    names += ("gpus", "sequence", "gpu")
+    changed = [name for name in names if getattr(layout, name) != getattr(other, name)]
+    values = {name: getattr(other, name) for name in changed}
+    return " ".join(
+        f"--{name.replace('_', '-')} " + (f'"{value}"' if isinstance(value, str) else str(value))
+        for name, value in values.items()
+    )
+
+
+def _fused(kernels):
+    return FUSED_LOSS if kernels == USUAL_KERNELS else kernels
+
+
+def _halves(number):
+    while number > 1:
+        number //= 2
+        yield number
+
+
+def _doubles(number):
+    while (number := 2 * number) <= MOST_GPUS:
+        yield number
+
+
+def gigabytes(nbytes) -> str:
+    return f"{nbytes / 10**9:,.2f} GB"

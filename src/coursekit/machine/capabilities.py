@@ -1,0 +1,151 @@
+"""The abilities of this machine that a lab needs, found by trying: a visible GPU that cannot
+compute does not count."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from coursekit.machine.limit import control_groups
+from coursekit.recordings.recordings import NOT_RECORDED, Recording
+from shardlab.measure.clock import leave_a_core_free
+
+
+class Capability(NamedTuple):
+    """One row of the first table of a lab: the question, this machine's answer, the consequence for
+    the lab."""
+
+    question: str
+    here: str
+    so: str
+
+
+def find_device() -> tuple[torch.device, str]:
+    """(device to train on, why not a GPU): the first CUDA GPU if it multiplies two matrices, else
+    the CPU and the reason."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu"), "no CUDA GPU was found"
+    try:
+        a = torch.ones(16, 16, device="cuda")
+        if (a @ a).sum().item() == 16**3:
+            return torch.device("cuda", torch.cuda.current_device()), ""
+        return torch.device("cpu"), "the GPU computed a wrong product"
+    # a driver too old, an architecture this PyTorch was not built for, no memory left
+    except RuntimeError as error:
+        return torch.device("cpu"), f"the GPU refused: {str(error).strip().splitlines()[0]}"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of the device; on a CPU that of the machine, its container or its job, None where the
+    system does not tell."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    try:
+        installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows has no sysconf
+        return None
+    return min([installed, *(group.most for group in control_groups())])
+
+
+def multiplies_bf16(device: torch.device) -> bool:
+    """True where a GPU has bf16 matrix units. `torch.cuda.is_bf16_supported()` is true on a T4 too:
+    it emulates them."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def capabilities(
+    device: torch.device,
+    why_not: str = "",
+    run: str = "every cell",
+    needs_gpu: Sequence[str] = (),
+    recordings: Sequence[Recording] = (),
+    ranks: int = 1,
+    types: str = "everything below is fp32",
+    on_cpu: bool = False,
+) -> list[Capability]:
+    """Rows for a lab on `device`; `why_not` is find_device's reason.
+
+    `run` names the cells that are run, `needs_gpu` the parts that a CPU cannot run. `recordings`
+    can be replayed. `ranks` is the number of processes (the table of a lab of one process does not
+    mention ranks), `types` names the number types, `on_cpu` says that the ranks stay on the CPU.
+    Where the CPU computes, PyTorch is told to leave a core free.
+    """
+    gpus, total = torch.cuda.device_count(), memory_bytes(device)
+    memory = f", {total / 2**30:.1f} GiB" if total else ""
+    if device.type == "cuda":
+        units = "bf16 matrix units" if multiplies_bf16(device) else "no bf16 matrix units"
+        here = f"{torch.cuda.get_device_name(device)}{memory}"
+        device_row = Capability(
+            "device", here, f"one of {gpus} GPUs is used" if gpus > 1 else "the GPU is used"
+        )
+        precision = f"fp32 in products: {torch.get_float32_matmul_precision()}; {units}"
+    else:
+        threads = leave_a_core_free()
+        device_row = Capability(
+            "device",
+            f"CPU, {threads} thread{'s' * (threads > 1)}{memory}",
+            why_not or "the CPU is used",
+        )
+        precision = f"fp32; the CPU's instructions: {torch.backends.cpu.get_cpu_capability()}"
+    skipped = () if device.type == "cuda" else needs_gpu
+    on_gpu = [recording for recording in recordings if recording.hardware.kind == "gpu"]
+    together = []
+    if ranks > 1:
+        nccl = gpus >= ranks and device.type == "cuda" and not on_cpu
+        together = [
+            Capability(
+                "ranks", str(ranks), "processes of this machine, started where a section needs them"
+            ),
+            Capability(
+                "backend",
+                "nccl" if nccl else "gloo",
+                (
+                    "a GPU for each rank"
+                    if nccl
+                    else f"ranks send through the CPU's memory{', on any machine' * on_cpu}"
+                ),
+            ),
+        ]
+    return [
+        device_row,
+        *together,
+        Capability("precision", precision, types),
+        Capability("run", run, "bytes are exact on any machine; times are this machine's"),
+        Capability(
+            "skipped",
+            "; ".join(skipped) or "nothing",
+            "only a GPU can show it" if skipped else "this machine can show all of it",
+        ),
+        Capability(
+            "replayed",
+            "what a GPU showed" if on_gpu else "nothing",
+            on_gpu[0].label if on_gpu else NOT_RECORDED,
+        ),
+    ]
+
+
+class Sentence(str):
+    """A sentence that a notebook wraps."""
+
+    def __repr__(self):
+        return str(self)
+
+    def _repr_markdown_(self):
+        return str(self)
+
+
+def in_a_sentence(rows: Sequence[Capability]) -> Sentence:
+    """The rows of `capabilities` as what a reader wants to know: on what the lab runs, and what it
+    cannot show there."""
+    row = {capability.question: capability for capability in rows}
+    device, skipped = row["device"], row["skipped"]
+    ranks = f" It starts {row['ranks'].here} ranks." if "ranks" in row else ""
+    lacking = (
+        "Nothing in it needs a GPU."
+        if skipped.here == "nothing"
+        else f"Skipped, because only a GPU can show it: {skipped.here}."
+    )
+    if device.here.startswith("CPU"):
+        return Sentence(f"This lab runs on the {device.here} ({device.so}).{ranks} {lacking}")
+    return Sentence(f"This lab runs on {device.here}; {device.so}.{ranks}")

@@ -1,0 +1,317 @@
+"""Whether this machine can run the labs: everything is tried, nothing is guessed from a version.
+
+The metadata of a lab's notebook name its needs; a lab without them is one process that runs
+anywhere:
+
+    "shardlab": {"ranks": 4, "needs_gpu": ["the allocator's account"]}
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from packaging.requirements import Requirement
+
+from coursekit.machine.capabilities import find_device, memory_bytes
+from coursekit.show.tables import Table
+from shardlab.measure.clock import BUSY_SPREAD, cores, median_seconds
+from shardlab.ranks import ranks
+from shardlab.ranks.links import LinksUnavailable, two_hosts
+from shardlab.ranks.server import start_method
+
+RANKS_TRIED = 4
+RANKS_OF_A_LAB = 64  # of a lab
+GIB_A_RANK = 0.25  # a rank with a small model, above what it shares with the others
+PYTHONS = ((3, 11), (3, 14))
+GB_OF_DISK = 1.0
+BUSY_LOAD = 1.5  # processes that want to run, for each core
+SLOW_START_SECONDS = 10.0  # of ranks; a quiet machine takes two to four
+ENOUGH = "nothing to do"
+
+
+class Diagnosis(NamedTuple):
+    """One row: the test, its result, the advice. If `fit` is False, a lab that needs this cannot
+    run."""
+
+    question: str
+    here: str
+    do: str
+    fit: bool = True
+
+
+class Lab(NamedTuple):
+    """The needs of a lab."""
+
+    name: str
+    ranks: int
+    needs_gpu: tuple[str, ...]
+
+
+class DamagedLab(NamedTuple):
+    """A file with the name of a lab, and its problem."""
+
+    name: str
+    problem: str
+
+
+class Examination(NamedTuple):
+    """Every diagnosis, and for each lab its name, what it does here, and why."""
+
+    findings: list[Diagnosis]
+    labs: list[tuple[str, str, str]]
+
+    @property
+    def fit(self) -> bool:
+        return all(finding.fit for finding in self.findings)
+
+    def report(self, folder: Path) -> str:
+        """Two tables and a last line; `folder` is where the labs were looked for."""
+        heads = ["what", "on this machine", "what to do"]
+        lines = [repr(Table(heads, [finding[:3] for finding in self.findings])), ""]
+        lines.append(
+            repr(Table(["lab", "here it", "because"], self.labs))
+            if self.labs
+            else f"No labs were found in {folder.resolve().name}/: python -m shardlab doctor FOLDER"
+            " looks elsewhere."
+        )
+        return "\n".join([*lines, "", ready_or_not(self.findings)])
+
+    def as_json(self) -> str:
+        """The findings for a program: ready, findings, labs."""
+        labs = [dict(zip(("lab", "here", "because"), row)) for row in self.labs]
+        findings = [finding._asdict() for finding in self.findings]
+        return json.dumps(dict(ready=self.fit, findings=findings, labs=labs), indent=1)
+
+
+def examine(folder: Path) -> Examination:
+    """Everything is tried once. `folder` is where the labs are."""
+    findings = [python(), *packages(), *this_machine(), front_end(), disk(folder), clock()]
+    findings += [started_ranks(), nccl(), links()]
+    rows = [
+        lab_row(lab, findings) if isinstance(lab, Lab) else (lab.name, "cannot run", lab.problem)
+        for lab in labs_in(folder)
+    ]
+    return Examination(findings, rows)
+
+
+def ready_or_not(findings: list["Diagnosis"]) -> str:
+    """The last line: ready, or what to do."""
+    missing = [f"{finding.question}: {finding.do}" for finding in findings if not finding.fit]
+    return "not ready: " + "; ".join(missing) if missing else "ready"
+
+
+# --- what is tried --------------------------------------------------------------------------------
+
+
+def python() -> Diagnosis:
+    low, high = (".".join(map(str, one)) for one in PYTHONS)
+    fit = sys.version_info[:2] >= PYTHONS[0]
+    tried = fit and sys.version_info[:2] <= PYTHONS[1]
+    advice = (
+        ENOUGH
+        if tried
+        else (
+            f"the labs were tested with {low} to {high}"
+            if fit
+            else f"install Python {low} or newer"
+        )
+    )
+    return Diagnosis("Python", platform.python_version(), advice, fit)
+
+
+def packages() -> Iterator[Diagnosis]:
+    """One row for all packages that are right, and one for each package that is not."""
+    fine = []
+    for line in requires("shardlab") or ():
+        wanted = Requirement(line)
+        # for the book's authors, or another system
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            found = version(wanted.name)
+        except PackageNotFoundError:
+            yield Diagnosis(wanted.name, "missing", f"pip install '{wanted}'", fit=False)
+            continue
+        if wanted.specifier.contains(found.partition("+")[0], prereleases=True):
+            fine.append(f"{wanted.name} {found}")
+        else:
+            yield Diagnosis(wanted.name, found, f"pip install '{wanted}'", fit=False)
+    yield Diagnosis("packages", ", ".join(fine), ENOUGH)
+
+
+def front_end() -> Diagnosis:
+    """Where notebooks open on this machine; VS Code and Colab bring their own."""
+    try:
+        return Diagnosis("front end", f"JupyterLab {version('jupyterlab')}", ENOUGH)
+    except PackageNotFoundError:
+        advice = "pip install jupyterlab; VS Code and Colab need nothing"
+        return Diagnosis("front end", "no JupyterLab", advice)
+
+
+def disk(folder: Path) -> Diagnosis:
+    """Room for predictions and checkpoints beside the labs; without it labs run and say so."""
+    place = folder if folder.is_dir() else Path.cwd()
+    free = shutil.disk_usage(place).free / 1e9
+    can = os.access(place, os.W_OK)
+    advice = "predictions cannot be kept here: copy the labs into a folder of your own"
+    if can and free < GB_OF_DISK:
+        advice = f"labs want {GB_OF_DISK:g} GB"
+    here = f"{free:.1f} GB free, {'' if can else 'not '}writable"
+    return Diagnosis("disk", here, ENOUGH if can and free >= GB_OF_DISK else advice)
+
+
+def clock() -> Diagnosis:
+    """How much the time of one product of matrices varies, and how many want the cores."""
+    a = torch.ones(256, 256)
+    spread = median_seconds(lambda: a @ a, torch.device("cpu"), repeats=31).spread
+    here = f"times of the same work differ by {spread:.0%}"
+    advice = ENOUGH
+    if spread > BUSY_SPREAD:
+        advice = "this machine is busy: close other programs, or repeat a time"
+    if hasattr(os, "getloadavg"):  # not on Windows
+        load = os.getloadavg()[0] / cores()
+        here += f"; {load:.1f} processes want each core"
+        if load > BUSY_LOAD:
+            advice = (
+                f"labs take about {load:.0f} times as long as they say: run setup cells early, take"
+                " turns, or share fewer cores among fewer people"
+            )
+    return Diagnosis("clock", here, advice)
+
+
+def this_machine() -> Iterator[Diagnosis]:
+    device, why_not = find_device()
+    count, memory = cores(), memory_bytes(torch.device("cpu"))
+    needed = RANKS_TRIED * GIB_A_RANK
+    enough = memory is None or memory / 2**30 > needed
+    yield Diagnosis(
+        "CPU",
+        f"{count} core{'s' * (count > 1)}" + (f", {memory / 2**30:.1f} GiB" if memory else ""),
+        ENOUGH if enough else f"{RANKS_TRIED} ranks want {needed:g} GiB: close other programs",
+    )
+    if device.type == "cuda":
+        names = ", ".join(torch.cuda.get_device_name(k) for k in range(torch.cuda.device_count()))
+        yield Diagnosis("GPU", names, ENOUGH)
+    else:
+        refused = (
+            torch.cuda.is_available()
+            or torch.version.cuda is not None
+            and os.path.exists("/proc/driver/nvidia")
+        )
+        yield Diagnosis(
+            "GPU",
+            why_not,
+            (
+                "look at the driver, or take a PyTorch built for this GPU"
+                if refused
+                else "nothing: labs run on the CPU and replay what only a GPU shows"
+            ),
+        )
+
+
+def started_ranks() -> Diagnosis:
+    """Ranks are started and add up their numbers."""
+    begin = perf_counter()
+    try:
+        with ranks(RANKS_TRIED, announce=False) as world:
+            sums = world.run(add_up)
+            seconds, where = perf_counter() - begin, world.places
+    except Exception as error:
+        return Diagnosis(
+            f"{RANKS_TRIED} ranks",
+            str(error).splitlines()[0],
+            "if it is not clear what to do, report this line",
+            fit=False,
+        )
+    if sums != [RANKS_TRIED * (RANKS_TRIED - 1) / 2] * RANKS_TRIED:
+        return Diagnosis(
+            f"{RANKS_TRIED} ranks",
+            f"their sum is wrong: {sums}",
+            "report this: its collectives err",
+            fit=False,
+        )
+    slow = (
+        "each lab's first cell with ranks waits as long: run it before the session begins, and"
+        " start fewer labs at a time"
+    )
+    return Diagnosis(
+        f"{RANKS_TRIED} ranks",
+        f"{where}, by {start_method()}; their first sum after {seconds:.1f} s",
+        slow if seconds > SLOW_START_SECONDS else ENOUGH,
+    )
+
+
+def add_up() -> float:
+    import torch
+    import torch.distributed as dist
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x = torch.tensor([float(dist.get_rank())], device=device)
+    dist.all_reduce(x)
+    return x.item()
+
+
+def nccl() -> Diagnosis:
+    gpus = torch.cuda.device_count()
+    if not gpus or not dist.is_nccl_available():
+        return Diagnosis(
+            "NCCL",
+            "no GPU for it" if dist.is_nccl_available() else "not in this PyTorch",
+            "nothing: ranks use gloo",
+        )
+    found = ".".join(map(str, torch.cuda.nccl.version()))
+    return Diagnosis(
+        "NCCL",
+        f"{found}, for up to {gpus} rank{'s' * (gpus > 1)}",
+        (
+            ENOUGH
+            if gpus > 1
+            else "nothing: several ranks share the GPU, by gloo; speeds between them say nothing"
+        ),
+    )
+
+
+def links() -> Diagnosis:
+    try:
+        with two_hosts(1000):
+            return Diagnosis("slow links", "two hosts can be rehearsed", ENOUGH)
+    except (LinksUnavailable, OSError) as error:
+        return Diagnosis("slow links", "no", f"nothing, or as root: {error}")
+
+
+# --- labs -----------------------------------------------------------------------------------------
+
+
+def labs_in(folder: Path) -> Iterator[Lab | DamagedLab]:
+    """The labs of a folder, in the order of their names."""
+    for path in sorted(folder.glob("[0-9]*.ipynb")):
+        try:
+            needs = json.loads(path.read_text(encoding="utf-8"))["metadata"].get("shardlab", {})
+            count = needs.get("ranks", 1)
+            if type(count) is not int or not 1 <= count <= RANKS_OF_A_LAB:
+                problem = f"its metadata ask for {count!r} ranks, not for 1 to {RANKS_OF_A_LAB}"
+                yield DamagedLab(path.stem, problem)
+                continue
+            yield Lab(path.stem, count, tuple(needs.get("needs_gpu", ())))
+        except Exception as error:  # any error that text other than a notebook can cause
+            said = str(error).splitlines()[0] if str(error) else type(error).__name__
+            yield DamagedLab(path.stem, f"the file is not a notebook ({said}): download it again")
+
+
+def lab_row(lab: Lab, findings: list[Diagnosis]) -> tuple[str, str, str]:
+    needed = [finding for finding in findings if lab.ranks > 1 or "ranks" not in finding.question]
+    if broken := [finding.question for finding in needed if not finding.fit]:
+        return lab.name, "cannot run", f"see {', '.join(broken)} above"
+    world = f"{lab.ranks} rank{'s' * (lab.ranks > 1)}"
+    if lab.needs_gpu and not torch.cuda.is_available():
+        return lab.name, "runs in part", f"{world}; replayed or skipped: {', '.join(lab.needs_gpu)}"
+    return lab.name, "runs", world

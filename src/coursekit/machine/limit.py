@@ -1,0 +1,196 @@
+"""Running out of memory without harm: run something under a limit, and see how far it gets.
+
+    limit = 900 * 2**20
+    cannot_try(limit, device)        # "" or why nothing is tried: the machine is asked first
+                                     # whether it has that much to give
+    try_within(limit, device, train_once, [dict(microbatch=2), dict(microbatch=4)])     #
+    # [Attempt(case, error), ...]
+
+On a GPU the limit is this process's share of the card, put back afterwards. On a CPU the work runs
+in a process of its own, which the system holds to the limit.
+"""
+
+import gc
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+
+UNLIMITED = 2**60  # version 1 says 2**63 less a page
+SPARE = 2  # this many times the limit must be free before anything is tried
+CHILD_SECONDS = 300  # against a process that hangs
+
+# Modules are loaded, and a step of a few numbers is taken, before memory is counted: a first
+# forward, backward and update load some 100 MiB, which are not the work's. Each further thread
+# would reserve addresses of its own.
+_CHILD = """
+import pickle, resource, sys
+import cloudpickle, torch
+from coursekit.machine.limit import attempt_each
+limit_bytes, work, cases = cloudpickle.load(sys.stdin.buffer)
+answer_to, sys.stdout = sys.stdout.buffer, sys.stderr  # what the work prints is no answer
+torch.set_num_threads(1)
+warm = torch.nn.Linear(2, 2)
+torch.nn.functional.cross_entropy(warm(torch.ones(2, 2)), torch.zeros(2).long()).backward()
+torch.optim.AdamW(warm.parameters()).step()
+with open("/proc/self/statm") as file:
+    taken = int(file.read().split()[0]) * resource.getpagesize()
+_, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (taken + limit_bytes, hard_limit))
+answer_to.write(pickle.dumps([tuple(attempt) for attempt in attempt_each(work, cases)]))
+"""
+
+
+class Attempt(NamedTuple):
+    """One case and how it ended: `error` is empty where it fitted, else the first line of what the
+    allocator said."""
+
+    case: dict[str, Any]
+    error: str
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Free memory of the device, or on a CPU of the machine or its container; None if the system
+    does not report it."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):
+        return None
+    return min([free, *(group.most - group.used for group in control_groups())])
+
+
+class MemoryLimit(NamedTuple):
+    """Bytes that processes of a container, a job or a service may use together, and do use."""
+
+    most: int
+    used: int  # without pages of files, which the system takes back when memory is short
+
+
+# a control group's folder, by version: its files, and the line of memory.stat with pages of files
+VERSIONS = {
+    2: ("memory.max", "memory.current", "inactive_file"),
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+}
+
+
+def control_groups(
+    own: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys/fs/cgroup")
+) -> Iterator[MemoryLimit]:
+    """The control groups around this process that have a limit of memory: a container's, a Slurm
+    job's, a service's, of either version, and those around them. None where the system has no
+    control groups."""
+    try:
+        lines = [line.split(":", 2) for line in own.read_text().splitlines()]
+    except OSError:
+        return
+    for _, controllers, place in lines:
+        version = 1 if "memory" in controllers.split(",") else 2 if not controllers else 0
+        if not version:
+            continue
+        root = mounted / "memory" if version == 1 else mounted
+        inside = [
+            root / part for part in (Path(place.lstrip("/")), *Path(place.lstrip("/")).parents)
+        ]
+        for folder in dict.fromkeys([*inside, root]):  # a container sees its own as the root
+            if group := control_group(folder, version):
+                yield group
+
+
+def control_group(folder: Path, version: int) -> MemoryLimit | None:
+    """The control group of a folder, None without a limit."""
+    most, used, files = VERSIONS[version]
+    try:
+        most, used = (int((folder / name).read_text()) for name in (most, used))
+    except (OSError, ValueError):  # "max", or a controller that is off here
+        return None
+    try:
+        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used -= int(stat[files])
+    except (OSError, ValueError, KeyError):
+        pass
+    return MemoryLimit(most, max(0, used)) if most < UNLIMITED else None
+
+
+def cannot_try(limit_bytes: int, device: torch.device) -> str:
+    """One sentence that says why try_within cannot be used here; empty if it can."""
+    if device.type == "cpu" and sys.platform != "linux":
+        return "not tried: on this system a process cannot be held to a limit of memory."
+    free = free_bytes(device)
+    if free is None:
+        return "not tried: this system does not tell how much memory is free."
+    if free < SPARE * limit_bytes:
+        return (
+            f"not tried: {free / 2**30:.1f} GiB are free, and {SPARE} times the limit of "
+            f"{limit_bytes / 2**30:.1f} GiB should be."
+        )
+    return ""
+
+
+def try_within(
+    limit_bytes: int, device: torch.device, work: Callable, cases: Sequence[dict]
+) -> list[Attempt]:
+    """Call work(**case) for one case after the other with at most `limit_bytes` more than there is
+    now; the first that does not fit is the last. Any other error of `work` is raised. Raises
+    ValueError with cannot_try's sentence where that has one."""
+    reason = cannot_try(limit_bytes, device)
+    if reason:
+        raise ValueError(reason)
+    return (_on_gpu if device.type == "cuda" else _in_child)(limit_bytes, device, work, cases)
+
+
+def attempt_each(work: Callable, cases: Sequence[dict]) -> list[Attempt]:
+    """The attempts up to the first that finds no memory, without a limit of its own."""
+    attempts = []
+    for case in cases:
+        gc.collect()  # garbage in reference cycles of the case before does not belong to this case
+        try:
+            work(**case)
+        except (RuntimeError, MemoryError) as error:
+            if not isinstance(
+                error, (torch.OutOfMemoryError, MemoryError)
+            ) and "can't allocate memory" not in str(error):
+                raise
+            attempts.append(Attempt(case, (str(error).strip().splitlines() or ["MemoryError"])[0]))
+            break
+        attempts.append(Attempt(case, ""))
+    return attempts
+
+
+def _on_gpu(limit_bytes, device, work, cases):
+    torch.cuda.empty_cache()
+    total, reserved = (
+        torch.cuda.get_device_properties(device).total_memory,
+        torch.cuda.memory_reserved(device),
+    )
+    # older versions do not report it: the whole GPU
+    tell = getattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
+    before = tell(device)
+    torch.cuda.set_per_process_memory_fraction(
+        min(before, (reserved + limit_bytes) / total), device
+    )
+    try:
+        return attempt_each(work, cases)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+        torch.cuda.empty_cache()
+
+
+def _in_child(limit_bytes, device, work, cases):
+    sent = cloudpickle.dumps((limit_bytes, work, list(cases)))
+    ended = subprocess.run(
+        [sys.executable, "-c", _CHILD], input=sent, capture_output=True, timeout=CHILD_SECONDS
+    )
+    if ended.returncode:
+        said = ended.stderr.decode(errors="replace").strip().splitlines() or [
+            f"it ended with {ended.returncode}"
+        ]
+        raise RuntimeError(f"the process that tried it failed: {said[-1]}")
+    return [Attempt(*attempt) for attempt in pickle.loads(ended.stdout)]

@@ -1,0 +1,236 @@
+"""Run all measurements of `make gpu` on this machine and write one recording, again after each row.
+
+    python -m coursekit.recordings.record measured --apart  # on the first GPU
+    python -m coursekit.recordings.record --cpu FOLDER      # to try it where there is none
+    python -m coursekit.recordings.record --cpu --quick FOLDER      # little of everything
+    python -m coursekit.recordings.record measured --cpu --only slow_links      # what needs no GPU, for
+    # labs to replay
+
+A part that fails leaves a row `record.failed` with its name and its error, and the others go on.
+With --apart each group has a process of its own and limited time, so that a broken CUDA context or
+a hang costs that group alone.
+"""
+
+import argparse
+import datetime
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+
+from coursekit import topics
+from coursekit.machine.capabilities import find_device, memory_bytes
+from shardlab import __version__
+
+from .attempts import FAILED, attempt, failure
+from .races import Run
+from .recordings import Hardware, InvalidRecording, Recording, read_all
+
+ALL_GROUPS_SECONDS = 570  # for all groups together
+GROUP_SECONDS = 180  # for one
+# RUNS of all topics; lower orders come first, so that an interrupted run has them
+ALL = tuple(
+    sorted(
+        (run for module in topics.modules("runs") for run in getattr(module, "RUNS", ())),
+        key=lambda run: run.order,
+    )
+)
+READ_EVERY_SECONDS = 1.0  # between two reads of a group's output
+Keep = Callable[[Recording], object]
+
+
+def hardware(device: torch.device) -> Hardware:
+    """The machine as the schema describes it."""
+    if device.type == "cuda":
+        return Hardware(
+            torch.cuda.get_device_name(device),
+            "gpu",
+            torch.cuda.device_count(),
+            memory_bytes(device),
+        )
+    return Hardware(platform.processor() or platform.machine(), "cpu", 1, memory_bytes(device) or 1)
+
+
+def installed_versions(device: torch.device) -> dict[str, str]:
+    found = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "shardlab": __version__,
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda or "none"
+        if torch.distributed.is_nccl_available():
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found.update(
+            {
+                name: os.environ[name]
+                for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+                if name in os.environ
+            }
+        )
+    return found
+
+
+def record(
+    device: torch.device,
+    command: str,
+    groups: Iterable[Run] = ALL,
+    keep: Keep = lambda recording: None,
+    quick: bool = False,
+) -> Recording | None:
+    """Measure these groups; prints one line for each group. After each row, `keep` gets the
+    recording with all rows so far. `quick` runs each group with little of everything. None if there
+    are no rows."""
+    about = hardware(device), installed_versions(device), datetime.date.today().isoformat(), command
+    rows, recording = [], None
+    for group in groups:
+        start, measured = time.perf_counter(), group.measure(device, **group.quick if quick else {})
+        for row in attempt(group.name, measured):
+            try:
+                recording = Recording(*about, (*rows, row))
+            except InvalidRecording as error:  # a row that stands there already
+                row = failure(f"{group.name}, row {len(rows)}", str(error))
+                recording = Recording(*about, (*rows, row))
+            rows.append(row)
+            keep(recording)
+        print(
+            f"gpu:    {group.name}: {len(rows)} rows so far, {time.perf_counter() - start:.0f} s",
+            flush=True,
+        )
+    return recording
+
+
+def record_apart(
+    command: str,
+    names: list[str],
+    arguments: list[str],
+    keep: Keep,
+    seconds: float = ALL_GROUPS_SECONDS,
+    group_seconds: float = GROUP_SECONDS,
+) -> Recording | None:
+    """As record(), with a process for each group, which gets these arguments besides. This process
+    leaves the GPU alone. None if no group came as far as a row."""
+    end, rows, about = time.monotonic() + seconds, [], ()
+    for name in names:
+        part = []
+        with tempfile.TemporaryDirectory() as folder:
+
+            def look(folder=folder, rows=rows):
+                nonlocal about, part
+                for found in read_all(folder):  # one at most
+                    about, part = (found.hardware, found.versions, found.date, command), found.rows
+                    keep(Recording(*about, (*rows, *part)))
+
+            problem = run_for(
+                [
+                    sys.executable,
+                    "-m",
+                    "coursekit.recordings.record",
+                    folder,
+                    "--only",
+                    name,
+                    *arguments,
+                ],
+                min(group_seconds, end - time.monotonic()),
+                look,
+            )
+            look()
+        rows += [*part, *([failure(name, problem)] if problem else [])]
+    return Recording(*about, tuple(rows)) if about else None
+
+
+def run_for(
+    command: list[str],
+    seconds: float,
+    look: Callable[[], object],
+    look_seconds: float = READ_EVERY_SECONDS,
+) -> str:
+    """Run the command for so many seconds at most, and poll its output. Returns the reason for a
+    bad end, or nothing. The process and its children are gone afterwards."""
+    if seconds <= 0:
+        return "not begun: the time was up"
+    end = time.monotonic() + seconds
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        while time.monotonic() < end:
+            try:
+                return (
+                    f"its process ended with {code}" if (code := process.wait(look_seconds)) else ""
+                )
+            except subprocess.TimeoutExpired:
+                look()
+        return f"ended after {seconds:.0f} s"
+    finally:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+
+
+def main(arguments=None, groups: Sequence[Run] = ALL) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m coursekit.recordings.record", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--cpu", action="store_true", help="measure the CPU, to try the program")
+    parser.add_argument("--apart", action="store_true", help="a process for each group")
+    parser.add_argument("--quick", action="store_true", help="little of everything, to try it")
+    names = [group.name for group in groups]
+    parser.add_argument(
+        "--only",
+        choices=names,
+        nargs="+",
+        default=names,
+        metavar="GROUP",
+        help=f"of {', '.join(names)}",
+    )
+    parsed = parser.parse_args(arguments)
+    try:
+        parsed.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"{parsed.folder} cannot be made ({error.strerror}): name another folder")
+    tried = ["--cpu"] * parsed.cpu + ["--quick"] * parsed.quick
+    asked = tried + (["--only", *parsed.only] if parsed.only != names else [])
+    command = " ".join(["python -m coursekit.recordings.record", *asked]) if asked else "make gpu"
+    device = torch.device("cpu" if parsed.cpu else "cuda")
+    # a closer look would take memory on the GPU
+    if not parsed.cpu and not (parsed.apart and torch.cuda.is_available()):
+        device, why_not = find_device()
+        if device.type == "cpu":
+            print(
+                f'nothing was recorded: {why_not}. The pages say "not yet recorded on a GPU".',
+                file=sys.stderr,
+            )
+            return 1
+    chosen = [group for group in groups if group.name in parsed.only]
+
+    def keep(recording):
+        return recording.write(parsed.folder)
+
+    if parsed.apart:
+        signal.signal(
+            signal.SIGTERM,
+            lambda *_: sys.exit("gpu:    ended from outside; what was measured is written"),
+        )
+        done = record_apart(command, [group.name for group in chosen], tried, keep)
+    else:
+        done = record(device, command, chosen, keep, parsed.quick)
+    if done is None:
+        print(f"nothing was recorded: {', '.join(parsed.only)} gave no row.", file=sys.stderr)
+        return 1
+    print(f"gpu:    written: {keep(done)}")
+    for row in done.find(FAILED):
+        print(f"gpu:    failed: {row.case['part']}: {row.case['error']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""The explorers of the book by name, as data (spec.py): the page draws them as SVG
+(bookkit/explorer.py), labs as ipywidgets (widgets.py); neither has formulas or numbers of its own.
+A topic's `explorer.py` defines them; this module finds them.
+
+    EXPLORERS["does-it-fit"]
+"""
+
+from types import MappingProxyType
+
+from coursekit import topics
+
+from .spec import Explorer
+
+EXPLORERS = MappingProxyType(
+    {
+        found.name: found
+        for module in topics.modules("explorer")
+        for found in vars(module).values()
+        if isinstance(found, Explorer)
+    }
+)

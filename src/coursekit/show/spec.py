@@ -1,0 +1,487 @@
+"""The parts of an explorer, as data: the quantities that can be moved, the quantities that follow,
+the pictures, the sentences. The explorers of the book are in explorers.py.
+
+    values = explorer.start()                                # every input, from the presets it
+    # starts with
+    values = explorer.move(values, "gpus_per_copy", 2)       # with what follows from it
+    explorer.say(explorer.compute(values))                   # "Each of the 2 GPUs holds 53.9 GB
+    # (50.2 GiB) of model states; ..."
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from coursekit.formulas import BOOK, PRESETS, InvalidQuantity, evaluate
+
+from .format import STYLE_OF_UNIT, format_as
+from .pictures import MemoryBar
+from .schedule_pictures import SIMULATED_WORDS
+
+# --- what an explorer is made of ------------------------------------------------------------------
+
+
+def as_code(value):
+    """A value as Python code; text that is not a number, as the reader typed it."""
+    return f"{value:_}" if isinstance(value, (int, float)) else repr(value)
+
+
+def quoted(text):
+    """A name as Python and JavaScript both write it."""
+    return f'"{text}"'
+
+
+@dataclass(frozen=True)
+class Control:
+    """A slider over `stops`, with a box beside it that takes any value. `style` is one of
+    format.STYLES."""
+
+    quantity: str
+    label: str
+    stops: Sequence  # ascending
+    style: str = "exact"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A few values to pick one from, as pairs (value, words), ascending: a switch where there are
+    two."""
+
+    quantity: str
+    label: str
+    options: tuple
+    style: str = "exact"
+
+    @property
+    def stops(self):
+        return tuple(value for value, _ in self.options)
+
+
+@dataclass(frozen=True)
+class ControlGroup:
+    """Controls, by quantity, under a title that folds them away; `folded` says how it starts."""
+
+    title: str
+    quantities: tuple
+    folded: bool = False
+
+
+@dataclass(frozen=True)
+class Menu:
+    """Presets of one kind (a key of PRESETS: "model", "gpu" ...) to choose from; one choice sets
+    several quantities."""
+
+    kind: str
+    label: str
+    without: tuple = ()  # presets that set one of these quantities are not offered
+    but: tuple = ()  # nor these, by name: an explorer's own stops would refuse them
+
+    @property
+    def names(self):
+        return tuple(
+            name
+            for name, preset in PRESETS[self.kind].items()
+            if not set(self.without) & set(preset.quantities) and name not in self.but
+        )
+
+    @property
+    def family(self):
+        """Every quantity that some preset of the kind sets, in the order of the presets."""
+        return tuple(dict.fromkeys(n for p in PRESETS[self.kind].values() for n in p.quantities))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """`follower` keeps the ratio to `leader` that the chosen preset has, rounded to a whole number
+    of at least 1."""
+
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
+            return {}
+        ours, theirs = preset[self.follower], preset[self.leader]
+        return {self.follower: max(1, (2 * values[self.leader] * ours + theirs) // (2 * theirs))}
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """`follower` is the chosen preset's, or `leader` where that is more: a table of positions as
+    long as the sequence."""
+
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        if changed != self.leader or self.follower not in preset or not _whole(values[self.leader]):
+            return {}
+        return {self.follower: max(preset[self.follower], values[self.leader])}
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """`follower` is never above `leader`: the one that moves takes the other along. A switch that
+    needs another switch."""
+
+    follower: str
+    leader: str
+
+    def move(self, values, changed, preset):
+        ours, theirs = values[self.follower], values[self.leader]
+        numbers = all(isinstance(value, (int, float)) for value in (ours, theirs))
+        if not numbers or not ours > theirs:
+            return {}
+        if changed == self.follower:
+            return {self.leader: ours}
+        return {self.follower: theirs} if changed == self.leader else {}
+
+
+@dataclass(frozen=True)
+class Product:
+    """`product` = `first` x `second`. When the product or `second` moves, `first` follows where it
+    divides; when `first` moves, the product follows. Where it does not divide nothing follows, and
+    the registry's rule speaks."""
+
+    product: str
+    first: str
+    second: str
+
+    def move(self, values, changed, preset):
+        product, first, second = (values[name] for name in (self.product, self.first, self.second))
+        if changed == self.first and _whole(first, second):
+            return {self.product: first * second}
+        if (
+            changed in (self.product, self.second)
+            and _whole(product, second)
+            and product % second == 0
+        ):
+            return {self.first: product // second}
+        return {}
+
+
+@dataclass(frozen=True)
+class Multiple:
+    """`follower` becomes the next multiple of `leader`, where all of `when` holds, which are pairs
+    (quantity, value): microbatches of an interleaved schedule."""
+
+    follower: str
+    leader: str
+    when: tuple = ()
+
+    def move(self, values, changed, preset):
+        count, of = values[self.follower], values[self.leader]
+        if not _whole(count, of) or any(values[name] != value for name, value in self.when):
+            return {}
+        return {self.follower: -(-count // of) * of}
+
+
+@dataclass(frozen=True)
+class Say:
+    """A piece of the sentence, with {quantity:style}. It is said when all of `when` holds and none
+    of `unless`, which are pairs (quantity, value)."""
+
+    text: str
+    when: tuple = ()
+    unless: tuple = ()
+
+    @property
+    def quantities(self):
+        return (*PLACE.findall(self.text), *(name for name, _ in (*self.when, *self.unless)))
+
+    def said(self, values):
+        holds = [values[name] == value for name, value in self.when] + [
+            values[name] != value for name, value in self.unless
+        ]
+        if not all(holds):
+            return ""
+        return fill_in(self.text, values)
+
+
+def fill_in(text, values):
+    """The text with a number in each place of {quantity} or {quantity:style}."""
+    return PLACEHOLDER.sub(
+        lambda match: format_as(values[match[1]], match[2] or default_style(match[1])), text
+    )
+
+
+PLACEHOLDER = re.compile(r"\{(\w+)(?::([^}]+))?\}")
+PLACE = re.compile(r"\{(\w+)")
+
+
+@dataclass(frozen=True)
+class ExplorerTable:
+    """The table that replaces the picture in print and without JavaScript: one row for each preset
+    of a kind, the other inputs as at the start. Columns are (head, quantity, style), and a fourth
+    thing where some inputs have other values: pairs (quantity, value)."""
+
+    caption: str
+    kind: str
+    columns: tuple
+
+
+# The names of MemoryBar.room, and how they are printed.
+ROOM = {"free_bytes": "decimal bytes", "missing_bytes": "decimal bytes", "fits": "exact"}
+OF_PICTURES = {**ROOM, **SIMULATED_WORDS}  # what sentences may say that no formula computes
+
+
+def default_style(name):
+    """The default style of a quantity. Bytes are GB here, since they are compared with a card's
+    GB."""
+    if name in OF_PICTURES:
+        return OF_PICTURES[name]
+    return {**STYLE_OF_UNIT, "bytes": "decimal bytes", "bytes, any number": "decimal bytes"}.get(
+        BOOK.find(name).unit, "count"
+    )
+
+
+def lines_by_given(lines):
+    """given -> lines: those that are computed from the same values."""
+    groups = {}
+    for line in lines:
+        groups.setdefault(line.given, []).append(line)
+    return groups
+
+
+def _without_unit(text, head):
+    """The number alone if the head of the column names the unit."""
+    number, _, unit = text.rpartition(" ")
+    return number if number and head.endswith(f", {unit}") else text
+
+
+def _whole(*values):
+    return all(
+        isinstance(value, (int, float)) and value >= 1 and value == value // 1 and value < 2**53
+        for value in values
+    )
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """One explorer. `begin` holds the presets (by kind) and the values (by quantity) it starts
+    with; `outputs` are the quantities that "copy as Python" asks for."""
+
+    name: str
+    title: str
+    menus: tuple
+    controls: tuple
+    begin: Mapping
+    pictures: tuple
+    sentence: tuple
+    detail: tuple
+    table: ExplorerTable
+    outputs: tuple
+    links: tuple = ()
+    groups: tuple = ()  # without any, the controls stand under one another
+    why: tuple = ()  # the formulas that "Why?" prints; without any, all
+
+    def __post_init__(self):
+        object.__setattr__(self, "begin", MappingProxyType(self.begin))
+
+    @cached_property
+    def targets(self):
+        """Every quantity that is shown somewhere, once."""
+        shown = [
+            name
+            for part in (*self.pictures, *self.sentence, *self.detail)
+            for name in part.quantities
+        ]
+        shown += [column[1] for column in self.table.columns]
+        return [name for name in dict.fromkeys([*self.outputs, *shown]) if name not in OF_PICTURES]
+
+    @cached_property
+    def card(self):
+        """The first picture that has a card's capacity; None where none has."""
+        bars = (picture for picture in self.pictures if isinstance(picture, MemoryBar))
+        return next((bar for bar in bars if bar.capacity), None)
+
+    @cached_property
+    def inputs(self):
+        """The quantities that have to be given, those with a control first."""
+        moved = [control.quantity for control in self.controls]
+        chosen = [  # a default that a preset of a menu replaces
+            name
+            for name in BOOK.resolve(self.targets, moved)[0]
+            if BOOK.formulas[name].choice and any(name in menu.family for menu in self.menus)
+        ]
+        return list(dict.fromkeys([*moved, *BOOK.resolve(self.targets, [*moved, *chosen])[1]]))
+
+    @cached_property
+    def asked(self):
+        """The inputs on which the outputs depend."""
+        needed = BOOK.resolve(self.outputs, self.inputs)[1]
+        return [name for name in self.inputs if name in needed]
+
+    @cached_property
+    def formulas(self):
+        """Every formula behind the targets, in the order in which one needs the other."""
+        return BOOK.resolve(self.targets, self.inputs)[0]
+
+    @cached_property
+    def explained(self):
+        """The formulas that "Why?" prints, in that order; the others are on the formula sheets."""
+        return [name for name in self.formulas if name in self.why or not self.why]
+
+    @cached_property
+    def _swept(self):
+        """Title of a picture of curves -> what its lines were last computed from, their points."""
+        return {}
+
+    def preset(self, kind, name):
+        """The quantities that a choice in a menu sets: the preset's quantities that are inputs, and
+        inputs that follow from the preset alone (a model sets `parameters` if that is an input)."""
+        menu = next(menu for menu in self.menus if menu.kind == kind)
+        usual = BOOK.assumed(menu.family, ())
+        given = {**usual, **PRESETS[kind][name].quantities}
+        follows = [
+            name
+            for name in self.inputs
+            if name in BOOK.formulas
+            and name not in given
+            and set(BOOK.resolve([name])[1]) <= set(given)
+        ]
+        return {
+            **{name: given[name] for name in self.inputs if name in given},
+            **(evaluate(follows, **given) if follows else {}),
+        }
+
+    def chosen_at_start(self):
+        """The preset of each menu: kind -> name."""
+        return {menu.kind: self.begin[menu.kind] for menu in self.menus}
+
+    def start(self):
+        """Every input, as the explorer begins."""
+        values = {}
+        for kind, name in self.chosen_at_start().items():
+            values.update(self.preset(kind, name))
+        values.update({name: value for name, value in self.begin.items() if name not in PRESETS})
+        values = {**BOOK.assumed(self.inputs, values), **values}
+        return {name: values[name] for name in self.inputs}
+
+    def choose(self, values, kind, name):
+        """The inputs after a choice in a menu, with linked quantities."""
+        preset = self.preset(kind, name)
+        values = {**values, **preset}
+        for link in self.links:
+            if isinstance(link, (AtLeast, Multiple)):
+                values.update(link.move(values, link.leader, preset))
+        return values
+
+    def move(self, values, quantity, value, chosen=None):
+        """The inputs after one of them moved, with linked quantities. `chosen` has the last choice
+        of each menu."""
+        preset = {}
+        for kind, name in {**self.chosen_at_start(), **(chosen or {})}.items():
+            preset.update(self.preset(kind, name))
+        values = {**values, quantity: value}
+        for link in self.links:
+            values.update(link.move(values, quantity, preset))
+        return values
+
+    def compute(self, values):
+        """Every input and every quantity computed from them; raises InvalidQuantity with the
+        sentence to show."""
+        computed = evaluate(
+            [*self.inputs, *self.formulas], **{name: values[name] for name in self.inputs}
+        )
+        return {**computed, **(self.card.room(computed) if self.card else {})}
+
+    def sweep(self, curves):
+        """(formulas, inputs) that the lines of a picture need, its swept quantity among the
+        inputs."""
+        return BOOK.resolve([line.quantity for line in curves.lines], [curves.sweep, *self.inputs])
+
+    def swept(self, curves, computed):
+        """The points of the picture's lines: pairs (value of the swept quantity, quantity ->
+        value), without refused ones."""
+        stops = curves.stops
+        if curves.corners:
+            corners = [computed[name] for name, _ in curves.marks]
+            stops = sorted(
+                [*stops, *(corner for corner in corners if stops[0] < corner < stops[-1])]
+            )
+        moving = [computed[name] for name in self.sweep(curves)[1] if name != curves.sweep]
+        key = (curves, *stops, *moving)
+        if self._swept.get(curves.title, [None])[0] != key:  # only what moves the lines
+            self._swept[curves.title] = key, list(self.sampled(curves, computed, stops))
+        yield from self._swept[curves.title][1]
+
+    def sampled(self, curves, computed, places):
+        """As swept, at other places."""
+        needed = {name: computed[name] for name in self.sweep(curves)[1]}
+        for place in places:
+            found = {}
+            try:
+                for given, lines in lines_by_given(curves.lines).items():
+                    values = {**needed, **dict(given), curves.sweep: place}
+                    asked = [line.quantity for line in lines]
+                    computed = evaluate(asked, allow_unused=True, **values)
+                    found.update((line.name, computed[line.quantity]) for line in lines)
+            except InvalidQuantity:
+                continue
+            yield place, found
+
+    def say(self, computed):
+        """The sentence for a result of compute(): the picture in words."""
+        computed = self.with_derived(computed)
+        return "".join(piece.said(computed) for piece in self.sentence)
+
+    def say_detail(self, computed):
+        """The rest of the picture in words."""
+        computed = self.with_derived(computed)
+        return "".join(piece.said(computed) for piece in self.detail)
+
+    def with_derived(self, computed):
+        """A result of compute(), and what a picture finds by playing a schedule."""
+        found = dict(computed)
+        for picture in self.pictures:
+            if picture.kind == "schedule":
+                found.update(picture.derived(computed))
+        return found
+
+    def marks(self, quantity, changed=None):
+        """The control to mark when `quantity` is refused: its own control, the control of the
+        quantity that it follows, or the one that moved."""
+        controls = [control.quantity for control in self.controls]
+        leaders = [
+            link.leader
+            for link in self.links
+            if isinstance(link, Ratio) and link.follower == quantity
+        ]
+        return next(
+            (name for name in (quantity, *leaders, changed) if name in controls), controls[0]
+        )
+
+    def call(self, values, chosen=None):
+        """Python that explains the outputs: the presets last chosen, where the outputs depend on
+        them, and by name every value that they do not give."""
+        chosen = {**self.chosen_at_start(), **(chosen or {})}
+        presets = {kind: self.preset(kind, name) for kind, name in chosen.items()}
+        given = {name: value for preset in presets.values() for name, value in preset.items()}
+        own = [name for name in self.asked if given.get(name) != values[name]]
+        named = [
+            f"{kind}={quoted(chosen[kind])}"
+            for kind, preset in presets.items()
+            if any(name in self.asked and name not in own for name in preset)
+        ]
+        lines = [", ".join(named), ", ".join(f"{name}={as_code(values[name])}" for name in own)]
+        outputs = ", ".join(map(quoted, self.outputs))
+        given = "".join(f",\n        {line}" for line in lines if line)
+        return f"from coursekit.formulas import explain\n\nexplain([{outputs}]{given})"
+
+    def rows(self):
+        """The table's rows: (preset's name, texts of the columns). A preset that is refused shows
+        the reason in one cell."""
+        start = self.start()
+        menu = next(menu for menu in self.menus if menu.kind == self.table.kind)
+        for name in menu.names:
+            chosen, texts = self.choose(start, self.table.kind, name), []
+            try:
+                for head, quantity, style, *given in self.table.columns:
+                    computed = self.compute({**chosen, **dict(*given)})
+                    texts.append(_without_unit(format_as(computed[quantity], style), head))
+                yield name, texts
+            except InvalidQuantity as refused:
+                yield name, [str(refused)]

@@ -1,0 +1,717 @@
+"""Chapter 4: collectives. Plans are followed as data, code runs on thread ranks (thread_ranks.py):
+no check can hang."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from coursekit.exercises.checker import Exercise, Misconception
+from coursekit.exercises.thread_ranks import answer_of_ranks, value_of_ranks
+from shardlab import collective_plans as plans
+from shardlab.collective_plans import Move, follow
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def _what_a_plan_does(goal, solution, n):
+    """One sentence: the first thing wrong with solution(n), or that all is right. goal(rank, n) are
+    the chunks that must be whole there."""
+    plan = solution(n)
+    if plan is None or plan is ...:
+        return plan
+    try:
+        plan = [[Move(*move) for move in moves] for moves in plan]
+    except TypeError:
+        raise TypeError(
+            "a plan is a list of steps, and a step a list of moves, Move(source, target, chunk,"
+            " operator)."
+        ) from None
+    if any(part is ... for moves in plan for move in moves for part in move):
+        return ...
+    if not any(plan):
+        return "nothing moves: the plan has no moves."
+    for number, moves in enumerate(plan, 1):
+        for move in moves:
+            if move.chunk not in range(n):
+                return (
+                    f"step {number}: rank {move.source} sends chunk {move.chunk}, and chunks are"
+                    f" numbered 0 to {n - 1}: take the number % n."
+                )
+            if move.target != (move.source + 1) % n:
+                return (
+                    f"step {number}: rank {move.source} sends to rank {move.target}, which is not"
+                    " the rank to its right."
+                )
+    try:
+        held = follow(
+            plan, [{chunk: frozenset([rank]) for chunk in range(n)} for rank in range(n)]
+        )[-1]
+    except ValueError as error:
+        return str(error)
+    steps = f"{len(plan)} step{'s' * (len(plan) != 1)}"
+    sums = [(rank, chunk, held[rank][chunk]) for rank in range(n) for chunk in goal(rank, n)]
+    lacking = [(rank, chunk, parts) for rank, chunk, parts in sums if len(parts) < n]
+    if lacking and (idle := _idle(plan, n)):
+        return idle
+    if lacking:
+        rank, chunk, parts = lacking[0]
+        missing = sum(n - len(parts) for *_, parts in lacking)
+        there = ", ".join(map(str, sorted(parts)))
+        return (
+            f"after {steps} {missing} parts are missing, the first in chunk {chunk} of rank {rank},"
+            f" which has {'those of ranks' if len(parts) > 1 else 'that of rank'} {there}."
+        )
+    return f"every sum is where it belongs, after {steps}."
+
+
+def _idle(plan, n):
+    for number, moves in enumerate(plan, 1):
+        for rank in range(n):
+            if all(move.source != rank for move in moves):
+                return (
+                    f"step {number}: rank {rank} sends nothing, and every rank sends in every step."
+                )
+    return ""
+
+
+def _scatter(chunk, operator="+=", more=0):
+    return lambda n: [
+        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
+        for step in range(1, n + more)
+    ]
+
+
+plan_of_a_ring_reduce_scatter = Exercise(
+    name="reduce_scatter_plan",
+    reference=plans.ring_reduce_scatter,
+    cases=(dict(n=2), dict(n=3), dict(n=5)),
+    answer=partial(_what_a_plan_does, lambda rank, n: [rank]),
+    hint="Follow one chunk. It takes n - 1 steps to the right and ends at the rank of its number:"
+    " where does it set out? In each step a rank sends what it has just received.",
+    misconceptions=(
+        Misconception(
+            _scatter(lambda rank, step: rank),
+            "every rank sends the chunk of its own number in every step. After the first step that"
+            " adds the same part again: a rank must pass on what it received in the step before,"
+            " with its own part in it.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step + 1),
+            "every chunk is summed, and none is at home: rank r ends with chunk r + 1. A chunk that"
+            " is to end at rank r sets out at the rank to its right.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step - 1),
+            "every chunk is summed, and none is at home: rank r ends with chunk r - 1. That chunk"
+            " has gone one place too far, or set out one place too late.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + step),
+            "chunks travel to the right, so the number that a rank sends falls from step to step."
+            " With + a rank sends a chunk that nobody has added to yet, and the one it has just"
+            " received stays where it is.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + step - 1),
+            "two things: in its first step a rank does not send its own chunk, which is to come"
+            " home last, but its left neighbour's, rank - 1; and that number falls from step to"
+            " step, for a rank passes on what came from the left.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, operator="="),
+            "what arrives replaces what was there, so each rank ends with somebody else's part:"
+            " reducing means +=.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, more=1),
+            "one step too many: after n - 1 steps each chunk has met every rank, and the next one"
+            " adds parts a second time.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - step, more=-1),
+            "one step too few: a chunk that collects the parts of n ranks travels n - 1 times.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: step),
+            "every rank sends the same chunk in a step, the step's number. In each step"
+            " the n ranks must send n different chunks: rank and step both count.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank + 1),
+            "every rank sends the same chunk in every step, its right neighbour's. It must pass"
+            " on what it received in the step before, with its own part in it.",
+        ),
+        Misconception(
+            _scatter(lambda rank, step: rank - 1),
+            "every rank sends the same chunk in every step, its left neighbour's. It must pass"
+            " on what it received in the step before, with its own part in it.",
+        ),
+        Misconception(
+            lambda n: [list(moves) for moves in zip(*plans.ring_reduce_scatter(n))],
+            "the loops are exchanged: yours is a list of n lists, each with the moves of one rank."
+            " A step has the moves of all ranks, and there are n - 1 steps.",
+        ),
+        Misconception(
+            lambda n: [
+                [Move(m.target, m.source, *m[2:]) for m in moves]
+                for moves in plans.ring_reduce_scatter(n)
+            ],
+            "source and target are exchanged: Move(source, target, ...), and the target is the"
+            " rank to the right.",
+        ),
+    ),
+    right=(
+        "chunk c sets out at rank c + 1, collects a part at each stop, and is whole when it comes"
+        " home."
+    ),
+)
+
+
+def _ring(gather):
+    return lambda n: plans.ring_reduce_scatter(n) + gather(n)
+
+
+def _gather(operator="=", chunk=lambda rank, step: rank - step, steps=0):
+    return lambda n: [
+        [Move(rank, (rank + 1) % n, chunk(rank, step) % n, operator) for rank in range(n)]
+        for step in range(n - 1 + steps)
+    ]
+
+
+ring_that_adds_too_often = Exercise(
+    name="all_reduce_plan",
+    reference=plans.ring_all_reduce,
+    cases=(dict(n=2), dict(n=3), dict(n=4)),
+    answer=partial(_what_a_plan_does, lambda rank, n: range(n)),
+    misconceptions=(
+        Misconception(
+            _ring(_gather("+=")),
+            "the first round is right. In the second one whole sums travel, and they are added to"
+            " parts that are in them already. What does an all-gather do with what arrives?",
+        ),
+        Misconception(
+            lambda n: _scatter(lambda rank, step: rank - step, "=")(n) + _gather()(n),
+            "now nothing is added at all: the second round was to change, not the first.",
+        ),
+        Misconception(
+            _ring(_gather(chunk=lambda rank, step: rank - step + 1)),
+            "the second round sets out with the wrong chunk: after the first, rank r has the whole"
+            " sum of chunk r and of no other, so that one must go first.",
+        ),
+        Misconception(
+            _ring(lambda n: []),
+            "that is the reduce-scatter alone: each rank has the sum of its own chunk. The others"
+            " still have to get it.",
+        ),
+        Misconception(
+            _ring(_gather(steps=-1)),
+            "one step is missing: a sum that is to reach n - 1 other ranks travels n - 1 times.",
+        ),
+    ),
+    right="+= on the way around that adds up, = on the one that hands out.",
+)
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
+def _numbers(rank, size):
+    """A rank's part: small whole numbers, so that sums are exact in any order."""
+    return torch.arange(1, size + 1, dtype=torch.float64) * (10**rank)
+
+
+class Summed(NamedTuple):
+    """What all ranks hold, and what they sent for it."""
+
+    full: list
+    messages_of_each_rank: list
+    elements_sent: int
+
+
+def _on_ranks(solution, n, size):
+    """What all ranks hold after solution(full, dist), and what was sent."""
+
+    def work(dist):
+        full = _numbers(dist.get_rank(), size)
+        solution(full, dist)
+        return full.tolist(), dist.messages_sent, dist.elements_sent
+
+    found = answer_of_ranks(n, work)
+    if not isinstance(found, list):
+        return found
+    full, messages, elements = map(list, zip(*found))
+    if full == [_numbers(rank, size).tolist() for rank in range(n)]:
+        return Summed(full, [], 0)  # nothing has changed, whatever was sent
+    return Summed(full, messages, sum(elements))
+
+
+class Held(NamedTuple):
+    """What all ranks hold."""
+
+    full: list
+
+
+def _held(solution, n, size):
+    """What all ranks hold after solution(full, dist), however much was sent: a chunk may be
+    padded."""
+    found = _on_ranks(solution, n, size)
+    return Held(found.full) if isinstance(found, Summed) else found
+
+
+class Passed(NamedTuple):
+    """What a rank got, whether the room that it was shown is as it was, and whether it waited for
+    each isend."""
+
+    arrived: list
+    room_is_as_it_was: bool
+    isend_was_waited_for: bool
+
+
+def _passed_on(solution, n, size, longer=0):
+    """What each rank has after solution(outgoing, room, dist); for each rank before it a chunk is
+    `longer` elements longer."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        outgoing = _numbers(rank, size + longer * rank)
+        room = torch.full((size + longer * ((rank - 1) % n),), 7.0).double()
+        arrived = solution(outgoing, room, dist)
+        if arrived is None or arrived is ...:
+            return arrived
+        if not isinstance(arrived, torch.Tensor):
+            raise TypeError(
+                f"it returned something of type {type(arrived).__name__}: recv returns the number"
+                " of the rank, and writes what arrives into the tensor that it was given."
+            )
+        left = (rank - 1) % n
+        wanted = _numbers(left, size + longer * left).tolist()
+        waited = arrived.tolist() != wanted or all(sent.is_done for sent in dist.isends)
+        return Passed(arrived.tolist(), room.eq(7).all().item(), waited)
+
+    return value_of_ranks(n, work)
+
+
+def _passing(
+    to=1,
+    since=1,
+    back=lambda arriving, outgoing, room: arriving,
+    into_room=False,
+    like_outgoing=False,
+    sends_room=False,
+    waits=False,
+    forgets=False,
+):
+    def pass_on(outgoing, room, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        arriving = room if into_room else torch.empty_like(outgoing if like_outgoing else room)
+        send = dist.send if waits else dist.isend
+        sent = send(room if sends_room else outgoing, (me + to) % n)
+        dist.recv(arriving, (me - since) % n)
+        if not (waits or forgets):
+            sent.wait()
+        return back(arriving, outgoing, room)
+
+    return pass_on
+
+
+def pass_on(outgoing, room, dist):
+    """Send a chunk to the right; return what comes from the left, which is as large as `room`."""
+    n, me = dist.get_world_size(), dist.get_rank()
+    arriving = torch.empty_like(room)
+    sent = dist.isend(outgoing, (me + 1) % n)
+    dist.recv(arriving, (me - 1) % n)
+    sent.wait()
+    return arriving
+
+
+one_place_around_the_ring = Exercise(
+    name="pass_on",
+    reference=pass_on,
+    cases=(dict(n=3, size=2), dict(n=4, size=1), dict(n=3, size=1, longer=1)),
+    words=("3 ranks, 2 elements", "4 ranks, 1 element", "3 ranks, chunks of 1, 2 and 3 elements"),
+    answer=_passed_on,
+    hint="dist.isend(tensor, rank) and dist.recv(tensor, rank): to whom, and from whom? The last"
+    " rank's right neighbour is rank 0: % n.",
+    misconceptions=(
+        Misconception(
+            _passing(to=-1, since=-1),
+            "the other way around: send to the right, (me + 1) % n, and receive from the left.",
+        ),
+        Misconception(
+            _passing(back=lambda arriving, outgoing, room: outgoing),
+            "you return what you have sent: return what has arrived.",
+        ),
+        Misconception(
+            _passing(into_room=True),
+            "you receive into room itself, and in a ring room is a part of the array that is still"
+            " needed. Make a tensor of its own, torch.empty_like(room).",
+        ),
+        Misconception(
+            lambda outgoing, room, dist: dist.recv(torch.empty_like(room), dist.get_rank() - 1),
+            "rank 0's left neighbour is rank n - 1, and rank 0 is the right neighbour of that one:"
+            " (me - 1) % n and (me + 1) % n. And isend comes before recv, which waits.",
+        ),
+        Misconception(
+            lambda outgoing, room, dist: dist.recv(
+                torch.empty_like(room), (dist.get_rank() - 1) % dist.get_world_size()
+            ),
+            "you receive before anybody has sent, and recv waits: all ranks wait for each other."
+            " isend first, which returns at once.",
+        ),
+        Misconception(
+            _passing(waits=True),
+            "a send waits until somebody takes the message, and so does the wait() of an isend. All"
+            " ranks wait before they receive: nobody is there to take one. isend, recv, then"
+            " wait().",
+        ),
+        Misconception(
+            _passing(since=-1),
+            "you receive from the right, and nobody sends from there: what comes, comes from the"
+            " left, (me - 1) % n.",
+        ),
+        Misconception(
+            _passing(like_outgoing=True),
+            "the tensor to receive into must be as large as room, torch.empty_like(room): chunks"
+            " need not be of one size, and outgoing is another chunk.",
+        ),
+        Misconception(
+            _passing(sends_room=True),
+            "you send room; outgoing is what the rank to the right needs.",
+        ),
+        Misconception(
+            _passing(back=lambda arriving, outgoing, room: arriving + room),
+            "you return the sum. What has arrived is wanted alone: whoever calls pass_on knows"
+            " whether to add it.",
+        ),
+        Misconception(
+            _passing(forgets=True),
+            "the right tensor, and nobody waits for the isend: until its handle's wait() is over"
+            " the message may not have been read, and outgoing must not change. Call wait() after"
+            " the recv.",
+        ),
+        Misconception(
+            _passing(back=lambda arriving, outgoing, room: room),
+            "room is as it was: return what has arrived, the tensor that recv wrote into.",
+        ),
+        Misconception(
+            lambda outgoing, room, dist: torch.zeros_like(room),
+            "nothing has arrived: dist.recv(arriving, (me - 1) % n) waits for the message and"
+            " writes it into arriving.",
+        ),
+    ),
+    errors=(
+        (
+            "which made room",
+            "The tensor to receive into is as large as room, torch.empty_like(room): chunks need"
+            " not be of one size.",
+        ),
+        (
+            "has no peer",
+            "A message goes to a neighbour. The ring has no end: after rank n - 1 comes rank 0,"
+            " so take the number % n.",
+        ),
+    ),
+    right="isend to the right, recv from the left: nobody waits for a neighbour who sends, too.",
+)
+
+
+def _add(into, arriving):
+    into += arriving
+
+
+def _put(into, arriving):
+    into.copy_(arriving)
+
+
+def _ring_of(
+    first,
+    second,
+    cut=lambda full, n: full.tensor_split(n),
+    then=lambda full, n: None,
+    rounds=lambda n: (range(1, n), range(n - 1)),
+    sign=-1,
+    back=1,
+):
+    """A ring all-reduce that does `first` with what arrives in the first round and `second` in the
+    second."""
+
+    def all_reduce(full, dist):
+        n, me = dist.get_world_size(), dist.get_rank()
+        chunks = cut(full, n)
+        for does, steps in zip((first, second), rounds(n)):
+            for step in steps:
+                into = chunks[(me + sign * step - (back if does is first else 1)) % n]
+                arriving = pass_on(chunks[(me + sign * step) % n], into, dist)
+                does(into, arriving)
+        then(full, n)
+
+    return all_reduce
+
+
+def _whole_arrays(full, dist):
+    passing = full.clone()
+    for _ in range(dist.get_world_size() - 1):
+        passing = pass_on(passing, full, dist)
+        full += passing
+
+
+def _nothing(into, arriving):
+    pass
+
+
+CASES = (dict(n=2, size=4), dict(n=3, size=7), dict(n=4, size=8))
+WORDS = ("2 ranks, 4 elements", "3 ranks, 7 elements", "4 ranks, 8 elements")
+
+all_reduce_from_send_and_recv = Exercise(
+    name="all_reduce",
+    reference=_ring_of(_add, _put),
+    cases=CASES,
+    words=WORDS,
+    answer=_on_ranks,
+    hint="Two loops over n - 1 steps. In step 1, 2, ... of the first, rank me sends chunk me - step"
+    " and adds what arrives to chunk me - step - 1; the second hands the finished sums out.",
+    misconceptions=(
+        Misconception(
+            _ring_of(_nothing, _nothing),
+            "nothing in full has changed: what arrives is dropped. Mind that into = ... gives the"
+            " name to another tensor, while into += ... and into.copy_(...) write into full.",
+        ),
+        Misconception(
+            _ring_of(_nothing, _put),
+            "the chunks that the second round hands out come from the first, and have the part of"
+            " one rank alone. Either there nothing was added: into = into + arriving gives the name"
+            " to another tensor, while into += arriving writes into full. Or the first round sets"
+            " out with the wrong chunk: in its step 1, 2, ... rank me sends chunk me - step, and"
+            " its own chunk comes home last.",
+        ),
+        Misconception(
+            _ring_of(_add, _add),
+            "the second round adds as well: whole sums are added to parts that are in them"
+            " already. In that round each arriving chunk is complete, and replaces the chunk"
+            " that is there.",
+        ),
+        Misconception(
+            _ring_of(_put, _put),
+            "each chunk ends with the part of one rank alone. Either nothing is ever added: in the"
+            " first round what arrives is a part of the sum, and yours is missing in it. Or the"
+            " second round sets out with the wrong chunk: in its first step rank me sends chunk me,"
+            " which is whole.",
+        ),
+        Misconception(_ring_of(_put, _add), "the two are exchanged: first add up, then hand out."),
+        Misconception(
+            _ring_of(_add, _nothing),
+            "that is a reduce-scatter: each rank has the sum of its own chunk, and of no other. The"
+            " second round still has to do something with what arrives.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(0))),
+            "that is the first round, a reduce-scatter: each rank has the sum of its own chunk, and"
+            " of no other. The second round, which hands the sums out, is missing.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, then=lambda full, n: full.div_(n)),
+            "that is the mean; all-reduce is to give the sum here.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n + 1), range(n - 1))),
+            "the sums are right, and there is one step too many in the first round or the second:"
+            " a chunk that is to meet all n ranks travels n - 1 times, and the next message is for"
+            " nothing.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(2, n), range(n - 1))),
+            "one step too few in the first round: a chunk that collects the parts of n ranks"
+            " travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, rounds=lambda n: (range(1, n), range(n - 2))),
+            "one step too few in the second round: a sum that is to reach n - 1 other ranks"
+            " travels n - 1 times.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, back=0),
+            "you add what arrives to the chunk that the rank has just sent: what comes from the"
+            " left is another chunk, the one before, me - step - 1.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, sign=1),
+            "chunks travel to the right, so the number that a rank sends falls from step to"
+            " step: me - step, not me + step.",
+        ),
+        Misconception(
+            lambda full, dist: dist.all_reduce(full),
+            "the sum is right, and dist has made it. Build it yourself, with pass_on: what does"
+            " all_reduce do inside?",
+        ),
+        Misconception(
+            _whole_arrays,
+            "the sum is right, but whole arrays travel, n - 1 of them over every link: a ring"
+            " sends chunks, and so 2 (n - 1) / n of an array.",
+        ),
+    ),
+    errors=(
+        (
+            "does not support item assignment",
+            "chunks is a tuple, and chunks[k] += ... stores into the tuple, too. Give the chunk"
+            " a name first, into = chunks[k]; then into += ... writes into full.",
+        ),
+    ),
+    right="+= in the first round, = in the second: a reduce-scatter and an all-gather.",
+)
+
+
+def _slices(each):
+    return lambda full, n: [
+        full[k * each(full.numel(), n) : (k + 1) * each(full.numel(), n)] for k in range(n)
+    ]
+
+
+chunks_that_do_not_divide = Exercise(
+    name="all_reduce",
+    reference=_ring_of(_add, _put),
+    cases=(dict(n=4, size=8), dict(n=4, size=10), dict(n=4, size=5), dict(n=3, size=5)),
+    words=(
+        "4 ranks, 8 elements",
+        "4 ranks, 10 elements",
+        "4 ranks, 5 elements",
+        "3 ranks, 5 elements",
+    ),
+    answer=_held,
+    hint="Which elements of full are in no chunk, where n does not divide their number?",
+    misconceptions=(
+        Misconception(
+            _ring_of(_add, _put, _slices(lambda size, n: size // n)),
+            "8 elements on 4 ranks are right, 10 are not: look at the last two. size // n rounds"
+            " down, so they are in no chunk, nobody sends them, and each rank keeps its own.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, _slices(lambda size, n: round(size / n))),
+            "rounding to the nearest loses elements whenever it rounds down: n chunks of that size"
+            " end too early.",
+        ),
+        Misconception(
+            _ring_of(_add, _put, lambda full, n: full.chunk(n)),
+            "chunk(n) cuts pieces of one size, rounded up, and can run out of elements before it"
+            " has n of them: 5 elements make 3 pieces of at most 2. tensor_split(n) always"
+            " makes n.",
+        ),
+        Misconception(
+            _ring_of(_nothing, _nothing),
+            "nothing in full has changed: what the ring works on must be views of full, not"
+            " copies.",
+        ),
+        Misconception(
+            _ring_of(
+                _add,
+                _put,
+                lambda full, n: [
+                    full[k * (full.numel() // n) : (k + 1) * (full.numel() // n) + full.numel() % n]
+                    for k in range(n)
+                ],
+            ),
+            "some elements are in two chunks, so parts of them are added twice: a chunk ends"
+            " where the next one begins.",
+        ),
+    ),
+    errors=(
+        (
+            "index out of range",
+            "chunk(n) and split(size) cut pieces of one size, rounded up, and can run out of"
+            " elements before there are n of them. tensor_split(n) always makes n.",
+        ),
+        (
+            "Assertion",
+            "Refusing a size is not a repair: gradients come in any size. Cut n chunks that have"
+            " every element in one of them.",
+        ),
+        (
+            "which made room for",
+            "A rank sends more or fewer elements than its neighbour has room for: all ranks must"
+            " cut alike, whatever their number.",
+        ),
+        ("slice indices", "Bounds are whole numbers; a fraction of an element is in no chunk."),
+    ),
+    right="n chunks, every element in one of them, whether n divides their number or not.",
+)
+
+
+# --- bug hunt: ranks that do not agree on the order -----------------------------------------------
+
+
+def _summed(solution, orders, sizes):
+    """What all ranks hold, by name, after solution(gradients, dist); rank r has its gradients in
+    the order orders[r]."""
+
+    def work(dist):
+        rank = dist.get_rank()
+        places = {name: "abc".index(name) for name in orders[rank]}
+        # another one on every other rank
+        largest = {name: place if rank % 2 else 3 - place for name, place in places.items()}
+        gradients = {
+            name: (1 + largest[name]) * _numbers(rank, sizes[place])
+            for name, place in places.items()
+        }
+        solution(gradients, dist)
+        return {name: gradients[name].tolist() for name in sorted(gradients)}
+
+    return answer_of_ranks(len(orders), work)
+
+
+def _in_order(order):
+    def sum_gradients(gradients, dist):
+        for name in order(gradients, dist):
+            dist.all_reduce(gradients[name])
+
+    return sum_gradients
+
+
+order_that_differs = Exercise(
+    name="sum_gradients",
+    reference=_in_order(lambda gradients, dist: sorted(gradients)),
+    cases=(
+        dict(orders=("ab", "ab"), sizes=(2, 2)),
+        dict(orders=("ab", "ba"), sizes=(2, 2)),
+        dict(orders=("abc", "bca", "abc"), sizes=(1, 2, 3)),
+    ),
+    words=(
+        "2 ranks, the same order",
+        "2 ranks, orders ab and ba, all of one size",
+        "3 ranks, one in another order, three sizes",
+    ),
+    answer=_summed,
+    misconceptions=(
+        Misconception(
+            _in_order(lambda gradients, dist: gradients),
+            "with the same order on all ranks it is right. With another, one rank's a is added to"
+            " the other's b: silently where they are equally large. Which order is the same on"
+            " every rank, whatever became ready first?",
+        ),
+        Misconception(
+            _in_order(
+                lambda gradients, dist: sorted(gradients, key=lambda name: gradients[name].numel())
+            ),
+            "sorted by size, the order is the same on all ranks until two gradients are equally"
+            " large: these stay in the order in which they came.",
+        ),
+        Misconception(
+            _in_order(
+                lambda gradients, dist: sorted(
+                    gradients, key=lambda name: -gradients[name].sum().item()
+                )
+            ),
+            "the order follows from values, which differ from rank to rank: if it fits here,"
+            " that is luck. Sort by something that is the same everywhere, such as the names.",
+        ),
+        Misconception(
+            _in_order(lambda gradients, dist: []),
+            "nothing is summed: each rank still has its own gradients, and the models drift apart.",
+        ),
+        Misconception(
+            _in_order(lambda gradients, dist: sorted(gradients) if dist.get_rank() == 0 else []),
+            "only rank 0 takes part: it waits for the others, who never come. A collective is a"
+            " call that all ranks make.",
+        ),
+    ),
+    right="an order that every rank finds by itself, and the same for all: here the names.",
+)

@@ -1,0 +1,162 @@
+"""Still pictures of the chapter on collectives: two trees, and a hierarchical all-reduce."""
+
+from fractions import Fraction
+
+from coursekit.show.drawing import Drawing
+
+# --- two trees ------------------------------------------------------------------------------------
+
+TREE_RANKS = 8
+
+
+def first_tree(ranks):
+    """Rank -> its parent; the root has None. As NCCL's ncclGetBtree: a rank's level is its lowest
+    bit, so that odd ranks are leaves."""
+    parents = {0: None}
+    for rank in range(1, ranks):
+        bit = rank & -rank
+        above = (rank ^ bit) | (bit << 1)
+        parents[rank] = above if above < ranks else rank ^ bit
+    return parents
+
+
+def second_tree(ranks):
+    """The mirror image, in which even ranks are leaves; `ranks` is even (ncclGetDtree)."""
+    mirror = lambda rank: None if rank is None else ranks - 1 - rank
+    return {mirror(rank): mirror(above) for rank, above in first_tree(ranks).items()}
+
+
+def tree_depth(parents, rank):
+    return 0 if parents[rank] is None else 1 + tree_depth(parents, parents[rank])
+
+
+def draw_two_trees():
+    drawing = Drawing("two-trees", "Two trees over the same eight ranks")
+    x = lambda rank: 28 + rank * 49
+    for top, down, parents, half in (
+        (44, 1, first_tree(TREE_RANKS), "first"),
+        (336, -1, second_tree(TREE_RANKS), "second"),
+    ):
+        y = lambda rank, top=top, down=down, parents=parents: (
+            top + down * 36 * tree_depth(parents, rank)
+        )
+        inner = set(parents.values())
+        for rank, above in parents.items():
+            if above is not None:
+                line = f"M{x(rank):g} {y(rank):g}L{x(above):g} {y(above):g}"
+                drawing.path(line, "line communication thick")
+        for rank in parents:
+            drawing.box(x(rank) - 14, y(rank) - 12, 28, 24, "blank", 12)
+            look = "communication" if rank in inner else "frame"
+            drawing.box(x(rank) - 14, y(rank) - 12, 28, 24, look, 12)
+            ink = "ink" if rank in inner else ""
+            drawing.text(x(rank), y(rank) + 5, rank, f"middle small bold {ink}".rstrip())
+        words = f"one tree sums the {half} half of the array"
+        drawing.text(396, 14 if down > 0 else 374, words, "end small")
+    trees = [
+        "; ".join(
+            f"{above} above {' and '.join(str(r) for r in sorted(parents) if parents[r] == above)}"
+            for above in sorted(set(parents.values()) - {None})
+        )
+        for parents in (first_tree(TREE_RANKS), second_tree(TREE_RANKS))
+    ]
+    words = (
+        "Two trees over ranks 0 to 7, one drawn from the top down, the other, its mirror image,"
+        f" from the bottom up; every rank has the same column in both. First tree: {trees[0]}."
+        f" Second tree: {trees[1]}. Ranks with children are filled: the even ones in the first"
+        " tree, the odd ones in the second."
+    )
+    return drawing.svg(382, words)
+
+
+# --- in nodes first -------------------------------------------------------------------------------
+
+DRAWN_NODES, DRAWN_PLACES = 2, 4
+HIERARCHICAL_PARTS = (
+    "reduce-scatter in each node",
+    "all-reduce across nodes",
+    "all-gather in each node",
+)
+
+
+def hierarchical_states():
+    """After 0 to 3 parts of a hierarchical all-reduce: for each rank and chunk the set of ranks
+    whose parts it has added up; and of each part, what a rank sends as a share of the array."""
+    world = range(DRAWN_NODES * DRAWN_PLACES)
+    states = [[[{rank}] * DRAWN_PLACES for rank in world]]
+    node = lambda rank: range(
+        rank // DRAWN_PLACES * DRAWN_PLACES, rank // DRAWN_PLACES * DRAWN_PLACES + DRAWN_PLACES
+    )
+    across = lambda rank: range(rank % DRAWN_PLACES, DRAWN_NODES * DRAWN_PLACES, DRAWN_PLACES)
+
+    def summed(group, chunk):
+        return set().union(*(states[-1][rank][chunk] for rank in group))
+
+    own = lambda rank: rank % DRAWN_PLACES
+    states.append(
+        [
+            [summed(node(rank), c) if c == own(rank) else None for c in range(DRAWN_PLACES)]
+            for rank in world
+        ]
+    )
+    states.append(
+        [
+            [summed(across(rank), c) if c == own(rank) else None for c in range(DRAWN_PLACES)]
+            for rank in world
+        ]
+    )
+    states.append([[states[-1][node(rank)[c]][c] for c in range(DRAWN_PLACES)] for rank in world])
+    inside = Fraction(DRAWN_PLACES - 1, DRAWN_PLACES)
+    return states, (inside, Fraction(2 * (DRAWN_NODES - 1), DRAWN_NODES) / DRAWN_PLACES, inside)
+
+
+def share_of_array(fraction):
+    return f"{fraction.numerator}/{fraction.denominator} S"
+
+
+def draw_hierarchical():
+    states, sent = hierarchical_states()
+    drawing = Drawing("hierarchical", "A hierarchical all-reduce on two nodes of four GPUs")
+    cell, pitch, left = 17, 108, 8
+    y = lambda rank: 26 + rank * 20 + (12 if rank >= DRAWN_PLACES else 0)
+    ends = y(DRAWN_NODES * DRAWN_PLACES - 1) + 24
+    titles = ("before", "after 1", "after 2", "after 3")
+    for number, (state, title) in enumerate(zip(states, titles)):
+        begin = left + number * pitch * 0.945
+        drawing.text(begin + 10 + 2 * cell, 14, title, "middle small bold")
+        written = []
+        drawn = {"shade3": [], "shade2": [], "shade0": [], "": []}
+        for rank, chunks in enumerate(state):
+            if number == 0:
+                drawing.text(begin, y(rank) + 13, rank, "small")
+            signs = []
+            for place, parts in enumerate(chunks):
+                x = begin + 14 + place * cell
+                count = len(parts or ())
+                shade = {0: "", 1: "shade3", DRAWN_PLACES: "shade2"}.get(count, "shade0")
+                drawn[shade].append((x, y(rank), cell - 1, 17))
+                if parts:
+                    signs.append((x + cell / 2 - 0.5, "abcd"[place] if count == 1 else "Σ"))
+            written.append((signs, y(rank) + 13))
+        for shade, places in drawn.items():
+            if places:
+                drawing.boxes(places, f"gathered {shade}" if shade else "frame dashed")
+        for signs, line in written:
+            drawing.signs(signs, line, "middle small")
+    drawing.path(f"M0 {(y(DRAWN_PLACES - 1) + 17 + y(DRAWN_PLACES)) / 2:g}H400", "line dashed")
+    links = ("NVLink", "the network", "NVLink")
+    for number, (step, part, link) in enumerate(zip(HIERARCHICAL_PARTS, sent, links), 1):
+        line = f"{number}  {step}: a rank sends {share_of_array(part)} over {link}"
+        drawing.text(left, ends + 2 + 20 * number, line, "small")
+    words = (
+        "Four grids: rows are ranks 0 to 3 of node 0 and, below a dashed line, 4 to 7 of node 1;"
+        " columns are the four chunks of an array of S bytes. Before, every rank has its own part"
+        " of all chunks. After part 1 each rank has one chunk, summed over its node; after part 2"
+        " the same chunk, summed over both nodes; after part 3 all chunks, summed over all. A rank"
+        f" sends {share_of_array(sent[0])} inside its node, {share_of_array(sent[1])} over the"
+        f" network, {share_of_array(sent[2])} inside its node."
+    )
+    return drawing.svg(ends + 68, words)
+
+
+PICTURES = {"two-trees": draw_two_trees, "hierarchical": draw_hierarchical}

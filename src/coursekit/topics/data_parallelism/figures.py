@@ -1,0 +1,134 @@
+"""plotly figure of what ran when on one rank: rows of bars over the seconds of a step.
+
+trace_figure("A step with overlap", [("forward", "forward", [(0, 0.1)]), ("bucket 1",
+"communication", [(0.15, 0.04)])])
+step_figure("A step with overlap", trace)                   # trace =
+# measure.trace.trace_step(...)
+"""
+
+import plotly.graph_objects as go
+
+from coursekit.show.figures import FOOT_PIXELS, HEAD_PIXELS, axis, new_figure, round_up
+from coursekit.show.format import format_as
+from coursekit.show.palette import TIMELINE
+
+LANE_PIXELS = 30
+
+
+def trace_figure(title, rows, until_seconds=None):
+    """Rows are (name, colour's name in palette.TIMELINE, pairs (begin, duration) in seconds); the
+    first is drawn on top. Two figures with one `until_seconds` have one scale.
+
+    Raises ValueError without rows, or for a duration below 0; KeyError for a colour that the
+    palette lacks.
+    """
+    rows = [(name, colour, list(bars)) for name, colour, bars in rows]
+    if not rows:
+        raise ValueError(
+            "a trace has at least one row: (name, colour, pairs of begin and duration)."
+        )
+    for name, _, bars in rows:
+        for begin, seconds in bars:
+            if seconds < 0:
+                raise ValueError(
+                    f"{name}: a bar of {seconds} s from {begin} s: nothing takes less than no time."
+                )
+    until = max(
+        [until_seconds or 0, *(begin + seconds for _, _, bars in rows for begin, seconds in bars)]
+    )
+    figure = new_figure(
+        title, HEAD_PIXELS + FOOT_PIXELS + 16 + LANE_PIXELS * len(rows), barmode="overlay", bargap=0
+    )
+    figure.update_layout(margin_b=FOOT_PIXELS + 16)
+    for place, (name, colour, bars) in enumerate(rows):
+        swatch = TIMELINE[colour]
+        said = [[format_as(time, "short duration") for time in bar] for bar in bars]
+        figure.add_trace(
+            go.Bar(
+                orientation="h",
+                name=name,
+                base=[_milliseconds(begin) for begin, _ in bars],
+                x=[_milliseconds(seconds) for _, seconds in bars],
+                y=[place] * len(bars),
+                width=[0.62] * len(bars),
+                marker=dict(color=swatch.light, line=dict(color=swatch.line, width=1.5)),
+                text=[f"{name}: {seconds} from {begin} on" for begin, seconds in said],
+                textposition="none",
+                hovertemplate="%{text}<extra></extra>",
+            )
+        )
+    figure.update_xaxes(
+        axis(
+            range=[0, round_up(1000 * until or 1)],
+            showgrid=True,
+            nticks=6,
+            title=dict(text="milliseconds since forward began", font=dict(size=12), standoff=4),
+        )
+    )
+    figure.update_yaxes(
+        axis(
+            range=[len(rows) - 0.5, -0.5],
+            tickmode="array",
+            tickvals=list(range(len(rows))),
+            ticktext=[name for name, *_ in rows],
+            ticks="outside",
+            tickwidth=0,
+            ticklen=8,
+        )
+    )
+    return figure
+
+
+def step_figure(title, trace, until_seconds=None):
+    """Forward, backward until its last gradient, and a row for each message in the order in which
+    they were handed over."""
+    backward = trace.forward_seconds, trace.last_gradient_seconds - trace.forward_seconds
+    rows = [
+        ("forward", "forward", [(0, trace.forward_seconds)]),
+        ("backward", "backward", [backward]),
+    ]
+    rows += [
+        (f"message {number}", "communication", [message])
+        for number, message in enumerate(trace.messages, 1)
+    ]
+    return trace_figure(title, rows, until_seconds)
+
+
+def drift_figure(distances):
+    """Lines over the steps: how far apart the copies of a model are; name -> a distance after each
+    step."""
+    figure = new_figure("How far apart are the copies?", 260)
+    colours = [TIMELINE["communication"].line, TIMELINE["forward"].line]
+    highest = max(max(line) for line in distances.values()) or 1
+    for (name, line), colour in zip(distances.items(), colours):
+        figure.add_trace(
+            go.Scatter(
+                x=list(range(1, len(line) + 1)),
+                y=[float(f"{distance:.3g}") for distance in line],
+                mode="lines+markers",
+                name=name,
+                line=dict(color=colour, width=2),
+                hovertemplate=f"{name}, step %{{x}}: %{{y}}<extra></extra>",
+            )
+        )
+        figure.add_annotation(
+            x=len(line),
+            y=line[-1],
+            text=name,
+            showarrow=False,
+            xanchor="right",
+            yshift=14,
+        )
+    figure.update_xaxes(axis(title=dict(text="steps", font=dict(size=12)), nticks=6))
+    figure.update_yaxes(
+        axis(
+            title=dict(text="distance from rank 0", font=dict(size=12)),
+            range=[-0.05 * highest, 1.2 * highest],
+            showgrid=True,
+        )
+    )
+    return figure
+
+
+def _milliseconds(seconds):
+    return float(f"{1000 * seconds:.4g}")

@@ -1,0 +1,153 @@
+"""Roofline: the operations and the bytes of an operation, and the rate that arithmetic or memory
+allows. Each matrix moves once here; a matrix of which a chip holds only a part moves more often, so
+these bytes are lower bounds and these rates upper bounds.
+"""
+
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import maximum, minimum, where
+
+# --- what the reader gives
+
+BOOK.given(
+    r"""
+operation_rows | e_\text{row} | count | rows of an operation's result
+operation_columns | e_\text{col} | count | columns of an operation's result
+operation_depth | e_\text{in} | count | inner size of a matrix product; for an elementwise
+    operation, the number of operations on each element
+operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an operation reads or
+    writes
+matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matrix product, 0 if it
+    is elementwise
+measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | measured rate of an operation
+multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
+multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one multiprocessor
+    does in one cycle
+cycles_per_second | \nu_\text{clock} | 1/s, above 0 | cycles of the GPU's clock in a second
+launch_seconds | \tau_\text{launch} | seconds, from 0 | time the CPU takes to hand one operation to
+    the GPU
+"""
+)
+
+_ROOFLINE = "Williams, Waterman and Patterson 2009"
+_DEFINITION = "definition"
+_COUNTED = "tests/hardware/test_roofline_formulas.py::test_what_a_product_does_and_moves"
+_ELEMENTWISE = (
+    "tests/hardware/test_roofline_formulas.py::test_what_an_elementwise_operation_does_and_moves"
+)
+_MEASURED = "tests/collectives/test_collective_formulas.py::test_roofline"
+_BOUND = "tests/hardware/test_roofline_formulas.py::test_which_bound"
+_SHEET = "tests/hardware/test_roofline_formulas.py::test_a_datasheets_rate"
+
+
+# --- what an operation does and moves -------------------------------------------------------------
+formula = BOOK.section(source=_DEFINITION, measured_by=_COUNTED)
+
+
+@formula(r"C_\text{mm}", "FLOP")
+def product_flops(operation_rows, operation_columns, operation_depth):
+    """operations of a matrix product: a multiplication and an addition for each row, column and
+    inner index"""
+    return 2 * operation_rows * operation_columns * operation_depth
+
+
+@formula(r"S_\text{mm}", "bytes")
+def product_bytes(operation_rows, operation_columns, operation_depth, operation_element_bytes):
+    """bytes of a matrix product: both factors are read once, the result is written once"""
+    return operation_element_bytes * (
+        operation_rows * operation_depth
+        + operation_depth * operation_columns
+        + operation_rows * operation_columns
+    )
+
+
+@formula(r"C_\text{elem}", "FLOP", measured_by=_ELEMENTWISE)
+def elementwise_flops(operation_rows, operation_columns, operation_depth):
+    """operations of an elementwise operation, or of several that one kernel does in one go"""
+    return operation_rows * operation_columns * operation_depth
+
+
+@formula(r"S_\text{elem}", "bytes", measured_by=_ELEMENTWISE)
+def elementwise_bytes(operation_rows, operation_columns, operation_element_bytes):
+    """bytes of an elementwise operation: each element is read once and written once, whatever
+    happens in between"""
+    return 2 * operation_element_bytes * operation_rows * operation_columns
+
+
+@formula(r"C_\text{op}", "FLOP")
+def operation_flops(matrix_product, product_flops, elementwise_flops):
+    """floating-point operations of the operation"""
+    return where(matrix_product > 0, product_flops, elementwise_flops)
+
+
+@formula(r"S_\text{op}", "bytes", least=1)
+def operation_bytes(matrix_product, product_bytes, elementwise_bytes):
+    """bytes that the operation reads from memory and writes to it"""
+    return where(matrix_product > 0, product_bytes, elementwise_bytes)
+
+
+# --- the roof -------------------------------------------------------------------------------------
+formula = BOOK.section(source=_ROOFLINE, measured_by=_MEASURED)
+
+
+@formula(r"I", "FLOP/byte")
+def arithmetic_intensity(operation_flops, operation_bytes):
+    """operations done for each byte that moves between memory and chip"""
+    return operation_flops / operation_bytes
+
+
+@formula(r"F_\text{chip}", "FLOP/s", source="NVIDIA 2020", measured_by=_SHEET)
+def chip_flops_per_second(multiprocessors, multiprocessor_flops_per_cycle, cycles_per_second):
+    """rate of a chip as a datasheet computes it: multiprocessors, times operations of each in a
+    cycle, times cycles in a second"""
+    return multiprocessors * multiprocessor_flops_per_cycle * cycles_per_second
+
+
+@formula(r"I_\text{ridge}", "FLOP/byte")
+def ridge_intensity(flops_per_second, memory_bytes_per_second):
+    """intensity of the ridge: above the ridge arithmetic is the limit, below it memory"""
+    return flops_per_second / memory_bytes_per_second
+
+
+@formula(r"F_\text{roof}", "FLOP/s")
+def attainable_flops_per_second(flops_per_second, arithmetic_intensity, memory_bytes_per_second):
+    """highest rate that an operation of this intensity can reach"""
+    return minimum(flops_per_second, arithmetic_intensity * memory_bytes_per_second)
+
+
+@formula(r"\tau_\text{op}", "seconds")
+def operation_seconds(operation_flops, attainable_flops_per_second):
+    """shortest time that an operation can take"""
+    return operation_flops / attainable_flops_per_second
+
+
+@formula(r"1_\text{mem}", "count", measured_by=_BOUND)
+def bound_by_memory(arithmetic_intensity, ridge_intensity):
+    """1 if memory bounds the operation, 0 if arithmetic does"""
+    return where(arithmetic_intensity < ridge_intensity, 1, 0)
+
+
+@formula(r"\eta_\text{roof}", "fraction", measured_by=_BOUND)
+def attainable_share(attainable_flops_per_second, flops_per_second):
+    """largest share of the arithmetic rate that the operation can use; the rest waits for memory"""
+    return attainable_flops_per_second / flops_per_second
+
+
+@formula(r"\eta_\text{meas}", "fraction", source=_DEFINITION, measured_by=_SHEET)
+def measured_share(measured_flops_per_second, flops_per_second):
+    """measured rate as a share of the datasheet's figure"""
+    return measured_flops_per_second / flops_per_second
+
+
+# --- before the roof ------------------------------------------------------------------------------
+
+
+@formula(
+    r"\tau_\text{queue}",
+    "seconds",
+    source=_DEFINITION,
+    measured_by="tests/hardware/test_roofline_formulas.py::test_pace",
+)
+def queued_operation_seconds(launch_seconds, operation_seconds):
+    """time for each of many operations in a row: the CPU launches the next while the GPU works, and
+    the slower of the two sets the pace"""
+    return maximum(launch_seconds, operation_seconds)

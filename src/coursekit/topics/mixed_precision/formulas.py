@@ -1,0 +1,241 @@
+"""Mixed precision: the numbers that a format has, what rounds to zero or to infinity and what an
+update can change, with a loss scale, with stochastic rounding and with a scale for each block.
+
+A format is named as `number_format="fp16"`. Values of formats are powers of two, or a few of them
+added, so they are exact in Python and on the page.
+"""
+
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import ceil_div, maximum, power_of_two, square_root, where
+
+# --- what the reader gives ------------------------------------------------------------------------
+BOOK.given(
+    r"""
+exponent_bits | n_E | count, from 2 to 11 | exponent bits of a number, which set the range
+fraction_bits | n_F | count, to 52 | fraction bits of a number, without the leading bit that is not
+    stored; they set the spacing
+infinities | 1_\text{inf} | count, from 0 to 1, usually 1 | 1 if the top exponent is reserved for
+    infinities and NaN, as in IEEE 754; 0 if the top exponent holds numbers and only its last
+    pattern is NaN
+value_exponent | x_w | exponent, from -1074 to 1023 | exponent of a number: -7 for sizes from 2^-7
+    up to, but not including, 2^-6
+loss_scale | \lambda | number, above 0, usually 1 | factor that multiplies the loss before backward;
+    a power of two, so that the division after backward is exact
+largest_gradient | g_\text{max} | number, above 0 | size of the largest gradient of the run, without
+    a loss scale
+update_size | u | number, above 0 | size of the change that an update makes to a weight
+updates | n_\text{upd} | count | number of updates in a row
+growth_interval | n_\text{grow} | count, usually 2000 | steps without an overflow after which a
+    dynamic loss scale is doubled
+block_elements | n_\text{block} | count, usually 256 | elements that share a scale, in a tensor with
+    a scale for each block
+scaled_elements | n_\text{elem} | count | elements of a tensor with a scale for each block
+scaled_element_bits | n_\text{low} | count, from 1 to 8, usually 8 | bits of an element that has a
+    scale: 8 in fp8, 4 in fp4
+scale_bytes | \beta_\text{scale} | bytes, from 1, usually 4 | bytes of a scale: 4 in fp32; 1 in
+    e8m0, a power of two, or in e4m3
+tensor_scale_bytes | \beta_\text{tensor} | bytes, from 0, usually 0 | bytes of a second scale that
+    all blocks of a tensor share: 4 in NVFP4
+cached_parameters | \Psi_\text{cast} | parameters, from 0 | parameters that autocast casts: weights
+    and biases of linear layers
+"""
+)
+
+_IEEE = "IEEE 754-2019; Micikevicius et al. 2022 for e4m3"
+_SCALING = "Micikevicius et al. 2018, section 3.2"
+_PATTERNS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_every_pattern"
+_ROUNDS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_thresholds"
+_SPACING = "tests/mixed_precision/test_mixed_precision_formulas.py::test_spacing_and_lost_updates"
+_SCALED = "tests/mixed_precision/test_mixed_precision_formulas.py::test_loss_scale_of_a_backward"
+_SKIPS = "tests/mixed_precision/test_mixed_precision_formulas.py::test_share_of_skipped_steps"
+_NOISE = "tests/mixed_precision/test_mixed_precision_formulas.py::test_noise_of_stochastic_rounding"
+_BLOCKS = (
+    "tests/mixed_precision/test_mixed_precision_formulas.py::test_bytes_with_a_scale_per_block"
+)
+_CACHE = "tests/mixed_precision/test_mixed_precision_formulas.py::test_cache_of_autocast"
+
+
+# --- the numbers of a format ----------------------------------------------------------------------
+formula = BOOK.section(source=_IEEE, measured_by=_PATTERNS)
+
+
+@formula(r"n_\text{bit}", "count")
+def number_bits(exponent_bits, fraction_bits):
+    """bits of a number: the sign, the exponent, the fraction; a tf32 number uses 19 of the 32 bits
+    that store it"""
+    return 1 + exponent_bits + fraction_bits
+
+
+@formula(r"n_\text{bias}", "count")
+def exponent_bias(exponent_bits):
+    """number that is added to an exponent before it is stored, so that no stored exponent is
+    negative"""
+    return -1 + power_of_two(exponent_bits - 1)
+
+
+@formula(r"x_\text{min}", "exponent")
+def least_exponent(exponent_bias):
+    """exponent of the smallest normal number; below it all numbers have the same spacing"""
+    return 1 - exponent_bias
+
+
+@formula(r"x_\text{max}", "exponent")
+def greatest_exponent(exponent_bias, infinities):
+    """exponent of the largest number: one more where no exponent is reserved for infinities"""
+    return exponent_bias + (1 - infinities)
+
+
+@formula(r"\varepsilon", "number")
+def relative_spacing(fraction_bits):
+    """distance from 1 to the next larger number: torch.finfo(dtype).eps"""
+    return power_of_two(-fraction_bits)
+
+
+@formula(r"w_\text{max}", "number")
+def largest_number(greatest_exponent, relative_spacing, infinities):
+    """the largest finite number: torch.finfo(dtype).max"""
+    return power_of_two(greatest_exponent) * (
+        2 - where(infinities > 0, relative_spacing, 2 * relative_spacing)
+    )
+
+
+@formula(r"w_\text{norm}", "number")
+def smallest_normal(least_exponent):
+    """the smallest number that has all fraction bits: torch.finfo(dtype).smallest_normal"""
+    return power_of_two(least_exponent)
+
+
+@formula(r"w_\text{sub}", "number")
+def smallest_subnormal(smallest_normal, relative_spacing):
+    """the smallest number above zero, which has one bit left; subnormal numbers, below the normal
+    ones, lose a bit with each halving"""
+    return smallest_normal * relative_spacing
+
+
+@formula(r"x_\text{range}", "exponent", source="definition")
+def range_binades(greatest_exponent, least_exponent, fraction_bits):
+    """number of powers of two in the format, from the smallest number above zero up: the room for
+    gradients"""
+    return greatest_exponent - least_exponent + fraction_bits + 1
+
+
+# --- what rounding loses --------------------------------------------------------------------------
+formula = BOOK.section(source=_IEEE, measured_by=_ROUNDS)
+
+
+@formula(r"w_0", "number")
+def underflow_threshold(smallest_subnormal):
+    """largest size that becomes zero: half of the smallest number, a tie that goes to the even
+    neighbour, zero"""
+    return smallest_subnormal / 2
+
+
+@formula(r"w_\infty", "number")
+def overflow_threshold(largest_number, greatest_exponent, relative_spacing):
+    """size from which on no number of the format is near enough: half a spacing beyond the largest
+    number. fp16 and bf16 make such numbers infinite; a cast to e4m3 makes them NaN or the largest
+    number, depending on the version of PyTorch, and in e4m3 the tie itself still goes to the
+    largest"""
+    return largest_number + power_of_two(greatest_exponent) * relative_spacing / 2
+
+
+@formula(r"x_\text{own}", "exponent", measured_by=_SPACING)
+def spacing_exponent(value_exponent, least_exponent):
+    """exponent that decides the spacing: below the normal numbers, the spacing stays the same"""
+    return maximum(value_exponent, least_exponent)
+
+
+@formula(r"w_\text{gap}", "number", measured_by=_SPACING)
+def number_spacing(spacing_exponent, fraction_bits):
+    """distance from a number of this exponent to the next larger one, the unit in the last place"""
+    return power_of_two(spacing_exponent) * power_of_two(-fraction_bits)
+
+
+@formula(r"u_\text{lost}", "number", measured_by=_SPACING)
+def lost_update(number_spacing):
+    """size below which an update leaves every weight of this exponent unchanged: half a spacing.
+    Below a power of two the spacing is half as large, and so is this size"""
+    return number_spacing / 2
+
+
+# --- the loss scale -------------------------------------------------------------------------------
+formula = BOOK.section(source=_SCALING, measured_by=_SCALED)
+
+
+@formula(r"g_0", "number")
+def lost_gradient(underflow_threshold, accumulation_steps, loss_scale):
+    """largest size at which a gradient of one microbatch becomes zero when its loss is divided by
+    the number of microbatches in a step and multiplied by the loss scale"""
+    return underflow_threshold * accumulation_steps / loss_scale
+
+
+@formula(r"\lambda_\text{max}", "number")
+def largest_loss_scale(overflow_threshold, largest_gradient):
+    """size that a loss scale must stay below, or the largest gradient overflows"""
+    return overflow_threshold / largest_gradient
+
+
+@formula(r"\pi_\text{skip}", "fraction", source="torch.amp.GradScaler", measured_by=_SKIPS)
+def skipped_steps_share(growth_interval):
+    """share of the steps that a dynamic loss scale skips while the largest gradient stays the
+    same: the scale doubles, the next step overflows, the scale halves"""
+    return 1 / (growth_interval + 1)
+
+
+# --- stochastic rounding --------------------------------------------------------------------------
+formula = BOOK.section(source="variance of a sum of independent roundings", measured_by=_NOISE)
+
+
+@formula(r"u_\text{sum}", "number")
+def drift(update_size, updates):
+    """sum of equal updates; stochastic rounding gives the same sum on average"""
+    return update_size * updates
+
+
+@formula(r"u_\text{rest}", "number")
+def update_rest(number_spacing, update_size):
+    """spacing minus an update that is smaller than the spacing: the distance from the updated
+    weight to the next number"""
+    return number_spacing - update_size
+
+
+@formula(r"u_\text{noise}", "number")
+def rounding_noise(drift, update_rest):
+    """standard deviation of a weight after these updates with stochastic rounding, if no update is
+    larger than a spacing"""
+    return square_root(drift * maximum(update_rest, 0))
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+formula = BOOK.section(source="Dettmers et al. 2022", measured_by=_BLOCKS)
+
+
+@formula(r"n_\text{scale}", "count")
+def block_scales(scaled_elements, block_elements):
+    """scales of a tensor that has one for each block of elements"""
+    return ceil_div(scaled_elements, block_elements)
+
+
+@formula(r"M_\text{block}", "bytes")
+def block_scaled_bytes(
+    scaled_elements, scaled_element_bits, scale_bytes, block_scales, tensor_scale_bytes
+):
+    """bytes of a tensor with a scale for each block, such as an 8-bit moment or an fp8 tensor: its
+    elements, the scales of its blocks, and the scale of the tensor"""
+    return (
+        ceil_div(scaled_element_bits * scaled_elements, 8)
+        + scale_bytes * block_scales
+        + tensor_scale_bytes
+    )
+
+
+@formula(r"w_\text{byte}", "number")
+def block_scaled_element_bytes(block_scaled_bytes, scaled_elements):
+    """bytes of such a tensor, scales and all, for each element"""
+    return block_scaled_bytes / scaled_elements
+
+
+@formula(r"M_\text{cast}", "bytes", source="torch.autocast", measured_by=_CACHE)
+def autocast_cache_bytes(cached_parameters, compute_element_bytes):
+    """bytes of the 16-bit copies of parameters that autocast keeps until its context ends"""
+    return compute_element_bytes * cached_parameters

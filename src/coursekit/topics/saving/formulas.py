@@ -1,0 +1,71 @@
+"""Saving: how large a checkpoint is, how long it takes, and how often to make one."""
+
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import square_root, where
+
+# --- what the reader gives
+
+BOOK.given(
+    r"""
+storage_bytes_per_second | B_\text{disk} | bytes/s, above 0 | bandwidth at which all ranks together
+    write to storage
+failure_seconds | \tau_\text{fail} | seconds, above 0 | mean time between failures that end the run,
+    over all machines together
+restart_seconds | \tau_\text{back} | seconds, from 0 | time from a failure to the next useful step:
+    notice the failure, start the ranks, read the checkpoint, warm up
+"""
+)
+
+_YOUNG = "Young 1974; Daly 2006 for the terms that Young leaves out"
+_BYTES = "tests/saving/test_saving.py::test_bytes_of_a_checkpoint"
+_OFTEN = "tests/saving/test_saving_formulas.py::test_how_often_to_save"
+
+
+formula = BOOK.section(source="shardlab.saving", measured_by=_OFTEN)
+
+
+@formula(r"\beta_\text{ckpt}", "bytes", measured_by=_BYTES)
+def checkpoint_bytes_per_parameter(
+    parameter_element_bytes, master_element_bytes, optimizer_moments, moment_element_bytes
+):
+    """bytes of a checkpoint for each parameter: the parameter and its moments, no gradient; a
+    master copy is stored instead of the parameter, which is made from the copy"""
+    return (
+        where(master_element_bytes > 0, master_element_bytes, parameter_element_bytes)
+        + optimizer_moments * moment_element_bytes
+    )
+
+
+@formula(r"M_\text{ckpt}", "bytes", measured_by=_BYTES)
+def checkpoint_bytes(parameters, checkpoint_bytes_per_parameter):
+    """bytes of a checkpoint, all ranks together, without names and step counters"""
+    return checkpoint_bytes_per_parameter * parameters
+
+
+@formula(r"\tau_\text{ckpt}", "seconds", source="definition")
+def checkpoint_seconds(checkpoint_bytes, storage_bytes_per_second):
+    """time that the run waits for a checkpoint to be written"""
+    return checkpoint_bytes / storage_bytes_per_second
+
+
+@formula(r"\tau_\text{save}", "seconds", source=_YOUNG)
+def save_interval_seconds(checkpoint_seconds, failure_seconds):
+    """training time between two checkpoints for which the least time is lost, if the time between
+    failures is much longer than the time of a checkpoint"""
+    return square_root(2 * checkpoint_seconds * failure_seconds)
+
+
+@formula(r"\pi_\text{lost}", "fraction", source=_YOUNG)
+def save_lost_fraction(checkpoint_seconds, save_interval_seconds, failure_seconds):
+    """share of the time that goes into checkpoints and into repeated work: half an interval for
+    each failure"""
+    return checkpoint_seconds / save_interval_seconds + save_interval_seconds / (
+        2 * failure_seconds
+    )
+
+
+@formula(r"\pi_\text{fail}", "fraction", source="Daly 2006")
+def failures_lost_fraction(save_lost_fraction, restart_seconds, failure_seconds):
+    """share of the time that failures cost in all: checkpoints, repeated work, and after each
+    failure the time until the run goes on"""
+    return save_lost_fraction + restart_seconds / failure_seconds

@@ -1,0 +1,344 @@
+"""The pair of functions, the layers and the loss, one at a time."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from coursekit.exercises.on_a_rank import (
+    Here,
+    Wrong,
+    demand,
+    expect,
+    groups,
+    race_of_two,
+    refuses,
+    sent_at_best,
+)
+from shardlab.measure.communication import CommunicationLog
+
+from .given import ASSIGNMENT, filled, part_of, random
+
+ENTER, LEAVE, COLUMNS, ROWS = "enter", "leave", "ColumnLinear", "RowLinear"
+TOKENS, LOSS = "TokenEmbedding", "vocabulary_parallel_loss"
+VOCABULARY = 11
+
+
+def _sum(here: Here, *shape: int) -> Tensor:
+    return sum(random(*shape, seed=rank) for rank in range(here.n))
+
+
+# --- parity ---------------------------------------------------------------------------------------
+
+
+@ASSIGNMENT.trial("parity", ENTER)
+def entered(mine):
+    """forward the same, backward the sum over 2, 3 and 4 ranks"""
+    for here in groups(4, 3, 2):
+        x, other = random(3, 5).requires_grad_(), random(3, 5, seed=9).requires_grad_()
+        beside = other * 1  # its backward comes after that of enter
+        y = mine.enter(x, here.group)
+        what = f"on rank {here.me} of {here.n}"
+        expect(f"enter(x) {what}", y, x.detach(), close=0)
+        own = random(3, 5, seed=here.me)
+        (y + beside).backward(own.clone())
+        expect(
+            f"the gradient of x before enter(x) {what}",
+            x.grad,
+            _sum(here, 3, 5),
+            {
+                "That is this rank's part: all ranks have used x, so its gradient is a sum over"
+                " them.": own
+            },
+        )
+        expect(
+            f"the gradient of another tensor, added to enter(x), {what}",
+            other.grad,
+            own,
+            {"backward wrote into a gradient that others use too: sum a copy.": _sum(here, 3, 5)},
+        )
+
+
+@ASSIGNMENT.trial("parity", LEAVE)
+def left(mine):
+    """forward the sum over 2, 3 and 4 ranks, backward the same"""
+    for here in groups(4, 3, 2):
+        x = random(3, 5, seed=here.me).requires_grad_()
+        y = mine.leave(x * 1, here.group)
+        what = f"on rank {here.me} of {here.n}"
+        expect(
+            f"leave(x) {what}",
+            y,
+            _sum(here, 3, 5),
+            {"That is this rank's part: nothing was summed.": x.detach()},
+        )
+        demand(
+            y.requires_grad,
+            "leave(x) has no graph: write an autograd.Function, because autograd does not see"
+            " dist.all_reduce.",
+        )
+        y.backward(random(3, 5, seed=7))
+        right = random(3, 5, seed=7)
+        expect(
+            f"the gradient of x before leave(x) {what}",
+            x.grad,
+            right,
+            {
+                f"That is the sum over {here.n} ranks: the gradient of a sum is that of each part,"
+                " and all ranks have it already.": here.n * right
+            },
+        )
+
+
+@ASSIGNMENT.trial("parity", COLUMNS)
+def columns(mine):
+    """some outputs of a linear layer, and gradients of its part, with 7 and 8 outputs"""
+    for here in groups(4, 3, 2):
+        for outputs, bias in ((8, True), (7, True), (7, False)):
+            linear = filled(nn.Linear(5, outputs, bias))
+            whole = filled(nn.Linear(5, outputs, bias))
+            layer = mine.ColumnLinear(linear, here.group)
+            x = random(2, 3, 5)
+            what = f"ColumnLinear of {outputs} outputs, rank {here.me} of {here.n}"
+            y, right = layer(x), whole(x)
+            expect(f"the output of {what}", y, part_of(right, 2, here).detach())
+            right.square().sum().backward()
+            y.square().sum().backward()
+            for name, parameter in whole.named_parameters():
+                _compare_part(f"{what}: {name}", layer, name, parameter, 0, here)
+
+
+def _compare_part(what: str, layer, name: str, whole: nn.Parameter, dim: int | None, here: Here):
+    found = dict(layer.named_parameters())
+    demand(name in found, f"{what} should be a parameter, with its name in nn.Linear.")
+    for kind, got, right in (
+        ("", found[name], whole.detach()),
+        ("the gradient of ", found[name].grad, whole.grad),
+    ):
+        wanted = right if dim is None else part_of(right, dim, here)
+        expect(
+            f"{kind}{what}",
+            got,
+            wanted,
+            {f"It is {here.n} times too large.": here.n * wanted},
+        )
+
+
+@ASSIGNMENT.trial("parity", ROWS)
+def rows(mine):
+    """a linear layer of which each rank has some inputs, and its bias once"""
+    for here in groups(4, 3, 2):
+        for inputs, bias in ((8, True), (7, True), (7, False)):
+            linear = filled(nn.Linear(inputs, 5, bias))
+            whole = filled(nn.Linear(inputs, 5, bias))
+            layer = mine.RowLinear(linear, here.group)
+            x = random(2, 3, inputs)
+            what = f"RowLinear of {inputs} inputs, rank {here.me} of {here.n}"
+            y, right = layer(part_of(x, 2, here)), whole(x)
+            instead = {}
+            if bias:
+                more = (here.n - 1) * whole.bias.detach()
+                instead["The bias is added on each rank: add it once, after the sum."] = (
+                    right.detach() + more
+                )
+                instead["The bias is missing."] = right.detach() - whole.bias.detach()
+            expect(f"the output of {what}", y, right.detach(), instead)
+            right.square().sum().backward()
+            y.square().sum().backward()
+            for name, parameter in whole.named_parameters():
+                dim = 1 if name == "weight" else None
+                _compare_part(f"{what}: {name}", layer, name, parameter, dim, here)
+
+
+@ASSIGNMENT.trial("parity", TOKENS)
+def tokens(mine):
+    """vectors of 11 tokens, of which each rank has some, and their gradients"""
+    for here in groups(4, 3, 2):
+        embedding = filled(nn.Embedding(VOCABULARY, 5))
+        whole = filled(nn.Embedding(VOCABULARY, 5))
+        layer = mine.TokenEmbedding(embedding, here.group)
+        ids = torch.arange(2 * VOCABULARY).view(2, -1) % VOCABULARY
+        what = f"TokenEmbedding of {VOCABULARY} tokens, rank {here.me} of {here.n}"
+        y, right = layer(ids), whole(ids)
+        expect(f"the output of {what}", y, right.detach())
+        right.square().sum().backward()
+        y.square().sum().backward()
+        _compare_part(f"{what}: weight", layer, "weight", whole.weight, 0, here)
+
+
+@ASSIGNMENT.trial("parity", LOSS)
+def losses(mine):
+    """the mean cross-entropy and its gradient, also of scores around 1,000"""
+    for here in groups(4, 3, 2):
+        for shift in (0.0, 1000.0):
+            whole = (3 * random(2, 3, VOCABULARY) + shift).requires_grad_()
+            targets = torch.tensor([[0, 10, 5], [3, 7, 0]])
+            own = part_of(whole.detach(), 2, here).clone().requires_grad_()
+            loss = mine.vocabulary_parallel_loss(own, targets, VOCABULARY, here.group)
+            right = F.cross_entropy(whole.flatten(0, 1), targets.flatten())
+            what = f"of scores around {shift:g}, rank {here.me} of {here.n}"
+            demand(
+                bool(loss.isfinite()),
+                f"the loss {what} is {float(loss):g}: subtract the largest score of all ranks"
+                " before exp.",
+            )
+            local = own.detach() - own.detach().amax(-1, keepdim=True)
+            alone = local.exp().sum(-1).log().mean()
+            expect(
+                f"the loss {what}",
+                loss,
+                right.detach(),
+                {
+                    "It is the sum over tokens: divide by their number.": 6 * right.detach(),
+                    "The target's score is missing.": whole.detach().logsumexp(-1).mean(),
+                    "The sum of exponentials is this rank's alone.": alone,
+                },
+            )
+            (2 * right).backward()
+            (2 * loss).backward()
+            wanted = part_of(whole.grad, 2, here)
+            softmax = torch.softmax(whole.detach(), -1)
+            expect(
+                f"the gradient of 2 times the loss {what}",
+                own.grad,
+                wanted,
+                {
+                    "It is that of the loss: multiply by the gradient that arrives.": wanted / 2,
+                    "It is the softmax: subtract 1 at the target.": part_of(softmax / 3, 2, here),
+                },
+            )
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+@ASSIGNMENT.trial("bytes", ENTER)
+def messages_of_a_pair(mine):
+    """enter sends in backward alone, leave in forward alone: one all-reduce each"""
+    for here in groups(4):
+        counts = []
+        for function in (mine.enter, mine.leave):
+            x = random(3, 5).requires_grad_()
+            with CommunicationLog() as log:
+                y = function(x * 1, here.group)
+                forward = len(log.messages)
+                y.sum().backward()
+                counts.append((forward, len(log.messages) - forward))
+            most = 2 * 3 / 4 * x.nbytes
+            demand(
+                sent_at_best(log) <= most,
+                f"{function.__name__} and its backward send {sent_at_best(log):,.0f} bytes, and one"
+                f" all-reduce of {x.nbytes} bytes is {most:,.0f}.",
+            )
+        demand(
+            counts == [(0, 1), (1, 0)],
+            f"enter sends {counts[0][0]} messages forward and {counts[0][1]} backward, leave"
+            f" {counts[1][0]} and {counts[1][1]}: each is the other's backward, 0 and 1, 1 and 0.",
+        )
+
+
+@ASSIGNMENT.trial("bytes", LOSS)
+def numbers_of_a_token(mine):
+    """scores are not gathered: three numbers of each token travel"""
+    for here in groups(4):
+        scores = part_of(random(2, 50, 400), 2, here).clone().requires_grad_()
+        targets = torch.arange(100).view(2, 50)
+        with CommunicationLog() as log:
+            mine.vocabulary_parallel_loss(scores, targets, 400, here.group).backward()
+        sent, each = sent_at_best(log), 8 * 2 * 3 / 4
+        demand(
+            sent <= 3 * 100 * each,
+            f"the loss of 100 tokens sends {sent:,.0f} bytes, {sent / 100 / each:.1f} summed"
+            " numbers of each token: its largest score, the sum of its exponentials and its"
+            " target's score are three. Backward needs none.",
+        )
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+@ASSIGNMENT.trial("faults", ENTER)
+def strides_and_no_graph(mine):
+    """gradients that are not contiguous, inputs that need none, no_grad"""
+    for here in groups(3):
+        x = random(3, 5).requires_grad_()
+        (mine.enter(x, here.group).t() * random(5, 3, seed=here.me)).sum().backward()
+        right = sum(random(5, 3, seed=rank) for rank in range(here.n)).t()
+        expect("the gradient of x before enter(x).t()", x.grad, right)
+        data = random(3, 5)
+        demand(
+            not mine.enter(data, here.group).requires_grad,
+            "enter(x) requires a gradient where x does not: data has none.",
+        )
+        with torch.no_grad():
+            found = mine.leave(random(5, 3, seed=here.me).t(), here.group)
+        expect("leave(x.t()) under no_grad", found, right)
+
+
+@ASSIGNMENT.trial("faults", TOKENS)
+def unknown_tokens(mine):
+    """a token outside of the vocabulary is refused, though no rank has its vector"""
+    for here in groups(3):
+        layer = mine.TokenEmbedding(filled(nn.Embedding(VOCABULARY, 5)), here.group)
+        for token in (VOCABULARY, -1):
+            ids = torch.tensor([[0, token]])
+            what = f"token {token}, of {VOCABULARY} tokens,"
+            refuses(what, layer, ids, errors=(IndexError, ValueError))
+
+
+@ASSIGNMENT.trial("faults", LOSS)
+def wrong_scores(mine):
+    """scores of another part, targets that are no tokens; bf16 scores give a loss in fp32"""
+    for here in groups(3):
+        own = part_of(random(2, 3, VOCABULARY), 2, here)
+        call = partial(mine.vocabulary_parallel_loss, vocabulary=VOCABULARY, group=here.group)
+        targets = torch.zeros(2, 3, dtype=torch.long)
+        wide = torch.cat([own, own], -1)
+        what = f"scores of {wide.shape[-1]} of {VOCABULARY} tokens on rank {here.me} of 3"
+        refuses(what, call, wide, targets, errors=(ValueError,))
+        for target in (VOCABULARY, -1):
+            errors = (IndexError, ValueError)
+            refuses(f"target {target}", call, own, targets + target, errors=errors)
+        low = own.bfloat16().requires_grad_()
+        loss = call(low, targets)
+        demand(
+            loss.dtype is torch.float32,
+            f"the loss of bf16 scores has {loss.dtype}: sums of exponentials need fp32.",
+        )
+        loss.backward()
+        demand(
+            low.grad is not None and low.grad.dtype is torch.bfloat16,
+            "the gradient of bf16 scores should be bf16.",
+        )
+
+
+@ASSIGNMENT.trial("faults", COLUMNS)
+def fewer_outputs_than_ranks(mine):
+    """a layer with fewer outputs than ranks is refused or has an empty part, and never hangs"""
+    for here in groups(4):
+        layer = None
+        try:
+            layer = mine.ColumnLinear(filled(nn.Linear(5, 3)), here.group)
+        except ValueError:
+            continue
+        got = layer(random(2, 5))
+        if got.shape[-1] != part_of(torch.empty(3), 0, here).numel():
+            raise Wrong(f"of 3 outputs on 4 ranks, rank {here.me} has {got.shape[-1]}.")
+
+
+# --- speed ----------------------------------------------------------------------------------------
+
+
+@ASSIGNMENT.trial("speed", LOSS)
+def seconds_of_a_loss(mine):
+    """the loss of 512 tokens and its gradient, a vocabulary of 8,000 on 4 ranks"""
+    scores = torch.randn(2, 256, 2000).requires_grad_()
+    targets = torch.arange(512).view(2, 256)
+
+    def step(loss):
+        loss(scores, targets, 8000).backward()
+
+    return race_of_two(
+        partial(step, mine.vocabulary_parallel_loss), partial(step, ASSIGNMENT.reference[LOSS])
+    )

@@ -1,0 +1,277 @@
+"""A training step: eight places in the order of time, each with every byte that is live then, by
+category; the peak is the largest of six. The formulas are for the last microbatch of a step. Places
+that stay within a percent of another are left out.
+"""
+
+# The story: at the start nothing is saved. 1 forward, in the attention of the last layer, with the
+# activations of all others; only unfused attention is so large. Then all is saved. 2 loss: back
+# through the softmax over the vocabulary, with everything saved and two more tensors of the size of
+# the logits. 3 head: the gradients of the logits and of a weight as large as the vocabulary. 4
+# layers: each turns its activations into gradients. 5 embedding: a gradient for the whole table,
+# however few of its rows were used; a tied table gets two and adds them. 6 optimizer: all
+# gradients, all states, and what the update needs beside them. The start and the end of forward are
+# there to be looked at: they cannot be the peak.
+#
+# Categories are the byte ledger's: a tensor is a temporary until autograd saves it (an activation)
+# or adds it to a parameter's gradient. The loss and its gradient take 4 bytes each.
+
+from coursekit.formulas.places import Places, live
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import equal, maximum, where
+
+_GPT = "counted from gpt.py"
+_STEPS = "tests/where_the_memory_goes/test_step.py::test_random_steps"
+_LEDGER = (
+    "tests/where_the_memory_goes/test_timeline.py::test_categories_at_the_peak_of_random_steps"
+)
+
+# peak_point counts them from 1
+POINTS = ("forward", "loss", "head", "layers", "embedding", "optimizer")
+
+
+# --- what lasts -----------------------------------------------------------------------------------
+formula = BOOK.section(source="definition", measured_by=_STEPS)
+
+
+@formula(r"M_\text{states}^\text{opt}", "bytes")
+def optimizer_state_bytes(optimizer_bytes, step_counter_bytes):
+    """bytes the optimizer holds from its first step on, step counters included"""
+    return optimizer_bytes + step_counter_bytes
+
+
+@formula(r"M_\text{old}^\text{opt}", "bytes")
+def standing_optimizer_bytes(first_step, optimizer_state_bytes):
+    """bytes the optimizer holds during forward and backward: none in the first step"""
+    return (1 - first_step) * optimizer_state_bytes
+
+
+@formula(r"M_\text{old}^\text{grad}", "bytes")
+def earlier_gradient_bytes(accumulation_steps, gradient_bytes):
+    """bytes of the gradients that earlier microbatches left"""
+    return where(accumulation_steps > 1, gradient_bytes, 0)
+
+
+@formula(r"n_\text{loop}", "count", source="torch.optim.adamw, _single_tensor_adamw")
+def optimizer_loop_elements(
+    learned_positions,
+    max_sequence,
+    vocabulary,
+    hidden,
+    tied_head,
+    query_key_value_size,
+    query_size,
+    biases,
+    feed_forward,
+):
+    """elements besides the states in Adam's loop: a square root and a quotient of this tensor, and
+    the quotient of the tensor before"""
+    return maximum(
+        2 * learned_positions * max_sequence * hidden,
+        learned_positions * max_sequence * hidden + 2 * vocabulary * hidden,
+        (1 - tied_head) * (hidden + 2 * vocabulary * hidden),
+        hidden + 2 * hidden * query_key_value_size,
+        (1 - biases) * hidden * (query_key_value_size + 2 * query_size),
+        2 * hidden * feed_forward
+        + where(equal(biases, 1), maximum(hidden, feed_forward), hidden * feed_forward),
+    )
+
+
+@formula(r"M_\text{temp}", "bytes", source="torch.optim.adamw")
+def optimizer_temporary_bytes(
+    optimizer_moments, moment_element_bytes, optimizer_mode, optimizer_loop_elements, parameters
+):
+    """bytes the update needs besides the states: Adam's square roots, for a tensor or two in the
+    loop, for all tensors with foreach"""
+    return moment_element_bytes * where(
+        optimizer_moments > 1,
+        where(
+            equal(optimizer_mode, 0),
+            optimizer_loop_elements,
+            where(equal(optimizer_mode, 1), parameters, 0),
+        ),
+        0,
+    )
+
+
+# --- the places -----------------------------------------------------------------------------------
+
+STEP = Places(
+    "peak",
+    r"_\text{peak}",
+    "the step needs: the most that is live at once",
+    _GPT,
+    _LEDGER,
+    usual=dict(
+        parameters="parameter_bytes",
+        optimizer="standing_optimizer_bytes",
+        gradients="earlier_gradient_bytes",
+    ),
+    letter="R",
+    there="at the peak",
+)
+
+
+@STEP.place(
+    "start", phase="forward", symbol=r"_\text{floor}", total="step_floor_bytes", largest=False
+)
+def start(batch_bytes):
+    """that live through forward and backward: parameters, batch, optimizer states, gradients of
+    earlier microbatches"""
+    return live(temporaries=batch_bytes)
+
+
+@STEP.place(
+    "attention", phase="forward", symbol="_1", total="forward_peak_bytes", when="keeps_scores"
+)
+def attention(
+    microbatch_tokens,
+    mask_bytes,
+    layers,
+    layer_activation_bytes,
+    activations_at_scores_bytes,
+    accumulation_steps,
+    bias_copy_bytes,
+    copies_weights,
+    residual_bytes,
+    compute_element_bytes,
+    sequence,
+    temporaries_at_scores_bytes,
+):
+    """in the last layer's unfused attention: 0 for fused attention, where another place is larger.
+    The targets (8 for each token), an earlier loss (4) and the causal mask are temporaries there"""
+    return live(
+        activations=8 * microbatch_tokens
+        + mask_bytes
+        + (layers - 1) * layer_activation_bytes
+        + activations_at_scores_bytes,
+        temporaries=8 * microbatch_tokens
+        + where(accumulation_steps > 1, 4, 0)
+        + bias_copy_bytes
+        + copies_weights * residual_bytes
+        + compute_element_bytes * sequence * sequence
+        + temporaries_at_scores_bytes,
+    )
+
+
+@STEP.place(
+    "saved", phase="forward", symbol=r"_\text{saved}", total="end_of_forward_bytes", largest=False
+)
+def saved(activation_bytes):
+    """at the end of forward: everything that backward needs, and the loss"""
+    return live(activations=activation_bytes, temporaries=4)
+
+
+@STEP.place("loss", phase="backward", symbol="_2", total="loss_peak_bytes")
+def loss(activation_bytes, logit_bytes):
+    """in the backward of the log-softmax: everything saved but the sum of the targets' weights
+    (4), and two gradients as large as the saved log-softmax"""
+    return live(activations=activation_bytes - 4, temporaries=2 * logit_bytes + 8)
+
+
+@STEP.place("head", phase="backward", symbol="_3", total="head_peak_bytes")
+def head(
+    batch_bytes,
+    mask_bytes,
+    layers,
+    layer_activation_bytes,
+    activations_at_head_work_bytes,
+    earlier_gradient_bytes,
+    gradients_at_head_work_bytes,
+    temporaries_at_head_work_bytes,
+):
+    """while the head goes backward: the activations of all layers are there"""
+    return live(
+        gradients=earlier_gradient_bytes + gradients_at_head_work_bytes,
+        activations=batch_bytes
+        + mask_bytes
+        + layers * layer_activation_bytes
+        + activations_at_head_work_bytes,
+        temporaries=8 + temporaries_at_head_work_bytes,
+    )
+
+
+@STEP.place("layers", phase="backward", symbol="_4", total="layers_peak_bytes")
+def layers(
+    earlier_gradient_bytes,
+    tied_head,
+    head_gradient_bytes,
+    new_gradient_element_bytes,
+    norm_parameters,
+    gradients_at_other_layers_bytes,
+    gradients_at_layer_work_bytes,
+    batch_bytes,
+    mask_bytes,
+    activations_at_other_layers_bytes,
+    activations_at_layer_work_bytes,
+    residual_bytes,
+    temporaries_at_layer_work_bytes,
+):
+    """while a layer goes backward: with head and last norm done, in the last layer or the first"""
+    return live(
+        gradients=earlier_gradient_bytes
+        + (1 - tied_head) * head_gradient_bytes
+        + new_gradient_element_bytes * norm_parameters
+        + gradients_at_other_layers_bytes
+        + gradients_at_layer_work_bytes,
+        activations=batch_bytes
+        + mask_bytes
+        + activations_at_other_layers_bytes
+        + activations_at_layer_work_bytes,
+        temporaries=8
+        + tied_head * head_gradient_bytes
+        + residual_bytes
+        + temporaries_at_layer_work_bytes,
+    )
+
+
+@STEP.place("embedding", phase="backward", symbol="_5", total="embedding_peak_bytes")
+def embedding(
+    earlier_gradient_bytes,
+    new_gradient_element_bytes,
+    parameters,
+    batch_bytes,
+    gradient_element_bytes,
+    vocabulary,
+    hidden,
+    tied_head,
+    residual_bytes,
+):
+    """when the token table gets its gradient: a tied table then has two gradients and their sum"""
+    return live(
+        gradients=earlier_gradient_bytes
+        + new_gradient_element_bytes * (parameters - vocabulary * hidden),
+        activations=batch_bytes,
+        temporaries=8
+        + gradient_element_bytes * vocabulary * hidden
+        + maximum(
+            tied_head * gradient_element_bytes * vocabulary * hidden + residual_bytes,
+            2 * tied_head * gradient_element_bytes * vocabulary * hidden,
+        ),
+    )
+
+
+@STEP.place("optimizer", phase="optimizer", symbol="_6", total="optimizer_peak_bytes")
+def optimizer(optimizer_state_bytes, gradient_bytes, batch_bytes, optimizer_temporary_bytes):
+    """in the optimizer's step: the training loop still holds batch and loss"""
+    return live(
+        optimizer=optimizer_state_bytes,
+        gradients=gradient_bytes,
+        activations=batch_bytes,
+        temporaries=optimizer_temporary_bytes + 4,
+    )
+
+
+STEP.largest(which="peak_point")
+STEP_TIMELINE = tuple(STEP.places)
+
+
+def step_timeline(**given):
+    """[(place, category -> bytes)] in the order of time; the attention is left out where it is
+    fused. Takes what peak_bytes takes."""
+    wanted = [name for place in STEP_TIMELINE for name in (place.when, *place.parts.values())]
+    computed = BOOK.evaluate(list(dict.fromkeys(filter(None, wanted))), **given)
+    return [
+        (place, {category: computed[name] for category, name in place.parts.items()})
+        for place in STEP_TIMELINE
+        if not place.when or computed[place.when]
+    ]

@@ -1,0 +1,97 @@
+"""How long training takes: floating-point operations over the rate at which they are done. Floats,
+not exact counts."""
+
+from coursekit.formulas.registry import BOOK
+from coursekit.formulas.subset import equal
+
+# --- what the reader gives
+
+BOOK.given(
+    r"""
+tokens_per_second | \nu_\text{tok} | tokens/s, above 0 | measured tokens per second of a training
+    run, over all GPUs
+causal_half | 1_\text{half} | count, from 0 to 1, usually 0 | 1 if only the half of the attention
+    scores that a causal mask leaves is counted, as Megatron-Bridge counts; 0 if all scores are
+    counted
+"""
+)
+
+_KAPLAN = "Kaplan et al. 2020, section 2.1"
+_FOUNDRY = "tests/why_one_gpu/test_utilisation.py::test_published_utilisations"
+_DEFINITION = "definition"
+
+
+formula = BOOK.section(
+    source=_DEFINITION, measured_by="tests/engines/test_formulas.py::test_time_is_work_over_rate"
+)
+
+
+@formula(
+    r"C", "FLOP", source=_KAPLAN, measured_by="tests/engines/test_formulas.py::test_matmul_flops"
+)
+def training_flops(parameters, tokens):
+    """operations of the whole training: 2 for each parameter and token forward, 4 backward; no
+    attention scores"""
+    return 6 * parameters * tokens
+
+
+@formula(
+    r"C_\text{token}",
+    "FLOP",
+    source="Narayanan et al. 2021, appendix, which counts all scores",
+    measured_by="tests/engines/test_formulas.py::test_matmul_flops",
+)
+def matmul_flops_per_token(matrix_parameters, causal_half, layers, query_size, sequence):
+    """operations of all matrix products of a training step, per token, attention scores included:
+    all of them, or the half that a causal mask leaves"""
+    return 6 * matrix_parameters + 6 * (2 - causal_half) * layers * query_size * sequence
+
+
+@BOOK.rule(
+    "experts = {experts}: 6 operations for each parameter would count experts that a token does not"
+    " go through; give parameters=active_parameters(...) instead of the model.",
+    marks="experts",
+)
+def every_parameter_is_used(training_flops, experts):
+    return equal(experts, 0)
+
+
+@formula(r"F_n", "FLOP/s")
+def achieved_flops_per_second(gpus, flops_per_second, utilisation):
+    """rate at which the GPUs together do useful work"""
+    return gpus * flops_per_second * utilisation
+
+
+@formula(r"\tau_\text{train}", "seconds")
+def training_seconds(training_flops, achieved_flops_per_second):
+    """time of the whole training"""
+    return training_flops / achieved_flops_per_second
+
+
+@formula(r"\tau_\text{days}", "days")
+def training_days(training_seconds):
+    """time of the whole training in days of 86,400 seconds"""
+    return training_seconds / 86400
+
+
+# --- backwards: the utilisation of a run that was measured ----------------------------------------
+formula = BOOK.section(source=_DEFINITION, measured_by=_FOUNDRY)
+
+
+@formula(r"\eta_\text{run}", "fraction")
+def model_flops_utilisation(parameters, tokens_per_second, gpus, flops_per_second):
+    """share of the datasheet's rate that a run achieves, at 6 operations for each parameter and
+    token; recomputation does not count"""
+    return 6 * parameters * tokens_per_second / (gpus * flops_per_second)
+
+
+@formula(r"\eta_\text{scores}", "fraction", source="Chowdhery et al. 2022 (PaLM), appendix B")
+def model_flops_utilisation_with_scores(
+    parameters, layers, hidden, sequence, tokens_per_second, gpus, flops_per_second
+):
+    """the same share with all attention scores counted, as many reports print it"""
+    return (
+        (6 * parameters + 12 * layers * hidden * sequence)
+        * tokens_per_second
+        / (gpus * flops_per_second)
+    )

@@ -1,8 +1,0 @@
-"""What `make gpu` measures of mixed precision, what is recorded for its page, and what `make bench`
-races."""
-
-from shardlab.topics.mixed_precision.gradients import GRADIENT_RUN
-from shardlab.topics.mixed_precision.policy_runs import POLICY_BENCHES, POLICY_RUNS
-
-RUNS = (GRADIENT_RUN, *POLICY_RUNS)
-BENCHES = POLICY_BENCHES
