@@ -14,7 +14,7 @@ class WithData(build_py):
         super().run()
         for folder in ("measured", "assignments"):
             if not self.editable_mode and Path(folder).is_dir():
-                target = Path(self.build_lib, "shardlab", "data", folder)
+                target = Path(self.build_lib, "coursekit", "data", folder)
                 copytree(folder, target, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
 
 

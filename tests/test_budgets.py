@@ -37,15 +37,18 @@ def test_tokens_and_lines_of_code(budgets, source, expected):
 
 @pytest.fixture
 def package(tmp_path):
-    """A package with one file of each floor."""
+    """A package of techniques with one file of each floor, and the course beside it."""
     package = tmp_path / "shardlab"
     for path, source in {
         "__init__.py": 500 * "x = 1\n",
         "idea.py": 200 * "x = 1\n",
         "zero/stage1.py": 3 * "x = 1\n",
-        "formulas/registry.py": 500 * "x = 1\n",
-        "topics/zero/__init__.py": "",
-        "topics/zero/runs.py": 30 * "x = 1\n",
+        "ranks/world.py": 400 * "x = 1\n",
+        "../coursekit/formulas/__init__.py": "",
+        "../coursekit/formulas/registry.py": 500 * "x = 1\n",
+        "../coursekit/topics/__init__.py": "",
+        "../coursekit/topics/zero/__init__.py": "",
+        "../coursekit/topics/zero/runs.py": 30 * "x = 1\n",
         "gpt.py": 300 * "x = 1\n",
     }.items():
         file = package / path
@@ -58,14 +61,17 @@ def package(tmp_path):
 
 
 def test_within_the_budgets(budgets, package, capsys):
-    """Must catch: an engine, a topic or an __init__.py measured as the shelf; the wider budget of
+    """Must catch: an instrument or an __init__.py measured as the shelf; the wider budget of
     gpt.py forgotten; a package of the shelf not looked into."""
     assert budgets.main(package, {}) == 0
     printed = capsys.readouterr().out
     assert "split it" not in printed
     assert [path.name for path in budgets.shelf(package)] == ["gpt.py", "idea.py", "stage1.py"]
+    assert "ranks                          400" in printed
     assert "formulas                       500" in printed
     assert "zero                            30" in printed
+    assert "shardlab                     1,403 of 12,000" in printed
+    assert "coursekit                      500 of 8,500" in printed
 
 
 def test_a_file_over_its_budget_needs_a_reason(budgets, package, capsys):

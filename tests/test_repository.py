@@ -17,6 +17,7 @@ import shardlab
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "src"
+PACKAGES = ("shardlab", "coursekit")  # the wheel's
 PYTHONS = ("3.11.7", "3.12.1", "3.13.0", "3.14.0")
 
 
@@ -46,27 +47,29 @@ def test_imports_are_found_wherever_they_stand(tmp_path, monkeypatch):
     """Must catch: an import inside a function or a relative one not seen, which would blind the
     tests below."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCES", tmp_path)
-    module = tmp_path / "shardlab" / "show" / "bars.py"
+    module = tmp_path / "coursekit" / "show" / "bars.py"
     module.parent.mkdir(parents=True)
     module.write_text(
-        "from ..measure import ledger\ndef draw():\n    import torch.nn\n    from . import"
-        " palette\n"
+        "from ..machine import limit\ndef draw():\n    import torch.nn\n    from . import palette\n"
     )
-    assert {"torch.nn", "shardlab.measure.ledger", "coursekit.show.palette"} <= imported(module)
+    assert {"torch.nn", "coursekit.machine.limit", "coursekit.show.palette"} <= imported(module)
 
 
-# Who may import whom: the shelf imports torch and the shelf; engines import the shelf, engines and
-# the finder of topics; a topic imports all of these and itself.
-ENGINES = {"formulas", "show", "measure", "exercises", "ranks"}
-TOPICS = {path.parent.name for path in (SOURCES / "shardlab" / "topics").glob("*/__init__.py")}
+# Who may import whom. In shardlab the techniques import torch and techniques, the instruments both
+# and instruments. In coursekit the engines import shardlab, engines and the finder of topics; a
+# topic imports all of these and itself.
+INSTRUMENTS = {"measure", "ranks"}
+ENGINES = {"formulas", "show", "exercises", "recordings", "machine"}
+TOPICS = {path.parent.name for path in (SOURCES / "coursekit" / "topics").glob("*/__init__.py")}
 # What building the book loads.
-NO_TORCH = ("formulas", "show")
-NO_TORCH += (
-    "collective_plans.py",
-    "pipelines/__init__.py",
-    "pipelines/schedule*.py",
-    "pipelines/simulation.py",
-    "measure/recordings.py",
+NO_TORCH = (
+    "coursekit/formulas",
+    "coursekit/show",
+    "coursekit/recordings/recordings.py",
+    "shardlab/collective_plans.py",
+    "shardlab/pipelines/__init__.py",
+    "shardlab/pipelines/schedule*.py",
+    "shardlab/pipelines/simulation.py",
 )
 # Of a topic: what labs and `make gpu` run, the helpers that only these import, and two helpers that
 # labs, tests and benches import. Everything else in a topic imports no torch.
@@ -76,34 +79,62 @@ NEVER_TORCH = {"formulas", "explorer", "steps", "figures", "pictures"}  # as eng
 
 
 def floor_of(name: str) -> str:
-    """Of a dotted name inside shardlab: an engine or a topic by its name, or the shelf."""
-    first, second = [*name.split(".")[1:], "", ""][:2]
-    if first == "topics":
+    """A technique, the instruments, the engines, the finder of topics or one topic, by a dotted
+    name; "" for the packages themselves and for all that is not ours."""
+    package, first, second = [*name.split("."), "", ""][:3]
+    if package == "shardlab" and first:
+        return "instruments" if first in INSTRUMENTS else "techniques"
+    if package == "coursekit" and first == "topics":
         return second if second in TOPICS else "topics"
-    return first if first in ENGINES else "shelf" if first else ""
+    if package == "coursekit" and first:
+        return "engines"
+    return "the book" if package == "bookkit" else ""
+
+
+def may_import(floor: str) -> set[str]:
+    """The floors below one, and the floor itself."""
+    below = ["", "techniques", "instruments", "engines", "topics"]
+    return {floor} | set(below[: below.index(floor)] if floor in below[:3] else below)
 
 
 def test_who_imports_whom():
-    """Must catch: a technique that imports an engine, an engine that imports a topic, a topic that
-    imports another topic."""
-    wrong = []
-    for module in sorted((SOURCES / "shardlab").rglob("*.py")):
-        here = floor_of(".".join(module.relative_to(SOURCES).with_suffix("").parts))
-        may = {"", "shelf"} | (set() if here == "shelf" else ENGINES | {"topics", here})
-        wrong += [
-            f"{module.relative_to(SOURCES)} imports {name}"
-            for name in imported(module)
-            if within(name, "bookkit")
-            or within(name, "shardlab")
-            and floor_of(name) not in may
-            and module.stem != "__main__"
-        ]
+    """Must catch: a technique that imports an instrument, an instrument that imports a formula, an
+    engine that imports a topic, a topic that imports another topic, and what imports the book."""
+    assert may_import("techniques") == {"", "techniques"}
+    assert may_import("instruments") == {"", "techniques", "instruments"}
+    assert {"engines", "topics"} <= may_import("engines") & may_import("zero")
+    assert "saving" not in may_import("zero") and "zero" not in may_import("engines")
+    modules = [path for package in PACKAGES for path in (SOURCES / package).rglob("*.py")]
+    wrong = [
+        f"{module.relative_to(SOURCES)} imports {name}"
+        for module in sorted(modules)
+        if module.name != "__main__.py"
+        for here in [floor_of(".".join(module.relative_to(SOURCES).with_suffix("").parts))]
+        for name in imported(module)
+        if floor_of(name) not in may_import(here)
+    ]
     assert wrong == []
+
+
+def test_only_the_command_of_shardlab_names_the_course():
+    """Must catch: another name in __main__.py, which the rule above leaves out; a technique that
+    finds the course by a text, as import_module("coursekit.formulas")."""
+    (command,) = (SOURCES / "shardlab").rglob("__main__.py")
+    assert {name for name in imported(command) if floor_of(name)} == {
+        "coursekit.__main__",
+        "coursekit.__main__.main",
+    }
+    told = [
+        path
+        for path in (SOURCES / "shardlab").rglob("*.py")
+        if path != command and re.search(r"""["']coursekit\b""", path.read_text("utf-8"))
+    ]
+    assert told == []
 
 
 def modules_in(part: str) -> list[Path]:
     """The modules that a part of NO_TORCH names."""
-    found = (SOURCES / "shardlab").glob(part)
+    found = SOURCES.glob(part)
     return [file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path])]
 
 
@@ -142,7 +173,7 @@ def without_torch(topic: Path) -> list[Path]:
 def test_what_pages_load_of_a_topic_needs_no_torch(topic):
     """Must catch: `import torch` in an explorer, in the steps of a stepper, in a helper that one of
     them imports, or in a module with a name that no other topic has; nothing looked at."""
-    held = without_torch(SOURCES / "shardlab" / "topics" / topic)
+    held = without_torch(SOURCES / "coursekit" / "topics" / topic)
     assert {"formulas", "pictures"} <= {path.stem for path in held} | {
         path.parent.name for path in held
     }
@@ -153,7 +184,7 @@ def test_only_helpers_of_labs_and_runs_may_import_torch(tmp_path, monkeypatch):
     """Must catch: a helper that an explorer imports besides a lab, a helper that nobody imports, or
     figures, which only a lab imports, let through; a helper of a helper of a lab refused."""
     monkeypatch.setattr(sys.modules[__name__], "SOURCES", tmp_path)
-    topic = tmp_path / "shardlab" / "topics" / "pretended"
+    topic = tmp_path / "coursekit" / "topics" / "pretended"
     topic.mkdir(parents=True)
     for name, text in dict(
         lab="from . import weigh, figures\nfrom .both import x\n",
@@ -178,10 +209,16 @@ def loaded_by(statement: str) -> set[str]:
     )
 
 
-def test_import_shardlab_is_light():
-    """Must catch: a convenience import in shardlab/__init__.py, which would load torch or SymPy
-    with every use."""
-    assert not loaded_by("import shardlab") & {"torch", "sympy", "numpy", "plotly", "ipywidgets"}
+def test_import_of_the_packages_is_light():
+    """Must catch: a convenience import in an __init__.py of shardlab or coursekit, which would load
+    torch or SymPy with every use."""
+    assert not loaded_by("import shardlab, coursekit") & {
+        "torch",
+        "sympy",
+        "numpy",
+        "plotly",
+        "ipywidgets",
+    }
 
 
 @pytest.mark.slow
@@ -330,19 +367,21 @@ def described() -> set[str]:
             of_package = package and name.endswith(".py") and "/" not in name
             found.add(package[1] + name if of_package else name)
     made = {line.strip("/") + "/" for line in (ROOT / ".gitignore").read_text().splitlines()}
-    named = {name for name in found if name.endswith((".py", "/")) or name.startswith("shardlab.")}
+    dotted = tuple(f"{package}." for package in PACKAGES)
+    named = {name for name in found if name.endswith((".py", "/")) or name.startswith(dotted)}
     return named - made
 
 
 def exists(name: str) -> bool:
     """`zero/`, `gpt.py` or `shardlab.zero.prefetch.Prefetch` among the sources, or a path from the
     root; the name of what every topic may have."""
-    if name.startswith("shardlab."):
+    if name.startswith(tuple(f"{package}." for package in PACKAGES)):
         path = SOURCES / name.replace(".", "/")
         inside = path.parent.with_suffix(".py")
         defined = inside.exists() and re.search(rf"\b{path.name}\b", inside.read_text())
         return path.is_dir() or path.with_suffix(".py").exists() or bool(defined)
-    homes = [ROOT, SOURCES, SOURCES / "shardlab", *(SOURCES / "shardlab" / "topics").iterdir()]
+    packages = [SOURCES / package for package in PACKAGES]
+    homes = [ROOT, SOURCES, *packages, *(SOURCES / "coursekit" / "topics").iterdir()]
     return any((home / name).exists() for home in homes)
 
 
@@ -356,13 +395,17 @@ def test_what_the_architecture_names_exists():
 
 
 def test_the_architecture_names_what_exists():
-    """Each folder of src/shardlab. Single files are named where they are hard to find: a new
-    technique of one to three files edits no table.
+    """Each folder of shardlab and coursekit. Single files are named where they are hard to find: a
+    new technique of one to three files edits no table.
 
     Must catch: a new package that ARCHITECTURE.md does not name; the row of one that is deleted
     from ARCHITECTURE.md."""
-    packages = {f"{path.parent.name}/" for path in (SOURCES / "shardlab").glob("*/__init__.py")}
-    assert {"zero/", "mixed_precision/"} <= packages
+    packages = {
+        f"{path.parent.name}/"
+        for package in PACKAGES
+        for path in (SOURCES / package).glob("*/__init__.py")
+    }
+    assert {"zero/", "mixed_precision/", "formulas/"} <= packages
     text = (ROOT / "ARCHITECTURE.md").read_text()
     assert {name for name in packages if f"`{name}`" not in text} == set()
 

@@ -3,8 +3,8 @@
 A budget is a question, not a gate. A file of the shelf holds one idea, so it has at most 200 lines
 as `ruff format` lays them out at 100 columns; a file that needs more says why in REASONS, and
 without a reason `make check` fails. A line of the shelf has at most 10 tokens on average. The rest
-is printed for whoever reviews a change: an engine grows with a reason in the commit, and a topic
-has about 1,000 lines.
+is printed for whoever reviews a change: an instrument or an engine grows with a reason in the
+commit, and a topic has about 1,000 lines.
 """
 
 import ast
@@ -15,12 +15,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "shardlab"
-ENGINES = ("formulas", "show", "measure", "exercises", "ranks", "torch_internals.py")
+INSTRUMENTS = ("measure", "ranks", "torch_internals.py")
 DOORS = ("__init__.py", "__main__.py")
 LINES = 200
 MORE_LINES = {"gpt.py": 300, "data_parallel.py": 300}
 TOKENS_PER_LINE = 10
 TOPIC_LINES = 1000
+# Lines of a whole package; coursekit is counted without its topics.
+PACKAGE_LINES = {"shardlab": 12_000, "coursekit": 8_500, "bookkit": 5_000}
 
 # File of the shelf -> why it is over its budget.
 REASONS = {
@@ -75,11 +77,11 @@ def lines(path: Path) -> int:
 
 
 def shelf(package: Path) -> list[Path]:
-    """The files that chapters print and people come to read: those of no engine and no topic."""
+    """The files that chapters print and people come to read: shardlab without its instruments."""
     return [
         path
         for path in sorted(package.rglob("*.py"))
-        if path.relative_to(package).parts[0] not in (*ENGINES, "topics") and path.name not in DOORS
+        if path.relative_to(package).parts[0] not in INSTRUMENTS and path.name not in DOORS
     ]
 
 
@@ -107,16 +109,19 @@ def main(package: Path = PACKAGE, reasons: dict[str, str] = REASONS) -> int:
         print(
             f"    over {TOKENS_PER_LINE} tokens per line of code: give each idea a line of its own"
         )
-    print("budgets: the engines")
-    for name in ENGINES:
-        if (package / name).exists():
-            print(f"  {name:<28}{lines(package / name):>6,}")
+    course = package.parent / "coursekit"
+    print("budgets: the instruments of shardlab, and the engines of coursekit")
+    engines = [path.parent for path in sorted(course.glob("*/__init__.py"))]
+    for part in [package / name for name in INSTRUMENTS] + engines:
+        if part.exists() and part.name != "topics":
+            print(f"  {part.name:<28}{lines(part):>6,}")
     print(f"budgets: the topics, about {TOPIC_LINES:,} lines each")
-    for path in sorted((package / "topics").glob("*/__init__.py")):
+    for path in sorted((course / "topics").glob("*/__init__.py")):
         print(f"  {path.parent.name:<28}{lines(path.parent):>6,}")
-    print(
-        f"budgets: shardlab {lines(package):,} lines, bookkit {lines(package.parent / 'bookkit'):,}"
-    )
+    print("budgets: the packages")
+    for name, most in PACKAGE_LINES.items():
+        topics = lines(course / "topics") if name == "coursekit" else 0
+        print(f"  {name:<28}{lines(package.parent / name) - topics:>6,} of {most:,}")
     return unexplained
 
 

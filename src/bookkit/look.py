@@ -1,8 +1,8 @@
 """How the pages look: style sheets, fonts, icons, and the palettes as CSS variables.
 
 ``static/book.css`` holds the look. This module copies it, ``static/book.js`` and the fonts next to
-the theme's style sheet, and writes ``palette.css`` from ``coursekit.show.palette``, so that a colour
-is defined once for figures and pages.
+the theme's style sheet, and writes ``palette.css`` from ``coursekit.show.palette``, so that a
+colour is defined once for figures and pages.
 """
 
 import json

@@ -6,9 +6,9 @@ caption.
     ```
 
 The name is one of ``PICTURES``, name -> function that returns SVG, in the module ``pictures`` of
-any topic (``coursekit/show/drawing.py`` has the pencil). A picture is drawn while the book is built;
-its looks are classes, and the style sheet, written from the palettes, stands on pages with pictures
-alone.
+any topic (``coursekit/show/drawing.py`` has the pencil). A picture is drawn while the book is
+built; its looks are classes, and the style sheet, written from the palettes, stands on pages with
+pictures alone.
 """
 
 from pathlib import Path

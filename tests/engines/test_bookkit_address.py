@@ -418,8 +418,10 @@ def test_the_install_cell_really_installs_the_books_wheel(tmp_path):
     (tmp_path / wheels[0].name).write_bytes(wheels[0].read_bytes())
     check = (
         "\nimport shardlab, coursekit.formulas\nfrom pathlib import Path\nassert 'venv' in"
-        " shardlab.__file__, shardlab.__file__\nassert (Path(shardlab.__file__).parent / 'data' /"
-        " 'hardware.csv').stat().st_size\nfrom coursekit.recordings.recordings import nearby\nassert"
+        " shardlab.__file__, shardlab.__file__\nassert (Path(coursekit.__file__).parent / 'data' /"
+        " 'hardware.csv').stat().st_size\nassert (Path(shardlab.__file__).parent / 'data' /"
+        " 'alice.txt').stat().st_size\n"
+        "from coursekit.recordings.recordings import nearby\nassert"
         " [found.file_name for found in nearby()] =="
         f" {[found.file_name for found in read_all(ROOT / 'measured')]}\nassert"
         " importlib.util.find_spec('bookkit') is None, 'the learner gets a Sphinx extension'"

@@ -1,4 +1,4 @@
-"""A public name of the package names one thing."""
+"""A public name of the packages names one thing."""
 
 from collections import defaultdict
 from fnmatch import fnmatch
@@ -6,12 +6,13 @@ from pathlib import Path
 
 from sources import source
 
+import coursekit
 import shardlab
 
-PACKAGE = Path(shardlab.__file__).parent
+PACKAGES = [Path(package.__file__).parent for package in (shardlab, coursekit)]
 
-# Names that several modules define by design: why, and which modules may, as patterns under the
-# package. Another module that takes such a name is a second thing.
+# Names that several modules define by design: why, and which modules may, as patterns under
+# their package. Another module that takes such a name is a second thing.
 LABS, RUNS_OF, STEPS = "topics/*/lab.py", "topics/*/runs.py", "topics/*/steps.py"
 A_ROLE_IN_EVERY_TOPIC = {
     "PICTURES": ("the still pictures of a topic, by name", "topics/*/pictures.py"),
@@ -80,7 +81,7 @@ THE_SAME_IN_ANOTHER_WAY = {
     "saved": (OF_A_STEP, "topics/*/formulas/step.py", "zero/*"),
     "STEP": (OF_A_STEP, "topics/*/formulas/step.py", "topics/*/timeline.py"),
     "HEAD": (OF_A_STEP, "topics/*/formulas/working_sets.py", "show/svg/bars.py"),
-    "main": ("a command", "__main__.py", "measure/record.py", "topics/*/smallest.py"),
+    "main": ("a command", "__main__.py", "recordings/record.py", "topics/*/smallest.py"),
 }
 BY_DESIGN = {**A_ROLE_IN_EVERY_TOPIC, **THE_SAME_IN_ANOTHER_WAY}
 
@@ -93,11 +94,12 @@ def kind(path: Path) -> str:
     return registered[0] if "topics" in path.parts and registered else "imported"
 
 
-def defined_more_than_once(package: Path, by_design=BY_DESIGN) -> dict[str, list[str]]:
+def defined_more_than_once(packages: list[Path], by_design=BY_DESIGN) -> dict[str, list[str]]:
     """Public name -> the modules that define it, where they are several and one of them is imported
     by name. Trials of an assignment count where the name is shared by design."""
     modules = defaultdict(list)
-    for path in sorted(package.rglob("*.py")):
+    files = sorted((path, package) for package in packages for path in package.rglob("*.py"))
+    for path, package in files:
         inside = path.relative_to(package)
         for name in source(path).public:
             if kind(inside) != "assignment" or name in by_design:
@@ -124,7 +126,7 @@ def test_no_public_name_for_two_things():
     of an engine, beside those that share the name by design; a function of an engine with the name
     of a formula; a name or a pattern in the list above that nothing fits, so that the list hides
     nothing."""
-    found = defined_more_than_once(PACKAGE)
+    found = defined_more_than_once(PACKAGES)
     twice = doubles(found)
     assert not twice, f"one name, several things: {twice}; the most general one keeps the name"
     assert set(BY_DESIGN) == set(found), f"defined once: {sorted(set(BY_DESIGN) - set(found))}"
@@ -150,7 +152,7 @@ def test_a_name_is_shared_by_the_named_modules_only(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     by_design = {"race": ("a topic's race", RUNS_OF)}
-    found = defined_more_than_once(tmp_path, by_design)
+    found = defined_more_than_once([tmp_path], by_design)
     both = ["formulas/events.py", "topics/one/formulas.py"]
     expected = {"race": ["formulas/events.py"], "wait_seconds": both}
     assert doubles(found, by_design) == expected
@@ -167,4 +169,4 @@ def test_a_second_definition_is_found(tmp_path):
         "class Table:\n    def show(self): pass\n"
     )
     both = ["one.py", "two.py"]
-    assert defined_more_than_once(tmp_path) == {"Row": both, "TOP": both, "WIDE": both}
+    assert defined_more_than_once([tmp_path]) == {"Row": both, "TOP": both, "WIDE": both}

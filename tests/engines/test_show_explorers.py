@@ -38,8 +38,8 @@ def test_importing_them_is_light():
 
     Mutation: import render at the top of explorers.py (sympy)."""
     code = (
-        "import sys; import coursekit.show.explorers; sys.exit(', '.join({'torch', 'sympy', 'numpy',"
-        " 'plotly'} & set(sys.modules)) or 0)"
+        "import sys; import coursekit.show.explorers; sys.exit(', '.join({'torch', 'sympy',"
+        " 'numpy', 'plotly'} & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,7 @@ from shardlab import torch_internals
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("src", "bench", "tools", "examples", "tests")
 DOOR = ROOT / "src" / "shardlab" / "torch_internals.py"
-OURS = ("shardlab", "bookkit")
+OURS = ("shardlab", "coursekit", "bookkit")
 OTHER_PACKAGES = ("forkserver", "os", "sys", "sympy", "IPython", "plotly")
 OF_NAMED_TUPLES = ("_replace", "_asdict", "_fields", "_make")
 OF_NOTEBOOKS = ("_repr_markdown_", "_repr_html_", "_render_traceback_")

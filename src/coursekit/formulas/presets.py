@@ -196,7 +196,7 @@ fp8 e5m2 | 5 2 1 | Micikevicius et al. 2022, Table 1 | the upper half of an fp16
 
 # --- GPUs -----------------------------------------------------------------------------------------
 def _hardware():
-    table = importlib.resources.files("shardlab").joinpath("data/hardware.csv")
+    table = importlib.resources.files("coursekit").joinpath("data/hardware.csv")
     return list(csv.DictReader(table.read_text(encoding="utf-8").splitlines()))
 
 

@@ -3,8 +3,8 @@
     python -m coursekit.recordings.record measured --apart  # on the first GPU
     python -m coursekit.recordings.record --cpu FOLDER      # to try it where there is none
     python -m coursekit.recordings.record --cpu --quick FOLDER      # little of everything
-    python -m coursekit.recordings.record measured --cpu --only slow_links      # what needs no GPU, for
-    # labs to replay
+    python -m coursekit.recordings.record measured --cpu --only slow_links
+        # what needs no GPU, for labs to replay
 
 A part that fails leaves a row `record.failed` with its name and its error, and the others go on.
 With --apart each group has a process of its own and limited time, so that a broken CUDA context or

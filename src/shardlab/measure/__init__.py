@@ -4,16 +4,9 @@ shardlab.measure.ledger import Ledger`.
     bytes         ledger.py         every live byte of a step, by category, at every point
                   weigh.py          the bytes of a module, and what its forward pass keeps
                   cuda.py           from the ledger's bytes to what nvidia-smi prints
-                  limit.py          running out of memory without harm
                   fake_ranks.py     one rank of a thousand, without the others and without memory
     messages      communication.py  every message of this rank, with its bytes and seconds
                   links.py          latency and bandwidth between ranks
     seconds       clock.py          the duration of some work: the median, by the GPU's clock there
                   trace.py          the timeline of a step: forward, backward, messages
-                  races.py          several ways to do the same thing, timed in turns
-    recordings    record.py         `make gpu`: runs all measurements, writes one recording
-                  attempts.py       its parts: one that fails stops no other
-                  recordings.py     the files in measured/: the schema, written and read
-    this machine  capabilities.py   the abilities that a lab needs, found by trying
-                  doctor.py         whether labs run here, and what to do if not
 """

@@ -1,7 +1,8 @@
 """One rank of a thousand, without the other ranks and without memory: the real code on fake tensors
 and a fake process group.
 
-    step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), world_size=1024)
+    gpt3 = GPTConfig(layers=96, hidden=12288, heads=96, max_sequence=2048)      # GPT-3 175B
+    step = rank_of_many(gpt3, world_size=1024)
     step.peak.bytes.gathered       # bytes of gathered parameters at the fullest point of rank 0's
                                    # training step
 
@@ -18,8 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-
-from coursekit.formulas import quantities
 
 from ..gpt import GPT, GPTConfig, next_token_loss
 from ..torch_internals import FakeTensorMode, fake_store
@@ -111,7 +110,7 @@ class Recomputed(nn.Module):
 
 if __name__ == "__main__":
     begin = perf_counter()
-    step = rank_of_many(GPTConfig(**quantities(model="GPT-3 175B")), 1024)
+    step = rank_of_many(GPTConfig(layers=96, hidden=12288, heads=96, max_sequence=2048), 1024)
     print(
         "rank 0 of 1,024, GPT-3 175B, bf16 over fp32 shards, activation checkpointing:"
         f" {perf_counter() - begin:.0f} s here"

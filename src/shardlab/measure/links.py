@@ -16,8 +16,6 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from coursekit.formulas import evaluate
-
 from .. import collectives_fast as collectives
 from .clock import MedianSeconds
 
@@ -136,13 +134,10 @@ def all_reduce_timings(
             [statistics.median(times[warm_up:])], dtype=torch.float64, device=device
         )
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
-        found = evaluate(
-            ["algorithm_bytes_per_second", "all_reduce_bus_bytes_per_second"],
-            message_bytes=x.nbytes,
-            ranks=n,
-            collective_seconds=slowest.item(),
-        )
-        timings.append(Timing(x.nbytes, slowest.item(), *found.values()))
+        algorithm = x.nbytes / slowest.item()
+        # a ring sends 2 (n - 1) / n of the message over each link
+        bus = algorithm * 2 * (n - 1) / n
+        timings.append(Timing(x.nbytes, slowest.item(), algorithm, bus))
     return timings
 
 

@@ -18,10 +18,7 @@ import torch  # noqa: E402
 with suppress(ImportError):
     import torch.utils.serialization
 
-from . import (
-    apart,  # noqa: E402, F401
-    worker,  # noqa: E402, F401
-)
+from . import apart, worker  # noqa: E402, F401
 
 # The first optimizer of a process imports the compiler, also where nothing is compiled. On ranks
 # that takes seconds, and each of them its own: here it is imported for all.

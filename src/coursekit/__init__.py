@@ -1,0 +1,11 @@
+"""What the course needs beside the techniques of shardlab:
+
+    topics/      one folder for each chapter: formulas, explorer, steps, exercises, pictures, runs
+    formulas/    bytes and seconds, from which pages, labs and commands take their numbers
+    show/        explorers, figures and tables
+    exercises/   checks, predictions, and the grading of a whole technique
+    recordings/  `make gpu`, races, and the files in measured/
+    machine/     the abilities of this machine, and running out of its memory without harm
+
+Importing the package is light, as importing shardlab is.
+"""

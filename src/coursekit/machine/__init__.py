@@ -1,0 +1,6 @@
+"""This machine.
+
+capabilities.py  the abilities that a lab needs, found by trying
+doctor.py        whether labs run here, and what to do if not
+limit.py         running out of memory without harm
+"""
