@@ -151,7 +151,9 @@ def check_place(name, given, place):
             f"{name} is at one of several places: say which with `at`, one of {', '.join(called)}."
         )
     if place not in called:
-        raise WrongCall(f"{place!r} is no place of {name}; there are {', '.join(called)}.")
+        raise WrongCall(
+            f"{place!r} is not among the places of {name}; there are {', '.join(called)}."
+        )
     there = called[evaluate([number], allow_unused=True, **given)[number] - 1]
     if there != place:
         raise WrongCall(f"{name} is not at {place}: it is at {there}.")
@@ -661,24 +663,39 @@ class FormulaSheetDirective(SphinxDirective):
                     gpu.name,
                     *(format_as(memory, unit).split(" ")[0] for unit in ("GB", "GiB")),
                     format_as(rate / 1e12, "number"),
-                    format_as(gpu.quantities["memory_bytes_per_second"] / 1e12, "number"),
+                    *(
+                        format_as(gpu.quantities[name] / size, "number")
+                        if name in gpu.quantities
+                        else "\N{EN DASH}"
+                        for name, size in (
+                            ("fp8_flops_per_second", 1e12),
+                            ("fp4_flops_per_second", 1e12),
+                            ("memory_bytes_per_second", 1e12),
+                            ("chip_to_chip_bytes_per_second", 1e9),
+                        )
+                    ),
                     f"{gpu.source}. {gpu.verified[:1].upper()}{gpu.verified[1:]}. Read on"
                     f" {gpu.read_on}.",
                 ]
             )
         intro = _text(
-            "What the datasheets print: dense figures in 16 bits, bf16 where the GPU has it."
+            "What the datasheets print: dense figures, in 16 bits of bf16 where the GPU has it. A"
+            " dash: the GPU has no such unit, or no source was read. C2C joins a GPU and the CPU in"
+            " its package; its rate is one way."
         )
         heads = [
             "GPU",
             "Memory, GB",
             "The same, GiB",
             "Dense TFLOP/s",
+            "In 8 bits",
+            "In 4 bits",
             "Bandwidth, TB/s",
+            "C2C, GB/s",
             "Source, and how it was read",
         ]
         return self._section(
-            "sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 5))
+            "sheet-gpus", "GPUs", intro, _table(heads, rows, "gpus", numeric=range(1, 8))
         )
 
     def _links(self):

@@ -201,7 +201,7 @@ def test_a_peak_is_printed_with_its_place(name, mode, right, wrong):
     for text, said in (
         (f"at {wrong}", f"{name} is not at {wrong}: it is at {right}."),
         ("", f"{name} is at one of several places: say which with `at`, one of tensor_scatter, "),
-        ("at lunch", f"'lunch' is no place of {name}; there are tensor_scatter, "),
+        ("at lunch", f"'lunch' is not among the places of {name}; there are tensor_scatter, "),
     ):
         with pytest.raises(WrongCall, match=re.escape(said)):
             compute(f"{call} {text}")

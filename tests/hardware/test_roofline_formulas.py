@@ -162,6 +162,23 @@ def test_a_datasheets_rate():
     ] == pytest.approx(0.869, abs=5e-4)
 
 
+def test_rates_of_eight_and_four_bits():
+    """Dense rates: twice those of 16 bits in 8 bits, and at least twice as many again in 4 bits,
+    where a GPU has such units at all; C2C on the GPUs that share a package with a CPU.
+
+    Must catch: a rate with sparsity; a rate of a GPU that has no such unit."""
+    for name, preset in GPUS.items():
+        rates = preset.quantities
+        if "fp8_flops_per_second" in rates:
+            assert 1.98 <= rates["fp8_flops_per_second"] / rates["flops_per_second"] <= 2.03, name
+        if "fp4_flops_per_second" in rates:
+            assert 2 <= rates["fp4_flops_per_second"] / rates["fp8_flops_per_second"] <= 3, name
+    with_units = {name for name in GPUS if "fp8_flops_per_second" in GPUS[name].quantities}
+    assert not with_units & {"V100 SXM2 32GB", "T4", "A100 SXM 40GB", "A100 SXM 80GB"}
+    in_package = {n for n in GPUS if "chip_to_chip_bytes_per_second" in GPUS[n].quantities}
+    assert in_package == {"GB200", "GB300"}
+
+
 @pytest.mark.parametrize("launch, operation", [(5.0, 2.0), (5.0, 5.0), (5.0, 200.0), (0.0, 3.0)])
 def test_pace(launch, operation):
     """Play a queue: a launch after the other, an operation as soon as it was launched and the one

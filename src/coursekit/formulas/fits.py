@@ -36,7 +36,7 @@ LINKS_OF_GPU = {  # by how its name begins: inside a node, and of each GPU's net
     "B300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
     "GB300": ("NVLink 5 (B200)", "network, 800 Gbit/s"),
     "MI300X": ("xGMI (MI300X)", "network, 400 Gbit/s"),
-    "MI355X": ("xGMI (MI300X)", "network, 400 Gbit/s"),  # its links are at least as fast
+    "MI355X": ("xGMI (MI355X)", "network, 400 Gbit/s"),
 }
 LINKS_OF_OTHERS = ("PCIe 4 x16", "network, 100 Gbit/s")
 NVLINK_DOMAIN = {"GB200": 72, "GB300": 72}  # GPUs that NVLink joins beyond a node: NVL72

@@ -204,6 +204,15 @@ def _gpus():
     for row in _hardware():
         dense_tflops = float(row["dense_tflops_bf16"] or row["dense_tflops_fp16"])
         kind = "bf16" if row["dense_tflops_bf16"] else "fp16"
+        more = {
+            name: float(row[column]) * unit
+            for column, name, unit in (
+                ("dense_tflops_fp8", "fp8_flops_per_second", 1e12),
+                ("dense_tflops_fp4", "fp4_flops_per_second", 1e12),
+                ("chip_to_chip_GBps", "chip_to_chip_bytes_per_second", 1e9),
+            )
+            if row[column]
+        }
         yield Preset(
             row["name"],
             MappingProxyType(
@@ -211,6 +220,7 @@ def _gpus():
                     gpu_memory_bytes=int(row["memory_GB"]) * 10**9,
                     flops_per_second=dense_tflops * 1e12,
                     memory_bytes_per_second=float(f"{row['memory_bandwidth_TBps']}e12"),
+                    **more,
                 )
             ),
             row["source"],
@@ -248,6 +258,7 @@ LINKS = _by_name(
         _link("NVLink 4 (H100)", _NVLINK, 450e9, _TABLES),
         _link("NVLink 3 (A100)", _NVLINK, 300e9, _TABLES),
         _link("NVLink 2 (V100)", _NVLINK, 150e9, _TABLES),
+        _link("xGMI (MI355X)", _PCIE, 535.5e9, f"{_TABLES}, to seven neighbours together"),
         _link("xGMI (MI300X)", _PCIE, 448e9, f"{_TABLES}, to seven neighbours together"),
         _link("PCIe 5 x16", _PCIE, 63e9, _TABLES),
         _link("PCIe 4 x16", _PCIE, 31e9, _TABLES),

@@ -211,8 +211,8 @@ link_hides = Exercise(
         dict(kept_bytes=67_108_864, flops=3_590_592_102_400.0, flops_per_second=400e12, link=31e9),
     ),
     words=(
-        "all activations, an A100 at 40%, PCIe 4",
-        "all activations, an A100 at 40%, PCIe 5",
+        "all activations, 125 TFLOP/s, PCIe 4",
+        "all activations, 125 TFLOP/s, PCIe 5",
         "all activations, 400 TFLOP/s, PCIe 5",
         "a checkpoint's input, 400 TFLOP/s, PCIe 4",
     ),

@@ -18,6 +18,10 @@ operation_element_bytes | \beta_\text{op} | bytes | bytes of one element that an
     writes
 matrix_product | 1_\text{mm} | count, from 0 to 1 | 1 if the operation is a matrix product, 0 if it
     is elementwise
+fp8_flops_per_second | F_8 | FLOP/s, above 0 | dense rate of a GPU in 8 bits, for matrix products
+fp4_flops_per_second | F_4 | FLOP/s, above 0 | dense rate of a GPU in 4 bits, for matrix products
+chip_to_chip_bytes_per_second | B_\text{C2C} | bytes/s, above 0 | bandwidth, one way, between a GPU
+    and the CPU beside it in one package
 measured_flops_per_second | F_\text{meas} | FLOP/s, above 0 | measured rate of an operation
 multiprocessors | n_\text{SM} | count | streaming multiprocessors of the GPU
 multiprocessor_flops_per_cycle | C_\text{SM} | FLOP, above 0 | operations that one multiprocessor
