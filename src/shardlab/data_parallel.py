@@ -40,7 +40,7 @@ PyTorch, autograd.grad gives a rank its own gradients. Buckets: Li et al. 2020 (
 
 from collections.abc import Iterable
 from contextlib import contextmanager
-from weakref import WeakMethod
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -169,19 +169,17 @@ class ParameterServer(Replicas):
     nothing and keep no states."""
 
     def forward(self, *inputs, **named):
+        fetch = [[Move(SERVER, rank, 0, "=")] for rank in range(1, self.world_size)]
         for parameter in self.trained:
-            self.send(
-                [[Move(SERVER, rank, 0, "=")] for rank in range(1, self.world_size)], parameter
-            )
+            self.send(fetch, parameter)
         return super().forward(*inputs, **named)
 
     def backward_ends(self):
+        push = [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)]
         for parameter in reversed(self.trained):
-            self.add_to_a_sum(parameter)  # no gradient arrived
+            self.mean_to_sum(parameter)  # no gradient arrived
             bucket = FlatBucket([parameter], self.world_size)
-            self.send(
-                [[Move(rank, SERVER, 0, "+=")] for rank in range(1, self.world_size)], bucket.flat
-            )
+            self.send(push, bucket.flat)
             bucket.settle()
             if dist.get_rank(self.group) != SERVER:
                 parameter.grad = None
@@ -190,13 +188,14 @@ class ParameterServer(Replicas):
     def listen_to(self, parameters: Iterable[nn.Parameter]):
         super().listen_to(parameters)
         self.means: set[nn.Parameter] = set()  # whose gradient on the server is a mean
-        hook = WeakMethod(self.add_to_a_sum)
-        for parameter in self.trained:  # before a new gradient is added to the existing one
-            parameter.register_hook(lambda _, p=parameter: hook() and hook()(p))
+        server = ref(self)  # the hooks do not keep it alive
+        for parameter in self.trained:
+            parameter.register_hook(lambda _, its=parameter: server() and server().mean_to_sum(its))
 
     @torch.no_grad()
-    def add_to_a_sum(self, parameter: nn.Parameter):
-        """Only the server holds the mean, and the next division includes it: multiply it first."""
+    def mean_to_sum(self, parameter: nn.Parameter):
+        """Before a new gradient is added to an old mean, which only the server has: the next
+        division includes the mean, so multiply it first."""
         if parameter in self.means and parameter.grad is not None:
             parameter.grad.mul_(self.world_size)
         self.means.discard(parameter)

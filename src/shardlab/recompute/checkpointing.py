@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..torch_internals import in_plain_backward, tree_leaves, tree_map
+from ..torch_internals import tree_leaves, tree_map
 from .determinism import (
     ActivationTraits,
     CheckpointError,
@@ -37,8 +37,10 @@ from .determinism import (
     Surroundings,
     differs,
     needs_no_gradient,
+    refuse_all_but_backward,
     refuse_hidden_inputs,
     refuse_hidden_outputs,
+    with_a_gradient,
 )
 
 A_TENSOR = object()  # where a tensor was among arguments
@@ -166,21 +168,10 @@ class RunTwice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        if torch.is_grad_enabled() or not in_plain_backward():
-            raise CheckpointError(
-                "checkpoint_by_function() supports backward() only: for autograd.grad() and"
-                " create_graph=True use checkpoint()."
-            )
+        refuse_all_but_backward()
         tensors = iter(ctx.saved_tensors)
         args = [alike(next(tensors)) if arg is A_TENSOR else arg for arg in ctx.args]
         with ctx.surroundings.again(), torch.enable_grad():
             outputs = ctx.function(*args)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-        pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y.requires_grad]
-        if not pairs:
-            raise CheckpointError(
-                "nothing that checkpoint_by_function() was given or used requires a gradient; call"
-                " the function itself."
-            )
-        torch.autograd.backward(*zip(*pairs))
+        torch.autograd.backward(*with_a_gradient(outputs, gradients))
         return None, None, *(arg.grad if isinstance(arg, Tensor) else None for arg in args)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..torch_internals import tree_leaves
+from ..torch_internals import in_plain_backward, tree_leaves
 
 
 class CheckpointError(RuntimeError):
@@ -45,6 +45,28 @@ def refuse_hidden_outputs(outputs):
         raise CheckpointError(
             HIDDEN_FROM_AUTOGRAD.format(f"the function returns a {type(outputs).__name__}")
         )
+
+
+def refuse_all_but_backward():
+    """Raises CheckpointError in any other backward than that of backward()."""
+    if torch.is_grad_enabled() or not in_plain_backward():
+        raise CheckpointError(
+            "checkpoint_by_function() supports backward() only: for autograd.grad() and"
+            " create_graph=True use checkpoint()."
+        )
+
+
+def with_a_gradient(outputs: Tensor | tuple, gradients: tuple) -> tuple[tuple, tuple]:
+    """The outputs that require a gradient, and their gradients; CheckpointError if there are
+    none."""
+    outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+    pairs = [(y, dy) for y, dy in zip(outputs, gradients) if y.requires_grad]
+    if not pairs:
+        raise CheckpointError(
+            "nothing that checkpoint_by_function() was given or used requires a gradient; call"
+            " the function itself."
+        )
+    return tuple(zip(*pairs))
 
 
 class Surroundings:
