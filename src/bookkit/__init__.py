@@ -22,6 +22,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
 - ``look``     fonts, style sheets, icons, and the palettes as CSS variables
+- ``search``   the text of all pages, for a search that works from a disk
 - ``unseen``   what no style rule shows is not written
 - ``offline``  what the theme ships and nobody uses is left out; no page asks anything outside the
   book
@@ -45,6 +46,7 @@ AFTER_CARDS = (
     "lab_pages",
     "look",
     "unseen",
+    "search",
     "offline",
     "policy",
     "address",

@@ -39,9 +39,14 @@ LIVE_IN_THE_LAB = (
 
 OURS = Path(__file__).parent / "static"
 
-# Scripts of Sphinx and of the theme that only the search page needs, and those that no page needs.
-SEARCH_SCRIPTS = {"documentation_options.js", "doctools.js", "sphinx_highlight.js"}
-UNUSED_SCRIPTS = {"scripts/sphinx-book-theme.js", "design-tabs.js"}
+# Scripts of Sphinx and of the theme that no page needs.
+UNUSED_SCRIPTS = {
+    "scripts/sphinx-book-theme.js",
+    "design-tabs.js",
+    "documentation_options.js",
+    "doctools.js",
+    "sphinx_highlight.js",
+}
 UNUSED_STYLES = {"styles/theme.css"}
 THEME_STYLES = (
     "styles/pydata-sphinx-theme.css",
@@ -132,17 +137,13 @@ def _name(asset):
 
 def _select_assets(app, pagename, templatename, context, doctree):
     """Leave out of a page's lists what it does not use."""
-    search = pagename == "search"
     seen, kept = set(), []
     for script in context.get("script_files", []):
         attributes = getattr(script, "attributes", {})
         name, body = _name(script), attributes.get("body", "")
         unused = (
             name in UNUSED_SCRIPTS
-            or name in SEARCH_SCRIPTS
-            and not search
             or body.startswith("DOCUMENTATION_OPTIONS.")
-            and not search
             or attributes.get("type") == WIDGET_STATE
             or (name, body) in seen
         )
@@ -267,9 +268,9 @@ def _pages(output):
     ]
 
 
-def _references_of_pages(output, cache):
-    """Page -> what it refers to; pages that have not changed since the last build are taken from
-    the file ``cache``."""
+def looked_at(output, cache, look):
+    """Page -> what ``look`` finds in its HTML; pages that have not changed since the last build are
+    taken from the file ``cache``."""
     known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
     pages = {}
     for path in _pages(output):
@@ -279,15 +280,16 @@ def _references_of_pages(output, cache):
         )
         pages[name] = known.get(name, {})
         if pages[name].get("stamp") != stamp:
-            references = _References()
-            references.feed(path.read_text(encoding="utf-8"))
-            pages[name] = {
-                "stamp": stamp,
-                "addresses": sorted(references.addresses),
-                "loaded": sorted(references.loaded),
-            }
+            pages[name] = {"stamp": stamp, "found": look(path.read_text(encoding="utf-8"))}
     cache.write_text(json.dumps(pages), encoding="utf-8")
-    return pages
+    return {name: page["found"] for name, page in pages.items()}
+
+
+def _references(page):
+    """What a page refers to, and what of it is loaded with the page."""
+    references = _References()
+    references.feed(page)
+    return {"addresses": sorted(references.addresses), "loaded": sorted(references.loaded)}
 
 
 def _tidy(app, exception):
@@ -298,8 +300,8 @@ def _tidy(app, exception):
     output = Path(app.outdir).resolve()
     static = output / "_static"
     used = set()
-    for page, references in _references_of_pages(
-        output, Path(app.doctreedir) / "references.json"
+    for page, references in looked_at(
+        output, Path(app.doctreedir) / "references.json", _references
     ).items():
         folder = (output / page).parent
         used.update(_local(address, folder) for address in references["addresses"])

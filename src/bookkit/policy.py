@@ -25,7 +25,6 @@ DIRECTIVES = {
     "style-src": f"{OWN} 'unsafe-inline'",
     "img-src": f"{OWN} data: blob:",
     "font-src": OWN,
-    "connect-src": "'self'",  # the search page fetches the pages it found
     "form-action": OWN,
     "base-uri": "'none'",
 }

@@ -8,7 +8,7 @@ it is found.
 
 import re
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 from conftest import SPOILED_PAGE
@@ -292,10 +292,20 @@ def test_colour_mode(browser, homes, scheme):
         assert background() == light
 
 
+def found_pages(page, homes, query, scheme="file"):
+    """What the search page shows for a query: a text for each page it found, with the matches in
+    brackets."""
+    page.goto(f"{homes[scheme]}/search.html?q={quote(query)}")
+    page.locator("#search-results .search-summary").wait_for()
+    return page.evaluate("""() => [...document.querySelectorAll("#search-results li")].map(item => {
+      for (const mark of item.querySelectorAll("mark")) mark.textContent = `[${mark.textContent}]`;
+      return item.innerText; })""")
+
+
 @pytest.mark.parametrize("scheme", ["file", "http"])
 def test_search(browser, homes, scheme):
-    """Must catch: searchindex.js not loaded, a search box that leads nowhere, a result whose
-    address is wrong."""
+    """Must catch: search-text.js not loaded, a search box that leads nowhere, a result whose
+    address is wrong, a result without its line of text."""
     with new_context(browser) as context:
         page = context.new_page()
         watch = Watch.of(page)
@@ -303,18 +313,72 @@ def test_search(browser, homes, scheme):
         page.locator(".book-search input:visible").fill("optimizer")
         page.keyboard.press("Enter")
         page.wait_for_url("**/search.html?q=optimizer*")
-        # results come one by one
-        found = page.locator("#search-results li a[href*='chapters/why-one-gpu']").first
+        found = page.locator("#search-results li a[href*='chapters/why-one-gpu'][href*='#']").first
         found.wait_for()
+        line = found.locator("xpath=..").inner_text()
+        assert "optimizer" in line.lower() and len(line) > 40
         found.click()
-        page.wait_for_url("**/chapters/why-one-gpu*")
-        assert "optimizer" in page.locator("article").inner_text()
-        page.goto(f"{homes[scheme]}/search.html?q=zyzzyva")
-        until(page, "document.querySelector('#search-results').innerText.trim().length > 20")
-        assert page.locator("#search-results li a").count() == 0
+        page.wait_for_url("**/chapters/why-one-gpu.html#*")
+        here = page.evaluate("document.querySelector(location.hash).innerText")
+        assert "optimizer" in here.lower()
+        assert found_pages(page, homes, "zyzzyva", scheme) == []
+        assert "Nothing found" in page.locator("#search-results").inner_text()
     # the click broke it off
     failed = [request for request in watch.failed if "ERR_ABORTED" not in request]
     assert [*failed, *watch.errors, *watch.outside(homes[scheme])] == []
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("MoE", "mixture of experts"),
+        ("OOM", "out of memory"),
+        ("out of memory", "out-of-memory"),
+        ("FSDP", "ZeRO stage 3"),
+        ("activation checkpointing", "recompute"),
+        ("gradient checkpointing", "recomputation"),
+        ("gradient accumulation", "Accumulation"),
+        ("bubble", "idle"),
+        ("bfloat16", "bf16"),
+        ("utilization", "utilisation"),
+        ("allreduce", "all-reduce"),
+        ("sharding", "shards"),
+    ],
+)
+def test_search_knows_other_names(browser, homes, typed, said):
+    """Must catch: a name taken out of the table in search.js, words compared letter by letter."""
+    with new_context(browser) as context:
+        found = "\n".join(found_pages(context.new_page(), homes, typed))
+    assert f"[{said}" in found
+
+
+@pytest.mark.parametrize(
+    ("typed", "first", "then"),
+    [
+        ("pipelines", "[Pipelines]", "Mixed precision"),
+        ("mixed precision", "[Mixed precision]", "Why one GPU"),
+        ("bubble", "Glossary\n\n[bubble]:", "Pipelines"),  # its own entry
+        ("ring latency", "Collectives", "Formula sheet: communication"),
+    ],
+)
+def test_search_puts_titles_first(browser, homes, typed, first, then):
+    """Titles, then headings, then the text, chapters before other pages; a page without one of the
+    words is not found.
+
+    Must catch: pages in the order of the contents, or sorted by how often a word stands there; any
+    one of the words is enough."""
+    with new_context(browser) as context:
+        found = found_pages(context.new_page(), homes, typed)
+    marked = [k for k, text in enumerate(found) if "[" in text.split("\n")[0]]
+    assert marked == list(range(len(marked))), "titles with the word come before the others"
+    assert first in found[0] and any(then in text.split("\n")[0] for text in found[1:])
+    assert len(found) < 20, "all words are asked for"
+
+
+def test_the_text_that_is_searched_is_small(book_html):
+    """Must catch: equations, drawings and tables of explorers in the text (2 MB)."""
+    assert (book_html / "_static" / "search-text.js").stat().st_size < 1_000_000
+    assert not (book_html / "searchindex.js").exists(), "Sphinx's index"
 
 
 def test_the_front_page_shows_its_explorer_first(browser, homes):
