@@ -1,5 +1,5 @@
-"""What `make bench` measures: speed and size of the built book, of the engines, and the races of
-every topic. It reports; no test depends on its numbers.
+"""Speed and size of the built book and of the engines, and the races of every topic: the
+measurements of `make bench`. It reports; no test depends on its numbers.
 
 - ``exact``   the pages' JavaScript against Python, on 10,000 configurations
 - ``load``    from the start of a navigation to the repaint after the first input, and the tasks

@@ -32,7 +32,7 @@ ENGINES = (
 
 
 def races() -> dict[str, Bench]:
-    """What topics race, by name."""
+    """The races of all topics, by name."""
     found = [bench for module in topics.modules("runs") for bench in getattr(module, "BENCHES", ())]
     return {bench.name: bench for bench in found}
 

@@ -108,7 +108,7 @@ def tried_once():
 
 @tried_once()
 def shares(some: Iterable[Answer]) -> Shares:
-    """Of these answers."""
+    """The shares of wrong and right answers among these."""
     wrong, right, named, called_right, refused = 0, 0, 0, [], []
     for answer in some:
         said = f"{answer.exercise_name}: {answer.what}"

@@ -1,4 +1,4 @@
-"""What a lab waits for: the imports, and the formulas themselves."""
+"""The seconds that a lab waits for: the imports, and the formulas themselves."""
 
 import subprocess
 import sys

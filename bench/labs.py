@@ -38,7 +38,7 @@ def lines_of_lab(notebook) -> tuple[int, int]:
 
 
 def measure_labs(folder: Path) -> list[Result]:
-    """Of each lab: lines given, lines written, and what comes before the first picture."""
+    """Lines of each lab: those given, those written, and those before the first picture."""
     results = []
     for path in sorted(folder.glob("[0-9]*.ipynb")):
         notebook = nbformat.read(path, as_version=4)
@@ -60,7 +60,7 @@ def measure_labs(folder: Path) -> list[Result]:
 
 
 def measure_answers() -> list[Result]:
-    """What the checks say to answers that plausible learners give."""
+    """The sentences of the checks for answers that plausible learners give."""
     found = shares(answers())
     unnamed = 100 * (1 - found.named / found.wrong)
     return [
@@ -87,7 +87,7 @@ def measure_answers() -> list[Result]:
 
 
 class Before(NamedTuple):
-    """What a learner reads and does up to the first picture."""
+    """The lines that a learner reads and writes up to the first picture."""
 
     words: int
     lines_read: int

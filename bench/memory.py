@@ -168,7 +168,7 @@ def measure_fake_steps() -> list[Result]:
 
 
 def measure_many_steps() -> list[Result]:
-    """What tests/where_the_memory_goes/test_step.py does, with other and more steps."""
+    """Measure more and other steps than tests/where_the_memory_goes/test_step.py does."""
     import torch
     from test_step import FAKE_EACH, compare, draw
 

@@ -1,5 +1,6 @@
-"""What a lab with ranks waits for: four ranks from a cell to the end of their first all-reduce,
-cold, warm and after a fault; their memory; what the board and the communication log cost."""
+"""The seconds that a lab with ranks waits for: four ranks from a cell to the end of their first
+all-reduce, cold, warm and after a fault; their memory; what the board and the communication log
+cost."""
 
 import os
 import subprocess

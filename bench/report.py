@@ -25,7 +25,7 @@ PACKAGES = (
 
 
 def machine(root: Path) -> dict:
-    """What was measured on: hardware, versions, date, and how busy the machine was."""
+    """The machine of a measurement: hardware, versions, date, and how busy it was."""
 
     def first_line(path, pattern):
         try:

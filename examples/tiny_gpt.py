@@ -1,5 +1,5 @@
-"""What both training scripts share: a small GPT over bytes, and the part of a text that a rank
-reads."""
+"""The parts that both training scripts share: a small GPT over bytes, and the part of a text that a
+rank reads."""
 
 from collections.abc import Iterator
 from itertools import count

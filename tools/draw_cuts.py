@@ -46,7 +46,7 @@ DARK = "#14171a"  # words on a fill, the same on both pages
 
 @dataclass(frozen=True)
 class Block:
-    """What is drawn of a block: texts from top to bottom, sizes in columns."""
+    """The drawing of a block: texts from top to bottom, sizes in columns."""
 
     name: str
     title: str
@@ -199,7 +199,7 @@ def pill(x, top, words):
 
 
 def band(top, name, forward, backward):
-    """What the ranks do together."""
+    """The band of what the ranks do together."""
     colours = "fill: none; stroke: var(--timeline-communication-line)"
     return (
         f'<rect x="10" y="{top}" width="{WIDTH - 20}" height="40" rx="6" stroke-width="2"'

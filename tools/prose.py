@@ -128,7 +128,7 @@ def broken(read) -> list[tuple]:
 
 
 def stumbles(page: str) -> list[tuple[int, str, str]]:
-    """What breaks a rule on a page."""
+    """The sentences of a page that break a rule."""
     return broken(sentences(words.prose(page)))
 
 

@@ -28,9 +28,9 @@ CELL_TIMEOUT_SECONDS = 600
 
 
 class QuietOutput(OutputWidget):
-    """What an Output widget shows, kept here. nbclient also sends it to the kernel, and on a busy
-    machine that can cost it the kernel's next answer, so that it waits for nothing until the cell's
-    time is up. A stored widget is dead anyway."""
+    """The output of an Output widget, kept here. nbclient also sends it to the kernel, and on a
+    busy machine that can cost it the kernel's next answer, so that it waits for nothing until the
+    cell's time is up. A stored widget is dead anyway."""
 
     def sync_state(self) -> None:
         pass

@@ -31,7 +31,7 @@ def all_reduce(tensor: Tensor, group: Group = None):
 
 
 def tree_all_reduce(tensor: Tensor, group: Group = None):
-    """The same sum along a binomial tree, for small messages."""
+    """The sum of all ranks along a binomial tree, for small messages."""
     # TODO: up to rank 0, and down again
     raise NotImplementedError("tree_all_reduce is a TODO")
 

@@ -57,5 +57,5 @@ def fully_shard(module: nn.Module, units: Iterable[nn.Module] = (), group: Group
 
 
 def whole_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """What named_parameters() of the plain module would be, on every rank: copies."""
+    """Copies of the plain module's named_parameters(), on every rank."""
     raise NotImplementedError("whole_parameters is a TODO")

@@ -50,7 +50,7 @@ class Address:
 
     @property
     def requirement(self) -> str:
-        """What pip installs shardlab from; "" when the repository is unknown."""
+        """The requirement by which pip installs shardlab; "" when the repository is unknown."""
         return f"shardlab @ git+{self.repository}@{self.branch}" if self.repository else ""
 
     def colab(self, notebook_name: str) -> str:
@@ -245,7 +245,7 @@ WITH_REPOSITORY = {
 
 
 def _as_code(text: str) -> str:
-    """What is between backquotes as code."""
+    """The text, with its parts between backquotes as code."""
     return re.sub("`([^`]*)`", r"<code>\1</code>", text)
 
 

@@ -1,4 +1,4 @@
-"""What the directives of cards and pictures share: an author's mistake is a warning at its place,
+"""The base of the directives of cards and pictures: an author's mistake is a warning at its place,
 and the page goes on without the card."""
 
 from sphinx.util import logging

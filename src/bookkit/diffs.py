@@ -1,5 +1,4 @@
-"""What changes from one class or function to the next, computed from the source while the book is
-built.
+"""Changes from one class or function to the next, computed from the source while the book is built.
 
     ```{source-diff} ../src/shardlab/data_parallel.py
     :from: PerTensor

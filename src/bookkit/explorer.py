@@ -213,7 +213,7 @@ def _marked(name):
 
 
 def why(spec, sheet):
-    """What is given, then every equation in the order in which one needs the other."""
+    """The given quantities, then every equation in the order in which one needs the other."""
     computed = spec.compute(spec.start())
 
     def item(name, math):

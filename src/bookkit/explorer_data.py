@@ -1,5 +1,4 @@
-"""What the script of an explorer reads: its specification as JSON, and its formulas as
-JavaScript."""
+"""Data for the script of an explorer: its specification as JSON, and its formulas as JavaScript."""
 
 import json
 import re

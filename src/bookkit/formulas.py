@@ -299,7 +299,7 @@ def _too_long(said):
 
 
 class fold(nodes.General, nodes.Element):
-    """What waits behind the words ``title`` until the reader opens it."""
+    """A folded box: its nodes wait behind the words ``title`` until the reader opens it."""
 
 
 def _visit_fold(writer, node):
@@ -367,7 +367,7 @@ class EquationDirective(SphinxDirective):
         return made
 
     def _small_print(self, left, right):
-        """What the symbols mean, in sight as far as it is short."""
+        """The meanings of the symbols, in sight as far as they are short."""
         seen, folded = left + right, []
         if not self.content and _too_long(seen):
             seen, folded = left, right
@@ -679,7 +679,7 @@ class FormulaSheetDirective(SphinxDirective):
                 ]
             )
         intro = _text(
-            "What the datasheets print: dense figures, in 16 bits of bf16 where the GPU has it. A"
+            "Figures of datasheets: dense rates, in 16 bits of bf16 where the GPU has it. A"
             " dash: the GPU has no such unit, or no source was read. C2C joins a GPU and the CPU in"
             " its package; its rate is one way."
         )
@@ -709,8 +709,8 @@ class FormulaSheetDirective(SphinxDirective):
             for link in LINKS.values()
         ]
         intro = _text(
-            "What vendors print for one direction, and the latency that NCCL assumes; neither"
-            " is measured here."
+            "Bandwidths that vendors print for one direction, and the latency that NCCL assumes;"
+            " neither is measured here."
         )
         heads = ["Link", "Each way, GB/s", "Latency, \N{MICRO SIGN}s", "Source"]
         return self._section(

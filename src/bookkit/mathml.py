@@ -102,7 +102,7 @@ def _refuse(problem, latex):
 
 
 def _problem(latex):
-    """What in a formula the book does not know, in words; "" if it knows everything."""
+    """The part of a formula that the book does not know, in words; "" if it knows everything."""
     if not latex.strip():
         return "nothing"
     depth = tables = 0
@@ -134,7 +134,7 @@ def _problem(latex):
 
 
 def _broken(element):
-    """What is wrong with an element that the library wrote; "" if nothing is."""
+    """The fault of an element that the library wrote, in words; "" if there is none."""
     wanted = CHILDREN.get(element.tag, len(element))
     if len(element) != wanted:
         return f"{len(element)} of {wanted} arguments"

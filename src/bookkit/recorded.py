@@ -1,4 +1,4 @@
-"""What only a GPU can show: numbers out of the recordings in ``measured/``.
+"""Numbers that only a GPU can show, out of the recordings in ``measured/``.
 
     {recorded}`step.peak optimizer=foreach`      536,550,616 bytes on NVIDIA H200, 2026-11-21
 
@@ -175,8 +175,8 @@ class RaceDirective(SphinxDirective):
 
 
 def _table(rows):
-    """What, what the formula says, what was recorded; the rest in the last column where they
-    differ."""
+    """A table of names, the formulas' values, and the recorded values; the last column has the
+    difference."""
     cells = []
     for row in rows:
         formula = "" if row.predicted is None else _value(row.predicted, row.unit)

@@ -178,7 +178,7 @@ def _digits(places: list[tuple[float, int]], y: int, first: bool) -> str:
 
 
 def _key(grids: list[Grid], y: int) -> str:
-    """What the fills mean, of those that are there, on two lines."""
+    """The meanings of the fills that are there, on two lines."""
     kinds = {span.action.kind for grid in grids for own in grid.timeline.spans for span in own}
     forwards = [
         (Kind.FORWARD, True, "forward before the rank's first backward"),

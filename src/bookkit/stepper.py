@@ -157,7 +157,8 @@ def _button(name):
 
 
 def table(steps, caption):
-    """What each step does, and how far it comes; stepper.js reads its first words here."""
+    """The steps as a table: what each does, and how far it comes; stepper.js reads its first words
+    here."""
     rows = "".join(
         f"<tr><td>{escape(step.sentence)}</td><td>{escape(step.detail)}</td></tr>" for step in steps
     )
@@ -200,7 +201,7 @@ def write_script(app, path, text):
 
 
 def add_scripts(app, kind):
-    """What a card needs whose picture is of that kind: chunks or shards."""
+    """Add the scripts of a card whose picture is of that kind: chunks or shards."""
     for place, sheet in enumerate(("explorer.css", "stepper.css", f"{kind}.css")):
         app.add_css_file(sheet, priority=810 + place)
     app.add_js_file("svg.js", priority=811)

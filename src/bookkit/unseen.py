@@ -1,6 +1,6 @@
-"""What no rule of a style sheet shows is not written: spans around plain words of code, classes of
-links and inline code, sphinx-design's mark of a folded box. On ZeRO's chapter that is an eighth of
-the bytes.
+"""HTML that no rule of a style sheet shows is not written: spans around plain words of code,
+classes of links and inline code, sphinx-design's mark of a folded box. On ZeRO's chapter that is an
+eighth of the bytes.
 
 Each is left out where its HTML is made. A rule for one of these classes would show nothing:
 ``tests/engines/test_bookkit_offline.py`` looks for such rules in the book's style sheets.

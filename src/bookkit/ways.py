@@ -90,7 +90,7 @@ def labs_of_chapters(env):
 
 
 def summary(env, docname) -> str:
-    """What a page asks; of a lab, what its chapter asks."""
+    """The question of a page; of a lab, that of its chapter."""
     chapter = labs_of_chapters(env).get(docname, docname)
     return str(env.metadata.get(chapter, {}).get("question", ""))
 

@@ -21,7 +21,7 @@ ESCAPED = {r"\n": "\n", r"\t": " ", "\\\n": "", r"\"": '"', r"\'": "'"}
 
 
 def said(token: str, prefix: str) -> str:
-    """What a string says, or a comment without its mark."""
+    """The text of a string, or of a comment without its mark."""
     if token[0] == "#":
         return re.sub(r"^#[:!]?\s?|\s+#\s?noqa.*", "", token)
     text = token[3:-3] if token[:3] in ('"""', "'''") else token[1:-1]

@@ -1,4 +1,4 @@
-"""What the course needs beside the techniques of shardlab:
+"""The course beside the techniques of shardlab:
 
     topics/      one folder for each chapter: formulas, explorer, steps, exercises, pictures, runs
     formulas/    bytes and seconds, from which pages, labs and commands take their numbers

@@ -1,4 +1,4 @@
-"""What ranks of different machines pay for: a warning's category, and no torch.
+"""The category of a warning about traffic between machines; it needs no torch.
 
     warnings.simplefilter("error", CrossesNodes)        # no tensor parallelism across nodes
 

@@ -102,7 +102,7 @@ class Rotary(nn.Module):
         self.position_ids = PositionIds()
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        """Of q [B, S, G, R, D] and k [B, S, G, 1, D]."""
+        """Turn q [B, S, G, R, D] and k [B, S, G, 1, D]."""
         sequence, size = q.shape[1], q.shape[-1]
         # bf16 cannot count beyond 256
         exact = dict(dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)

@@ -117,8 +117,8 @@ def as_shard(
 
 
 def updated_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """What the optimizer updates: shards, fp32 copies, and what every rank has whole. Their
-    gradients are there afterwards."""
+    """The tensors that the optimizer updates: shards, fp32 copies, and those that every rank has
+    whole. Their gradients are there afterwards."""
     if hasattr(optimizer, "reduce_gradients"):  # ZeRO stage 1, whose shards have no gradients yet
         optimizer.reduce_gradients()
     for holder in (optimizer, getattr(optimizer, "inner", None)):

@@ -5,9 +5,10 @@
                                                          tensor parallelism and pipelines
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                                                          the norm of all shards, in stage 3. Stages
-                                                         1 and 2 refuse it: gradients of parameters
-                                                         are this rank's own, or gone. So do
-                                                         pipelines: ranks have other parameters
+                                                         1 and 2 refuse it, because a parameter has
+                                                         the gradient of this rank alone, or none.
+                                                         Pipelines refuse it, because each rank has
+                                                         parameters of its own
     torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
                                                          the mean gradients of this rank's shards,
                                                          in all stages

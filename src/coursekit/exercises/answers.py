@@ -1,4 +1,4 @@
-"""What exercises of several topics make of tensors and of solutions, as the answers of a check."""
+"""Answers of a check that exercises of several topics make of tensors and of solutions."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -133,7 +133,7 @@ class Verdict:
 
 
 def own_name(solution: Callable | None, otherwise: str) -> str:
-    """What a reader calls their function or class; a lambda has no name."""
+    """The name that a reader gives their function or class; a lambda has no name."""
     name = getattr(solution, "__name__", "")
     return name if isinstance(name, str) and name.isidentifier() else otherwise
 

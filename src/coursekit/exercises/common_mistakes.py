@@ -19,8 +19,8 @@ ERRORS = (
     ),
     (
         "does not require grad and does not have a grad_fn",
-        "What backward is called on is cut from its graph: nothing was recorded, as under"
-        " torch.no_grad(), inside a forward or backward of your own, or after .item() and"
+        "The tensor on which backward is called is cut from its graph: nothing was recorded, as"
+        " under torch.no_grad(), inside a forward or backward of your own, or after .item() and"
         " .detach().",
     ),
     ("backward through the graph a second time", "The first backward has freed the graph."),
@@ -36,8 +36,8 @@ ERRORS = (
     ),
     (
         "implicitly created only for scalar",
-        "What backward is called on is not one number, so backward needs the gradient of y:"
-        " y.backward(gradient).",
+        "The tensor on which backward is called is not one number, so backward needs the gradient"
+        " of y: y.backward(gradient).",
     ),
     (
         "shapes cannot be multiplied|must match the size of tensor|must match the existing size"

@@ -67,8 +67,8 @@ class TrialResult(NamedTuple):
 
 @dataclass
 class Assignment:
-    """What is built in a topic. `forbidden`: dotted names of PyTorch that would be the solution;
-    shardlab is forbidden except for `may_import`."""
+    """The task of a topic, which learners build. `forbidden`: dotted names of PyTorch that would be
+    the solution; shardlab is forbidden except for `may_import`."""
 
     topic: str
     reference: Mapping[str, Any]  # what the learner's names are on the shelf

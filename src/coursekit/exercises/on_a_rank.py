@@ -31,7 +31,7 @@ GROUPS_OF_RANKS = {1: [2], 2: [1, 3], 3: [1, 2, 3], 4: [0, 1, 2, 3]}  # by their
 
 
 class Wrong(Exception):
-    """What is wrong with a learner's file, in one line."""
+    """The fault of a learner's file, in one line."""
 
 
 class NotWritten(Exception):
@@ -61,7 +61,8 @@ class Learners:
 
 
 def graded(work: Callable, load: Callable[[], Learners], path: str, seed: int):
-    """What a rank does for one trial: its findings leave as Wrong or NotWritten, one line each."""
+    """The work of a rank for one trial: its findings leave as Wrong or NotWritten, one line
+    each."""
     torch.manual_seed(seed + dist.get_rank())
     try:
         return work(load())
@@ -205,8 +206,8 @@ def held(function: Callable, *arguments) -> int:
 
 
 def sent_at_best(log: CommunicationLog, operations: str = "") -> float:
-    """What leaves this rank if each collective is done as well as can be: (n - 1)/n of the array,
-    twice that for an all-reduce, all of a send. `operations`: these alone."""
+    """The bytes that leave this rank if each collective is done as well as can be: (n - 1)/n of the
+    array, twice that for an all-reduce, all of a send. `operations`: these alone."""
     total = 0.0
     for message in log.messages:
         if operations and message.operation not in operations.split():

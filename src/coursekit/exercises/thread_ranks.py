@@ -240,7 +240,7 @@ def on_threads(n: int, work: Callable[[ThreadRank], Any], seconds: float = WORK_
 
 
 def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
-    """The same as the answer for a check: a Failure that names the ranks that raised an error,
+    """The answer of all ranks for a check: a Failure that names the ranks that raised an error,
     unless all did; `...` for a blank that was not filled in. Raises TimeoutError, because one such
     case is enough."""
     sheet = _followed(n, work)
@@ -257,8 +257,8 @@ def answer_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
 
 
 def value_of_ranks(n: int, work: Callable[[ThreadRank], Any]) -> Any:
-    """The same where every rank must hand back a value: None, or a blank, of one rank is the answer
-    of all."""
+    """The answer of ranks that must each hand back a value: None, or a blank, of one rank is the
+    answer of all."""
     found = answer_of_ranks(n, work)
     return unless_blank(found) if isinstance(found, OfRanks) else found
 

@@ -1,5 +1,5 @@
-"""What a formula says to whoever asks: its help, what is missing, what it does not use, and which
-name was meant. One sentence each, with the rule; a list where several quantities are missing.
+"""The sentences of a formula for whoever asks: its help, what is missing, what it does not use, and
+which name was meant. One sentence each, with the rule; a list where several quantities are missing.
 """
 
 import difflib
@@ -25,7 +25,8 @@ class UnknownPreset(TypeError):
 
 
 class MissingQuantity(TypeError):
-    """What the targets need and nobody gave, each with its meaning and range. `names` lists it."""
+    """Quantities that the targets need and nobody gave, each with its meaning and range. `names`
+    lists it."""
 
     def __init__(self, registry, targets, names):
         self.names = names
@@ -39,7 +40,7 @@ class MissingQuantity(TypeError):
 
 
 class UnusedQuantity(TypeError):
-    """What is given and changes nothing. `names` lists it."""
+    """Quantities that are given and change nothing. `names` lists it."""
 
     def __init__(self, targets, names, instead):
         self.names = names

@@ -168,7 +168,8 @@ class OneSentence(argparse.ArgumentParser):
 
 
 def given_pairs(words) -> dict:
-    """What NAME=VALUE give. Raises TypeError for a word without a name, or a name given twice."""
+    """The names and values of NAME=VALUE. Raises TypeError for a word without a name, or a name
+    given twice."""
     given = {}
     for name, value in map(pair, words):
         if not name:

@@ -1,4 +1,4 @@
-"""What a number follows from: the tree of formulas below it, with numbers, units and sources.
+"""The tree of formulas below a number, with numbers, units and sources.
 
     explain("states_bytes", model="GPT-2 124M", recipe="fp32 Adam")
 

@@ -113,7 +113,7 @@ LAYOUT_OPTIONS = (  # of fits(), beside those that must be given
 
 @dataclass(frozen=True)
 class RankLayout:
-    """What is asked: every value by which a layout can differ from another."""
+    """A layout that is asked about: every value by which one can differ from another."""
 
     model: str
     sizes: dict
@@ -159,8 +159,8 @@ class RankLayout:
 
     @property
     def given(self) -> dict:
-        """What formulas take. The GPUs that tensor parallelism and pipelines leave are
-        data-parallel ranks."""
+        """The quantities that formulas take. The GPUs that tensor parallelism and pipelines leave
+        are data-parallel ranks."""
         named = ("recipe", "kernels", "gpu", "sequence", "zero_stage", "microbatch")
         named += ("recompute_policy",)
         degrees = ("tensor_parallel", "pipeline_parallel")
@@ -525,7 +525,7 @@ def _lines(values) -> Iterator[LedgerLine]:
 
 
 def nearest(layout: RankLayout) -> Iterator[tuple[str, RankLayout]]:
-    """Of each thing that can change, the smallest change that fits; where no single change does,
+    """The smallest change that fits, for each thing that can change; where no single change does,
     all at once that cost no time, then ever more GPUs, then ever shorter sequences."""
     found = [tried for changes in _single_changes(layout) if (tried := _first_that_fits(changes))]
     yield from ((difference(layout, tried), tried) for tried in found)
@@ -585,7 +585,7 @@ def _first_that_fits(layouts):
 
 
 def difference(layout: RankLayout, other: RankLayout) -> str:
-    """What to change, as options of the command."""
+    """The change from one layout to the other, as options of the command."""
     degrees = ("tensor_parallel", "pipeline_parallel")
     names = ("zero_stage", *degrees, "microbatch", "kernels", "recompute_policy")
     names += ("gpus", "sequence", "gpu")

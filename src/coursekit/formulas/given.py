@@ -1,4 +1,4 @@
-"""What the reader gives in more than one chapter: quantities that no formula computes, with symbol,
+"""Quantities that the reader gives in more than one chapter and no formula computes, with symbol,
 unit, meaning and range, and the rules between them. A topic declares its own beside its formulas.
 """
 

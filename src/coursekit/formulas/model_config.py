@@ -64,8 +64,8 @@ class InvalidModelConfig(ValueError):
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a `model_type` has. `names` are the fields of its sizes. `fixed` are quantities that the
-    architecture alone decides. `tied` says whether the head is tied where the file is silent.
+    """The facts of a `model_type`. `names` are the fields of its sizes. `fixed` are quantities that
+    the architecture alone decides. `tied` says whether the head is tied where the file is silent.
     `only` are the values of fields without which the formulas would be wrong, `older` the names
     that some files have instead."""
 

@@ -223,5 +223,5 @@ def _compiled(expression):
 
 
 def live(**parts):
-    """What a place returns: category -> expression. Read, never called."""
+    """The bytes at a place: category -> expression. Read, never called."""
     raise TypeError("live(...) says what a place holds; ask evaluate() for its quantities.")

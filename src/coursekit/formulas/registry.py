@@ -443,7 +443,7 @@ class Registry:
         return {**merged, **{name: v for name, v in given.items() if name not in self.presets}}
 
     def assumed(self, inputs, known):
-        """What is assumed for inputs that nobody gave: name -> usual value."""
+        """The values assumed for inputs that nobody gave: name -> usual value."""
         usual = {
             name: self.quantities[name].usual
             for name in inputs

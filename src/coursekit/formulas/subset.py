@@ -1,4 +1,5 @@
-"""What a formula may use besides names, numbers, + - * /, ** with a whole exponent, and < <= > >=.
+"""The functions of a formula, besides names, numbers, + - * /, ** with a whole exponent, and < <= >
+>=.
 
 Each function takes numbers or SymPy symbols (symbols.py), so that one formula serves three times:
 called with integers it gives exact bytes, called with symbols it gives the equation on the page and
@@ -28,7 +29,7 @@ def _symbolic(*values):
 
 
 def _as_symbols(name, *arguments):
-    """The same on SymPy symbols, which is imported only then."""
+    """The functions on SymPy symbols; SymPy is imported only then."""
     from . import symbols
 
     return getattr(symbols, name)(*arguments)

@@ -38,8 +38,8 @@ BUSY = ", busy"  # after the name of a work: its seconds of computing on the GPU
 
 
 class Run(NamedTuple):
-    """What `make gpu` records: a function of a device that yields rows. Lower orders come first, so
-    that a run that is cut short has them."""
+    """A recording of `make gpu`: a function of a device that yields rows. Lower orders come first,
+    so that a run that is cut short has them."""
 
     order: int
     measure: Callable[..., Iterable[Row]]
@@ -51,7 +51,7 @@ class Run(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """What `make bench` runs: a function that returns results."""
+    """A race of `make bench`: a function that returns results."""
 
     name: str
     measure: Callable[..., list["Result"]]

@@ -32,7 +32,7 @@ class Clock(NamedTuple):
     cpu_tick: float = time.get_clock_info("process_time").resolution
 
     def seconds(self, work: Callable[[], object]) -> float:
-        """Of one call, on the wall."""
+        """The seconds of one call, on the wall."""
         start = self.wall()
         work()
         return self.wall() - start
@@ -108,7 +108,8 @@ def say_if_busy(*measured: float) -> None:
 
 
 def say_if_most_vary(measured: Iterable[float]) -> None:
-    """The same for many small measurements. One may vary by chance: half of them must."""
+    """Say that the machine is busy if more than half of many small measurements vary; one may vary
+    by chance."""
     in_order = sorted(measured, key=lambda one: getattr(one, "spread", 0.0))
     say_if_busy(*in_order[: len(in_order) // 2 + 1])
 

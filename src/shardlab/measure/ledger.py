@@ -283,7 +283,7 @@ class Ledger(TorchDispatchMode):
         self._find_gradients(optimizer)
 
     def _find_gradients(self, optimizer=None):
-        """Also those that are assigned, of which no hook is told."""
+        """Find all gradients, with those that were assigned and called no hook."""
         held = list(self.model.parameters())
         for one in filter(None, (self.optimizer, optimizer)):
             held += [p for group in one.param_groups for p in group["params"]]

@@ -79,7 +79,7 @@ def from_float8(packed: Packed) -> Tensor:
 
 
 class Float8Recipe(NamedTuple):
-    """What a product rounds its factors to."""
+    """The formats to which a product rounds its factors."""
 
     forward: torch.dtype = torch.float8_e4m3fn
     gradients: torch.dtype = torch.float8_e5m2

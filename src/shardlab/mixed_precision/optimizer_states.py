@@ -79,7 +79,7 @@ class SmallMoments(MasterWeights):
             self.inner.state[master][name] = self.kept(moment)
 
     def moments_of(self, master: nn.Parameter) -> list[tuple[str, object]]:
-        """What the optimizer keeps for each element: not its step counter."""
+        """The tensors that the optimizer keeps for each element: not its step counter."""
         states = self.inner.state[master].items() if master in self.inner.state else ()
         return [
             (name, kept) for name, kept in states if kept.shape == master.shape and name != "step"

@@ -1,4 +1,4 @@
-"""What a LossScaler refuses, and the sentence that says why."""
+"""Refusals of a LossScaler, each with the sentence that says why."""
 
 from collections.abc import Iterable
 

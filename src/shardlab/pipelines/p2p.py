@@ -37,7 +37,7 @@ from .schedules import Action, Kind
 
 
 def input_of(action: Action) -> tuple[int, Kind, int]:
-    """What the action takes, under the name that goes_to gives it."""
+    """The input of the action, under the name that goes_to gives it."""
     kind = Kind.FORWARD if action.kind is Kind.FORWARD else Kind.BACKWARD
     return action.stage, kind, action.microbatch
 
@@ -95,7 +95,7 @@ class Wire:
         # an activation that a gradient answers is kept by the caller
         if action.kind is not Kind.FORWARD or not torch.is_grad_enabled():
             self.leaving.append(sent)
-            # a neighbour that is so far behind has its answers ahead: to wait for it costs no time
+            # older messages than the last few were received long ago: this wait takes no time
             self.settle(left=len(self.ranks))
         return sent
 
@@ -153,7 +153,7 @@ class TiedWeights:
         ]
 
     def exchange(self, tensor: Tensor, ranks: list[int]) -> list[Tensor]:
-        """What each of these ranks, of which this is one, brings: in their order."""
+        """The tensors of these ranks, of which this is one, in the order of the ranks."""
         tensor = tensor.contiguous()
         found = {rank: torch.empty_like(tensor) for rank in ranks}
         found[self.rank] = tensor

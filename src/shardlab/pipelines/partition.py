@@ -1,4 +1,4 @@
-"""What a pipeline needs to know before any rank starts: which layers a stage has, what it sends.
+"""The plan of a pipeline, before any rank starts: which layers a stage has, what it sends.
 
     layers = [model.embedding, *model.blocks, model.head]
     plan = plan_pipeline(layers, one_f_one_b(4, 8), tokens)       # tokens: the batch of a step
@@ -26,7 +26,7 @@ class CannotPipeline(ValueError):
 
 
 class StageOutput(NamedTuple):
-    """What a stage hands to the next, and the shape of the gradient that comes back."""
+    """The output that a stage hands to the next; the gradient that comes back has its shape."""
 
     shape: tuple[int, ...]  # [B/m, S, H]
     dtype: torch.dtype
@@ -127,7 +127,7 @@ def complaint_of_shards(layers: Sequence[nn.Module]) -> str:
 def outputs_of(
     layers: Sequence[nn.Module], cuts: list[tuple[int, int]], example: Tensor
 ) -> list[StageOutput]:
-    """What each stage makes of the example, by shape and dtype."""
+    """The output of each stage for the example, by shape and dtype."""
     x, found = example.to("meta"), []
     for stage, (first, end) in enumerate(cuts):
         for layer in layers[first:end]:

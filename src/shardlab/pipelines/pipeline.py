@@ -41,7 +41,7 @@ from .step_checks import check_batch, check_output, check_ranks, check_stage_los
 
 
 class InFlight(NamedTuple):
-    """Of a microbatch between a stage's forward and its backward."""
+    """A microbatch between a stage's forward and its backward."""
 
     x: Tensor  # [B/m, ...], the input
     y: Tensor  # the output, or the loss

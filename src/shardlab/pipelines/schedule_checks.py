@@ -54,7 +54,8 @@ def check_order(plan: Schedule, microbatches: int) -> None:
 def complaint(
     action: Action, rank: int, home: dict[int, int], seen: set[Action], microbatches: int
 ) -> str:
-    """What is wrong with an action after those that the rank has done; empty if nothing is."""
+    """The fault of an action after those that the rank has done, in words; empty if there is
+    none."""
     stage, kind, microbatch = action
     if not 0 <= microbatch < microbatches:
         return f"microbatches go from 0 to {microbatches - 1}"

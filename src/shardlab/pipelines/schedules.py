@@ -62,7 +62,7 @@ def whole(forwards: Iterator, backwards: Iterator, warm: int) -> Iterator[Action
 def split(
     forwards: Iterator, inputs: Iterator, weights: Iterator, warm: int, late: int
 ) -> Iterator[Action]:
-    """The same with I instead of B. W follows `late` pairs behind, and fills the cool-down."""
+    """I and W instead of B: W follows `late` pairs behind I, and fills the cool-down."""
     yield from islice(forwards, warm)
     for pair, forward in enumerate(forwards):
         yield forward

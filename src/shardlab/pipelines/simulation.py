@@ -93,8 +93,8 @@ class Deadlock(InvalidSchedule):
 
 
 def needs(action: Action, last_stage: int, split: set[tuple[int, int]]) -> list[Action]:
-    """What must be done before the action. `split` are the (stage, microbatch) whose backward is I
-    and W."""
+    """Actions that must be done before the action. `split` are the (stage, microbatch) whose
+    backward is I and W."""
     stage, kind, microbatch = action
     if kind is Kind.FORWARD:
         return [Action(stage - 1, Kind.FORWARD, microbatch)] if stage else []
@@ -151,8 +151,8 @@ def simulate(plan: Schedule, costs: Costs = EQUAL) -> Timeline:
 
 
 def in_flight(plan: Schedule) -> list[int]:
-    """Of each rank, the most microbatches of its stages at a time whose activations it holds: from
-    their F to their B, or to their W, which needs what the forward kept."""
+    """The most microbatches at a time whose activations the stages of each rank hold: from their F
+    to their B, or to their W, which needs what the forward kept."""
     peaks = []
     for actions in plan:
         held = most = 0

@@ -167,7 +167,7 @@ def _of_channel(board: Board, rows, channel: int, ranks: list[int]) -> Unfinishe
 
 
 def _of_inbox(board: Board, rows, inbox: int) -> Unfinished | None:
-    """Of messages received from any source only the number is known, not the sender."""
+    """Messages received from any source: only their number is known, not the sender."""
     [(receiver, own)] = [(r, rows[r][inbox]) for r in rows if inbox in rows[r]]
     theirs = [(r, row) for r in rows for row in rows[r].values() if row.inbox == inbox]
     sent = [(r, row) for r, row in theirs if row.kind is CallKind.send]

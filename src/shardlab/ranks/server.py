@@ -74,7 +74,7 @@ def end(process: multiprocessing.Process):
 
 
 def why_not(error: BaseException) -> str:
-    """What may have kept ranks from starting: a sentence, or nothing."""
+    """A likely reason why ranks did not start: a sentence, or nothing."""
     if "Unable to find address for" in str(error):
         return "This interface has no address: bring it up (ip link set lo up)."
     for name in (*IMPORTED, *sys.stdlib_module_names):

@@ -1,5 +1,5 @@
-"""The same code under torchrun: every process runs the whole script, and is one rank of the world
-that torchrun made.
+"""A script under torchrun: every process runs all of it, and is one rank of the world that torchrun
+made.
 
     torchrun --nproc-per-node 2 train.py                # one machine
 
@@ -94,13 +94,13 @@ class Torchrun:
         self.open, self.board = ExitStack(), None
         if world_size > MOST_RANKS or sys.platform != "linux":
             return self._say(
-                f"What ranks bring to a collective is not compared: that is for up to {MOST_RANKS}"
-                " ranks on Linux."
+                "The tensors that ranks bring to a collective are not compared: that is for up to"
+                f" {MOST_RANKS} ranks on Linux."
             )
         if here < world_size:
             self._say(
-                "What ranks bring to a collective is compared within each machine, not between"
-                " them."
+                "The tensors that ranks bring to a collective are compared within each machine, not"
+                " between them."
             )
         self.board = self._board(local, here)
         self.checks = Checks(self.board, self.rank, forbid_nan)

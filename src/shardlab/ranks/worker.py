@@ -105,8 +105,8 @@ class Rank:
     # --- work -------------------------------------------------------------------------------------
 
     def work(self, inbox: queue.SimpleQueue):
-        """What comes in, one after the other: for the main thread, and while that is stuck for
-        another one."""
+        """Perform the commands that come in, one after the other: for the main thread, and while
+        that is stuck for another one."""
         while True:
             number, command = inbox.get()
             if isinstance(command, messages.Quit):

@@ -82,9 +82,9 @@ class World:
                 results.append(cloudpickle.loads(end.pickled))
             except (Exception, SystemExit) as error:
                 raise RankError(
-                    f"What {function_name(function)} returned on rank {rank} cannot be read here"
-                    f" ({type(error).__name__}: {error}): return numbers, tensors and containers"
-                    " of them.",
+                    f"The value that {function_name(function)} returned on rank {rank} cannot be"
+                    f" read here ({type(error).__name__}: {error}): return numbers, tensors and"
+                    " containers of them.",
                     [rank],
                 ) from error
         return results

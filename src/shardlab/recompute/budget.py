@@ -145,7 +145,7 @@ def first_layers(
 def plan_of_choices(
     choices: Sequence[int], layers: Layers, loss_bytes: int = 0, gradient_bytes: int = 0
 ) -> RecomputePlan:
-    """What these choices cost and need."""
+    """The plan of these choices: what they cost and need."""
     kept, peak, seconds = 0, 0, 0.0
     for number, (choice, options) in enumerate(zip(choices, layers, strict=True)):
         option = options[choice]

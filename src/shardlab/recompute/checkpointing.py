@@ -135,7 +135,7 @@ class Recomputation:
 
 
 def alike(tensor: Tensor) -> Tensor:
-    """The same elements at the beginning of a graph of their own."""
+    """Tensors of the same elements at the beginning of a graph of their own."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 

@@ -1,5 +1,5 @@
-"""What a second run of a function needs to be like the first, and how to tell that it was not; and
-how inputs are kept for it."""
+"""The surroundings that a second run of a function shares with the first, how to tell that the runs
+differed, and how inputs are kept."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +16,8 @@ class CheckpointError(RuntimeError):
 
 
 def needs_no_gradient(leaf) -> bool:
-    """Not so an object of the user's own, such as a dataclass: it may hold any tensor."""
+    """Whether nothing in the leaf needs a gradient. An object of the user's own, such as a
+    dataclass, may hold any tensor."""
     if isinstance(leaf, Tensor):
         return not leaf.requires_grad
     return leaf is None or isinstance(leaf, int | float | complex | str)
@@ -70,8 +71,8 @@ def with_a_gradient(outputs: Tensor | tuple, gradients: tuple) -> tuple[tuple, t
 
 
 class Surroundings:
-    """What was around a call: the state of the random numbers of the CPU and of each CUDA device
-    that has a tensor or is the current one, and autocast."""
+    """The surroundings of a call: the state of the random numbers of the CPU and of each CUDA
+    device that has a tensor or is the current one, and autocast."""
 
     def __init__(self, tensors: Sequence[Tensor]):
         self.random = torch.get_rng_state()
@@ -105,7 +106,7 @@ class Surroundings:
 
 
 class ActivationTraits(NamedTuple):
-    """What an activation is like."""
+    """The traits of an activation that both runs share."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -130,7 +131,7 @@ def digest_of(tensor: Tensor) -> int:
 
 
 def differs(first: list[ActivationTraits], second: list[ActivationTraits]) -> str:
-    """What the second run did otherwise, in one sentence, or nothing."""
+    """The first difference of the second run, in one sentence; empty if there is none."""
     rule = "the function must do the same both times."
     for number, (was, now) in enumerate(zip(first, second)):
         if was[:3] != now[:3]:

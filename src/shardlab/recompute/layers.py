@@ -23,8 +23,9 @@ from .checkpointing import checkpoint
 def checkpoint_every(
     layers: nn.ModuleList | nn.Sequential, n: int, by: Callable = checkpoint
 ) -> nn.ModuleList:
-    """The same layers under the same names. A loop over them meets one callable for every n layers,
-    which runs them in a checkpoint, so only the input of the first is kept.
+    """The layers under the same names, every n of them in a checkpoint. A loop over them meets one
+    callable for every n layers, which runs them in a checkpoint, so only the input of the first is
+    kept.
 
     Raises ValueError unless n is a whole number of at least 1, TypeError for another container.
     """
@@ -37,7 +38,7 @@ def checkpoint_every(
 def checkpoint_some(
     layers: nn.ModuleList | nn.Sequential, chosen: Iterable[int], by: Callable = checkpoint
 ) -> nn.ModuleList:
-    """The same layers, of which each chosen one is in a checkpoint of its own.
+    """The layers, of which each chosen one is in a checkpoint of its own.
 
     Raises ValueError for a number that no layer has, TypeError for another container."""
     chosen = list(chosen)

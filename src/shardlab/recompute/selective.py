@@ -90,7 +90,7 @@ class Selective(Recomputation):
 
 
 class KeptCall:
-    """What an operator returned: its tensors in a node each, where outer hooks see them."""
+    """The results of an operator: its tensors in a node each, where outer hooks see them."""
 
     def __init__(self, outputs: Tensor | tuple):
         self.single = isinstance(outputs, Tensor)

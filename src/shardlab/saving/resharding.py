@@ -1,5 +1,5 @@
-"""The same run in other shards: which rank holds which elements of a saved run now. checkpoint.py
-writes and reads the files.
+"""A saved run in other shards: which rank holds which of its elements now. checkpoint.py writes and
+reads the files.
 
 A rank holds chunks of flat tensors: buckets in stages 1 and 2, units in stage 3 (see zero/flat.py).
 Some tensors are whole on all ranks: every parameter of a plain model, and the frozen parameters in

@@ -1,4 +1,4 @@
-"""What tensor parallelism refuses, before any rank starts: one sentence each.
+"""Refusals of tensor parallelism, before any rank starts: one sentence each.
 
 check_plan(model, plan, ranks=4, ranks_per_node=8)       # needs no ranks
 """
@@ -28,7 +28,7 @@ def check_plan(model: nn.Module, plan: TensorPlan, ranks: int, ranks_per_node: i
 
 
 def plan_complaint(model: nn.Module, plan: TensorPlan, ranks: int) -> str:
-    """What is wrong; empty if nothing is."""
+    """The fault of a plan, in words; empty if there is none."""
     named, found = dict(model.named_modules()), matches(model, plan)
     for pattern in plan:
         if not any(match(pattern, name) for name in named):
@@ -70,7 +70,7 @@ def never_entered(entries: dict[str, tuple[Whole, ...]]) -> str:
 
 
 def would_lose(module: nn.Module) -> str:
-    """What a module has that its part would not have: its place is taken by a plain layer. Empty if
+    """The things of a module that its part would lose, because a plain layer replaces it. Empty if
     nothing."""
     usual = nn.Linear.forward if isinstance(module, nn.Linear) else nn.Embedding.forward
     own = {name for name, _ in module.named_parameters(recurse=False)}

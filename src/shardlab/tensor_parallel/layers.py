@@ -71,7 +71,7 @@ class CutModule(ConvertedModule):
         self.register_load_state_dict_post_hook(know_parts)
 
     def converted(self):
-        """What PyTorch has put where a part was is a part."""
+        """Register as parts the tensors by which PyTorch has replaced parts."""
         for name, part in self.named_parameters(recurse=False):
             if name in self.cuts and part not in groups_of_shards:
                 groups_of_shards[part] = (self.group or dist.group.WORLD,)

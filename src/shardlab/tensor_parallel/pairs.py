@@ -1,5 +1,5 @@
-"""What tensor and sequence parallelism send: five functions of a tensor, each of which says what it
-does forward and what it does backward.
+"""The messages of tensor and sequence parallelism: five functions of a tensor, each of which says
+what it does forward and what it does backward.
 
                      forward             backward
     enter            nothing             all-reduce           before a layer cut by columns
@@ -36,7 +36,7 @@ from ..collective_wire import (
 
 
 def enter(x: Tensor, group: Group = None) -> Tensor:
-    """The same on all ranks, which go on with different weights."""
+    """The tensor x, which all ranks share and multiply by different weights."""
     return _Enter.apply(x, group)
 
 

@@ -33,7 +33,7 @@ class Whole:
         return ""
 
     def cuts(self, module: nn.Module) -> dict[str, Cut]:
-        """Of its own parameters."""
+        """The cuts of the module's own parameters."""
         return {}
 
     divides_tokens = False  # between modules that are cut, a rank has all tokens
@@ -56,7 +56,8 @@ class Around(Whole):
 
 @dataclass(frozen=True)
 class Columns(Whole):
-    """Of a linear layer. `pieces` cannot be cut; if they are `heads`, all ranks have as many."""
+    """A linear layer that is cut by columns. `pieces` cannot be cut; if they are `heads`, all ranks
+    have as many."""
 
     pieces: int
     heads: str = ""

@@ -38,7 +38,8 @@ own_tokens_of_the_sum = partial(reduce_scatter, dim=1)  # of [B, S, H]
 
 
 def sequence_parallel(plan: TensorPlan, regather: bool = True) -> dict[str, tuple[Whole, ...]]:
-    """The same plan, but each rank has only its own tokens between the modules that are cut."""
+    """The plan with sequence parallelism: each rank has only its own tokens between the modules
+    that are cut."""
 
     def own_tokens(entry: Whole) -> Whole:
         if isinstance(entry, Around):

@@ -92,10 +92,9 @@ class Bucket:
 def into_buckets(
     parameters: Iterable[nn.Parameter], group: Group, bucket_bytes: int, collectives: Ring
 ) -> list[Bucket]:
-    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters;
-    what other groups have cut is apart from what is whole there, and what other stages of a
-    pipeline count in a norm is apart from what this one counts. Frozen parameters stay out, but get
-    rank 0's values as well."""
+    """Buckets of about bucket_bytes, each of one dtype and device, in the order of the parameters.
+    The parameters of a bucket are parts of the same groups, and the same stages of a pipeline count
+    them in a norm. Frozen parameters stay out, but get rank 0's values as well."""
     piles: dict[tuple, list[list[nn.Parameter]]] = {}
     frozen = []
     for parameter in parameters:

@@ -24,9 +24,9 @@ from .unit_shards import Shards
 
 
 def cpu_offload(optimizer_cls: type) -> type:
-    """The same optimizer, with its states and a copy of its parameters in host memory, where it
-    also computes, as in ZeRO-Offload (Ren et al. 2021). Each step copies gradients to the host and
-    parameters back. MasterWeights has its fp32 copies there as well, and 16 bits travel."""
+    """The optimizer with its states and a copy of its parameters in host memory, where it also
+    computes, as in ZeRO-Offload (Ren et al. 2021). 2021). Each step copies gradients to the host
+    and parameters back. MasterWeights has its fp32 copies there as well, and 16 bits travel."""
 
     class Offloaded(optimizer_cls):
         def add_param_group(self, param_group):

@@ -57,7 +57,7 @@ class How:
 
 
 def numbered(run, number: int):
-    """The same moves of chunks with other numbers, by which sender and receiver know a message."""
+    """The moves of chunks with other numbers, by which sender and receiver know a message."""
     first = number << UNIT_BITS
 
     def moved(plan, chunks, group):

@@ -41,7 +41,7 @@ class OddBlock(nn.Module):
 
 
 class StepSeen(NamedTuple):
-    """What a step gives: tensors by their names in words."""
+    """The results of a step: tensors by their names in words."""
 
     tensors: dict[str, Tensor | None]
     drawn: Tensor  # the next random numbers

@@ -420,9 +420,9 @@ class _Stepped(NamedTuple):
 
 
 def _step_beside_plain(call, rows, layers):
-    """Of a step of layers that add to their input: (forwards, whether at most the inputs are kept,
-    whether the gradients of what came before and of the layers are those without, whether nothing
-    is left)."""
+    """A step of layers that add to their input, beside the plain one: (forwards, whether at most
+    the inputs are kept, whether all gradients are those of the plain step, whether nothing is
+    left)."""
     torch.manual_seed(5)
     first = nn.Linear(4, 4).double()
     chain = nn.ModuleList(_Counted() for _ in range(layers)).double()
@@ -767,7 +767,7 @@ _BLOCK = dict(kept=16, kept_input=1)
 
 
 def _points(together, inputs=True):
-    """What readers take for the peak of all points."""
+    """The points that readers take for the peak of all points."""
 
     def peak(recomputed, layers, kept, kept_input, work, loss):
         own = kept_input if inputs else 0

@@ -1,5 +1,5 @@
-"""What lab 10 does besides the reader's own lines: a small GPT under a checkpoint, weighed rung by
-rung beside the formulas, timed in turns, trained with a forgetful one, and on ranks.
+"""Functions of lab 10 beside the reader's own lines: a small GPT under a checkpoint, weighed rung
+by rung beside the formulas, timed in turns, trained with a forgetful one, and on ranks.
 
 A vector is the residual stream of one microbatch, [8, 64, 64] in fp32: 131,072 bytes.
 """
@@ -49,7 +49,7 @@ DROPPED_STEPS, AVERAGED_STEPS = 150, 20
 
 
 def build_model(sizes: Mapping = SIZES) -> GPT:
-    """The same GPT each time, for the characters of the book's text."""
+    """One GPT, alike each time, for the characters of the book's text."""
     torch.manual_seed(0)
     return GPT(GPTConfig(**sizes, vocabulary=vocabulary_of_text()))
 
@@ -112,7 +112,7 @@ def with_call(call: Callable, model: GPT) -> None:
 
 
 class ComparedSteps(NamedTuple):
-    """What is done to each block -> the step; the first is the plain one."""
+    """Steps by what is done to each block; the first is the plain one."""
 
     steps: dict[str, StepFound]
 
@@ -122,7 +122,7 @@ class ComparedSteps(NamedTuple):
         return {"vectors that 16 blocks keep in a plain step": layers_keep(plain)}
 
     def by_prediction(self) -> dict[str, float]:
-        """Of the first checkpoint, by the names of the predictions."""
+        """Values of the first checkpoint, by the names of the predictions."""
         _, first, *_ = self.steps.values()
         return {
             "forwards of blocks in a step": first.forwards,
@@ -145,7 +145,7 @@ class ComparedSteps(NamedTuple):
         return Table(["in vectors", *heads], rows)
 
     def figure(self):
-        """What is alive after each operation."""
+        """A figure of the bytes that are alive after each operation."""
         lines = {name: list(map(in_vectors, step.live)) for name, step in self.steps.items()}
         return live_figure("What is alive during a step", lines, "vectors")
 
@@ -212,7 +212,8 @@ FORMULAS = (
 
 
 def given_of_rung(rung: Rung) -> dict:
-    """Of fp32 and no optimizer: the lab's steps end with backward."""
+    """The quantities of a rung, in fp32 and without an optimizer: the lab's steps end with
+    backward."""
     return dict(
         **RECIPES["fp32 SGD momentum"].quantities | dict(optimizer_moments=0),
         **build_model().config.quantities(),
@@ -364,7 +365,8 @@ def time_rungs(turns: int = 5) -> TimedRungs:
 
 
 class BlockBytes(NamedTuple):
-    """What blocks_to_recompute is given, in bytes, and what is there beside it all the time."""
+    """The bytes that blocks_to_recompute is given, and those that are there beside them all the
+    time."""
 
     layers: int
     kept: int
@@ -524,7 +526,7 @@ class RanOnRanks(NamedTuple):
 
 
 def run_on_ranks() -> RanOnRanks:
-    """Of rank 0 of two, which share each layer by tensor parallelism: a step of four blocks, each
+    """A step of four blocks on rank 0 of two, which share each layer by tensor parallelism, each
     way."""
     with ranks(2, device="cpu", announce=False) as world:
         return RanOnRanks(world.run(ways_on_rank)[0])

@@ -1,5 +1,6 @@
-"""What `make gpu` records and `make bench` races of recomputation: each of this book's versions
-beside its sibling in PyTorch, and all of them beside keeping everything. One process, no ranks."""
+"""Recordings of `make gpu` and races of `make bench` for recomputation: each of this book's
+versions beside its sibling in PyTorch, and all of them beside keeping everything. One process, no
+ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

@@ -222,7 +222,7 @@ def _numbers(rank, size):
 
 
 class Summed(NamedTuple):
-    """What all ranks hold, and what they sent for it."""
+    """The sums that all ranks hold, and what they sent for them."""
 
     full: list
     messages_of_each_rank: list
@@ -230,7 +230,7 @@ class Summed(NamedTuple):
 
 
 def _on_ranks(solution, n, size):
-    """What all ranks hold after solution(full, dist), and what was sent."""
+    """The sums of all ranks after solution(full, dist), and what was sent."""
 
     def work(dist):
         full = _numbers(dist.get_rank(), size)
@@ -247,21 +247,21 @@ def _on_ranks(solution, n, size):
 
 
 class Held(NamedTuple):
-    """What all ranks hold."""
+    """The arrays that all ranks hold."""
 
     full: list
 
 
 def _held(solution, n, size):
-    """What all ranks hold after solution(full, dist), however much was sent: a chunk may be
+    """The arrays of all ranks after solution(full, dist), however much was sent: a chunk may be
     padded."""
     found = _on_ranks(solution, n, size)
     return Held(found.full) if isinstance(found, Summed) else found
 
 
 class Passed(NamedTuple):
-    """What a rank got, whether the room that it was shown is as it was, and whether it waited for
-    each isend."""
+    """The array that a rank got, whether the room that it was shown is as it was, and whether it
+    waited for each isend."""
 
     arrived: list
     room_is_as_it_was: bool
@@ -269,8 +269,8 @@ class Passed(NamedTuple):
 
 
 def _passed_on(solution, n, size, longer=0):
-    """What each rank has after solution(outgoing, room, dist); for each rank before it a chunk is
-    `longer` elements longer."""
+    """The arrays of each rank after solution(outgoing, room, dist); for each rank before it a chunk
+    is `longer` elements longer."""
 
     def work(dist):
         rank = dist.get_rank()
@@ -640,8 +640,8 @@ chunks_that_do_not_divide = Exercise(
 
 
 def _summed(solution, orders, sizes):
-    """What all ranks hold, by name, after solution(gradients, dist); rank r has its gradients in
-    the order orders[r]."""
+    """The gradients of all ranks, by name, after solution(gradients, dist); rank r has its
+    gradients in the order orders[r]."""
 
     def work(dist):
         rank = dist.get_rank()

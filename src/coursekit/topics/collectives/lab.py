@@ -1,5 +1,5 @@
-"""What the lab on collectives does on its ranks: it tries every collective, counts what each rank
-sends, and keeps time over links, fast and slow.
+"""Functions of the lab on collectives: they try every collective, count what each rank sends, and
+keep time over links, fast and slow.
 
 Functions that take a `world` run on the notebook's side and give tables and figures; the others run
 on a rank.
@@ -77,8 +77,8 @@ def what_all_leave(world) -> LeftByAll:
 
 
 def what_it_leaves(name: str) -> list[int]:
-    """What the collective of that name writes on this rank. Rank r brings r + 1 times [1, 10, 100,
-    1000], or the shard [r + 1]; the root is rank 0."""
+    """The array that the collective of that name writes on this rank. Rank r brings r + 1 times [1,
+    10, 100, 1000], or the shard [r + 1]; the root is rank 0."""
     rank = dist.get_rank()
     full = (rank + 1) * 10 ** torch.arange(4)
     shard = torch.tensor([rank + 1])
@@ -215,8 +215,8 @@ def measure_messages(world) -> MeasuredLink:
 
 
 def given_to_explorer(world, link: MeasuredLink) -> dict:
-    """What the explorer starts from: the measured link, and all-reduces of these ranks as
-    points."""
+    """The values with which the explorer starts: the measured link, and all-reduces of these ranks
+    as points."""
     points = {}
     for way, timings in time_here(world, [4_000, 64_000, 1_000_000]).items():
         if way in WAYS:
@@ -239,7 +239,8 @@ def crossing_arrays() -> dict[str, float]:
 
 
 def table_over_the_link(world) -> Table:
-    """What crosses a link between hosts, and what each way takes on this machine."""
+    """A table of the bytes that cross a link between hosts, and of the time of each way on this
+    machine."""
     here = time_here(world, [4_000, 1_000_000])
     rows = [
         [way, f"{crossing:g}", *(round(1e6 * timing.seconds) for timing in here[way])]

@@ -1,6 +1,6 @@
-"""What `make gpu` measures of ranks: whether they start on the GPUs of this machine, how fast,
-whether the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link. What
-`make bench` races: our collectives beside gloo's."""
+"""Measurements of ranks for `make gpu`: whether they start on the GPUs of this machine, how fast,
+whether the fork server keeps off CUDA; and all-reduces between ranks, also over a slow link. `make
+bench` races this book's collectives beside gloo's."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,8 +154,8 @@ def slow_links(
 
 
 def replay(recordings: Iterable[Recording], nbytes: int) -> tuple[dict[str, float], str]:
-    """What slow_links() wrote into the first of the recordings that has it: (seconds of each way,
-    where it was recorded).
+    """The rows that slow_links() wrote into the first of the recordings that has them: (seconds of
+    each way, where it was recorded).
 
     Raises LookupError where none has."""
     for recording in recordings:

@@ -237,8 +237,8 @@ def stepper_steps(name: str, n: int, plan: Callable[[int], Plan] | None = None) 
 
 
 def holdings(shown: Collective, n: int) -> list[Holdings]:
-    """What every rank holds before the first step and after each; of a barrier, of whom it has
-    heard."""
+    """The chunks that every rank holds before the first step and after each; for a barrier, the
+    ranks of whom it has heard."""
     have = [
         dict.fromkeys(CHUNKS[shown.have](rank, n, shown.chunks(n)), frozenset([rank]))
         for rank in range(n)
@@ -358,7 +358,7 @@ def encode(plan: Plan) -> str:
 
 
 def page_data(name: str, n: int) -> dict:
-    """What static/chunks.js draws.
+    """Data that static/chunks.js draws.
 
     `look`: what to look at. `columns`: their heads. `have`: of each rank its chunks before the
     first step, with its own part in each. `labels`: of each chunk, what is written in a cell that
@@ -394,7 +394,7 @@ def page_data(name: str, n: int) -> dict:
 
 
 def texts(shown, n):
-    """What is written in a row that is one cell, for each number of parts in it."""
+    """The texts of a row that is one cell, for each number of parts in it."""
     if not shown.sums:
         return ["", "message"]
     if shown.hearsay:

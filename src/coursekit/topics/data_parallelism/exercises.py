@@ -538,14 +538,14 @@ buckets_in_the_order_of_backward = Exercise(
 
 
 class OneMessage(NamedTuple):
-    """What a rank did with a bucket."""
+    """The actions of a rank with a bucket."""
 
     messages: int
     gradients: list
 
 
 def _sent_bucket(solution, n, shapes):
-    """What each rank has after solution(bucket, dist), a mean over the ranks."""
+    """The bucket of each rank after solution(bucket, dist), a mean over the ranks."""
 
     def work(dist):
         bucket, start = [], 1.0
@@ -687,8 +687,8 @@ _TOKENS = {2: (10, 10), 3: (8, 2, 6), 4: (1, 1, 1, 13)}
 
 
 def _losses(solution, n):
-    """What each rank calls backward on, solution(loss_sum, tokens, dist) of its own tokens, and the
-    gradient of loss_sum then."""
+    """The losses on which the ranks call backward, each solution(loss_sum, tokens, dist) of its own
+    tokens, and the gradient of loss_sum then."""
 
     def work(dist):
         rank = dist.get_rank()
@@ -911,7 +911,8 @@ same_start = Exercise(
 
 
 def _orders(solution, n, examples, epochs):
-    """What each rank sees in each epoch: solution(sampler, epochs) on every rank's own sampler."""
+    """The order in which each rank sees samples in each epoch: solution(sampler, epochs) on every
+    rank's own sampler."""
 
     def sampler(rank):
         return DistributedSampler(range(examples), num_replicas=n, rank=rank, shuffle=True, seed=7)
@@ -1007,7 +1008,7 @@ class Replica(nn.Module):
 
 
 class Trained(NamedTuple):
-    """What became of the ranks."""
+    """The state of the ranks after training."""
 
     all_alike: bool  # the parameters of all ranks
     messages_of_each_step: float

@@ -1,5 +1,5 @@
-"""What the lab on data parallelism does on its ranks: one small GPT is built, trained, weighed,
-counted and traced. Each rank has its own part of a step's batch: two sequences.
+"""Functions of the lab on data parallelism: one small GPT is built, trained, weighed, counted and
+traced. Each rank has its own part of a step's batch: two sequences.
 
 Functions that take a `world` run on the notebook's side and give tables and figures; the others run
 on a rank.
@@ -115,7 +115,7 @@ def train_copies(world, average: Callable | None = None) -> Drift:
 
 
 def drift_on_rank(average: Callable | None) -> Drift:
-    """The same on this rank."""
+    """The drift on this rank."""
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     alike, distances = 0, []
@@ -210,7 +210,8 @@ class Messages(NamedTuple):
 
 
 def count_messages(wrapper: type, options: dict) -> dict[str, Messages]:
-    """What this rank hands to the backend in one forward and backward, by operation."""
+    """The messages that this rank hands to the backend in one forward and backward, by
+    operation."""
     model = wrapper(build_model(), **options)
     with CommunicationLog() as log:
         loss_of(model, own_part()).backward()
@@ -218,7 +219,7 @@ def count_messages(wrapper: type, options: dict) -> dict[str, Messages]:
 
 
 def count_own_messages(buckets: Callable, send_bucket: Callable) -> dict[str, Messages]:
-    """The same for a plain model, whose gradients the reader's functions send after backward."""
+    """The messages of a plain model, whose gradients the reader's functions send after backward."""
     model = build_model()
     with CommunicationLog() as log:
         loss_of(model, own_part()).backward()
@@ -229,13 +230,13 @@ def count_own_messages(buckets: Callable, send_bucket: Callable) -> dict[str, Me
 
 
 class AllWays(NamedTuple):
-    """What each rank hands to the backend in one step, way by way: a dict by operation for each
-    rank; and what rank 0's messages are in the first three."""
+    """The messages that each rank hands to the backend in one step, way by way: a dict by operation
+    for each rank; and rank 0's messages in the first three ways."""
 
     totals: dict[str, list[dict[str, Messages]]]
 
     def messages(self, way: str) -> int:
-        """What rank 0 sends as a server, or how often it reduces."""
+        """The number of messages that rank 0 sends as a server, or of its reductions."""
         operation = "send" if way == "server" else "all_reduce"
         return self.totals[way][0][operation].messages
 
@@ -374,7 +375,7 @@ def trace_both(world) -> dict[bool, Trace]:
 
 
 def waiting_saved_percent(traces: Mapping[bool, Trace]) -> float:
-    """Of the waiting after the last gradient without overlap, the share that overlap saves."""
+    """The share that overlap saves of the waiting after the last gradient without overlap."""
     after, during = (
         traces[overlap].whole_seconds - traces[overlap].last_gradient_seconds
         for overlap in (False, True)
@@ -396,7 +397,8 @@ def step_figures(traces: Mapping[bool, Trace], link: str) -> list:
 
 
 def given_to_explorer(trace: Trace) -> dict:
-    """What the explorer of a step's time starts from: the measured step and its model."""
+    """The values with which the explorer of a step's time starts: the measured step and its
+    model."""
     return dict(
         measured={
             "data_parallel_step_seconds": [(LARGER_BUCKET_BYTES, trace.whole_seconds)],
@@ -454,7 +456,7 @@ class ThirdStep(NamedTuple):
 
 
 def third_step(implementation: str, options: dict) -> ThirdStep:
-    """Of "PyTorch" or "shardlab" on this rank. Every rank has the same tokens."""
+    """The third step of "PyTorch" or "shardlab" on this rank. Every rank has the same tokens."""
     kinds = {"PyTorch": TorchDataParallel, "shardlab": DistributedDataParallel}
     plain = build_model()
     with Ledger(plain) as ledger:

@@ -1,4 +1,5 @@
-"""What overlap brought others, beside the most that it can bring in the model of a step.
+"""Gains from overlap that others published, beside the most that it can bring in the model of a
+step.
 
     for row in OVERLAPS:
         print(row.name, row.hidden_share, most_hidden_share())
@@ -22,7 +23,8 @@ class PublishedOverlap(NamedTuple):
 
     @property
     def hidden_share(self) -> float:
-        """What was hidden: without it, the step had been longer by the speed-up."""
+        """The share of communication that was hidden: without it, the step had been longer by the
+        speed-up."""
         return self.speed_up / (1 + self.speed_up)
 
 

@@ -1,5 +1,6 @@
-"""What `make gpu` records and `make bench` races of data parallelism: our DistributedDataParallel
-beside PyTorch's, on every way this machine has ranks; and what overlap hides on a slow link.
+"""Recordings of `make gpu` and races of `make bench` for data parallelism: this book's
+DistributedDataParallel beside PyTorch's, on every way this machine has ranks; and what overlap
+hides on a slow link.
 
 Ranks that share a GPU talk through gloo, over the host: their gradients and bytes count, their
 times say nothing about a cluster.

@@ -1,1 +1,1 @@
-"""What a chip and its links can do."""
+"""The limits of a chip and of its links."""

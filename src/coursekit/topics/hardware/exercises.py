@@ -14,8 +14,8 @@ from coursekit.exercises.checker import Exercise, Misconception
 
 
 class Probed(NamedTuple):
-    """What a probe found, how often it did the work between its first and its last look at the
-    clock, and whether the first call was one of them."""
+    """The value that a probe found, how often it did the work between its first and its last look
+    at the clock, and whether the first call was one of them."""
 
     seconds: float
     calls_timed: int
@@ -629,7 +629,7 @@ class Queue:
 
 
 class Played:
-    """The same on a clock that is played. The first call sets things up before it hands anything
+    """A probe on a clock that is played. The first call sets things up before it hands anything
     over, as a GPU's library does."""
 
     def __init__(self, launch_seconds: float, work_seconds: float, setup_seconds: float):
@@ -656,8 +656,8 @@ class Played:
 
 
 class Timed(NamedTuple):
-    """What a function that times a queue measured, and what was between its first and its last look
-    at the clock."""
+    """The seconds that a function measured of a queue, and what was between its first and its last
+    look at the clock."""
 
     share_of_the_true_rate: float  # to one digit
     above_the_true_rate: bool

@@ -1,4 +1,4 @@
-"""What lab 2 measures, and the tables and figures of it."""
+"""The measurements of lab 2, with their tables and figures."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -121,8 +121,8 @@ def beside_the_probe(typical_seconds: Callable) -> Table:
 
 
 def start_of_roofline(device: torch.device) -> dict:
-    """What the explorer starts from: one row through a matrix in 16 bits, and products that just
-    ran."""
+    """The values with which the explorer starts: one row through a matrix in 16 bits, and products
+    that just ran."""
     half = half_type(device)
     squares = probes.products(device, [half])
     marks = [(product.intensity, product.flops_per_second) for product in squares]
@@ -264,7 +264,8 @@ def time_small_operations(device: torch.device) -> SmallOperations:
 
 
 def claim_of(rate: Callable, device: torch.device) -> Table:
-    """What the reader's rate(queue, flops) says of a real queue of products, and the probe."""
+    """The claim of the reader's rate(queue, flops) about a real queue of products, and that of the
+    probe."""
     a, b, out = (torch.randn(512, 512, device=device) for _ in range(3))
     queue = Queue(lambda: torch.mm(a, b, out=out), device)
     claimed = rate(queue, FLOPS)
@@ -377,7 +378,7 @@ def table_of_copies_to_a_gpu() -> Table:
 
 
 def recorded_predictions() -> dict[str, str]:
-    """What was recorded on a GPU, by the names of the predictions."""
+    """The values recorded on a GPU, by the names of the predictions."""
     recordings = nearby()
     return {
         "large fp32 product, GFLOP/s": recorded(recordings, "matmul.rate", dtype="float32"),

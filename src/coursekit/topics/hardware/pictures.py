@@ -17,7 +17,7 @@ UNITS_A_GB = 18 / 450  # width of a line
 
 
 def path_rates():
-    """What is drawn -> bytes/s, one way."""
+    """The paths that are drawn -> bytes/s, one way."""
     return {
         path: LINKS[link].quantities["link_bytes_per_second"] for path, link in NODE_PATHS.items()
     }

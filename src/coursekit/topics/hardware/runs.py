@@ -1,4 +1,4 @@
-"""What `make gpu` measures of the machine itself: its roofline and its copies."""
+"""Measurements of the machine itself for `make gpu`: its roofline and its copies."""
 
 from collections.abc import Iterator, Sequence
 

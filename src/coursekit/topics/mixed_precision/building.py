@@ -1,4 +1,4 @@
-"""What readers of the lab build: a loss scaler, and an update through fp32 copies."""
+"""Things that readers of the lab build: a loss scaler, and an update through fp32 copies."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What the chapter's cards show, as data: a number's bits in six formats (``bookkit/bits.py``).
+"""Data of the chapter's cards: a number's bits in six formats (``bookkit/bits.py``).
 
 The page computes the same in JavaScript (``bookkit/static/bits.js``); tests compare the two.
 """
@@ -105,7 +105,7 @@ def around(kind: ShownFormat, pattern: int) -> str:
 
 
 def after(kind: ShownFormat, value: float, step: float, total: float) -> str:
-    """What becomes of the value when the step is added to it in this format."""
+    """The value in this format after the step is added to it."""
     plus = f"plus {written(step)} it "
     if not math.isfinite(value):
         return f"{plus}stays {written(value)}"
@@ -117,7 +117,7 @@ def after(kind: ShownFormat, value: float, step: float, total: float) -> str:
 
 
 def words_of_all(value: float, step: float) -> dict[str, FormatWords]:
-    """Of each format the words for a number and what is added to it."""
+    """The words of each format for a number and what is added to it."""
     return {
         name: format_words(kind, kind.encode(value), value, step)
         for name, kind in CARD_FORMATS.items()
@@ -149,7 +149,7 @@ def moved(shown: dict[str, FormatWords], step: float) -> str:
 
 
 def bits_data() -> dict:
-    """What the page's script gets: every format and example; the words are its own."""
+    """Data of the page's script: every format and example; the words are its own."""
     return {
         "formats": [
             [kind.name, kind.exponent_bits, kind.fraction_bits, int(kind.infinities)]

@@ -28,12 +28,12 @@ class ShownFormat(NumberFormat):
 
     @property
     def greatest_exponent(self) -> int:
-        """Of the largest number."""
+        """The exponent of the largest number."""
         return math.frexp(self.largest_number)[1] - 1
 
     @property
     def smallest_exponent(self) -> int:
-        """Of the smallest number above zero, which is subnormal."""
+        """The exponent of the smallest number above zero, which is subnormal."""
         return self.least_exponent - self.fraction_bits
 
     def encode(self, value: float) -> int:

@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Of the gradients that are not zero."""
+    """Shares of the gradients that are not zero."""
 
     lost: float
     fewer_bits: float
@@ -56,7 +56,8 @@ def recorded_sizes(recordings: Iterable[Recording]) -> tuple[dict, Recording | N
 
 
 def shares(sizes: Sizes, kind: ShownFormat, exponent: int) -> Shares:
-    """What becomes of gradients that are multiplied by 2^exponent and written in the format."""
+    """The shares of gradients that are lost, keep fewer bits or are too large if they are
+    multiplied by 2^exponent and written in the format."""
     least = kind.smallest_exponent
     top = kind.greatest_exponent
     lost = fewer = overflow = 0
@@ -94,7 +95,7 @@ def share_sentence(sizes: Sizes, kind: ShownFormat, microbatches: int, scale: in
 
 
 def share_detail(sizes: Sizes, kind: ShownFormat, microbatches: int) -> str:
-    """What the best scale would do."""
+    """A sentence on the best scale."""
     best = largest_scale(sizes, kind, microbatches)
     lost = percent(shares(sizes, kind, best - microbatches).lost)
     return (
@@ -121,7 +122,7 @@ def table_rows(sizes: Sizes) -> list[list[str]]:
 
 
 def histogram_data(found: dict) -> dict:
-    """What the page's script gets."""
+    """Data of the page's script."""
     return {
         "formats": [
             [kind.name, kind.exponent_bits, kind.fraction_bits, int(kind.infinities)]

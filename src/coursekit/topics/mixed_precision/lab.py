@@ -1,5 +1,5 @@
-"""What the lab on mixed precision does around the reader's code: one function for each cell that
-trains, counts or starts ranks. The trainings themselves are in trainings.py."""
+"""Functions of the lab on mixed precision around the reader's code: one for each cell that trains,
+counts or starts ranks. The trainings themselves are in trainings.py."""
 
 import math
 from collections.abc import Callable
@@ -64,7 +64,7 @@ def figure_of_small_steps():
 
 
 class UpdatedBy:
-    """What the reader wrote, with what it is given, as bf16_training takes an optimizer."""
+    """The reader's update with what it is given, as bf16_training takes an optimizer."""
 
     def __init__(self, update: Callable, parameters, lr: float):
         self.update, self.parameters = update, list(parameters)
@@ -100,7 +100,7 @@ class TrainedInBf16(NamedTuple):
 
 
 def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> TrainedInBf16:
-    """The same training by plain AdamW, by the reader's update, and rounded at random."""
+    """One training by plain AdamW, by the reader's update, and rounded at random."""
     must_be_right(update_through_masters, update)
     ways = {
         "bf16 alone": plain_adamw,
@@ -114,7 +114,7 @@ def train_in_bf16(update: Callable, steps: int = BF16_STEPS) -> TrainedInBf16:
 
 
 def percent_lost(sizes: Sizes, k: int) -> int:
-    """Of gradients that are divided by k, the percentage that fp16 rounds to zero."""
+    """The percentage of gradients, divided by k, that fp16 rounds to zero."""
     return round(100 * shares(sizes, HALF_FORMAT, -int(math.log2(k))).lost)
 
 
@@ -208,7 +208,7 @@ def table_of_scales(run: ScalesOfARun) -> Table:
 
 
 class ScalesOfRanks(NamedTuple):
-    """Of each rank the scale after each step: where it looks at its own gradients, and agreed."""
+    """The scale of each rank after each step: where it looks at its own gradients, and agreed."""
 
     alone: list[list[float]]
     agreed: list[list[float]]

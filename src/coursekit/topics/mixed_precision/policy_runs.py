@@ -1,5 +1,6 @@
-"""What `make gpu` records and `make bench` races of precision policies: time, bytes and loss of
-each, and master weights with our scaler beside torch.amp with GradScaler on the same model.
+"""Recordings of `make gpu` and races of `make bench` for precision policies: time, bytes and loss
+of each, and master weights with this book's scaler beside torch.amp with GradScaler on the same
+model.
 
 A policy that the device cannot run leaves a row that says why. fp8 runs for real where a GPU has
 units for it.

@@ -1,5 +1,5 @@
-"""What `make gpu` measures of mixed precision, what is recorded for its page, and what `make bench`
-races."""
+"""Measurements of mixed precision for `make gpu`, the recordings for its page, and the races of
+`make bench`."""
 
 from coursekit.topics.mixed_precision.gradients import GRADIENT_RUN
 from coursekit.topics.mixed_precision.policy_runs import POLICY_BENCHES, POLICY_RUNS

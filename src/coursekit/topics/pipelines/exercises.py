@@ -789,8 +789,8 @@ schedule_for_a_link = Exercise(
 
 
 def _meets(solution, ranks):
-    """What becomes of send and recv that wait for each other, as gloo's do at any size: the
-    messages that have arrived when all lists are done, or which rank waits in what."""
+    """The outcome of send and recv that wait for each other, as gloo's do at any size: the messages
+    that have arrived when all lists are done, or which rank waits in what."""
     lists = []
     for rank in range(ranks):
         try:

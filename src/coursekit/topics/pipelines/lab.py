@@ -1,5 +1,5 @@
-"""What the lab on pipelines does on its ranks: the reader's list is checked, simulated, drawn and
-run, by stages that sleep, by what the reader wrote of a stage, and by a small GPT.
+"""Functions of the lab on pipelines: the reader's list is checked, simulated, drawn and run, by
+stages that sleep, by the reader's parts of a stage, and by a small GPT.
 
 `on_rank` ends the names of functions that a rank runs.
 """
@@ -54,7 +54,7 @@ def lists_of(own: Callable, ranks: int, microbatches: int) -> Schedule:
 
 
 def idle_percent(lists: Schedule) -> int:
-    """Of a step, the share that each rank is idle, by the simulation; F, I and W take as long."""
+    """The share of a step that each rank is idle, by the simulation; F, I and W take as long."""
     timeline = simulate(lists)
     return round(100 * max(timeline.idle_of_step) / timeline.seconds)
 
@@ -162,8 +162,8 @@ def from_zero(spans: Sequence[Sequence[Span]]) -> list[list[Span]]:
 
 
 def run_asleep(world, lists: Schedule) -> list[list[Span]]:
-    """What each rank did when, while its stage slept 20 ms in F and 40 in B, or 20 in each of F, I
-    and W. Of three steps the one that took the median time."""
+    """The times of each rank's actions, while its stage slept 20 ms in F and 40 in B, or 20 in each
+    of F, I and W. Of three steps the one that took the median time."""
     plan = sleeping_plan(lists, SLEEP)
     steps = [from_zero(world.run(measured_spans, plan, SLEEP)) for _ in range(3)]
     say_if_busy(MedianSeconds(milliseconds(spans) / 1000 for spans in steps))
@@ -190,7 +190,7 @@ def milliseconds(spans: Sequence[Sequence[Span]]) -> int:
 
 
 def build_model(dtype: torch.dtype = torch.float64, sizes: Mapping[str, int] = SIZES) -> GPT:
-    """The same GPT on every rank, for the characters of the book's text."""
+    """One GPT on every rank, for the characters of the book's text."""
     torch.manual_seed(0)
     return GPT(GPTConfig(**sizes, vocabulary=vocabulary_of_text(), tied_head=0)).to(dtype)
 
@@ -210,7 +210,7 @@ class StepOfPlain(NamedTuple):
 
 
 def step_of_plain() -> StepOfPlain:
-    """Of the undivided model, in this process."""
+    """A step of the undivided model, in this process."""
     layers = torch.nn.Sequential(*layers_of(build_model()))
     inputs, targets = next(batches_of_text())
     losses = []
@@ -301,8 +301,8 @@ def stage_on_rank(
 
 
 class StageMessages:
-    """What a rank of a pipeline is given and hands on, for the action `now`. At the ends of the
-    model: a microbatch as it is, nothing to hand on, a loss that needs no gradient."""
+    """The messages that a rank of a pipeline is given and hands on, for the action `now`. At the
+    ends of the model: a microbatch as it is, nothing to hand on, a loss that needs no gradient."""
 
     def __init__(self, inputs: Sequence[Tensor], shape: Sequence[int]):
         self.inputs, self.shape = inputs, shape
@@ -336,8 +336,8 @@ class StageMessages:
 
 
 def table_awake(schedule_of: Callable[[int, int], Schedule], counts: Sequence[int]) -> Table:
-    """A larger GPT on so many ranks, each of which computes: the step by the simulation, from what
-    each stage takes alone; all work, divided by the cores; the fastest of five steps."""
+    """The step of a larger GPT on each number of ranks: simulated from the seconds that each stage
+    takes alone; all work, divided by the cores; and the fastest of five steps."""
     rows = []
     for count in counts:
         lists = schedule_of(count, LAB_MICROBATCHES)
@@ -365,7 +365,7 @@ def timed_pipeline(lists: Schedule) -> tuple[TimedPipeline, Tensor, Tensor]:
 
 
 def spans_on_rank(lists: Schedule) -> list[list[Span]]:
-    """Of five steps, after one that nobody measures."""
+    """The spans of five steps, after one that nobody measures."""
     pipeline, batch, targets = timed_pipeline(lists)
     found = []
     for _ in range(6):

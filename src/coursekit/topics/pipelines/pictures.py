@@ -24,7 +24,7 @@ HELD_SCHEDULES = ("GPipe", "1F1B")
 
 
 def microbatches_over_time(name):
-    """Of each rank, pairs: from this unit of time on the rank holds so many microbatches. A forward
+    """Pairs for each rank: from this unit of time on the rank holds so many microbatches. A forward
     takes one unit and a backward two; messages take none. And the units of the step."""
     ranks, microbatches = HELD_MODEL["pipeline_parallel"], HELD_MODEL["microbatches"]
     timeline = simulate(schedule(name, ranks=ranks, microbatches=microbatches))

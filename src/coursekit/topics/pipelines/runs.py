@@ -1,4 +1,4 @@
-"""What `make gpu` records and `make bench` races of pipelines: each schedule beside the same
+"""Recordings of `make gpu` and races of `make bench` for pipelines: each schedule beside the same
 schedule of torch.distributed.pipelining; the measured time of stages that sleep beside the
 simulated one, also over a slow link.
 
@@ -137,7 +137,7 @@ def weighed_steps(name: str, task: TrainingTask, device: str) -> tuple[int, int,
 
 
 def plain_losses(task: TrainingTask, device: str) -> list[float]:
-    """Of the undivided model, in the second step."""
+    """The losses of the undivided model, in the second step."""
     tokens, net = task.shared_tokens(device), task.model(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(2):

@@ -46,8 +46,8 @@ class Disk:
 
 
 def survives(solution, power_fails) -> tuple[list[str], str]:
-    """What can be found under the name if it ends at any moment, and what when the solution was
-    through."""
+    """The files that can be found under the name if it ends at any moment, and those when the
+    solution was through."""
     found = []
     for steps in range(50):
         disk = Disk(steps)

@@ -8,7 +8,7 @@ from coursekit.show.drawing import Drawing
 
 
 class SavePhase(NamedTuple):
-    """What a save does, and what can be read if it is killed while it does so."""
+    """A phase of a save, and what can be read if the save is killed in it."""
 
     does: str
     found: str

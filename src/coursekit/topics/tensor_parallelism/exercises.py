@@ -79,8 +79,8 @@ class _Made(NamedTuple):
 
 
 def _mlp_of_ranks(solution, n, hidden, inner):
-    """What each rank has after the MLP, the elements of each term that was summed for it, and how
-    much of the products it made."""
+    """The part of each rank after the MLP, the elements of each term that was summed for it, and
+    how much of the products it made."""
     tokens = 2
     x, up, down = drawn(n, (tokens, hidden), (inner, hidden), (hidden, inner))
     whole_product = 2 * tokens * hidden * inner

@@ -1,5 +1,5 @@
-"""What the lab on tensor parallelism does on its ranks: what the reader wrote is run beside the
-undivided thing, and one small GPT is split, weighed, counted and trained with a fault.
+"""Functions of the lab on tensor parallelism: the reader's code is run beside the undivided thing,
+and one small GPT is split, weighed, counted and trained with a fault.
 
 All ranks see the same tokens. Functions that take a world start the work; `on_rank` ends the names
 of those that a rank runs.
@@ -54,7 +54,7 @@ def sent_of(log: CommunicationLog) -> int:
 
 
 def relative_difference(found: Tensor, wanted: Tensor) -> float:
-    """Of two tensors, relative to the second."""
+    """The difference of two tensors, relative to the second."""
     return ((found - wanted).norm() / wanted.norm()).item()
 
 
@@ -250,7 +250,7 @@ LAYOUTS = {
 
 
 def build_model(dtype: torch.dtype = torch.float32, dropout: float = 0.0) -> GPT:
-    """The same GPT of three blocks on every rank, for the characters of the book's text."""
+    """One GPT of three blocks on every rank, for the characters of the book's text."""
     torch.manual_seed(0)
     config = GPTConfig(**SIZES, vocabulary=vocabulary_of_text(), dropout=dropout)
     model = GPT(config).to(dtype)
@@ -298,7 +298,8 @@ def parts_of(model: GPT, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def gradient_differences(model: GPT, plain: GPT) -> dict[str, float]:
-    """Of each parameter, relative to this rank's part of the plain model's gradient."""
+    """The difference of each parameter's gradient, relative to this rank's part of the plain
+    model's gradient."""
     wanted = parts_of(model, {name: p.grad for name, p in plain.named_parameters()})
     found = dict(model.named_parameters())
     return {name: relative_difference(found[name].grad, wanted[name]) for name in wanted}
@@ -360,7 +361,7 @@ class WeighedLayouts(NamedTuple):
         }
 
     def table(self) -> Table:
-        """Of rank 0, beside a rank that has the model to itself."""
+        """A table of rank 0, beside a rank that has the model to itself."""
         rows = [["one rank, by formula", *by_formula(TensorLayout(), 1)[0]]]
         rows += [[words, *on_ranks[0]] for words, on_ranks in self.layouts.items()]
         heads = ["model states", "kept for backward", "sent in a step"]
@@ -392,7 +393,7 @@ def weigh_on_rank(layout: TensorLayout) -> KeptAndSent:
 
 
 def given_to_formulas(layout: TensorLayout, ranks: int, rank: int = 0) -> dict:
-    """What the formulas and the explorer are given."""
+    """The quantities that the formulas and the explorer are given."""
     config = build_model().config
     return dict(
         **RECIPES["fp32 Adam"].quantities,
@@ -410,7 +411,7 @@ def given_to_formulas(layout: TensorLayout, ranks: int, rank: int = 0) -> dict:
 
 
 def by_formula(layout: TensorLayout, ranks: int) -> list[KeptAndSent]:
-    """The same, of each rank, without running anything."""
+    """The bytes of each rank by formula, without running anything."""
     names = ["tensor_states_bytes", "tensor_activation_bytes", "tensor_sent_bytes"]
     found = [
         evaluate(names, allow_unused=True, **given_to_formulas(layout, ranks, rank))
@@ -429,7 +430,8 @@ def given_to_explorer(world) -> dict:
 
 
 def peak_of_rank_0(world, layout: TensorLayout) -> dict[str, int]:
-    """What the explorer draws as measured: the parts of rank 0's peak in a second step."""
+    """The bytes that the explorer draws as measured: the parts of rank 0's peak in a second
+    step."""
     peak = world.run(peak_on_rank, layout)[0]
     return {f"{part}_at_tensor_peak_bytes": getattr(peak, part) for part in PARTS_OF_PEAK} | {
         "tensor_parameter_bytes": peak.parameters
@@ -458,8 +460,8 @@ def split_step(layout: TensorLayout, model: GPT, optimizer: torch.optim.Optimize
 
 
 class Fault(NamedTuple):
-    """What is done to a split model after it was built, and whether gradients of own tokens are
-    added up."""
+    """A change of a split model after it was built, and whether gradients of own tokens are added
+    up."""
 
     layout: TensorLayout = TensorLayout()
     spoil: Callable[[GPT], object] = lambda model: None
@@ -535,7 +537,7 @@ def copies_apart(model: GPT) -> float:
 
 
 def change_percent(found: Mapping[str, Spoiled]) -> dict[str, float]:
-    """Of the loss at the end, by each fault."""
+    """The change of the loss at the end, by each fault."""
     without = found[NO_FAULT].last_loss
     return {words: 100 * (own.last_loss / without - 1) for words, own in found.items()}
 

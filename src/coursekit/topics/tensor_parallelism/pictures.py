@@ -142,7 +142,7 @@ def block_of(way):
 
 
 def sum_of_a_block(found):
-    """What a rank keeps of all tensors, in two lines: "10 + 24/t", "+ 5as/ht"."""
+    """The bytes that a rank keeps of all tensors, in two lines: "10 + 24/t", "+ 5as/ht"."""
     sums = {"whole": 0, "cut": 0}
     for tensor, one in found.items():
         if tensor != "scores":

@@ -1,4 +1,4 @@
-"""What `make gpu` records and `make bench` races of tensor parallelism: this book's, with and
+"""Recordings of `make gpu` and races of `make bench` for tensor parallelism: this book's, with and
 without sequence parallelism, beside PyTorch's DTensor plan of the same model.
 
 Ranks that share a GPU talk through gloo, over the host: their gradients and bytes count, their
@@ -199,8 +199,8 @@ def right_parts(way: Way, task: TrainingTask, device: str) -> tuple[int, int]:
 
 
 def sent_bytes(found: Weighed, n: int) -> int:
-    """What a rank sends of these messages by rings: (n - 1)/n of what it scatters or gathers, twice
-    that of what it adds up. What this book's ring sends is counted as it is."""
+    """The bytes of these messages that a rank sends by rings: (n - 1)/n of what it scatters or
+    gathers, twice that of what it adds up. Messages of this book's ring are counted as they are."""
     total = 0
     for operation, (_, nbytes, _) in found.messages.items():
         if operation == "send":
@@ -254,7 +254,7 @@ def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
 
 
 def predicted_bytes(way: Way, task: TrainingTask, count: int) -> int:
-    """What a rank sends in a step, by the formula."""
+    """The bytes that a rank sends in a step, by the formula."""
     given = dict(
         **RECIPES["fp32 Adam"].quantities,
         **GPTConfig(**task.sizes).quantities(),

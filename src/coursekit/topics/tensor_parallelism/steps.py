@@ -41,7 +41,7 @@ PAIR_LOOK = (
 
 
 class Extent(IntEnum):
-    """What a rank has of a matrix; the numbers are those of the page's cells."""
+    """The part of a matrix that a rank has; the numbers are those of the page's cells."""
 
     NOTHING = 0
     COLUMNS = 1  # its columns
@@ -55,8 +55,8 @@ _NONE, _COLUMNS, _ALL, _TERM, _TOKENS = Extent
 
 @dataclass(frozen=True)
 class PairMove:
-    """What happens, in words; what a rank has afterwards of the tensors that change; the
-    collective, or ""."""
+    """A move in words; the tensors of a rank that change, as they are afterwards; the collective,
+    or ""."""
 
     words: str
     then: Mapping[str, Extent] = field(default_factory=dict)
@@ -80,8 +80,8 @@ class Step(NamedTuple):
 
 
 def block_moves(way: str) -> Iterator[PairMove]:
-    """Of one microbatch; with sequence parallelism also the sum of the norm's gradients, which is
-    made once a step."""
+    """The moves of one microbatch; with sequence parallelism also the sum of the norm's gradients,
+    which is made once a step."""
     if way == "tensor":
         yield from whole_tokens()
     else:
@@ -212,16 +212,16 @@ def pair_steps(way: str, ranks: int) -> list[Step]:
 
 
 def held_tensors(has: Mapping[str, Extent], names, ranks: int) -> float:
-    """What a rank holds of these, in tensors of all tokens and h columns. Of u there are two,
-    before GELU and after; they and the gradient have 4h columns."""
+    """The amount that a rank holds of these, in tensors of all tokens and h columns. Of u there are
+    two, before GELU and after; they and the gradient have 4h columns."""
     share = {_NONE: 0, _COLUMNS: 1 / ranks, _TOKENS: 1 / ranks, _ALL: 1, _TERM: 1}
     size = {"u": 2 * INNER, "du": INNER}
     return sum(size.get(name, 1) * share[has[name]] for name in names)
 
 
 def sent_tensors(move: PairMove, ranks: int) -> float:
-    """What a rank sends around a ring, in the same unit; the gradient of a norm is next to
-    nothing."""
+    """The amount that a rank sends around a ring, in the same unit; the gradient of a norm is next
+    to nothing."""
     return _sent(move.collective, ranks) if move.sends and move.moved != "dw" else 0.0
 
 
@@ -249,7 +249,7 @@ FIRST_SHOWN = 5  # after the sum
 
 
 def page_data(way: str, ranks: int) -> dict:
-    """What static/shards.js draws: page_data of coursekit.topics.zero.steps says how a step is
+    """Data that static/shards.js draws: page_data of coursekit.topics.zero.steps says how a step is
     written. `6` is the rank's rows."""
     steps = pair_steps(way, ranks)
     return {

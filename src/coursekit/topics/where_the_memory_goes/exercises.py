@@ -93,7 +93,7 @@ def _each_output(module, x):
 
 
 class TensorsNoted(NamedTuple):
-    """What a reader's hook has noted."""
+    """The notes of a reader's hook."""
 
     tensors: int
     elements: int
@@ -575,7 +575,7 @@ loss_bytes_at_the_peak = Exercise(
 
 
 class Left(NamedTuple):
-    """What a training loop left behind, and the most it held, as the ledger counted."""
+    """The bytes that a training loop left behind, and the most it held, as the ledger counted."""
 
     losses: int
     bytes_left: int  # beyond parameters and optimizer states

@@ -1,5 +1,5 @@
-"""What lab 3 weighs and looks up: a training step under the ledger, the formulas of that step in
-the lab's words, and the tables and figures of both."""
+"""Functions of lab 3: a training step under the ledger, the formulas of that step in the lab's
+words, and the tables and figures of both."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ def figure_of_step(ledger: Ledger):
 
 
 def table_of_storages(tensors: Mapping[str, torch.Tensor], **owners: torch.Tensor) -> Table:
-    """Of each tensor its own bytes, those of its storage, and whose storage that is."""
+    """A table of tensors: the bytes of each, those of its storage, and whose storage that is."""
     rows = [
         [
             name,
@@ -98,7 +98,7 @@ def whose_storage(tensor: torch.Tensor, **owners: torch.Tensor) -> str:
 
 
 def table_of_modules(module: torch.nn.Module, x: torch.Tensor) -> Table:
-    """What each part of a module keeps."""
+    """A table of the bytes that each part of a module keeps."""
     heads = ["module", "kind", "parameters", "buffers", "kept for backward"]
     device, _ = find_device()
     return Table(heads, weigh(module.to(device), x.to(device)))
@@ -108,8 +108,8 @@ def table_of_modules(module: torch.nn.Module, x: torch.Tensor) -> Table:
 
 
 def step_quantities(config: GPTConfig, **changes: int) -> dict:
-    """What the formulas of the lab's step need, for fp32 Adam; `changes` are other values, such as
-    microbatch=4."""
+    """The quantities that the formulas of the lab's step need, for fp32 Adam; `changes` are other
+    values, such as microbatch=4."""
     return {
         **quantities(recipe="fp32 Adam", **config.quantities(), **runs.STEP_QUANTITIES),
         **changes,
@@ -131,8 +131,8 @@ def table_of_pieces() -> Table:
 
 
 def table_of_peak(ledger: Ledger, by_formula: int | None = None) -> Table:
-    """What is there at the peak. Prints where that is, and how far the ledger is from the formula.
-    Raises AssertionError on a CPU unless they are equal."""
+    """A table of the bytes at the peak. Prints where that is, and how far the ledger is from the
+    formula. Raises AssertionError on a CPU unless they are equal."""
     peak = ledger.peak
     total = peak.bytes.total
     expected = peak_by_formula(_CONFIG) if by_formula is None else by_formula
@@ -143,7 +143,7 @@ def table_of_peak(ledger: Ledger, by_formula: int | None = None) -> Table:
 
 
 def given_to_explorer(ledger: Ledger) -> dict:
-    """What the explorer starts from: the lab's step, and what the ledger counted."""
+    """The values with which the explorer starts: the lab's step, and the ledger's counts."""
     counted = ledger.peak.bytes
     return dict(
         measured={
@@ -174,8 +174,8 @@ def update_by_formula(config: GPTConfig, mode: str) -> int:
 
 
 def update_by_ledger(ledger: Ledger) -> int:
-    """The same, counted: most temporary bytes in the optimizer, but for the loss, which still has a
-    name."""
+    """The most temporary bytes in the optimizer as the ledger counts them, but for the loss, which
+    still has a name."""
     marks = [mark for mark in ledger.timeline if mark.phase == "optimizer"]
     return max((mark.bytes.temporaries for mark in marks), default=LOSS_BYTES) - LOSS_BYTES
 
@@ -252,7 +252,8 @@ class Tried(NamedTuple):
 
 
 def refusal_in_words(error: str) -> str:
-    """What an allocator said: the bytes that it was asked for; all of it where it names none."""
+    """The words of an allocator's refusal: the bytes that it was asked for; all of it where it
+    names none."""
     asked = re.search(r"tried to allocate (\d+) bytes", error)
     return f"no room for a tensor of {int(asked[1]):,} bytes" if asked else error
 
@@ -335,5 +336,5 @@ def table_to_nvidia_smi() -> Table | None:
 
 
 def recorded_predictions() -> dict[str, str]:
-    """What was recorded on a GPU, by the names of the predictions."""
+    """The values recorded on a GPU, by the names of the predictions."""
     return {"peak of the step, bytes": recorded(nearby(), "step.peak", optimizer="loop")}

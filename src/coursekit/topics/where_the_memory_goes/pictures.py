@@ -56,7 +56,7 @@ MLP_OPERATIONS = (
 
 
 def kept_by_operation(found):
-    """Of each operation, the bytes that it keeps of activations."""
+    """The activation bytes that each operation keeps."""
     return [found[each.quantity] if each.quantity else 0 for each in MLP_OPERATIONS]
 
 
@@ -110,8 +110,8 @@ def draw_autograd():
 
 
 class ModelPart(NamedTuple):
-    """What a box of the model does, the shapes of its weights, and the tensor that leaves it: its
-    last sizes after batch and tokens, and how many bytes of an element."""
+    """A box of the model: its work, the shapes of its weights, and the tensor that leaves it, with
+    its last sizes after batch and tokens, and the bytes of an element."""
 
     name: str
     weights: tuple

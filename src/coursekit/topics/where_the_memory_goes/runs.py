@@ -1,4 +1,4 @@
-"""What `make gpu` measures of a training step: each function yields rows for one device.
+"""Measurements of a training step for `make gpu`: each function yields rows for one device.
 
 Byte rows carry what the formula says beside what was counted, as far as there is a formula; where
 CUDA differs from it, the recording shows by how much.

@@ -1,4 +1,4 @@
-"""What lab 1 reads, weighs, times and writes besides its own training step."""
+"""Functions of lab 1 beside its own training step: reading, weighing, timing and writing."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ _LINE_LENGTH = 66
 
 @cache
 def reader() -> CharTokenizer:
-    """What numbers the characters of the book's text."""
+    """The tokenizer of the characters of the book's text."""
     return CharTokenizer(load_text())
 
 
@@ -94,14 +94,14 @@ def figure_of_formulas():
 
 
 class WeighedStates(NamedTuple):
-    """What a training step keeps, weighed by the reader."""
+    """The bytes that a training step keeps, weighed by the reader."""
 
     kinds: KindsOfStates
     parameters: int
 
     @property
     def bytes_for_each(self) -> float:
-        """Of parameters, gradients and moments, for each parameter."""
+        """The bytes of parameters, gradients and moments, for each parameter."""
         return sum(self.kinds[:3]) / self.parameters
 
     def in_names_of_formulas(self) -> dict[str, int]:
@@ -129,7 +129,8 @@ def weigh_states(states_of: Callable, model, optimizer) -> WeighedStates:
 
 
 def given_to_explorer(weighed: WeighedStates) -> dict:
-    """What the explorer of model states starts from: the lab's model, and what was weighed."""
+    """The values with which the explorer of model states starts: the lab's model, and what was
+    weighed."""
     return dict(
         measured={
             "parameter_bytes_per_gpu": weighed.kinds.parameters,
@@ -199,7 +200,8 @@ def time_a_step(train_step: Callable, training_seconds: Callable, rate: float) -
 
 
 def your_question(step: TimedStep, rate: float) -> dict:
-    """What the explorer of training times starts from: GPT-2, ten billion tokens, this machine."""
+    """The values with which the explorer of training times starts: GPT-2, ten billion tokens, this
+    machine."""
     memory = memory_bytes(find_device()[0])
     return dict(
         model="GPT-2 124M",

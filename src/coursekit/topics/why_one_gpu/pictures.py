@@ -45,8 +45,8 @@ BESIDE = {"LLaMA": "start", "Llama 3": "end"}  # labels that have no room above
 
 
 def states_by_day():
-    """Of each model: itself, its states, the largest memory of a GPU on that day, and how many such
-    GPUs the states fill."""
+    """Each model with its states, the largest memory of a GPU on that day, and how many such GPUs
+    the states fill."""
     memory = {gpu: quantities(gpu=gpu)["gpu_memory_bytes"] for gpu in GPU_RELEASES}
     found = []
     for model in PUBLISHED_MODELS:

@@ -112,8 +112,8 @@ def loaded(configuration: dict) -> int:
 
 
 def losses(way: Way, task: TrainingTask) -> list[float]:
-    """Of each step, by plain SGD: Adam makes noise of a gradient that is zero but for rounding, the
-    key bias's."""
+    """The losses of each step, by plain SGD: Adam makes noise of a gradient that is zero but for
+    rounding, the key bias's."""
     model, optimizer = way.build(task.model(), torch.optim.SGD, lr=0.1)
     mine = task.batches(steps=STEPS_COMPARED)[:, dist.get_rank()]
     return [train_step(model, optimizer, tokens).item() for tokens in mine]

@@ -198,7 +198,7 @@ bounds_of_a_shard = Exercise(
 
 
 class StageStep(NamedTuple):
-    """What a rank has after a step, and what it did."""
+    """The tensors of a rank after a step, and what it did."""
 
     parameters: list
     elements_updated: int
@@ -207,8 +207,8 @@ class StageStep(NamedTuple):
 
 
 def _stepped(solution, n, elements):
-    """What each rank has after solution(parameters, gradients, update, rank, ranks, reduce_scatter,
-    all_gather)."""
+    """The tensors of each rank after solution(parameters, gradients, update, rank, ranks,
+    reduce_scatter, all_gather)."""
 
     def work(dist):
         rank, counted = dist.get_rank(), dict(updated=0, reduce_scatters=0, all_gathers=0)
@@ -607,7 +607,7 @@ _RANKS = (4, 2, 4)
 
 
 def _resumed(solution, saved, ranks):
-    """What each rank gets of the saved states."""
+    """The part of the saved states that each rank gets."""
     shards = [torch.tensor(values, dtype=torch.float64) for values in saved]
     found = []
     for rank in range(ranks):
@@ -671,7 +671,7 @@ states_of_the_own_shard = Exercise(
 
 
 class Kept(NamedTuple):
-    """What became of the gathered weights. Bytes are live bytes of what gather() has returned."""
+    """The gathering of the weights. Bytes are live bytes of what gather() has returned."""
 
     after_forward_bytes: int
     most_bytes: int

@@ -1,5 +1,5 @@
-"""What the lab on ZeRO does on its ranks: one small GPT is built, sharded, trained, weighed and
-counted. Sizes are in bytes; tokens come in numbered parts of two sequences.
+"""Functions of the lab on ZeRO: one small GPT is built, sharded, trained, weighed and counted.
+Sizes are in bytes; tokens come in numbered parts of two sequences.
 
 Functions that take a `world` run on the notebook's side and give tables and figures; the others run
 on a rank.
@@ -44,7 +44,7 @@ STEP_COUNTER_BYTES = 4  # of PyTorch's AdamW, for each tensor that it updates
 
 
 def build_model(dtype: torch.dtype = torch.float32) -> GPT:
-    """The same GPT of three blocks on every rank."""
+    """One GPT of three blocks on every rank."""
     torch.manual_seed(0)
     return GPT(GPTConfig(**SIZES)).to(dtype)
 
@@ -93,7 +93,7 @@ def parameters_in_words() -> str:
 
 
 class ByHand(NamedTuple):
-    """What the reader's stage 1 did on this rank."""
+    """The results of the reader's stage 1 on this rank."""
 
     elements_of_the_shard: int
     optimizer_bytes: int
@@ -111,7 +111,7 @@ def run_stage_1(world, step: Callable) -> list[ByHand]:
 
 
 def stage_1_on_rank(step: Callable) -> ByHand:
-    """The same on this rank, in float64."""
+    """The reader's stage 1 on this rank, in float64."""
     rank, n = dist.get_rank(), dist.get_world_size()
     model, plain = build_model(torch.float64), build_model(torch.float64)
     flat = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -184,7 +184,7 @@ def weigh_stage(stage: int) -> StageBytes:
 
 
 def flat_tensors(stage: int) -> FlatTensors:
-    """What a stage cuts on this rank."""
+    """The flat tensors that a stage cuts on this rank."""
     model = build_model()
     flats = list(flats_of(model, shard_model(stage, model)))
     elements = [size_of(flat.parameters) for flat in flats]
@@ -228,7 +228,7 @@ def sent_by_formula(stage: int, microbatches: int, flats: Sequence[FlatTensors])
 
 
 class WeighedStages(NamedTuple):
-    """What each rank keeps, stage by stage, and what the stages cut."""
+    """The bytes that each rank keeps, stage by stage, and what the stages cut."""
 
     kept: dict[int, list[StageBytes]]
     flats: dict[int, list[FlatTensors]]
@@ -243,7 +243,7 @@ class WeighedStages(NamedTuple):
         )
 
     def table(self) -> Table:
-        """Of rank 0 kind by kind, and all of rank 0 and of rank 3."""
+        """A table of rank 0 kind by kind, and of all of rank 0 and of rank 3."""
         heads = ["flat tensors", "parameters", "gradients", "states", "rank 0", "rank 3"]
         rows = [
             [
@@ -274,7 +274,7 @@ class SentByStages(NamedTuple):
     nbytes: dict[tuple[int, int], list[int]]
 
     def models(self, stage: int, microbatches: int) -> float:
-        """What rank 0 sends, in models."""
+        """The bytes that rank 0 sends, in models."""
         model_bytes = sum(parameter.nbytes for parameter in build_model().parameters())
         return round(self.nbytes[stage, microbatches][0] / model_bytes, 3)
 
@@ -309,8 +309,8 @@ def count_stages(world) -> SentByStages:
 
 
 def given_to_explorer(world) -> dict:
-    """What the explorer of memory starts from: the small GPT, and as points the bytes that rank 0
-    keeps."""
+    """The values with which the explorer of memory starts: the small GPT, and as points the bytes
+    that rank 0 keeps."""
     kept = weigh_stages(world).kept
     points = {
         f"zero_states_bytes(zero_stage={stage})": [(4, sum(kept[stage][0]))] for stage in _STAGES
@@ -319,8 +319,8 @@ def given_to_explorer(world) -> dict:
 
 
 def given_to_time_explorer(world) -> dict:
-    """What the explorer of messages starts from: the same, and as points the bytes that rank 0
-    sends."""
+    """The values with which the explorer of messages starts: the same GPT, and as points the bytes
+    that rank 0 sends."""
     sent = count_stages(world).nbytes
     points = {
         f"zero_sent_bytes(zero_stage={stage})": [

@@ -35,7 +35,7 @@ NOTHING, SHARD, WHOLE = HeldPart
 
 
 class Has(NamedTuple):
-    """What every rank has of one unit."""
+    """The tensors that every rank has of one unit."""
 
     parameters: HeldPart
     optimizer: HeldPart  # states
@@ -58,7 +58,7 @@ class ShardMove(ABC):
 
     @abstractmethod
     def then(self, has: Has) -> Has:
-        """What a rank has of the unit after the move."""
+        """The tensors that a rank has of the unit after the move."""
 
 
 class Forward(ShardMove):
@@ -121,7 +121,7 @@ class AllGather(ShardMove):
 
 
 class Free(ShardMove):
-    """What was gathered goes."""
+    """The gathered tensors go."""
 
     def then(self, has):
         need(has.gathered, "it is not gathered")
@@ -199,8 +199,8 @@ STAGES: tuple[Callable[[int, int], Iterator[ShardMove]], ...] = (stage_0, stage_
 def follow_moves(
     stage: int, units: int, microbatches: int, moves: Iterable[ShardMove] | None = None
 ) -> list[list[Has]]:
-    """What every rank has of each unit before the first move and after each, from one step to the
-    next.
+    """The tensors that every rank has of each unit before the first move and after each, from one
+    step to the next.
 
     moves    others than the stage's own
 

@@ -26,7 +26,7 @@ KINDS = {
 
 
 def four_stages(**given):
-    """Of each stage: its bytes by kind, their sum, what a rank sends, and the card's bytes."""
+    """The four stages: bytes by kind, their sum, what a rank sends, and the card's bytes."""
     names = (*KINDS, "zero_states_bytes", "zero_sent_bytes")
     found = {**FIVE, **given}
     return [
@@ -97,8 +97,8 @@ STEP_LOOKS = {
 
 
 def stage_3_step():
-    """What ran when, with the unit it worked on: (name, unit, start, end); and the step's
-    quantities. Units count from 0 in the order of forward."""
+    """The spans of a step of stage 3, with the unit each worked on: (name, unit, start, end); and
+    the step's quantities. Units count from 0 in the order of forward."""
     given = quantities(**FIVE, **STAGE_3)
     names = [*quantities_of(MICROBATCH), "zero_states_bytes", "zero_shard_parameters"]
     values = {**given, **evaluate(names, allow_unused=True, **given)}
@@ -232,8 +232,8 @@ def flat_owners():
 
 
 def row_owners():
-    """The same where each parameter is cut along dim 0, as FSDP2 cuts it: equal numbers of rows, of
-    which the last ranks miss some."""
+    """The owners of rows where each parameter is cut along dim 0, as FSDP2 cuts it: equal numbers
+    of rows, of which the last ranks miss some."""
     found = {}
     for name, (rows, *rest) in CUT_UNIT.items():
         each = -(-rows // CUT_RANKS)

@@ -1,5 +1,5 @@
-"""What `make gpu` records and `make bench` races of ZeRO: our three stages, with and without
-offload, beside PyTorch's ZeroRedundancyOptimizer and fully_shard.
+"""Recordings of `make gpu` and races of `make bench` for ZeRO: this book's three stages, with and
+without offload, beside PyTorch's ZeroRedundancyOptimizer and fully_shard.
 
 Ranks that share a GPU talk through gloo, over the host: results and bytes count, their times say
 nothing about a cluster.
@@ -122,8 +122,8 @@ def on_ranks(
 
 
 def rows_of(world, way: Way, task: TrainingTask, case: dict) -> Iterator[Row]:
-    """Of one way. A formula where there is one: of what rests on rank 0 after a step, without
-    gradients and step counters."""
+    """The rows of one way. A formula stands beside the bytes that rest on rank 0 after a step,
+    without gradients and step counters."""
     device, ours = case["device"], bool(way.peers)
     if ours:
         right, of = world.run(right_parameters, way, task, device)[0]
@@ -164,7 +164,7 @@ def given_of(way: Way, size: int, count: int) -> dict[str, int]:
 
 
 def sent_by_way(way: Way, flats: list[int], count: int) -> int:
-    """What rank 0 sends in a step, by the ring formula."""
+    """The bytes that rank 0 sends in a step, by the ring formula."""
     return sum(
         evaluate(["zero_sent_bytes"], **given_of(way, size, count))["zero_sent_bytes"]
         for size in flats
@@ -291,7 +291,7 @@ def bytes_at_rest(
 
 
 def pinned_bytes() -> dict[str, int]:
-    """Of this process, by counter; nothing where this PyTorch does not tell."""
+    """The pinned bytes of this process, by counter; nothing where this PyTorch does not tell."""
     stats = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
     return {
         counter: stats[f"{counter}.current"] for counter in PINNED if f"{counter}.current" in stats

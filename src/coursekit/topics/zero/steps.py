@@ -162,7 +162,7 @@ CHANGED = (
 
 
 def sentence(stage, made, before, microbatches):
-    """What the last of the moves made does; `before` is what there was before it."""
+    """A sentence on the last of the moves made; `before` is what there was before it."""
     if not made:
         return BEFORE[stage]
     move, had = made[-1], before[made[-1].unit or 0]
@@ -211,7 +211,7 @@ def detail(held, sent, number):
 
 
 def name_of(stage: int, microbatches: int) -> str:
-    """What the page calls a step; the values of its knobs, one after the other."""
+    """The page's name of a step; the values of its knobs, one after the other."""
     return f"stage {stage}, {microbatches} microbatch{'es' * (microbatches > 1)}"
 
 
@@ -225,7 +225,7 @@ def first_number(stage: int, microbatches: int) -> int:
 
 
 def page_data(stage: int, ranks: int, microbatches: int) -> dict:
-    """What static/shards.js draws.
+    """Data that static/shards.js draws.
 
     `moves`: of each step, from step 0 on, a character for each cell of a rank's row, columns from
     left to right, in each its units; a space between steps. `0` nothing, `1` the rank's shard, `2`

@@ -1,4 +1,4 @@
-"""What the trials of the assignment share."""
+"""Helpers that the trials of the assignment share."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ EIGHT_BYTES = 8
 
 
 def brought_by(rank: int, elements: int) -> Tensor:
-    """What a rank brings: different on each rank, and no sum is a multiple of another."""
+    """The array of a rank: different on each rank, and no sum is a multiple of another."""
     return torch.sin(torch.arange(1.0, elements + 1, dtype=torch.float64) * (rank + 1)) + rank
 
 
@@ -37,7 +37,7 @@ def sum_of_ranks(n: int, elements: int) -> Tensor:
 
 
 def moved(plan: Plan, values: list[Tensor]) -> list[Tensor]:
-    """What the ranks hold after a plan: where a misconception leads."""
+    """The arrays of the ranks after a plan: where a misconception leads."""
     cut = len(values)
     held_by = [list(value.clone().tensor_split(cut)) for value in values]
     for moves in plan:

@@ -69,9 +69,9 @@ def all_chunks(mine):
                 f"The chunks stop too early: each travels {here.n - 1} times.": moved(
                     ring_all_gather(here.n)[:-1], begins
                 )[here.me],
-                "What arrives is added to what was in full; it replaces.": moved(adding, begins)[
-                    here.me
-                ],
+                "A chunk that arrives is added to the one in full; it replaces that one.": moved(
+                    adding, begins
+                )[here.me],
                 "The chunks are in another order: chunk c is that of rank c.": torch.cat(
                     list(whole.tensor_split(here.n))[::-1]
                 ),

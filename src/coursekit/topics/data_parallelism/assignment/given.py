@@ -1,4 +1,4 @@
-"""What the trials of the assignment share."""
+"""Helpers that the trials of the assignment share."""
 
 from functools import partial
 
@@ -60,7 +60,7 @@ def replicas_of(
 
 
 def misread(here: Here, number: int = 0, some_rank: int = -1) -> dict[str, nn.Module]:
-    """What misconceptions lead to."""
+    """The results to which misconceptions lead."""
     n = here.n
     of_all = partial(plain_model, 0, range(n), number, some_rank)
     of_one = partial(plain_model, 0, [here.me], number, some_rank)

@@ -1,4 +1,4 @@
-"""What the trials of the assignment share."""
+"""Helpers that the trials of the assignment share."""
 
 import torch
 from torch import Tensor, nn
@@ -53,7 +53,7 @@ def stepped_by_hand(kind: type, steps: int, **settings) -> list[Tensor]:
 
 
 def stepped_without_copies(kind: type, steps: int, **settings) -> list[Tensor]:
-    """The same, with the optimizer on the 16-bit parameters."""
+    """The update without copies: the optimizer is on the 16-bit parameters."""
     parameters = parameters_of_all_kinds()
     optimizer = kind([p for p in parameters if p.requires_grad], **settings)
     for number in range(steps):

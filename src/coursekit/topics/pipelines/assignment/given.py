@@ -1,5 +1,5 @@
-"""What the trials of the assignment share. A learner's schedule has words instead of actions:
-"0B1" is the backward of microbatch 1 on stage 0."""
+"""Helpers that the trials of the assignment share. A learner's schedule has words instead of
+actions: "0B1" is the backward of microbatch 1 on stage 0."""
 
 import re
 from collections.abc import Callable
@@ -34,7 +34,8 @@ def _action(word: str) -> Action:
 
 
 def plan_of(what: str, words) -> Schedule:
-    """Of what a learner's function returned; Wrong if it is no list of lists of words."""
+    """The plan of a learner's lists; Wrong if a learner's function returned anything but lists of
+    lists of words."""
     demand(
         isinstance(words, list)
         and all(isinstance(own, list) and all(isinstance(w, str) for w in own) for own in words),

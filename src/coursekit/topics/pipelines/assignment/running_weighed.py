@@ -67,7 +67,7 @@ def messages(mine):
 
 
 def _shapes(words: Words) -> list[int]:
-    """Of each stage, the bytes of its output of a microbatch."""
+    """The bytes of each stage's output of a microbatch."""
     layers = nine_layers()
     x, found = batch_of()[0].chunk(MICROBATCHES)[0], []
     for first, end in cut(len(layers), len(home_of(actions_of(words))), None):

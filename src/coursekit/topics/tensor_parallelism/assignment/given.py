@@ -1,4 +1,4 @@
-"""What the trials of the assignment share."""
+"""Helpers that the trials of the assignment share."""
 
 import torch
 import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""What kernels keep: the same layer under the fused kernels of a library. This book's GPT runs
-eager PyTorch, which the formulas of activations and of a step describe; the formulas here are for
-Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 bits.
+"""The bytes that kernels keep: the same layer under the fused kernels of a library. This book's GPT
+runs eager PyTorch, which the formulas of activations and of a step describe; the formulas here are
+for Megatron-LM with Transformer Engine and for FSDP2 with fused kernels, in 16 bits.
 """
 
 # Counted as in Megatron-LM's theoretical_memory_usage.py and in Korthikanti et al. 2022, Table 2,

@@ -1,5 +1,5 @@
-"""What one rank of a layout has: its part of the parameters, among d x t x p ranks with ZeRO; the
-layers of its stages, and the microbatches that wait in these stages.
+"""The share of one rank of a layout: its part of the parameters, among d x t x p ranks with ZeRO;
+the layers of its stages, and the microbatches that wait in these stages.
 
 On one rank all of it is the whole: t = p = 1 is the model of one GPU.
 """

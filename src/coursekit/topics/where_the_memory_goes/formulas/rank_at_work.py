@@ -1,6 +1,5 @@
-"""What a rank of a layout has for a part of its step: units that are whole for a moment, gradients
-that are finished, tensors that come and go in a layer at work. rank.py adds them up, place by
-place.
+"""The bytes of a rank for a part of its step: units that are whole for a moment, gradients that are
+finished, tensors that come and go in a layer at work. rank.py adds them up, place by place.
 """
 
 # Units of stage 3 are the embedding, each layer, and the head with the last norm; a tied table is

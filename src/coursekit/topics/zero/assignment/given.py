@@ -1,4 +1,4 @@
-"""What the trials of the assignment share."""
+"""Helpers that the trials of the assignment share."""
 
 from collections.abc import Iterable
 
