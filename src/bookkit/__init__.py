@@ -18,6 +18,7 @@ Each part is a module with a ``setup(app)`` of its own and can be read alone:
 - ``objectives`` the opening of a chapter: objectives and measured times, beside its first picture
 - ``chapters`` a chapter by the number that the contents give it
 - ``ways``     from page to page: each chapter's question, the way to its lab and back
+- ``described`` what others show of a page: its title, its question, its first sentences
 - ``diffs``    what changes from one class or function to the next, out of the source
 - ``lab_pages`` a lab's page without the guesses of the stored lab
 - ``recorded`` what was recorded on a GPU, or the words that nothing was yet
@@ -47,6 +48,7 @@ AFTER_CARDS = (
     "look",
     "unseen",
     "search",
+    "described",
     "offline",
     "policy",
     "address",

@@ -47,6 +47,7 @@ class Address:
     branch: str = "main"
     learner_branch: str = ""
     provider: str = ""  # "github" or "gitlab": whose pages the buttons lead to
+    book: str = ""  # where the book is read on the web
 
     @property
     def requirement(self) -> str:
@@ -67,11 +68,16 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
 
     Raises InvalidAddress for a setting that is unknown or no repository's address.
     """
-    unknown = sorted(set(settings) - {"repository", "branch", "learner_branch"})
+    unknown = sorted(set(settings) - {"repository", "branch", "learner_branch", "book"})
     if unknown:
         raise InvalidAddress(
             f"_address.yml: {unknown[0]!r} is unknown; it may hold repository, branch,"
-            " learner_branch"
+            " learner_branch, book"
+        )
+    book = (settings.get("book") or "").rstrip("/")
+    if book and not re.fullmatch(r"https?://[\w.:-]+(/[\w.-]+)*", book):
+        raise InvalidAddress(
+            f"_address.yml: book is {book!r}; it must look like https://you.github.io/your-book"
         )
     repository = settings.get("repository") or ""
     host = urlsplit(repository).hostname or ""
@@ -80,7 +86,7 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
         server = environment.get("GITHUB_SERVER_URL") or "https://github.com"
         repository, provider = f"{server}/{environment['GITHUB_REPOSITORY']}", "github"
     if not repository:
-        return Address()
+        return Address(book=book)
     repository = repository.rstrip("/").removesuffix(".git")
     if not re.fullmatch(r"https://[\w.:-]+(/[\w.-]+){2,}", repository):
         raise InvalidAddress(
@@ -92,7 +98,11 @@ def resolve_address(settings: Mapping[str, str], environment: Mapping[str, str])
             f"_address.yml: repository is {repository!r}; its host must be GitHub or GitLab"
         )
     return Address(
-        repository, settings.get("branch") or "main", settings.get("learner_branch") or "", provider
+        repository,
+        settings.get("branch") or "main",
+        settings.get("learner_branch") or "",
+        provider,
+        book,
     )
 
 

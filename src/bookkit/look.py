@@ -31,6 +31,7 @@ THEME_SCRIPT = """(function (root) {
 
 
 COLUMN_LETTERS = 64  # of code, on a line of the column
+WIDE_COLUMNS = 5  # of a table
 
 
 def palette_css():
@@ -120,19 +121,47 @@ def _page_context(app, pagename, templatename, context, doctree):
 
 def widen_code(doctree):
     """Code that the column would cut is as wide as a wide figure, by the class `wide`: the page has
-    two widths. Within a box, a list or a fold it keeps the width that is there."""
+    two widths. Blocks that follow one another have the same. Within a box, a list or a fold code
+    keeps the width that is there."""
+    blocks = []
     for code in doctree.findall(nodes.literal_block):
         block = code
         if {"literal-block-wrapper", "cell_input"} & set(code.parent.get("classes", ())):
             block = code.parent
         around = block.parent.parent if "cell" in block.parent.get("classes", ()) else block.parent
         longest = max(map(len, code.astext().splitlines()), default=0)
-        if longest > COLUMN_LETTERS and isinstance(around, nodes.section):
-            block["classes"].append("wide")
+        if isinstance(around, nodes.section):
+            blocks.append((block, longest > COLUMN_LETTERS))
+    while blocks:
+        run = [blocks.pop(0)]
+        while blocks and blocks[0][0] is run[-1][0].next_node(descend=False, siblings=True):
+            run.append(blocks.pop(0))
+        if any(long for _, long in run):
+            for block, _ in run:
+                block["classes"].append("wide")
 
 
-def _widen_code(app, doctree, docname):
+def widen_tables(doctree):
+    """A table of five columns or more is as wide as a wide figure, and no head is broken at an
+    equals sign."""
+    for table in list(doctree.findall(nodes.table)):
+        for text in [
+            text for head in table.findall(nodes.thead) for text in head.findall(nodes.Text)
+        ]:
+            text.parent.replace(text, nodes.Text(text.replace(" = ", "\u00a0=\u00a0")))
+        columns = len(list(table.findall(nodes.colspec)))
+        around = table.parent
+        if "answer" in around.get("classes", ()):
+            around = around.parent
+        if columns >= WIDE_COLUMNS and isinstance(around, nodes.section):
+            wide = nodes.container(classes=["wide"])
+            table.replace_self(wide)
+            wide += table
+
+
+def _widen(app, doctree, docname):
     widen_code(doctree)
+    widen_tables(doctree)
 
 
 def _write_palette(app):
@@ -150,7 +179,7 @@ def _prepend_templates(app, config):
 def setup(app):
     app.connect("config-inited", _prepend_templates)
     app.connect("builder-inited", _write_palette)
-    app.connect("doctree-resolved", _widen_code)
+    app.connect("doctree-resolved", _widen)
     app.connect("html-page-context", _page_context)
     app.add_css_file("palette.css", priority=800)
     app.add_css_file("book.css", priority=801)

@@ -115,7 +115,10 @@ def without_address(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def with_address(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("with"), f"repository: {FORK}\nlearner_branch: learner\n")
+    return build(
+        tmp_path_factory.mktemp("with"),
+        f"repository: {FORK}\nlearner_branch: learner\nbook: https://ada.example/book/\n",
+    )
 
 
 def saved_notebook(link: dict) -> nbformat.NotebookNode:
@@ -165,6 +168,14 @@ def test_with_an_address_colab_opens_the_learners_edition(with_address, page):
     assert (with_address / "downloads" / "tiny.ipynb").exists(), (
         "the file that the workflow pushes to that branch"
     )
+
+
+@pytest.mark.slow
+def test_with_an_address_pages_name_their_own(with_address):
+    """Must catch: the address of the front page on every page, two slashes in a row."""
+    for name in ("index.html", "chapters/tiny.html"):
+        page = (with_address / name).read_text()
+        assert f'<meta property="og:url" content="https://ada.example/book/{name}"/>' in page
 
 
 @pytest.mark.slow
@@ -305,6 +316,7 @@ def test_addresses_are_resolved():
     ("settings", "sentence"),
     [
         ({"repo": FORK}, "'repo' is unknown"),
+        ({"book": "ada.example"}, "book is 'ada.example'"),
         (
             {"repository": "github.com/ada/book"},
             "'github.com/ada/book'; it must look like https://",

@@ -261,6 +261,24 @@ def test_pages_carry_few_bytes(book):
 
 
 @pytest.mark.slow
+def test_every_page_describes_itself(book):
+    """Must catch: a page without a description, or one with the same for all pages; the address of
+    a picture or of a page where nobody has said where the book is."""
+    found = {
+        name: dict(re.findall(r'<meta (?:name|property)="([^"]+)" content="([^"]*)"/>', page))
+        for name, page in pages(book).items()
+    }
+    described = {name: tags["description"] for name, tags in found.items()}
+    assert described["index.html"] == "Read on."
+    assert described["chapters/chapter.html"].startswith("Some ")
+    assert described["labs/lab.html"] == "With outputs."
+    for name, tags in found.items():
+        assert tags["og:description"] == described[name] and tags["og:title"], name
+        assert tags["og:type"] == ("website" if name == "index.html" else "article")
+        assert not {"og:url", "og:image"} & tags.keys()
+
+
+@pytest.mark.slow
 def test_there_is_one_search_box(book):
     """Mutation: leave the theme's search dialog, or its second button field, in the page."""
     for name, page in pages(book).items():

@@ -1,8 +1,8 @@
-"""Code has one of two widths."""
+"""Code and tables have one of two widths."""
 
 from docutils import nodes
 
-from bookkit.look import COLUMN_LETTERS, widen_code
+from bookkit.look import COLUMN_LETTERS, widen_code, widen_tables
 
 
 def test_long_code_is_wide_and_short_code_is_not():
@@ -12,10 +12,42 @@ def test_long_code_is_wide_and_short_code_is_not():
     section, box = nodes.section(), nodes.container(classes=["admonition"])
     wrapper = nodes.container(classes=["literal-block-wrapper"])
     cell, cell_input = nodes.container(classes=["cell"]), nodes.container(classes=["cell_input"])
-    section += [nodes.literal_block("", short), nodes.literal_block("", long), box, wrapper, cell]
+    section += [nodes.literal_block("", short), nodes.paragraph(), nodes.literal_block("", long)]
+    section += [box, wrapper, nodes.paragraph(), cell]
     for place in (box, wrapper, cell_input):
         place += nodes.literal_block("", long)
     cell += cell_input
     widen_code(section)
     wide = [found for found in section.findall(nodes.Element) if "wide" in found.get("classes", ())]
-    assert wide == [section[1], wrapper, cell_input]
+    assert wide == [section[2], wrapper, cell_input]
+
+
+def test_code_beside_code_has_its_width():
+    """Must catch: blocks of 584 and of 860 pixels below one another."""
+    short, long = "x" * COLUMN_LETTERS, "x" * (COLUMN_LETTERS + 1)
+    section = nodes.section()
+    for text in (long, short, "", short, short):
+        section += nodes.literal_block("", text) if text else nodes.paragraph()
+    widen_code(section)
+    assert ["wide" in block["classes"] for block in section] == [True, True, False, False, False]
+
+
+def table_of(columns):
+    """A table with a head of one cell and so many columns."""
+    group = nodes.tgroup(cols=columns)
+    group += [nodes.colspec() for _ in range(columns)]
+    group += nodes.thead("", nodes.row("", nodes.entry("", nodes.paragraph("", "with T = 1,024"))))
+    return nodes.table("", group)
+
+
+def test_a_table_of_five_columns_is_wide():
+    """Must catch: five columns squeezed into the column; a table that grows out of its box; a head
+    broken at its equals sign."""
+    box, answer = nodes.container(classes=["box"]), nodes.container(classes=["answer"])
+    section = nodes.section("", table_of(4), table_of(5), box, answer)
+    box += table_of(5)
+    answer += table_of(6)
+    widen_tables(section)
+    wide = [found for found in section.findall(nodes.Element) if "wide" in found.get("classes", ())]
+    assert wide == [section[1], answer[0]]
+    assert all(head.astext() == "with T\u00a0=\u00a01,024" for head in section.findall(nodes.thead))
